@@ -1,0 +1,42 @@
+"""The exceptions Paceline raises, one tree.
+
+    PacelineError                 anything the user can act on; the CLI prints it as one line, exit 2
+    ├── TraceError                a trace or job file is malformed, contradicts itself, or is not enough
+    ├── GraphError                no valid graph of dependencies follows from the operations
+    ├── SimulationError           the kernel was given arrays that do not belong together
+    ├── ScenarioError             a what-if scenario names something that the job does not have
+    ├── SynthError                a job that cannot be synthesised was asked for
+    └── OutputError               a result cannot be written (exists already, no space, no permission)
+
+Every message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors that a user of Paceline can act on."""
+
+
+class TraceError(PacelineError):
+    """A trace or job description is malformed, contradicts itself, or is not enough."""
+
+
+class GraphError(PacelineError):
+    """No valid graph of dependencies follows from the operations."""
+
+
+class SimulationError(PacelineError):
+    """The kernel was given arrays that do not belong together."""
+
+
+class ScenarioError(PacelineError):
+    """A what-if scenario names something that the job does not have."""
+
+
+class SynthError(PacelineError):
+    """A job that cannot be synthesised was asked for."""
+
+
+class OutputError(PacelineError):
+    """A result cannot be written."""

@@ -1,0 +1,17 @@
+"""What depends on what, in one step of one model replica."""
+
+from paceline.graph.build import ReplicaOps, build_graph
+from paceline.graph.clocks import ClockOffsets
+from paceline.graph.from_trace import Measured, from_trace
+from paceline.graph.graph import Durations, StepGraph, make_graph
+
+__all__ = [
+    "ClockOffsets",
+    "Durations",
+    "Measured",
+    "ReplicaOps",
+    "StepGraph",
+    "build_graph",
+    "from_trace",
+    "make_graph",
+]

@@ -1,0 +1,216 @@
+"""Trace -> step graph, measured durations and launch delays (what-if paper, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph.build import build_graph
+from paceline.graph.clocks import ClockOffsets, estimate_offsets
+from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.structure import find_structure
+from paceline.trace import Job, OpKind, Trace
+
+#: Clocks disagree by some ms, so slightly negative times are kept; below this they are noise.
+CLOCK_ERROR_S = -0.010
+
+#: Offsets spread wider than this (standard deviation over the workers) are corrected.
+CORRECT_ABOVE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The graph of a trace's steps, with what was measured.
+
+    Attributes:
+        job: degrees of parallelism.
+        graph: the common structure of the steps.
+        steps: [step] step numbers in use.
+        durations: compute durations and transfer times, seconds.
+        delays: launch delays: start minus latest end among the dependencies, seconds.
+        traced_step_s: [step] step time as traced, seconds.
+        left_out: step number -> why it is not in use.
+        clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
+        clocks: estimated clock offsets, and whether they were corrected.
+        warnings: what the user should know.
+    """
+
+    job: Job
+    graph: StepGraph
+    steps: npt.NDArray[np.int64]
+    durations: Durations
+    delays: Durations
+    traced_step_s: npt.NDArray[np.float64]
+    left_out: Mapping[int, str]
+    clamped: Mapping[str, Mapping[str, int]]
+    clocks: ClockOffsets
+    warnings: tuple[str, ...]
+
+
+def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
+    """The step graph of a trace and the durations it measured.
+
+    Args:
+        trace: what happened.
+        keep_clocks: do not correct clock offsets between workers.
+
+    Raises:
+        TraceError: no whole step is left.
+        GraphError: the ops do not form a step (peers missing, a cycle).
+    """
+    structure = find_structure(trace)
+    graph = build_graph(structure.variants, structure.replica_variant, trace.job)
+    traced = trace.traced_step_s()[structure.kept]
+    start, end = _tables(trace, graph, structure.kept)
+    left_out = {**trace.left_out, **structure.left_out}
+    warnings = [*trace.warnings, *_structure_warnings(trace, graph, structure.left_out)]
+    clocks = estimate_offsets(graph, end)
+    if clocks.std_s > CORRECT_ABOVE_S:
+        if keep_clocks:
+            warnings.append(f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms), kept as they are")
+        else:
+            clocks = replace(clocks, corrected=True)
+            traced = _correct(graph, start, end, clocks.offset_s)
+            warnings.append(
+                f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms, at most "
+                f"{np.abs(clocks.offset_s).max() * 1e3:.1f} ms); corrected"
+            )
+    durations, delays, clamped = _measure(graph, start, end)
+    return Measured(
+        job=trace.job,
+        graph=graph,
+        steps=trace.steps[structure.kept],
+        durations=durations,
+        delays=delays,
+        traced_step_s=traced,
+        left_out=MappingProxyType(dict(sorted(left_out.items()))),
+        clamped=clamped,
+        clocks=clocks,
+        warnings=tuple(warnings),
+    )
+
+
+def _structure_warnings(trace: Trace, graph: StepGraph, left_out: Mapping[int, str]) -> list[str]:
+    warnings = []
+    if left_out:
+        number, reason = min(left_out.items())
+        warnings.append(
+            f"{len(left_out)} of {trace.n_steps} steps left out, for example step {number}: {reason}"
+        )
+    if trace.job.vpp_size > 1 and trace.job.pp_size > 1 and not graph.noop.any():
+        warnings.append(
+            f"{trace.job.vpp_size} chunks per stage, but 0 no-op sends and recvs at the ends of the "
+            "model; transfers were matched without them"
+        )
+    if graph.n_variants > 1:
+        warnings.append(
+            f"replicas differ: {graph.n_variants} structures with "
+            f"{', '.join(map(str, sorted(_microbatches(graph))))} microbatches"
+        )
+    return warnings
+
+
+def _microbatches(graph: StepGraph) -> set[int]:
+    first = (graph.kind == OpKind.FORWARD_COMPUTE) & (graph.pp == 0)
+    counts = np.bincount(graph.variant[first])
+    chunks = max(1, int(graph.chunk[first].max()) + 1)
+    return {int(count) // chunks for count in counts}
+
+
+def _tables(
+    trace: Trace, graph: StepGraph, kept: npt.NDArray[np.int64]
+) -> tuple[Durations, Durations]:
+    """Starts and ends, rearranged from rows to [op, step, dp]."""
+    start, end = Durations.empty(graph, len(kept)), Durations.empty(graph, len(kept))
+    lane_rows = trace.lane_rows()
+    for v, dps in enumerate(graph.variant_dps):
+        rows = lane_rows[np.ix_(kept, dps)].ravel()
+        for values, table in ((trace.start, start), (trace.end, end)):
+            _transpose(values, rows, table.block(v))
+    return start, end
+
+
+def _transpose(
+    values: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], out: npt.NDArray[np.float64]
+) -> None:
+    """Lanes that lie one after another in ``values`` become the columns of ``out``."""
+    n_ops = len(out)
+    table = out.reshape(n_ops, -1)
+    lanes, ops = 64, 256  # a tile that fits the cache
+    contiguous = bool((np.diff(rows) == n_ops).all())
+    source = values[rows[0] : rows[0] + len(rows) * n_ops].reshape(-1, n_ops) if contiguous else None
+    for low in range(0, len(rows), lanes):
+        part = (
+            source[low : low + lanes]
+            if source is not None
+            else values[rows[low : low + lanes, None] + np.arange(n_ops)]
+        )
+        for first in range(0, n_ops, ops):
+            table[first : first + ops, low : low + lanes] = part[:, first : first + ops].T
+
+
+def _correct(
+    graph: StepGraph, start: Durations, end: Durations, offset_s: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Take each worker's clock offset off its times, in place; returns the new step times."""
+    for v, dps in enumerate(graph.variant_dps):
+        shift = offset_s[dps][:, graph.pp[graph.variant_ops(v)]].T[:, None, :]
+        start.block(v)[:] -= shift
+        end.block(v)[:] -= shift
+    first = np.min([block.min(axis=(0, 2)) for block in start.blocks], axis=0)
+    for table in (start, end):
+        for block in table.blocks:
+            block -= first[:, None]
+    return np.max([block.max(axis=(0, 2)) for block in end.blocks], axis=0)
+
+
+def _measure(
+    graph: StepGraph, start: Durations, end: Durations
+) -> tuple[Durations, Durations, Mapping[str, Mapping[str, int]]]:
+    """Durations (in the memory of ``end``) and launch delays (in that of ``start``)."""
+    latest_dependency = Durations.empty(graph, end.n_steps)
+    for v in range(graph.n_variants):
+        latest_dependency.block(v)[:] = graph.latest_dependency_end(v, end.block(v))
+    _subtract_latest_start(graph, start, end)
+    start.values[:] -= latest_dependency.values
+    return end, start, MappingProxyType(
+        {"transfer": _clamp(end), "launch_delay": _clamp(start)}
+    )
+
+
+def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -> None:
+    """end -= latest start among the peers (its own, where there are none)."""
+    grouped = graph.group >= 0
+    for v in range(graph.n_variants):
+        ops = graph.variant_ops(v)
+        alone = np.flatnonzero(~grouped[ops])
+        first, last = start.block(v), end.block(v)
+        for rows in np.array_split(alone, max(1, len(alone) // 256)):
+            last[rows] -= first[rows]
+        inside = (graph.pairs[:, 0] >= ops.start) & (graph.pairs[:, 0] < ops.stop)
+        pairs = graph.pairs[inside] - ops.start
+        for part in np.array_split(pairs, max(1, len(pairs) // 256)):
+            latest = np.maximum(first[part[:, 0]], first[part[:, 1]])
+            last[part[:, 0]] -= latest
+            last[part[:, 1]] -= latest
+    for members in graph.dp_groups:
+        rows = [(graph.variant[op], op - graph.variant_ptr[graph.variant[op]]) for op in members]
+        latest = np.max([start.block(v)[op].max(axis=1) for v, op in rows], axis=0)
+        for v, op in rows:
+            end.block(v)[op] -= latest[:, None]
+
+
+def _clamp(times: Durations) -> Mapping[str, int]:
+    """Set what is below -10 ms to 0, in place, and count it by kind."""
+    counts: dict[str, int] = {}
+    if times.values.min(initial=0.0) < CLOCK_ERROR_S:
+        low = times.values < CLOCK_ERROR_S
+        op = np.searchsorted(times.row_ptr, np.flatnonzero(low), side="right") - 1
+        times.values[low] = 0.0
+        per_kind = np.bincount(times.graph.kind[op], minlength=len(OpKind))
+        counts = {OpKind(k).label: int(n) for k, n in enumerate(per_kind) if n}
+    return MappingProxyType(counts)

@@ -1,0 +1,271 @@
+"""The core arrays: what depends on what in one step (StepGraph), and how long each op takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import SimulationError
+from paceline.graph.order import slots, topological
+from paceline.trace.kinds import OpKind
+
+_CHUNK_VALUES = 1 << 22  # values gathered at once where a gather would otherwise double the memory
+
+#: Kinds whose duration is never negative, so that a dependent op of such a kind ends last.
+_LASTING = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """Operations of one step of one model replica, and their dependencies.
+
+    Every step and data-parallel rank repeats the graph. Replicas may differ in structure (their
+    numbers of microbatches); then the graph is the union of one graph per *variant*, with the ops
+    of a variant contiguous. Variants meet only in groups that span the data-parallel ranks.
+
+    Attributes:
+        kind: [op] :class:`OpKind`.
+        pp: [op] stage.
+        seq: [op] number among its kind on its stage.
+        chunk: [op] model chunk on the stage, -1 = not applicable.
+        microbatch: [op] microbatch, -1 = not applicable.
+        dep_ptr: [op + 1] where an op's dependencies start in ``dep``.
+        dep: [edge] ops that must have ended; of the same variant.
+        group: [op] transfer the op is a member of (a send/recv pair or a collective), -1 = none.
+            No member's transfer starts before all members are launched.
+        spans_dp: [group] whether the members of all data-parallel ranks belong to it.
+        noop: [op] a send or recv that moves nothing (the ends of a virtual pipeline).
+        variant_ptr: [variant + 1] where a variant's ops start.
+        replica_variant: [dp] the variant of each data-parallel rank.
+        order: [op] a topological order with the members of a group next to each other.
+        node_ptr: [node + 1] where a node (an op alone, or a whole group) starts in ``order``.
+    """
+
+    kind: npt.NDArray[np.int8]
+    pp: npt.NDArray[np.int32]
+    seq: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int32]
+    microbatch: npt.NDArray[np.int32]
+    dep_ptr: npt.NDArray[np.int64]
+    dep: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    spans_dp: npt.NDArray[np.bool_]
+    noop: npt.NDArray[np.bool_]
+    variant_ptr: npt.NDArray[np.int64]
+    replica_variant: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    node_ptr: npt.NDArray[np.int64]
+
+    @property
+    def n_ops(self) -> int:
+        """Ops of all variants together."""
+        return len(self.kind)
+
+    @property
+    def n_dp(self) -> int:
+        """Data-parallel ranks."""
+        return len(self.replica_variant)
+
+    @property
+    def n_pp(self) -> int:
+        """Stages."""
+        return int(self.pp.max()) + 1
+
+    @property
+    def n_variants(self) -> int:
+        """Distinct replica structures."""
+        return len(self.variant_ptr) - 1
+
+    @cached_property
+    def variant(self) -> npt.NDArray[np.int64]:
+        """[op] the variant it belongs to."""
+        return np.repeat(np.arange(self.n_variants), np.diff(self.variant_ptr))
+
+    @cached_property
+    def variant_dps(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """Data-parallel ranks of each variant, ascending."""
+        return tuple(np.flatnonzero(self.replica_variant == v) for v in range(self.n_variants))
+
+    @cached_property
+    def dp_index(self) -> npt.NDArray[np.int64]:
+        """[dp] the rank's place among the ranks of its variant."""
+        index = np.empty(self.n_dp, dtype=np.int64)
+        for dps in self.variant_dps:
+            index[dps] = np.arange(len(dps))
+        return index
+
+    @cached_property
+    def pairs(self) -> npt.NDArray[np.int64]:
+        """[pair, 2] members of the groups that stay within a replica (sends and recvs)."""
+        within = np.flatnonzero((self.group >= 0) & ~self.spans_dp[self.group])
+        within = within[np.argsort(self.group[within], kind="stable")]
+        return within.reshape(-1, 2)
+
+    @cached_property
+    def dp_groups(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """Members, of all variants, of each group that spans the data-parallel ranks."""
+        members = np.flatnonzero((self.group >= 0) & self.spans_dp[self.group])
+        members = members[np.argsort(self.group[members], kind="stable")]
+        cuts = np.flatnonzero(np.diff(self.group[members])) + 1
+        return tuple(np.split(members, cuts)) if len(members) else ()
+
+    @cached_property
+    def sources(self) -> npt.NDArray[np.bool_]:
+        """[op] without dependencies: launched when the step starts."""
+        return np.diff(self.dep_ptr) == 0
+
+    @cached_property
+    def tracked(self) -> npt.NDArray[np.bool_]:
+        """[op] that may be the last of the step: no op of lasting kind depends on it."""
+        followed = np.zeros(self.n_ops, dtype=bool)
+        edge_to = np.repeat(np.arange(self.n_ops), np.diff(self.dep_ptr))
+        followed[self.dep[np.isin(self.kind[edge_to], _LASTING)]] = True
+        return ~followed
+
+    @cached_property
+    def slots(self) -> tuple[npt.NDArray[np.int64], int]:
+        """[op] a row for its end, shared with ops whose end is no longer needed; and how many rows.
+
+        A few hundred rows instead of one per op keep a block of lanes inside the CPU's cache.
+        """
+        return slots(self.order, self.node_ptr, self.dep_ptr, self.dep)
+
+    def variant_ops(self, variant: int) -> slice:
+        """The ops of a variant."""
+        return slice(int(self.variant_ptr[variant]), int(self.variant_ptr[variant + 1]))
+
+    def describe(self, op: int) -> str:
+        """An op in words, for messages."""
+        text = f"{OpKind(int(self.kind[op])).label} {self.seq[op]} of stage {self.pp[op]}"
+        return text if self.microbatch[op] < 0 else f"{text} (microbatch {self.microbatch[op]})"
+
+    def latest_dependency_end(
+        self, variant: int, end: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """[op, ...] the latest end among each op's dependencies, 0 where it has none.
+
+        Args:
+            variant: which replica structure.
+            end: [op of the variant, ...] ends, seconds.
+        """
+        ops = self.variant_ops(variant)
+        ptr = self.dep_ptr[ops.start : ops.stop + 1]
+        latest = np.zeros_like(end)
+        chunk = max(1, _CHUNK_VALUES // max(1, end[0].size))
+        for low in range(0, len(ptr) - 1, chunk):
+            high = min(low + chunk, len(ptr) - 1)
+            degree = np.diff(ptr[low : high + 1])
+            for nth in range(int(degree.max(initial=0))):
+                rows = low + np.flatnonzero(degree > nth)
+                ends = end[self.dep[ptr[rows] + nth] - ops.start]
+                latest[rows] = ends if nth == 0 else np.maximum(latest[rows], ends)
+        return latest
+
+
+def make_graph(
+    *,
+    kind: npt.NDArray[Any],
+    pp: npt.NDArray[Any],
+    seq: npt.NDArray[Any],
+    chunk: npt.NDArray[Any],
+    microbatch: npt.NDArray[Any],
+    edges: npt.NDArray[np.int64],
+    group: npt.NDArray[np.int64],
+    spans_dp: npt.NDArray[np.bool_],
+    noop: npt.NDArray[np.bool_],
+    variant_ptr: npt.NDArray[np.int64],
+    replica_variant: npt.NDArray[np.int64],
+) -> StepGraph:
+    """A StepGraph from its ops and ``edges`` [edge, 2] (before, after).
+
+    Raises:
+        GraphError: the dependencies form a cycle; the message names its ops.
+    """
+    n_ops = len(kind)
+    edges = edges[np.lexsort((edges[:, 0], edges[:, 1]))]
+    if len(edges):
+        edges = edges[np.append(True, (np.diff(edges, axis=0) != 0).any(axis=1))]
+    dep_ptr = np.zeros(n_ops + 1, dtype=np.int64)
+    np.cumsum(np.bincount(edges[:, 1], minlength=n_ops), out=dep_ptr[1:])
+
+    def name(op: int) -> str:
+        return f"{OpKind(int(kind[op])).label} {seq[op]} of stage {pp[op]}"
+
+    order, node_ptr = topological(n_ops, edges, group, name)
+    return StepGraph(
+        kind=kind.astype(np.int8),
+        pp=pp.astype(np.int32),
+        seq=seq.astype(np.int32),
+        chunk=chunk.astype(np.int32),
+        microbatch=microbatch.astype(np.int32),
+        dep_ptr=dep_ptr,
+        dep=np.ascontiguousarray(edges[:, 0]),
+        group=group,
+        spans_dp=spans_dp,
+        noop=noop,
+        variant_ptr=variant_ptr,
+        replica_variant=replica_variant,
+        order=order,
+        node_ptr=node_ptr,
+    )
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds per op, step and data-parallel rank: the OpDuration tensor of the what-if paper (3.2).
+
+    For compute the duration, for communication the transfer time (end minus the latest start among
+    its peers). Replicas of one variant form one block ``[op, step, dp of the variant]``; the blocks
+    lie behind each other in ``values``.
+
+    Attributes:
+        graph: the ops.
+        n_steps: number of steps.
+        values: [all] seconds, the blocks one after another.
+    """
+
+    graph: StepGraph
+    n_steps: int
+    values: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (int(self.row_ptr[-1]),):
+            raise SimulationError(
+                f"durations hold {self.values.shape} values, the graph with {self.n_steps} steps "
+                f"needs ({self.row_ptr[-1]},)"
+            )
+
+    @cached_property
+    def row_ptr(self) -> npt.NDArray[np.int64]:
+        """[op + 1] where an op's row [step, dp of its variant] starts in ``values``."""
+        per_variant = np.array([len(dps) * self.n_steps for dps in self.graph.variant_dps])
+        return np.append(0, np.cumsum(per_variant[self.graph.variant]))
+
+    def block(self, variant: int) -> npt.NDArray[np.float64]:
+        """[op, step, dp] view of one variant's durations."""
+        ops = self.graph.variant_ops(variant)
+        flat = self.values[self.row_ptr[ops.start] : self.row_ptr[ops.stop]]
+        return flat.reshape(ops.stop - ops.start, self.n_steps, -1)
+
+    @property
+    def blocks(self) -> tuple[npt.NDArray[np.float64], ...]:
+        """The views of all variants."""
+        return tuple(self.block(v) for v in range(self.graph.n_variants))
+
+    @property
+    def array(self) -> npt.NDArray[np.float64]:
+        """[op, step, dp] where all replicas have one structure; SimulationError otherwise."""
+        if self.graph.n_variants != 1:
+            raise SimulationError("replicas differ in structure: use blocks, one per variant")
+        return self.block(0)
+
+    @classmethod
+    def empty(cls, graph: StepGraph, n_steps: int) -> Durations:
+        """Durations of 0 s, to be filled through ``block``."""
+        per_variant = [len(dps) for dps in graph.variant_dps]
+        size = sum(int(n) * d for n, d in zip(np.diff(graph.variant_ptr), per_variant, strict=True))
+        return cls(graph, n_steps, np.zeros(size * n_steps))

@@ -1,0 +1,258 @@
+"""Which steps of a trace are whole and alike, and what one step of each replica consists of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.graph.build import ReplicaOps
+from paceline.trace import OpKind, Trace
+from paceline.trace.kinds import MICROBATCH_KINDS
+
+#: Streams whose order of ops is read from the start times; other ops are ordered by rule.
+_MIXED_STREAMS = (
+    (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE),
+    (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER),
+)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The common structure of a trace's steps.
+
+    Attributes:
+        variants: distinct replica structures.
+        replica_variant: [dp] which of them each data-parallel rank has.
+        kept: [kept step] indices into the trace's steps.
+        left_out: step number -> why it does not fit.
+    """
+
+    variants: tuple[ReplicaOps, ...]
+    replica_variant: npt.NDArray[np.int64]
+    kept: npt.NDArray[np.int64]
+    left_out: dict[int, str]
+
+
+def find_structure(trace: Trace) -> Structure:
+    """Vote on the structure of each replica; steps where some replica deviates are left out.
+
+    What a replica consists of (ops, chunks, microbatches) is decided by most of its steps; replicas
+    may differ in their numbers of microbatches only. The order within a stream is decided by most
+    steps and replicas of equal content.
+
+    Raises:
+        TraceError: no step is left, or a worker never occurs.
+    """
+    _check_workers(trace)
+    left_out: dict[int, str] = {}
+    usual_hash, usual = _usual_counts(trace, left_out)
+    kept = _drop(trace, np.arange(trace.n_steps), left_out)
+    replica_variant, first_dp = _variants(usual_hash)
+    rows = trace.lane_rows()
+    variants = []
+    for v, dp in enumerate(first_dp):
+        dps = np.flatnonzero(replica_variant == v)
+        variants.append(_variant_ops(trace, usual[dp], rows, kept, dps, left_out))
+    kept = _drop(trace, kept, left_out)
+    return Structure(tuple(variants), replica_variant, kept, left_out)
+
+
+def _drop(
+    trace: Trace, kept: npt.NDArray[np.int64], left_out: dict[int, str]
+) -> npt.NDArray[np.int64]:
+    kept = kept[~np.isin(trace.steps[kept], list(left_out))]
+    if not len(kept):
+        number, reason = next(iter(left_out.items()))
+        raise TraceError(
+            f"no step is whole and like the others: {len(left_out)} left out, for example step "
+            f"{number}: {reason}"
+        )
+    return kept
+
+
+def _check_workers(trace: Trace) -> None:
+    absent = np.argwhere(trace.counts.sum(axis=(0, 3)) == 0)
+    if len(absent):
+        shown = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in absent[:5])
+        raise TraceError(
+            f"{len(absent)} of {trace.job.workers} workers have no rows in any step: {shown}"
+            f"{', ...' if len(absent) > 5 else ''}; a trace needs one rank of every (dp, stage)"
+        )
+
+
+def _hashes(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """[row] a 64-bit number per row of a table; equal rows have equal numbers."""
+    weights = np.random.default_rng(0).integers(1, 2**63, size=values.shape[1], dtype=np.uint64)
+    out = np.empty(len(values), dtype=np.uint64)
+    chunk = max(1, (1 << 22) // max(1, values.shape[1]))
+    for low in range(0, len(values), chunk):
+        part = values[low : low + chunk]
+        # The multiplication mixes high bits down: sums of small counts would collide otherwise.
+        mixed = (part + np.uint64(1)) * weights
+        mixed ^= mixed >> np.uint64(29)
+        out[low : low + chunk] = (mixed * weights).sum(axis=1, dtype=np.uint64)
+    return out
+
+
+def _usual_counts(
+    trace: Trace, left_out: dict[int, str]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+    """[dp] hash of the usual counts of ops, and [dp, pp, kind] these counts.
+
+    Fills ``left_out`` with the steps in which a replica's counts are not its usual ones.
+    """
+    n_steps, n_dp = trace.counts.shape[:2]
+    table = trace.counts.reshape(n_steps * n_dp, -1)
+    content = _hashes(table.astype(np.uint64)).reshape(n_steps, n_dp)
+    overall = Counter(content.ravel().tolist())
+    n_ops = dict(zip(content.ravel().tolist(), table.sum(axis=1).tolist(), strict=True))
+    usual_hash = np.empty(n_dp, dtype=np.uint64)
+    for dp in range(n_dp):
+        votes = Counter(content[:, dp].tolist())
+        # Ties (two steps, one of them broken): what more replicas have, then what has more ops.
+        usual_hash[dp] = max(votes, key=lambda h: (votes[h], overall[h], n_ops[h]))
+    place = np.argmax(content == usual_hash, axis=0)
+    usual = trace.counts[place, np.arange(n_dp)]
+    _expect_equal_tails(usual, usual_hash, overall)
+    for step, dp in np.argwhere(content != usual_hash):
+        number = int(trace.steps[step])
+        if number not in left_out:
+            left_out[number] = _difference(trace.counts[step, dp], usual[dp], int(dp))
+    return usual_hash, usual
+
+
+def _expect_equal_tails(
+    usual: npt.NDArray[np.int32], usual_hash: npt.NDArray[np.uint64], overall: Counter[int]
+) -> None:
+    """Replicas may differ in microbatches, not in collectives and other once-a-step ops."""
+    fixed = [int(kind) for kind in OpKind if kind not in MICROBATCH_KINDS]
+    common = int(np.argmax([overall[int(h)] for h in usual_hash]))
+    odd = np.argwhere((usual[:, :, fixed] != usual[common][:, fixed]).any(axis=(1, 2)))
+    if len(odd):
+        dp = int(odd[0, 0])
+        raise TraceError(
+            f"{len(odd)} of {len(usual)} dp ranks consist of other ops than most, in most steps: "
+            f"{_difference(usual[dp], usual[common], dp)}"
+        )
+
+
+def _difference(have: npt.NDArray[np.int32], expected: npt.NDArray[np.int32], dp: int) -> str:
+    """The first difference between two tables [pp, kind] of counts, in words."""
+    if not have.any():
+        return f"dp {dp} has no rows"
+    for pp in range(len(have)):
+        if not have[pp].any():
+            return f"dp {dp}, stage {pp} has no rows"
+    pp, kind = np.argwhere(have != expected)[0]
+    return (
+        f"dp {dp}, stage {pp} has {have[pp, kind]} {OpKind(int(kind)).label} ops, "
+        f"usual are {expected[pp, kind]}"
+    )
+
+
+def _variants(
+    usual_hash: npt.NDArray[np.uint64],
+) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """[dp] variant number in order of appearance, and the first dp of each variant."""
+    _, first, index = np.unique(usual_hash, return_index=True, return_inverse=True)
+    renumber = np.argsort(np.argsort(first))
+    return renumber[index.reshape(-1)].astype(np.int64), sorted(first.tolist())
+
+
+def _variant_ops(
+    trace: Trace,
+    counts: npt.NDArray[np.int32],
+    lane_rows: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.int64],
+    dps: npt.NDArray[np.int64],
+    left_out: dict[int, str],
+) -> ReplicaOps:
+    """The ops of one variant; fills ``left_out`` with steps whose ops or order are other ones."""
+    flat = counts.ravel()
+    n_ops = int(flat.sum())
+    first = np.cumsum(flat, dtype=np.int64) - flat
+    cell = np.repeat(np.arange(len(flat)), flat)
+    pp, kind = np.divmod(cell, len(OpKind))
+    seq = np.arange(n_ops) - first[cell]
+    rows = lane_rows[np.ix_(kept, dps)].ravel()
+    numbers = np.repeat(trace.steps[kept], len(dps))
+    label = _vote_labels(trace, rows, n_ops)
+    usual = _most_common(label)
+    for lane in np.flatnonzero(label != label[usual]):
+        reason = f"dp {dps[lane % len(dps)]} has other microbatches or chunks than usual"
+        left_out.setdefault(int(numbers[lane]), reason)
+    row = rows[usual]
+    chunk = trace.chunk[row : row + n_ops].astype(np.int64)
+    microbatch = trace.microbatch[row : row + n_ops].astype(np.int64)
+    rank = np.zeros(n_ops, dtype=np.int64)
+    alike = label == label[usual]
+    for kinds in _MIXED_STREAMS:
+        for stage in range(int(pp.max()) + 1):
+            ops = np.flatnonzero((pp == stage) & np.isin(kind, kinds))
+            order, odd = _vote_order(trace, rows, ops, alike)
+            rank[ops[order]] = np.arange(len(ops))
+            for lane in odd:
+                left_out.setdefault(
+                    int(numbers[lane]),
+                    f"dp {dps[lane % len(dps)]}, stage {stage} runs its "
+                    f"{kinds[0].label} and {kinds[1].label} ops in another order than usual",
+                )
+    return ReplicaOps(kind, pp, seq, chunk, microbatch, rank)
+
+
+def _lane_table(
+    values: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], ops: npt.NDArray[np.int64]
+) -> npt.NDArray[np.generic]:
+    """[lane, op] values of some ops."""
+    return values[rows[:, None] + ops]
+
+
+def _most_common(label: npt.NDArray[np.uint64]) -> int:
+    """The first lane that carries the most frequent label."""
+    counts = Counter(label.tolist())
+    return int(np.argmax(label == np.uint64(counts.most_common(1)[0][0])))
+
+
+def _vote_labels(
+    trace: Trace, rows: npt.NDArray[np.int64], n_ops: int
+) -> npt.NDArray[np.uint64]:
+    """[lane] a number for the lane's sequence of chunks and microbatches."""
+    label = np.empty(len(rows), dtype=np.uint64)
+    block = max(1, (1 << 22) // n_ops)
+    ops = np.arange(n_ops)
+    chunk0, batch0 = trace.chunk[rows[0] : rows[0] + n_ops], trace.microbatch[rows[0] : rows[0] + n_ops]
+    for low in range(0, len(rows), block):
+        part = rows[low : low + block]
+        chunk, batch = _lane_table(trace.chunk, part, ops), _lane_table(trace.microbatch, part, ops)
+        if (chunk == chunk0).all() and (batch == batch0).all():
+            label[low : low + block] = 0
+            continue
+        packed = (chunk.astype(np.int64) + 1) << 33 | (batch.astype(np.int64) + 1)
+        hashes = _hashes(packed.view(np.uint64)) | np.uint64(1)
+        hashes[((chunk == chunk0) & (batch == batch0)).all(axis=1)] = 0
+        label[low : low + block] = hashes
+    return label
+
+
+def _vote_order(
+    trace: Trace,
+    rows: npt.NDArray[np.int64],
+    ops: npt.NDArray[np.int64],
+    alike: npt.NDArray[np.bool_],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order of ``ops`` by start that most lanes have, and the lanes that have another.
+
+    A lane agrees where the starts do not decrease along the order, so ties never disagree.
+    """
+    starts = _lane_table(trace.start, rows, ops)
+    order = np.argsort(starts[0], kind="stable")
+    agree = (np.diff(starts[:, order], axis=1) >= 0).all(axis=1)
+    if 2 * agree.sum() < len(agree):
+        orders = np.argsort(starts, axis=1, kind="stable")
+        order = orders[_most_common(_hashes(orders.astype(np.uint64)))]
+        agree = (np.diff(starts[:, order], axis=1) >= 0).all(axis=1)
+    return order, np.flatnonzero(~agree & alike)

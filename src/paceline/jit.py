@@ -1,0 +1,25 @@
+"""Compile a hot loop with numba, only when the work is worth the import.
+
+numba costs 0.3 s to import and some seconds to compile the first time; small jobs run the same
+source interpreted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@cache
+def compiled(function: F) -> F:
+    """``function`` compiled to machine code, without the GIL, cached on disk where possible."""
+    import numba
+
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+    except RuntimeError:
+        # numba finds no writable place for its cache (read-only installation and home).
+        return numba.njit(nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]

@@ -1,0 +1,518 @@
+"""The kernel: a step graph and durations in, step times or a timeline out.
+
+A *lane* is one replica in one step with one choice of durations. The walk goes over the ops once
+and treats all lanes of a block as array rows; lanes with equal durations need to be simulated only
+once (see :mod:`paceline.whatif.layout`). Lanes that share a *set* meet in the collectives that span
+the data-parallel ranks.
+
+The rules are those of the what-if paper (3.2): an op is launched when its last dependency has ended
+(plus its launch delay, if delays are replayed); a compute op ends a duration later; the members of a
+transfer wait until all of them are launched, then each ends its own transfer time later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import SimulationError
+from paceline.graph.graph import Durations, StepGraph
+from paceline.jit import compiled
+
+Progress = Callable[[int, int], None]
+
+#: Interpreted, an op costs about 8 us in a block and 4 ns in a lane (measured: benchmarks/kernel.py);
+#: above this estimate the compiled walk repays the 0.4 s that loading it takes.
+COMPILE_ABOVE_S = 0.5
+_OP_S, _LANE_OP_S = 8e-6, 4e-9
+
+_INTERPRETED_BYTES = 64 << 20  # rows of one interpreted block: as many lanes as memory allows
+_COMPILED_BYTES = 512 << 10  # rows of one compiled block: inside the cache of a core
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What to simulate: lanes, and which of them form one job in one step.
+
+    Attributes:
+        set: [lane] the set it belongs to, 0..n_sets-1, ascending.
+        variant: [lane] which replica structure.
+        rule: [lane] row of ``Rules.keep`` that says which ops keep their own duration.
+        column: [lane] which (step, dp) of its variant's block: step * n_dp_of_variant + dp index.
+        n_sets: number of sets.
+    """
+
+    set: npt.NDArray[np.int64]
+    variant: npt.NDArray[np.int64]
+    rule: npt.NDArray[np.int64]
+    column: npt.NDArray[np.int64]
+    n_sets: int
+
+    def __len__(self) -> int:
+        return len(self.set)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which duration an op takes.
+
+    Attributes:
+        keep: [rule, op] True: its own duration; False: ``base``.
+        base: [op] seconds where not kept (the ideal duration).
+        keep_delay: [rule, op] whether its launch delay is replayed; None: no delays at all.
+    """
+
+    keep: npt.NDArray[np.bool_]
+    base: npt.NDArray[np.float64]
+    keep_delay: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every op runs.
+
+    Attributes:
+        graph: the ops.
+        start: launches, seconds since the step's start; one block [op, step, dp] per variant.
+        end: ends, alike.
+    """
+
+    graph: StepGraph
+    start: Durations
+    end: Durations
+
+    def step_times(self) -> npt.NDArray[np.float64]:
+        """[step] the latest end, seconds."""
+        return np.max([block.max(axis=(0, 2)) for block in self.end.blocks], axis=0)
+
+
+def step_times(
+    durations: Durations,
+    rules: Rules,
+    lanes: Lanes,
+    delays: Durations | None = None,
+    progress: Progress | None = None,
+) -> npt.NDArray[np.float64]:
+    """[set] the step time of each set of lanes, seconds.
+
+    Args:
+        durations: own durations of all ops.
+        rules: which ops keep them.
+        lanes: what to simulate.
+        delays: launch delays, in the layout of ``durations``; needed with ``rules.keep_delay``.
+        progress: called with (lanes done, lanes in all) now and then.
+    """
+    _check(durations, rules, lanes, delays)
+    walk = _prepare(durations, rules, delays, durations.graph.slots)
+    fast = _worth_compiling(durations.graph.n_ops, len(lanes))
+    result = np.zeros(lanes.n_sets)
+    blocks = list(_blocks(lanes, walk.block_lanes(fast)))
+    done = 0
+
+    def one(block: _Block) -> _Block:
+        result[block.first_set : block.first_set + block.n_sets] = walk.run(block, fast)
+        return block
+
+    for block in _map(one, blocks, fast):
+        done += len(block.column)
+        if progress is not None:
+            progress(done, len(lanes))
+    return result
+
+
+def timeline(
+    durations: Durations,
+    rules: Rules | None = None,
+    delays: Durations | None = None,
+    rule_of_dp: npt.NDArray[np.int64] | None = None,
+) -> Timeline:
+    """When every op of every step and replica runs.
+
+    Args:
+        durations: own durations of all ops.
+        rules: which ops keep them; None: all, and all delays if ``delays`` is given.
+        delays: launch delays.
+        rule_of_dp: [dp] the row of ``rules`` that each replica follows; None: the first.
+    """
+    graph, n_steps = durations.graph, durations.n_steps
+    if rules is None:
+        every = np.ones((1, graph.n_ops), dtype=bool)
+        rules = Rules(every, np.zeros(graph.n_ops), every if delays is not None else None)
+    lanes = all_lanes(graph, n_steps, rule_of_dp)
+    _check(durations, rules, lanes, delays)
+    walk = _prepare(durations, rules, delays, (np.arange(graph.n_ops), graph.n_ops))
+    fast = _worth_compiling(graph.n_ops, len(lanes))
+    end = Durations.empty(graph, n_steps)
+    for block in _blocks(lanes, max(1, _INTERPRETED_BYTES // (8 * graph.n_ops))):
+        rows = np.empty((graph.n_ops, len(block.column)))
+        walk.run(block, fast, rows)
+        for v in range(graph.n_variants):
+            low, high = block.variant_ptr[v], block.variant_ptr[v + 1]
+            flat = end.block(v).reshape(len(end.block(v)), -1)
+            flat[:, block.column[low:high]] = rows[graph.variant_ops(v), low:high]
+    start = Durations.empty(graph, n_steps)
+    for v in range(graph.n_variants):
+        start.block(v)[:] = graph.latest_dependency_end(v, end.block(v))
+        if delays is not None and rules.keep_delay is not None:
+            ops, dps = graph.variant_ops(v), graph.variant_dps[v]
+            rule = np.zeros(len(dps), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dps]
+            kept = rules.keep_delay[rule, ops].T
+            start.block(v)[:] += np.where(kept[:, None, :], delays.block(v), 0.0)
+    return Timeline(graph, start, end)
+
+
+def all_lanes(
+    graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int64] | None = None
+) -> Lanes:
+    """Every replica of every step; the steps are the sets."""
+    step, dp = np.divmod(np.arange(n_steps * graph.n_dp), graph.n_dp)
+    variant = graph.replica_variant[dp]
+    n_dp = np.array([len(dps) for dps in graph.variant_dps])
+    rule = np.zeros(len(dp), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dp]
+    return Lanes(step, variant, rule, step * n_dp[variant] + graph.dp_index[dp], n_steps)
+
+
+def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations | None) -> None:
+    n_ops = durations.graph.n_ops
+    if rules.keep.ndim != 2 or rules.keep.shape[1] != n_ops or rules.base.shape != (n_ops,):
+        raise SimulationError(
+            f"rules for {rules.keep.shape} and {rules.base.shape} ops do not fit {n_ops} ops"
+        )
+    if rules.keep_delay is not None:
+        if delays is None or delays.values.shape != durations.values.shape:
+            raise SimulationError("delays are to be replayed, but none of the durations' shape given")
+        if rules.keep_delay.shape != rules.keep.shape:
+            raise SimulationError(f"keep_delay is {rules.keep_delay.shape}, keep {rules.keep.shape}")
+    if len(lanes) and (np.diff(lanes.set) < 0).any():
+        raise SimulationError("lanes must come set by set")
+
+
+def _worth_compiling(n_ops: int, n_lanes: int) -> bool:
+    return n_ops * (_OP_S + n_lanes * _LANE_OP_S) > COMPILE_ABOVE_S
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _map(one: Callable[[_Block], _Block], blocks: list[_Block], fast: bool) -> Iterator[_Block]:
+    """Blocks in order, on all cores where the walk is compiled (it then runs without the GIL)."""
+    workers = min(_cores(), len(blocks))
+    if not fast or workers < 2:
+        yield from map(one, blocks)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            yield from pool.map(one, blocks)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Lanes that are walked together, sorted by variant, then rule."""
+
+    first_set: int
+    n_sets: int
+    set: npt.NDArray[np.int64]
+    column: npt.NDArray[np.int64]
+    variant_ptr: npt.NDArray[np.int64]  # [variant + 1] lanes of each variant
+    segment_ptr: npt.NDArray[np.int64]  # [variant + 1] segments of each variant
+    segment_rule: npt.NDArray[np.int64]  # [segment] lanes next to each other with one rule
+    segment_end: npt.NDArray[np.int64]  # [segment] where its lanes end
+
+
+def _blocks(lanes: Lanes, block_lanes: int) -> Iterator[_Block]:
+    """Cut the lanes into blocks of about ``block_lanes``, never inside a set."""
+    if not len(lanes):
+        return
+    first_lane = np.searchsorted(lanes.set, np.arange(lanes.n_sets + 1))
+    low = 0
+    while low < lanes.n_sets:
+        room = first_lane[low] + max(block_lanes, 1)
+        high = max(low + 1, int(np.searchsorted(first_lane, room, side="right")) - 1)
+        high = min(high, lanes.n_sets)
+        yield _block(lanes, low, high, slice(first_lane[low], first_lane[high]))
+        low = high
+
+
+def _block(lanes: Lanes, low: int, high: int, cut: slice) -> _Block:
+    variant, rule, column = lanes.variant[cut], lanes.rule[cut], lanes.column[cut]
+    n_variants = int(lanes.variant.max()) + 1
+    order = np.lexsort((column, rule, variant))
+    variant, rule = variant[order], rule[order]
+    key = variant * (int(rule.max()) + 1) + rule
+    ends = np.append(np.flatnonzero(np.diff(key)) + 1, len(key))
+    bounds = np.arange(n_variants + 1)
+    return _Block(
+        first_set=low,
+        n_sets=high - low,
+        set=lanes.set[cut][order] - low,
+        column=column[order],
+        variant_ptr=np.searchsorted(variant, bounds),
+        segment_ptr=np.searchsorted(variant[ends - 1], bounds),
+        segment_rule=rule[ends - 1],
+        segment_end=ends,
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The graph in the order of the walk, and the durations it reads."""
+
+    arrays: tuple[npt.NDArray[Any], ...]
+    n_rows: int
+    n_variants: int
+
+    def block_lanes(self, fast: bool) -> int:
+        rows_bytes = _COMPILED_BYTES if fast else _INTERPRETED_BYTES
+        return max(64, rows_bytes // (8 * max(1, self.n_rows)))
+
+    def run(
+        self, block: _Block, fast: bool, rows: npt.NDArray[np.float64] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """[set] step times of a block; ``rows`` receives the ends of the ops' rows."""
+        n_lanes = len(block.column)
+        if rows is None:
+            rows = np.empty((self.n_rows, n_lanes))
+        missing = self.n_variants + 1 - len(block.variant_ptr)
+        last = np.full(n_lanes, -np.inf)
+        meeting = np.empty(block.n_sets)
+        walk = _compiled_walk() if fast else _walk
+        walk(
+            *self.arrays,
+            np.pad(block.variant_ptr, (0, missing), mode="edge"),
+            np.pad(block.segment_ptr, (0, missing), mode="edge"),
+            block.segment_rule,
+            block.segment_end,
+            block.column,
+            block.set,
+            rows,
+            last,
+            meeting,
+        )
+        result = np.full(block.n_sets, -np.inf)
+        np.maximum.at(result, block.set, last)
+        return result
+
+
+def _prepare(
+    durations: Durations,
+    rules: Rules,
+    delays: Durations | None,
+    slots: tuple[npt.NDArray[np.int64], int],
+) -> _Prepared:
+    graph = durations.graph
+    order = graph.order
+    slot, n_rows = slots
+    degree = np.diff(graph.dep_ptr)[order]
+    dep_ptr = np.append(0, np.cumsum(degree))
+    edge = np.repeat(graph.dep_ptr[order] - dep_ptr[:-1], degree) + np.arange(dep_ptr[-1])
+    replay = rules.keep_delay is not None and delays is not None
+    first = order[graph.node_ptr[:-1]]
+    spans = np.zeros(len(first), dtype=bool)
+    grouped = graph.group[first] >= 0
+    spans[grouped] = graph.spans_dp[graph.group[first[grouped]]]
+    arrays = (
+        graph.node_ptr,
+        spans,
+        graph.variant[order],
+        slot[order],
+        dep_ptr,
+        slot[graph.dep[edge]],
+        graph.tracked[order],
+        durations.row_ptr[order],
+        durations.values,
+        rules.base[order],
+        np.ascontiguousarray(rules.keep[:, order]),
+        delays.values if replay and delays is not None else np.empty(0),
+        np.ascontiguousarray(rules.keep_delay[:, order])
+        if replay and rules.keep_delay is not None
+        else np.zeros((0, 0), dtype=bool),
+    )
+    return _Prepared(arrays, n_rows, graph.n_variants)
+
+
+# The primitives of the walk: NumPy when interpreted; ``_compiled_walk`` gives numba plain loops.
+
+
+def _fill(row: Any, value: float) -> None:
+    row[:] = value
+
+
+def _maximum(row: Any, a: Any, b: Any) -> None:
+    np.maximum(a, b, out=row)
+
+
+def _add(row: Any, value: float) -> None:
+    row += value
+
+
+def _add_columns(row: Any, values: Any, first: int, column: Any) -> None:
+    row += values[first + column]
+
+
+def _meet(meeting: Any, row: Any, sets: Any) -> None:
+    np.maximum.at(meeting, sets, row)
+
+
+def _leave(row: Any, meeting: Any, sets: Any) -> None:
+    row[:] = meeting[sets]
+
+
+def _walk(
+    node_ptr: Any,
+    spans: Any,
+    variant: Any,
+    slot: Any,
+    dep_ptr: Any,
+    dep_slot: Any,
+    tracked: Any,
+    row_ptr: Any,
+    values: Any,
+    base: Any,
+    keep: Any,
+    delays: Any,
+    keep_delay: Any,
+    lane_ptr: Any,
+    segment_ptr: Any,
+    segment_rule: Any,
+    segment_end: Any,
+    column: Any,
+    sets: Any,
+    rows: Any,
+    last: Any,
+    meeting: Any,
+) -> None:
+    """Walk the ops of all variants over one block of lanes.
+
+    All op arrays are in topological order, ``rows`` [slot, lane] holds ends (launches, for a moment)
+    and ``last`` [lane] receives the latest end of the tracked ops.
+    """
+    replay = keep_delay.shape[0] > 0
+    for node in range(len(spans)):
+        begin, stop = node_ptr[node], node_ptr[node + 1]
+        for op in range(begin, stop):  # launches
+            v = variant[op]
+            a, b = lane_ptr[v], lane_ptr[v + 1]
+            if a == b:
+                continue
+            row = rows[slot[op], a:b]
+            edge, edge_end = dep_ptr[op], dep_ptr[op + 1]
+            if edge == edge_end:
+                _fill(row, 0.0)
+            else:
+                first = rows[dep_slot[edge], a:b]
+                second = first if edge + 1 == edge_end else rows[dep_slot[edge + 1], a:b]
+                _maximum(row, first, second)
+                for e in range(edge + 2, edge_end):
+                    _maximum(row, row, rows[dep_slot[e], a:b])
+            if replay:
+                low = a
+                for segment in range(segment_ptr[v], segment_ptr[v + 1]):
+                    high = segment_end[segment]
+                    if keep_delay[segment_rule[segment], op]:
+                        _add_columns(rows[slot[op], low:high], delays, row_ptr[op], column[low:high])
+                    low = high
+        if spans[node]:  # a collective over the data-parallel ranks, and maybe over stages
+            _fill(meeting, -np.inf)
+            for op in range(begin, stop):
+                a, b = lane_ptr[variant[op]], lane_ptr[variant[op] + 1]
+                _meet(meeting, rows[slot[op], a:b], sets[a:b])
+            for op in range(begin, stop):
+                a, b = lane_ptr[variant[op]], lane_ptr[variant[op] + 1]
+                _leave(rows[slot[op], a:b], meeting, sets[a:b])
+        elif stop - begin == 2:  # a pair within the replica
+            a, b = lane_ptr[variant[begin]], lane_ptr[variant[begin] + 1]
+            one, other = rows[slot[begin], a:b], rows[slot[begin + 1], a:b]
+            _maximum(one, one, other)
+            _maximum(other, one, one)
+        for op in range(begin, stop):  # ends
+            v = variant[op]
+            low = lane_ptr[v]
+            for segment in range(segment_ptr[v], segment_ptr[v + 1]):
+                high = segment_end[segment]
+                row = rows[slot[op], low:high]
+                if keep[segment_rule[segment], op]:
+                    _add_columns(row, values, row_ptr[op], column[low:high])
+                else:
+                    _add(row, base[op])
+                low = high
+            if tracked[op]:
+                a, b = lane_ptr[v], lane_ptr[v + 1]
+                _maximum(last[a:b], last[a:b], rows[slot[op], a:b])
+
+
+@cache
+def _compiled_walk() -> Callable[..., None]:
+    """The same walk as machine code; each primitive becomes a loop that the compiler vectorises."""
+    from numba.extending import overload
+
+    loops: dict[Callable[..., None], Callable[..., None]] = {
+        _fill: _fill_loop,
+        _maximum: _maximum_loop,
+        _add: _add_loop,
+        _add_columns: _add_columns_loop,
+        _meet: _meet_loop,
+        _leave: _leave_loop,
+    }
+    for primitive, loop in loops.items():
+        overload(primitive, inline="never")(loop)
+    return compiled(_walk)
+
+
+def _fill_loop(row: Any, value: Any) -> Callable[..., None]:
+    def loop(row: Any, value: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] = value
+
+    return loop
+
+
+def _maximum_loop(row: Any, a: Any, b: Any) -> Callable[..., None]:
+    def loop(row: Any, a: Any, b: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] = a[lane] if a[lane] > b[lane] else b[lane]
+
+    return loop
+
+
+def _add_loop(row: Any, value: Any) -> Callable[..., None]:
+    def loop(row: Any, value: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] += value
+
+    return loop
+
+
+def _add_columns_loop(row: Any, values: Any, first: Any, column: Any) -> Callable[..., None]:
+    def loop(row: Any, values: Any, first: Any, column: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] += values[first + column[lane]]
+
+    return loop
+
+
+def _meet_loop(meeting: Any, row: Any, sets: Any) -> Callable[..., None]:
+    def loop(meeting: Any, row: Any, sets: Any) -> None:
+        for lane in range(len(row)):
+            if row[lane] > meeting[sets[lane]]:
+                meeting[sets[lane]] = row[lane]
+
+    return loop
+
+
+def _leave_loop(row: Any, meeting: Any, sets: Any) -> Callable[..., None]:
+    def loop(row: Any, meeting: Any, sets: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] = meeting[sets[lane]]
+
+    return loop

@@ -1,0 +1,214 @@
+"""Parquet traces: the columns of the public what-if artifact, which are ours too.
+
+Written files carry the job (and, when synthesised, the injected truth) as JSON in the schema
+metadata under ``paceline``. ``docs/trace-format.md`` describes the format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import OutputError, TraceError
+from paceline.trace import Columns, Job, OpKind, Trace, arrange
+
+#: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
+COLUMNS = {
+    "dp_rank": "dp",
+    "stage": "pp",
+    "rank": "rank",
+    "step": "step",
+    "optype": "kind",
+    "start_ts": "start",
+    "duration": "duration",
+    "seq_id": "seq",
+    "mc": "chunk",
+    "mb_id": "microbatch",
+    "gmc": "gmc",
+}
+
+METADATA_KEY = b"paceline"
+FORMAT_VERSION = 1
+
+
+def matches(path: Path) -> bool:
+    """Whether the file is parquet, by its first four bytes (or, if empty or broken, its name)."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1" or path.suffix in (".parquet", ".pq")
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read(path: Path, job: Job | None, ignore_kinds: frozenset[str]) -> Trace:
+    """Read a parquet trace; ``job`` None takes the one in the file's metadata, else the data's.
+
+    Raises:
+        TraceError: not parquet, columns missing, kinds unknown, or anything ``arrange`` refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            missing = [name for name in COLUMNS if name not in schema.names]
+            if missing:
+                raise TraceError(
+                    f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+                    f"a trace has {', '.join(COLUMNS)}"
+                )
+            table = file.read(columns=list(COLUMNS))
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
+    stored = _stored(schema.metadata or {}, path)
+    if job is None and "job" in stored:
+        job = Job.from_mapping(stored["job"], where=f"the job in {path}")
+    columns, gmc, n_ignored = _columns(table, ignore_kinds, str(path))
+    del table
+    trace = arrange(columns, job, where=str(path))
+    _check_gmc(columns, gmc, trace.job, str(path))
+    warnings = trace.warnings
+    if n_ignored:
+        warnings += (f"{n_ignored} rows of ignored kinds were dropped",)
+    return replace(trace, truth=stored.get("truth"), warnings=warnings)
+
+
+def _stored(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        return {}
+    try:
+        stored = json.loads(text)
+        version = stored["version"]
+    except (ValueError, TypeError, KeyError):
+        raise TraceError(f"{path}: its paceline metadata is broken; pass --job") from None
+    if version != FORMAT_VERSION:
+        raise TraceError(
+            f"{path} was written in trace format {version}; this Paceline reads format "
+            f"{FORMAT_VERSION}: update it"
+        )
+    return dict(stored)
+
+
+def _columns(
+    table: Any, ignore_kinds: frozenset[str], where: str
+) -> tuple[Columns, npt.NDArray[Any], int]:
+    """NumPy columns of an Arrow table, the ``gmc`` column, and how many rows were ignored."""
+    kind, ignored = _kinds(table.column("optype"), ignore_kinds, where)
+    values: dict[str, npt.NDArray[Any]] = {"kind": kind}
+    for name, field in COLUMNS.items():
+        if name == "optype":
+            continue
+        column = table.column(name)
+        if column.null_count:
+            raise TraceError(f"{where}: column {name} has {column.null_count} empty values")
+        values[field] = column.to_numpy()
+    gmc = values.pop("gmc")
+    columns = Columns(**values)
+    if ignored.any():
+        keep = ~ignored
+        return columns.take(keep), gmc[keep], int(ignored.sum())
+    return columns, gmc, 0
+
+
+def _kinds(
+    column: Any, ignore_kinds: frozenset[str], where: str
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """[row] kind codes and a mask of ignored rows; only labels that occur are looked at."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise TraceError(f"{where}: column optype holds {column.type}, not kind names")
+        column = column.dictionary_encode()
+    if column.null_count:
+        raise TraceError(f"{where}: column optype has {column.null_count} empty values")
+    column = column.unify_dictionaries().combine_chunks()
+    chunk = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    labels = [str(label) for label in chunk.dictionary.to_pylist()]
+    codes = chunk.indices.to_numpy(zero_copy_only=False)
+    present = np.bincount(codes, minlength=len(labels)) > 0
+    table = np.full(len(labels), -1, dtype=np.int8)
+    unknown = []
+    for index, label in enumerate(labels):
+        if not present[index] or label in ignore_kinds:
+            continue
+        try:
+            table[index] = OpKind.from_label(label)
+        except KeyError:
+            unknown.append(label)
+    if unknown:
+        raise TraceError(
+            f"{where} has unknown operation kinds: {', '.join(sorted(unknown))}; drop them with "
+            f"--ignore-kinds {','.join(sorted(unknown))}"
+        )
+    kind = table[codes]
+    return kind, kind < 0
+
+
+def _check_gmc(columns: Columns, gmc: npt.NDArray[Any], job: Job, where: str) -> None:
+    """``gmc`` must be mc * pp + stage: another placement of chunks means another pipeline."""
+    compute = (columns.kind <= OpKind.BACKWARD_COMPUTE) & (gmc >= 0)
+    place = columns.chunk.astype(np.int32)
+    place *= job.pp_size
+    place += columns.pp
+    wrong = compute & (place != gmc)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise TraceError(
+            f"{where}: gmc of {int(wrong.sum())} rows is not mc * pp_size + stage, the first in row "
+            f"{row} (gmc {gmc[row]}, mc {columns.chunk[row]}, stage {columns.pp[row]}, pp_size "
+            f"{job.pp_size}); only interleaved placement of chunks is known"
+        )
+
+
+def write(trace: Trace, path: Path, *, force: bool = False) -> None:
+    """Write a trace; its job and truth go into the metadata.
+
+    Raises:
+        OutputError: the file exists and ``force`` is not given, or it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already; choose another name or pass --force")
+    compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
+    gmc = trace.gmc
+    gmc[~compute] = -1
+    dp, pp = trace.dp, trace.pp
+    arrays = {
+        "dp_rank": dp,
+        "stage": pp,
+        "rank": trace.rank.astype(np.int32)[dp, pp],
+        "step": trace.step,
+        "optype": pa.DictionaryArray.from_arrays(
+            pa.array(trace.kind), pa.array([kind.label for kind in OpKind])
+        ),
+        "start_ts": trace.start,
+        "duration": trace.end - trace.start,
+        "seq_id": trace.seq,
+        "mc": trace.chunk,
+        "mb_id": trace.microbatch,
+        "gmc": gmc,
+    }
+    stored = {"version": FORMAT_VERSION, "job": trace.job.to_mapping(), "truth": trace.truth}
+    table = pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(stored)})
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        # Times do not compress: snappy only costs, and only their columns are large.
+        pq.write_table(table, partial, compression="zstd", use_dictionary=["optype"])
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,8 @@
+"""What happened: operation kinds, the job's degrees of parallelism, the validated trace."""
+
+from paceline.trace.arrange import Columns, arrange
+from paceline.trace.job import Job
+from paceline.trace.kinds import KIND_GROUPS, OpKind
+from paceline.trace.trace import Trace
+
+__all__ = ["KIND_GROUPS", "Columns", "Job", "OpKind", "Trace", "arrange"]

@@ -1,0 +1,379 @@
+"""The door: raw columns in any order -> a validated :class:`Trace` in canonical order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace.job import Job
+from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.trace.trace import N_KINDS, Trace
+
+#: A start time may be off by this share of a typical compute op before the file counts as too coarse.
+COARSE_SHARE = 0.01
+
+#: Steps, ranks or stages are told by number; more cells than this per row means a corrupt number.
+MAX_CELLS_PER_ROW = 64
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Raw columns of a trace, one entry per row, in any order and any integer or float width.
+
+    Attributes:
+        step: step number.
+        dp: data-parallel rank.
+        pp: pipeline stage.
+        rank: global rank that recorded the row.
+        kind: :class:`OpKind` codes.
+        start: seconds; absolute or relative to the step's start.
+        duration: seconds, >= 0.
+        seq: number of the op among its kind on its worker in its step, by start.
+        chunk: model chunk on the stage, -1 = not applicable.
+        microbatch: microbatch, -1 = not applicable.
+    """
+
+    step: npt.NDArray[Any]
+    dp: npt.NDArray[Any]
+    pp: npt.NDArray[Any]
+    rank: npt.NDArray[Any]
+    kind: npt.NDArray[np.int8]
+    start: npt.NDArray[Any]
+    duration: npt.NDArray[Any]
+    seq: npt.NDArray[Any]
+    chunk: npt.NDArray[Any]
+    microbatch: npt.NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def take(self, rows: npt.NDArray[Any]) -> Columns:
+        """The same columns for some rows (indices or a mask)."""
+        return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
+    """Check the columns and put their rows into canonical order.
+
+    Several ranks recorded for one (dp, pp), tensor-parallel peers, become one worker: of a compute
+    op the longest, of a communication op the latest start and the latest end.
+
+    Args:
+        columns: the raw columns.
+        job: degrees of parallelism; None takes dp, pp and vpp from the data.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: empty, NaN or negative times, times too coarse, ranks or stages that contradict
+            the job, duplicated rows.
+    """
+    if len(columns) == 0:
+        raise TraceError(f"{where} has no rows; is it the right file?")
+    columns = _whole_numbers(columns, where)
+    _check_times(columns, where)
+    job, warnings = _job_of(columns, job, where)
+    cell, steps = _cells(columns, job, where)
+    left_out: dict[int, str] = {}
+    if _has_peers(columns, job):
+        columns, left_out, note = _merge_peers(columns, cell, where)
+        warnings.append(note)
+        if len(columns) == 0:
+            raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
+        cell, steps = _cells(columns, job, where)
+    shape = (len(steps), job.dp_size, job.pp_size, N_KINDS)
+    counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
+    place, renumbered = _places(columns, cell, counts, where)
+    if renumbered:
+        warnings.append(f"seq_id of {renumbered} rows does not follow the start times; renumbered")
+    start, end, step_start_s = _times(columns, place, counts.reshape(shape))
+    return Trace(
+        job=job,
+        steps=steps,
+        counts=counts.reshape(shape),
+        chunk=_scatter(columns.chunk, place, np.int16),
+        microbatch=_scatter(columns.microbatch, place, np.int32),
+        start=start,
+        end=end,
+        step_start_s=step_start_s,
+        rank=_ranks(columns, job),
+        warnings=tuple(warnings),
+        left_out=MappingProxyType(left_out),
+    )
+
+
+def _whole_numbers(columns: Columns, where: str) -> Columns:
+    """Integer columns as integers; floats are fine as long as they are whole."""
+    changed: dict[str, npt.NDArray[np.int64]] = {}
+    for name in ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch"):
+        values = getattr(columns, name)
+        if np.issubdtype(values.dtype, np.integer):
+            continue
+        if not np.issubdtype(values.dtype, np.floating):
+            raise TraceError(f"{where}: column {name} holds {values.dtype}, not numbers")
+        bad = ~(np.isfinite(values) & (np.floor(values) == values))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise TraceError(
+                f"{where}: column {name} has {int(bad.sum())} values that are no whole number, "
+                f"the first in row {row} ({values[row]})"
+            )
+        changed[name] = values.astype(np.int64)
+    return replace(columns, **changed) if changed else columns
+
+
+def _check_times(columns: Columns, where: str) -> None:
+    for name in ("start", "duration"):
+        values = getattr(columns, name)
+        if not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+            raise TraceError(f"{where}: column {name} holds {values.dtype}, not seconds")
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise TraceError(
+                f"{where}: {int(bad.sum())} rows have no finite {name}, the first is row {row} "
+                f"({_describe(columns, row)}); drop or repair them"
+            )
+    if columns.duration.min() < 0:
+        bad = columns.duration < 0
+        row = int(np.argmax(bad))
+        raise TraceError(
+            f"{where}: {int(bad.sum())} rows have a negative duration, the first is row {row} "
+            f"({_describe(columns, row)}: {columns.duration[row]:g} s)"
+        )
+    _check_resolution(columns, where)
+
+
+def _check_resolution(columns: Columns, where: str) -> None:
+    """Refuse float times whose last digit is too coarse for the ops they time."""
+    if not np.issubdtype(columns.start.dtype, np.floating):
+        return
+    latest = columns.start[np.argmax(np.abs(columns.start))]
+    resolution = abs(float(np.spacing(latest)))
+    compute = columns.kind <= OpKind.BACKWARD_COMPUTE
+    typical = columns.duration[compute if compute.any() else columns.duration > 0]
+    if len(typical) == 0 or resolution <= 1e-6:
+        return
+    median = float(np.median(typical))
+    if resolution > COARSE_SHARE * median:
+        raise TraceError(
+            f"{where}: start_ts is {columns.start.dtype} and reaches {float(latest):g} s, where it "
+            f"resolves only {resolution:.2g} s; a typical compute op lasts {median:.2g} s. "
+            "Write start_ts as float64, or relative to each step's start"
+        )
+
+
+def _describe(columns: Columns, row: int) -> str:
+    return (
+        f"step {columns.step[row]}, dp {columns.dp[row]}, stage {columns.pp[row]}, "
+        f"{OpKind(int(columns.kind[row])).label} {columns.seq[row]}"
+    )
+
+
+def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[str]]:
+    """The job given, checked against the data, or the one that the data shows."""
+    for name in ("dp", "pp"):
+        lowest = int(getattr(columns, name).min())
+        if lowest < 0:
+            label = {"dp": "dp_rank", "pp": "stage"}[name]
+            raise TraceError(f"{where}: {label} {lowest} is negative")
+    n_dp, n_pp = int(columns.dp.max()) + 1, int(columns.pp.max()) + 1
+    n_chunks = max(int(columns.chunk.max()) + 1, 1)
+    if job is None:
+        return Job(dp_size=n_dp, pp_size=n_pp, vpp_size=n_chunks), []
+    for key, have, said in (
+        ("dp_size", n_dp, job.dp_size),
+        ("pp_size", n_pp, job.pp_size),
+        ("vpp_size", n_chunks, job.vpp_size),
+    ):
+        if have != said:
+            what = {"dp_size": "dp ranks", "pp_size": "stages", "vpp_size": "chunks"}[key]
+            raise TraceError(
+                f"{where} contradicts the job: {key} is {said}, the trace has {what} 0 to "
+                f"{have - 1}; is it the job file of this trace?"
+            )
+    warnings = []
+    if job.world_size != job.ranks:
+        warnings.append(
+            f"the job's world_size is {job.world_size}, the product of its degrees is {job.ranks}"
+        )
+    highest = int(columns.rank.max())
+    if highest >= job.world_size:
+        warnings.append(f"rank {highest} was recorded, but world_size is {job.world_size}")
+    return job, warnings
+
+
+def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """[row] which step, and the [step] numbers ascending; a table look-up where numbers are dense."""
+    low, high = int(step.min()), int(step.max())
+    if high - low > max(4 * len(step), 1 << 20):
+        numbers, index = np.unique(step, return_inverse=True)
+        return index, numbers.astype(np.int64)
+    present = np.zeros(high - low + 1, dtype=bool)
+    offset = step - low if low else step
+    present[offset] = True
+    table = np.cumsum(present, dtype=np.int32) - 1
+    return table[offset], (np.flatnonzero(present) + low).astype(np.int64)
+
+
+def _cells(
+    columns: Columns, job: Job, where: str
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """[row] number of its (step, dp, pp, kind) cell, and the step numbers."""
+    index, steps = _step_index(columns.step)
+    n_cells = len(steps) * job.workers * N_KINDS
+    if n_cells > MAX_CELLS_PER_ROW * (len(columns) + N_KINDS) or n_cells >= 2**31:
+        raise TraceError(
+            f"{where}: {job.dp_size} dp ranks x {job.pp_size} stages in {len(steps)} steps cannot "
+            f"be told from {len(columns)} rows; is a dp_rank or stage corrupt?"
+        )
+    cell = index.astype(np.int32)
+    cell *= job.dp_size
+    cell += columns.dp
+    cell *= job.pp_size
+    cell += columns.pp
+    cell *= N_KINDS
+    cell += columns.kind
+    return cell, steps
+
+
+def _ranks(columns: Columns, job: Job) -> npt.NDArray[np.int64]:
+    worker = columns.dp.astype(np.int32) * job.pp_size + columns.pp
+    rank = np.full(job.workers, -1, dtype=np.int64)
+    rank[worker] = columns.rank
+    return rank.reshape(job.dp_size, job.pp_size)
+
+
+def _has_peers(columns: Columns, job: Job) -> bool:
+    """Whether some (dp, pp) was recorded by more than one rank."""
+    last = _ranks(columns, job)
+    return bool((last[columns.dp, columns.pp] != columns.rank).any())
+
+
+def _merge_peers(
+    columns: Columns, cell: npt.NDArray[np.int32], where: str
+) -> tuple[Columns, dict[int, str], str]:
+    """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
+
+    A compute op takes the start and duration of the slowest peer, a communication op the latest
+    start and the latest end.
+    """
+    order = np.lexsort((columns.start, columns.rank, cell))
+    columns, cell = columns.take(order), cell[order]
+    first_of_rank = np.ones(len(cell), dtype=bool)
+    first_of_rank[1:] = (np.diff(cell) != 0) | (np.diff(columns.rank) != 0)
+    begin = np.flatnonzero(first_of_rank)
+    seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
+
+    # A worker's ops are whole where each of its ranks recorded equally many of the kind.
+    worker = columns.dp.astype(np.int64) * (int(columns.pp.max()) + 1) + columns.pp
+    pairs = np.unique(np.stack([worker, columns.rank.astype(np.int64)]), axis=1)
+    n_ranks = np.bincount(pairs[0])
+    order = np.lexsort((seq, cell))
+    columns, cell, seq, worker = columns.take(order), cell[order], seq[order], worker[order]
+    first = np.ones(len(cell), dtype=bool)
+    first[1:] = (np.diff(cell) != 0) | (np.diff(seq) != 0)
+    begin = np.flatnonzero(first)
+    size = np.diff(np.append(begin, len(cell)))
+    short = size != n_ranks[worker[begin]]
+    left_out: dict[int, str] = {}
+    for row in begin[short]:
+        number = int(columns.step[row])
+        if number not in left_out:
+            left_out[number] = f"a peer rank lacks an op: {_describe(columns, int(row))}"
+
+    start = columns.start.astype(np.float64)
+    end = start + columns.duration
+    latest_start = np.maximum.reduceat(start, begin)
+    latest_end = np.maximum.reduceat(end, begin)
+    slowest = np.lexsort((-columns.duration.astype(np.float64), seq, cell))[begin]
+    local = np.isin(columns.kind[begin], [int(kind) for kind in LOCAL_KINDS])
+    merged = columns.take(begin)
+    merged = replace(
+        merged,
+        start=np.where(local, start[slowest], latest_start),
+        duration=np.where(local, end[slowest] - start[slowest], latest_end - latest_start),
+        seq=seq[begin],
+    )
+    whole = ~np.isin(merged.step, list(left_out))
+    note = (
+        f"{where}: up to {int(n_ranks.max())} ranks recorded one (dp, stage): tensor-parallel peers "
+        "were merged (compute: the longest; communication: latest start, latest end)"
+    )
+    return merged.take(whole), left_out, note
+
+
+def _places(
+    columns: Columns, cell: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], where: str
+) -> tuple[npt.NDArray[np.int64], int]:
+    """[row] its place in canonical order, and how many rows had a seq that contradicts the starts.
+
+    Where seq numbers each cell 0, 1, 2, ... (the format says so) the place is a sum; only broken
+    numbering pays for a sort.
+    """
+    first = np.cumsum(counts, dtype=np.int64) - counts
+    seq = columns.seq
+    place = first[cell]
+    place += seq
+    dense = bool(seq.min() >= 0) and bool((seq < counts[cell]).all())
+    if dense:
+        seen = np.zeros(len(cell), dtype=bool)
+        seen[place] = True
+        dense = bool(seen.all())
+    if dense:
+        start = np.empty(len(cell), dtype=np.float64)
+        start[place] = columns.start
+        back = np.flatnonzero(np.diff(start) < 0) + 1
+        starts_cell = np.zeros(len(cell) + 1, dtype=bool)
+        starts_cell[first] = True
+        if starts_cell[back].all():
+            return place, 0
+    order = np.lexsort((seq, columns.start, cell))
+    _check_duplicates(columns, cell, order, where)
+    ranked = np.empty(len(cell), dtype=np.int64)
+    ranked[order] = np.arange(len(cell))
+    return ranked, int((ranked != place).sum()) if dense else 0
+
+
+def _check_duplicates(
+    columns: Columns, cell: npt.NDArray[np.int32], order: npt.NDArray[Any], where: str
+) -> None:
+    same = (np.diff(cell[order]) == 0) & (np.diff(columns.seq[order]) == 0)
+    if same.any():
+        row = int(order[int(np.argmax(same)) + 1])
+        raise TraceError(
+            f"{where}: {int(same.sum())} rows are there twice, the first is row {row} "
+            f"({_describe(columns, row)}); was a file appended to itself?"
+        )
+
+
+def _scatter(
+    values: npt.NDArray[Any], place: npt.NDArray[np.int64], dtype: type[np.integer[Any]]
+) -> npt.NDArray[Any]:
+    out = np.empty(len(values), dtype=dtype)
+    out[place] = values
+    return out
+
+
+def _times(
+    columns: Columns, place: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Starts and ends relative to their step's first start, and the absolute step starts."""
+    start = np.empty(len(place), dtype=np.float64)
+    start[place] = columns.start
+    per_step = counts.sum(axis=(1, 2, 3), dtype=np.int64)
+    first = np.cumsum(per_step) - per_step
+    base = np.minimum.reduceat(start, first)
+    for low, high, zero in zip(first, first + per_step, base, strict=True):
+        start[low:high] -= zero
+    end = np.empty(len(place), dtype=np.float64)
+    end[place] = columns.duration
+    end += start
+    # Per-step times start at about 0 in every step; absolute ones do so in at most one.
+    relative = np.count_nonzero(np.abs(base) < 1e-3) > 1 or (len(base) == 1 and abs(base[0]) < 1e-3)
+    return start, end, np.full(len(base), np.nan) if relative else base

@@ -1,0 +1,79 @@
+"""The job: its degrees of parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paceline.errors import TraceError
+
+
+@dataclass(frozen=True)
+class Job:
+    """Degrees of parallelism of one training job.
+
+    Attributes:
+        dp_size: data-parallel ranks, each with its own row of workers in the trace.
+        pp_size: pipeline stages.
+        tp_size: tensor-parallel ranks (not seen in the trace: one rank stands for them).
+        dsp_size: further ranks that share a data-parallel group (sequence or context parallel).
+        vpp_size: model chunks per stage (virtual pipeline).
+        world_size: ranks in all; 0 = the product of the degrees.
+        name: what the job is called, for the reader.
+    """
+
+    dp_size: int
+    pp_size: int
+    tp_size: int = 1
+    dsp_size: int = 1
+    vpp_size: int = 1
+    world_size: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise TraceError(f"the job's {field} must be a whole number >= 1, not {value!r}")
+        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
+            raise TraceError(f"the job's world_size must be a whole number, not {self.world_size!r}")
+        if self.world_size < 0:
+            raise TraceError(f"the job's world_size must not be negative ({self.world_size})")
+        if self.world_size == 0:
+            object.__setattr__(self, "world_size", self.ranks)
+
+    @property
+    def ranks(self) -> int:
+        """Product of the degrees: what ``world_size`` should be."""
+        return self.dp_size * self.pp_size * self.tp_size * self.dsp_size
+
+    @property
+    def workers(self) -> int:
+        """Workers (dp, pp) that a trace shows."""
+        return self.dp_size * self.pp_size
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "job") -> Job:
+        """The job that a YAML or JSON mapping describes.
+
+        ``dp_size`` and ``pp_size`` are needed, the other degrees default to 1; ``trial_name`` or
+        ``name`` names it; other keys are ignored.
+
+        Raises:
+            TraceError: a degree is missing or no positive whole number.
+        """
+        missing = [key for key in ("dp_size", "pp_size") if key not in values]
+        if missing:
+            raise TraceError(f"{where} lacks {' and '.join(missing)}; give the degrees of the job")
+        known = {f.name for f in fields(cls)} - {"name"}
+        degrees = {key: values[key] for key in known if values.get(key) is not None}
+        name = values.get("name") or values.get("trial_name") or ""
+        try:
+            return cls(name=str(name), **degrees)
+        except TraceError as error:
+            raise TraceError(f"{where}: {error}") from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The job as ``from_mapping`` takes it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}

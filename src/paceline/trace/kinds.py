@@ -1,0 +1,104 @@
+"""The kinds of operation that a training step is made of (Table 1 of the what-if paper)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class OpKind(IntEnum):
+    """One kind of operation; ``label`` is its name in trace files and results.
+
+    The numbers are an internal order (ops of a worker are stored by kind, then by start); files
+    carry labels only.
+    """
+
+    FORWARD_COMPUTE = 0
+    BACKWARD_COMPUTE = 1
+    FORWARD_SEND = 2
+    FORWARD_RECV = 3
+    BACKWARD_SEND = 4
+    BACKWARD_RECV = 5
+    PARAMS_ALL_GATHER = 6
+    GRADS_REDUCE_SCATTER = 7
+    GC = 8
+    LAYERNORM_GRADS_ALL_REDUCE = 9
+    EMBEDDING_GRADS_ALL_REDUCE = 10
+    SEPARATE_GRADS_ALL_REDUCE = 11
+    OPTIMIZER_CLIP_MAIN_GRAD = 12
+    OPTIMIZER = 13
+
+    @property
+    def label(self) -> str:
+        """The kind's name in files: ``forward-compute``."""
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def from_label(cls, label: str) -> OpKind:
+        """The kind called ``label``; KeyError where there is none."""
+        return cls[label.upper().replace("-", "_")]
+
+
+#: Kinds whose number in a step grows with the number of microbatches.
+MICROBATCH_KINDS: Final = frozenset(
+    {
+        OpKind.FORWARD_COMPUTE,
+        OpKind.BACKWARD_COMPUTE,
+        OpKind.FORWARD_SEND,
+        OpKind.FORWARD_RECV,
+        OpKind.BACKWARD_SEND,
+        OpKind.BACKWARD_RECV,
+    }
+)
+
+#: Point-to-point transfers between neighbouring stages.
+P2P_KINDS: Final = MICROBATCH_KINDS - {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE}
+
+#: Kinds that occupy their worker alone: end = launch + duration. Layernorm's all-reduce runs inside
+#: the tensor-parallel group, which a trace does not show, so it counts as compute.
+LOCAL_KINDS: Final = frozenset(
+    {
+        OpKind.FORWARD_COMPUTE,
+        OpKind.BACKWARD_COMPUTE,
+        OpKind.GC,
+        OpKind.LAYERNORM_GRADS_ALL_REDUCE,
+        OpKind.OPTIMIZER,
+    }
+)
+
+#: Collectives whose members are spread over the data-parallel ranks.
+DP_KINDS: Final = frozenset(
+    {
+        OpKind.PARAMS_ALL_GATHER,
+        OpKind.GRADS_REDUCE_SCATTER,
+        OpKind.SEPARATE_GRADS_ALL_REDUCE,
+        OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
+    }
+)
+
+#: Kinds whose ideal duration is the mean (work can be rebalanced); all others take the median
+#: (what-if paper, 3.2: a flapping link would drag a mean far up).
+MEAN_KINDS: Final = frozenset(
+    {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.GC, OpKind.OPTIMIZER}
+)
+
+
+def _kind_groups() -> dict[str, tuple[OpKind, ...]]:
+    merged = {
+        "forward-pp-comm": (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
+        "backward-pp-comm": (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
+    }
+    groups: dict[str, tuple[OpKind, ...]] = {}
+    for kind in OpKind:
+        for label, kinds in merged.items():
+            if kind in kinds:
+                groups.setdefault(label, kinds)
+                break
+        else:
+            groups[kind.label] = (kind,)
+    return groups
+
+
+#: The kinds as S_x counts them: send and recv of one direction are one (what-if paper, 4.3).
+KIND_GROUPS: Final = MappingProxyType(_kind_groups())

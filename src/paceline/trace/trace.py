@@ -1,0 +1,140 @@
+"""The trace: what happened, one row per operation, validated and in canonical order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace.job import Job
+from paceline.trace.kinds import OpKind
+
+N_KINDS = len(OpKind)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Operations of some steps of one job, sorted by (step, dp, pp, kind, start).
+
+    Which row belongs to which worker follows from ``counts``, so five of the nine columns are not
+    stored but derived when asked for (``step``, ``dp``, ``pp``, ``kind``, ``seq``); a row costs 22
+    bytes. Made by :func:`paceline.trace.arrange`, which checks everything once; code behind it
+    trusts it.
+
+    Attributes:
+        job: degrees of parallelism.
+        steps: [step] step numbers, ascending.
+        counts: [step, dp, pp, kind] how many ops.
+        chunk: [row] model chunk on the stage (virtual stage), -1 = not applicable.
+        microbatch: [row] microbatch (compute only), -1 = not applicable.
+        start: [row] seconds since the step's first start.
+        end: [row] seconds since the step's first start.
+        step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
+        rank: [dp, pp] global rank recorded for the worker, -1 = unknown.
+        warnings: what the reader noticed.
+        left_out: step number -> why it is not in here.
+        truth: what a synthesised trace has injected; None for a real one.
+    """
+
+    job: Job
+    steps: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    microbatch: npt.NDArray[np.int32]
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+    step_start_s: npt.NDArray[np.float64]
+    rank: npt.NDArray[np.int64]
+    warnings: tuple[str, ...] = ()
+    left_out: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    truth: Mapping[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps are in here."""
+        return len(self.steps)
+
+    def _per_row(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.repeat(np.broadcast_to(values, self.counts.shape).ravel(), self.counts.ravel())
+
+    @property
+    def step(self) -> npt.NDArray[np.int64]:
+        """[row] step number."""
+        return self._per_row(self.steps[:, None, None, None])
+
+    @property
+    def dp(self) -> npt.NDArray[np.int32]:
+        """[row] data-parallel rank."""
+        return self._per_row(np.arange(self.job.dp_size, dtype=np.int32)[:, None, None])
+
+    @property
+    def pp(self) -> npt.NDArray[np.int32]:
+        """[row] pipeline stage."""
+        return self._per_row(np.arange(self.job.pp_size, dtype=np.int32)[:, None])
+
+    @property
+    def kind(self) -> npt.NDArray[np.int8]:
+        """[row] :class:`OpKind`."""
+        return self._per_row(np.arange(N_KINDS, dtype=np.int8))
+
+    @property
+    def seq(self) -> npt.NDArray[np.int32]:
+        """[row] number of the op among its kind on its worker in its step, by start."""
+        counts = self.counts.ravel()
+        first = np.cumsum(counts, dtype=np.int64) - counts
+        return (np.arange(len(self), dtype=np.int64) - np.repeat(first, counts)).astype(np.int32)
+
+    @property
+    def gmc(self) -> npt.NDArray[np.int32]:
+        """[row] the chunk's place in the model: chunk * pp_size + pp; -1 where no microbatch."""
+        place = self.chunk.astype(np.int32) * np.int32(self.job.pp_size) + self.pp
+        return np.where(self.microbatch >= 0, place, -1).astype(np.int32)
+
+    def lane_rows(self) -> npt.NDArray[np.int64]:
+        """[step, dp] the first row of each lane; its rows are contiguous."""
+        per_lane = self.counts.sum(axis=(2, 3), dtype=np.int64)
+        ends = np.cumsum(per_lane.ravel()).reshape(per_lane.shape)
+        return ends - per_lane
+
+    def traced_step_s(self) -> npt.NDArray[np.float64]:
+        """[step] last end minus first start, seconds."""
+        first = self.lane_rows()[:, 0]
+        return np.maximum.reduceat(self.end, first) - np.minimum.reduceat(self.start, first)
+
+    def select_steps(self, wanted: Iterable[int]) -> Trace:
+        """The same trace with only the steps whose numbers are in ``wanted``.
+
+        Raises:
+            TraceError: none of them is in the trace.
+        """
+        numbers = set(wanted)
+        keep = np.isin(self.steps, list(numbers))
+        if not keep.any():
+            have = f"{self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "none"
+            raise TraceError(f"none of the {len(numbers)} steps asked for is in the trace ({have})")
+        absent = sorted(numbers - set(self.steps.tolist()) - set(self.left_out))
+        warnings = self.warnings
+        if absent:
+            shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            warnings += (f"{len(absent)} of the steps asked for are not in the trace: {shown}",)
+        rows = np.repeat(keep, self.counts.sum(axis=(1, 2, 3)))
+        return replace(
+            self,
+            steps=self.steps[keep],
+            counts=self.counts[keep],
+            chunk=self.chunk[rows],
+            microbatch=self.microbatch[rows],
+            start=self.start[rows],
+            end=self.end[rows],
+            step_start_s=self.step_start_s[keep],
+            warnings=warnings,
+            left_out=MappingProxyType({s: w for s, w in self.left_out.items() if s in numbers}),
+        )

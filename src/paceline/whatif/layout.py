@@ -1,0 +1,211 @@
+"""Lay scenarios out as their distinct lanes, so that each is simulated once.
+
+In "all ideal except worker (d, p)" every replica but ``d`` is the same ideal lane, so two lanes per
+step stand for the whole job. That makes the exact slowdown of every worker as cheap as the paper's
+approximation by whole ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations, StepGraph
+from paceline.simulate import Lanes, Progress, Rules, step_times
+from paceline.trace import OpKind
+from paceline.whatif.scenario import Scenario
+
+_IDEAL = 0  # the rule that keeps nothing
+_MAX_CELLS = 1 << 24  # scenarios x dp ranks laid out at once
+_MAX_LANES = 1 << 21
+
+_RuleKey = tuple[frozenset[OpKind] | None, frozenset[int] | None, bool]
+
+
+def simulate_scenarios(
+    durations: Durations,
+    ideal: npt.NDArray[np.float64],
+    scenarios: Sequence[Scenario],
+    progress: Progress | None = None,
+) -> npt.NDArray[np.float64]:
+    """[scenario, step] step times without launch delays, seconds.
+
+    Args:
+        durations: as measured.
+        ideal: [op] seconds, from :func:`paceline.whatif.ideal.ideal_durations`.
+        scenarios: what to simulate.
+        progress: called with (lanes done, lanes in all so far known) now and then.
+    """
+    graph, n_steps = durations.graph, durations.n_steps
+    layout = _Layout(durations)
+    times = np.empty((len(scenarios), n_steps))
+    done = 0
+    for low, high, rule_of_dp in layout.batches(scenarios):
+        lanes = layout.lanes(rule_of_dp)
+        rules = Rules(layout.keep(), ideal)
+
+        def report(batch_done: int, batch_total: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + batch_done, before + batch_total)
+
+        flat = step_times(durations, rules, lanes, progress=report)
+        times[low:high] = flat.reshape(high - low, n_steps)
+        done += len(lanes)
+    assert graph is durations.graph
+    return times
+
+
+def rules_of(
+    graph: StepGraph, durations: Durations, ideal: npt.NDArray[np.float64], scenario: Scenario
+) -> tuple[Rules, npt.NDArray[np.int64]]:
+    """The rules of one scenario and the rule of each data-parallel rank, for a timeline."""
+    layout = _Layout(durations)
+    _, _, rule_of_dp = next(layout.batches([scenario]))
+    return Rules(layout.keep(), ideal), rule_of_dp[0].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Ideal:
+    """Ideal lanes of one step: replicas with equal kept values are one lane."""
+
+    members: tuple[npt.NDArray[np.int64], ...]  # dp ranks of each class
+    variant: npt.NDArray[np.int64]  # [class]
+    column: npt.NDArray[np.int64]  # [class] of a representative
+
+
+class _Layout:
+    """Collects the rules of scenarios and spreads them over lanes."""
+
+    def __init__(self, durations: Durations) -> None:
+        self.durations, self.graph = durations, durations.graph
+        self.n_steps = durations.n_steps
+        self.rule_ids: dict[_RuleKey, int] = {}
+        self.masks: list[npt.NDArray[np.bool_]] = []
+        # No-ops keep their own duration in every scenario. They rarely differ; where they do not,
+        # the ideal value is their own and nothing needs keeping.
+        self.kept_noops = _varying_noops(durations)
+        self.rule((None, frozenset(), True))
+        self.ideal_lanes = [self._ideal_lanes(step) for step in range(self.n_steps)]
+
+    def rule(self, key: _RuleKey) -> int:
+        """Number of the rule that keeps the measured duration inside or outside kinds x stages."""
+        if key not in self.rule_ids:
+            kinds, stages, inside = key
+            mask = np.ones(self.graph.n_ops, dtype=bool)
+            if kinds is not None:
+                mask &= np.isin(self.graph.kind, [int(kind) for kind in kinds])
+            if stages is not None:
+                mask &= np.isin(self.graph.pp, list(stages))
+            mask = mask if inside else ~mask
+            mask[self.kept_noops] = True
+            self.rule_ids[key] = len(self.masks)
+            self.masks.append(mask)
+        return self.rule_ids[key]
+
+    def keep(self) -> npt.NDArray[np.bool_]:
+        """[rule, op] of all rules so far."""
+        return np.stack(self.masks)
+
+    def batches(
+        self, scenarios: Sequence[Scenario]
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+        """(first, end, [scenario, dp] rule) of as many scenarios at a time as memory allows."""
+        n_dp = self.graph.n_dp
+        room = max(1, _MAX_CELLS // n_dp)
+        low = 0
+        while low < len(scenarios):
+            part = scenarios[low : low + room]
+            table = np.empty((len(part), n_dp), dtype=np.int32)
+            lanes = 0
+            for row, scenario in enumerate(part):
+                lanes += self._fill(table[row], scenario) * self.n_steps
+                if lanes > _MAX_LANES:
+                    part = part[: row + 1]
+                    break
+            yield low, low + len(part), table[: len(part)]
+            low += len(part)
+
+    def _fill(self, row: npt.NDArray[np.int32], scenario: Scenario) -> int:
+        """Fill the [dp] rules of one scenario; returns about how many lanes a step takes."""
+        scenario.part.check(self.graph)
+        kinds, inside = scenario.part.kinds, scenario.measured_inside
+        row[:] = self.rule((None, frozenset(), inside))
+        chosen = scenario.part.stages_of(self.graph)
+        if len(chosen) == len(row) and len(set(chosen.values())) == 1:
+            row[:] = self.rule((kinds, next(iter(chosen.values())), inside))
+            return len(row)
+        for dp, stages in chosen.items():
+            row[dp] = self.rule((kinds, stages, inside))
+        return len(chosen) + 1 if inside else len(row)
+
+    def lanes(self, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
+        """The distinct lanes of a batch; its sets are (scenario, step), scenario by scenario."""
+        graph, n_steps = self.graph, self.n_steps
+        n_dp = np.array([len(dps) for dps in graph.variant_dps])
+        special = rule_of_dp != _IDEAL
+        scenario, dp = np.nonzero(special)
+        steps = np.arange(n_steps)
+        variant = graph.replica_variant[dp]
+        column = steps * n_dp[variant][:, None] + graph.dp_index[dp][:, None]
+        parts = [
+            (
+                (scenario[:, None] * n_steps + steps).ravel(),
+                np.repeat(variant, n_steps),
+                np.repeat(rule_of_dp[scenario, dp].astype(np.int64), n_steps),
+                column.ravel(),
+            )
+        ]
+        parts.extend(self._ideal_parts(~special))
+        sets, variants, rules, columns = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(sets, kind="stable")
+        return Lanes(
+            sets[order], variants[order], rules[order], columns[order], len(rule_of_dp) * n_steps
+        )
+
+    def _ideal_parts(self, ideal: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+        """One lane per scenario, step and class of ideal replicas that occurs in it."""
+        cached: tuple[_Ideal, list[npt.NDArray[np.int64]]] | None = None
+        for step, lanes in enumerate(self.ideal_lanes):
+            if cached is None or cached[0] is not lanes:
+                cached = lanes, [
+                    np.flatnonzero(ideal[:, dps].any(axis=1)) for dps in lanes.members
+                ]
+            for number, having in enumerate(cached[1]):
+                yield (
+                    having * self.n_steps + step,
+                    np.full(len(having), lanes.variant[number]),
+                    np.full(len(having), _IDEAL),
+                    np.full(len(having), lanes.column[number]),
+                )
+
+    def _ideal_lanes(self, step: int) -> _Ideal:
+        graph = self.graph
+        if not self.kept_noops.any():
+            if not hasattr(self, "_common"):
+                zeros = np.zeros(graph.n_variants, dtype=np.int64)
+                self._common = _Ideal(graph.variant_dps, np.arange(graph.n_variants), zeros)
+            return self._common
+        members, variants, columns = [], [], []
+        for v, dps in enumerate(graph.variant_dps):
+            kept = np.flatnonzero(self.kept_noops[graph.variant_ops(v)])
+            values = self.durations.block(v)[kept, step]  # [no-op, dp]
+            _, first, index = np.unique(values, axis=1, return_index=True, return_inverse=True)
+            for number, place in enumerate(first):
+                members.append(dps[index.reshape(-1) == number])
+                variants.append(v)
+                columns.append(step * len(dps) + int(place))
+        return _Ideal(tuple(members), np.array(variants), np.array(columns))
+
+
+def _varying_noops(durations: Durations) -> npt.NDArray[np.bool_]:
+    """[op] no-ops, if any of them differs between steps or replicas."""
+    graph = durations.graph
+    for v in range(graph.n_variants):
+        noops = np.flatnonzero(graph.noop[graph.variant_ops(v)])
+        values = durations.block(v)[noops]
+        if (values != values[:, :1, :1]).any():
+            return graph.noop
+    return np.zeros(graph.n_ops, dtype=bool)

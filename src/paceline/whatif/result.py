@@ -1,0 +1,111 @@
+"""The finished result of a what-if analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import ClockOffsets
+from paceline.trace import Job
+
+
+@dataclass(frozen=True)
+class LaunchDelay:
+    """What launch delays cost: step time with only these delays replayed, over T (>= about 1).
+
+    Attributes:
+        by_kind: kind label -> only the delays of this kind's ops.
+        step_start: only the delays at the start of a step: of ops that wait for nothing and of each
+            worker's first compute (data loading shows there).
+    """
+
+    by_kind: Mapping[str, float]
+    step_start: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """How much stragglers cost, and which parts of the job cost it (what-if paper, 3.3, 5.1, 5.2).
+
+    All slowdowns are ratios of mean step times; ``S_x`` = T with only x measured and all else ideal,
+    over T_ideal.
+
+    Attributes:
+        job: degrees of parallelism.
+        steps: [step] step numbers analysed.
+        slowdown: S = T / T_ideal (Eq. 1).
+        waste: 1 - 1/S, the share of GPU time lost (Eq. 3).
+        discrepancy: |T - traced mean step| / traced (paper, section 6).
+        launch_slowdown: traced mean step / T.
+        replay_error: the discrepancy with launch delays replayed; shows clamping and bugs only.
+        traced_s, simulated_s, ideal_s: [step] step times, seconds.
+        by_step: step number -> its time / T_ideal of that step.
+        by_kind: kind label -> S_x (Eq. 2).
+        by_stage: stage -> S_x.
+        by_replica: data-parallel rank -> S_x.
+        by_worker: [pp, dp] exact S_w (Eq. 4).
+        by_kind_by_step: kind label -> [step] S_x.
+        by_stage_by_step: [step, pp].
+        by_replica_by_step: [step, dp].
+        by_worker_by_step: [step, pp, dp].
+        slowest_workers: the 3% (rounded up) with the highest S_w as (dp, pp, S_w), worst first.
+        m_w: share of T - T_ideal that vanishes if the slowest workers are ideal (Eq. 5); None where
+            T - T_ideal is under 0.1% of T.
+        m_w_paper: the same with workers chosen by the paper's min(S of DP rank, S of PP rank).
+        m_s: the same for the last stage; 0 where there is one stage.
+        m_w_only, m_s_only: the converse: (T with only these measured - T_ideal) / (T - T_ideal).
+        launch_delay: what launch delays cost, by kind.
+        clamped: values below -10 ms that became 0, by kind.
+        clocks: estimated clock offsets.
+        left_out_steps: step number -> why it was not analysed.
+        warnings: what the user should know.
+    """
+
+    job: Job
+    steps: npt.NDArray[np.int64]
+    slowdown: float
+    waste: float
+    discrepancy: float
+    launch_slowdown: float
+    replay_error: float
+    traced_s: npt.NDArray[np.float64]
+    simulated_s: npt.NDArray[np.float64]
+    ideal_s: npt.NDArray[np.float64]
+    by_step: Mapping[int, float]
+    by_kind: Mapping[str, float]
+    by_stage: Mapping[int, float]
+    by_replica: Mapping[int, float]
+    by_worker: npt.NDArray[np.float64]
+    by_kind_by_step: Mapping[str, npt.NDArray[np.float64]]
+    by_stage_by_step: npt.NDArray[np.float64]
+    by_replica_by_step: npt.NDArray[np.float64]
+    by_worker_by_step: npt.NDArray[np.float64]
+    slowest_workers: tuple[tuple[int, int, float], ...]
+    m_w: float | None
+    m_w_paper: float | None
+    m_s: float | None
+    m_w_only: float | None
+    m_s_only: float | None
+    launch_delay: LaunchDelay
+    clamped: Mapping[str, Mapping[str, int]]
+    clocks: ClockOffsets
+    left_out_steps: Mapping[int, str]
+    warnings: tuple[str, ...]
+
+    #: Below this slowdown a job counts as healthy.
+    HEALTHY_BELOW = 1.03
+    #: Above this discrepancy the paper drops a trace (section 6).
+    DOUBTFUL_ABOVE = 0.05
+
+    @property
+    def healthy(self) -> bool:
+        """Whether stragglers cost next to nothing."""
+        return self.slowdown < self.HEALTHY_BELOW
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether unrecorded delays make the simulation differ from the trace by more than 5%."""
+        return self.discrepancy > self.DOUBTFUL_ABOVE

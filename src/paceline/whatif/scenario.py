@@ -1,0 +1,137 @@
+"""Scenarios: which ops keep their measured duration and which become ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.errors import ScenarioError
+from paceline.graph import StepGraph
+from paceline.trace import KIND_GROUPS, OpKind
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of a job: the ops that meet all the conditions given (None = no condition).
+
+    Attributes:
+        kinds: of one of these kinds.
+        stages: on one of these stages.
+        replicas: of one of these data-parallel ranks.
+        workers: on one of these workers (dp, pp).
+    """
+
+    kinds: frozenset[OpKind] | None = None
+    stages: frozenset[int] | None = None
+    replicas: frozenset[int] | None = None
+    workers: frozenset[tuple[int, int]] | None = None
+
+    @classmethod
+    def of_kind(cls, label: str) -> Part:
+        """Ops of a kind as S_x counts them (``forward-compute``, ``forward-pp-comm``, ...)."""
+        if label not in KIND_GROUPS:
+            raise ScenarioError(f"there is no kind {label!r}; known are {', '.join(KIND_GROUPS)}")
+        return cls(kinds=frozenset(KIND_GROUPS[label]))
+
+    @classmethod
+    def of_stage(cls, stage: int) -> Part:
+        """Ops of one stage."""
+        return cls(stages=frozenset({stage}))
+
+    @classmethod
+    def of_replica(cls, dp: int) -> Part:
+        """Ops of one data-parallel rank."""
+        return cls(replicas=frozenset({dp}))
+
+    @classmethod
+    def of_workers(cls, workers: Iterable[tuple[int, int]]) -> Part:
+        """Ops of some workers (dp, pp)."""
+        return cls(workers=frozenset(workers))
+
+    def stages_of(self, graph: StepGraph) -> dict[int, frozenset[int] | None]:
+        """dp -> its stages that may hold ops of the part (None = all); other ranks have none."""
+        if self.workers is not None:
+            by_dp: dict[int, set[int]] = {}
+            for dp, pp in self.workers:
+                by_dp.setdefault(dp, set()).add(pp)
+            chosen: dict[int, frozenset[int] | None] = {d: frozenset(p) for d, p in by_dp.items()}
+            if self.stages is not None:
+                chosen = {d: frozenset(p or ()) & self.stages for d, p in chosen.items()}
+        else:
+            chosen = dict.fromkeys(range(graph.n_dp), self.stages)
+        if self.replicas is not None:
+            chosen = {dp: stages for dp, stages in chosen.items() if dp in self.replicas}
+        return chosen
+
+    def check(self, graph: StepGraph) -> None:
+        """ScenarioError where the part names ranks that the job does not have."""
+        stages = set(self.stages or ()) | {pp for _, pp in self.workers or ()}
+        replicas = set(self.replicas or ()) | {dp for dp, _ in self.workers or ()}
+        for what, named, size in (("stage", stages, graph.n_pp), ("dp rank", replicas, graph.n_dp)):
+            bad = sorted(number for number in named if not 0 <= number < size)
+            if bad:
+                raise ScenarioError(f"the job has no {what} {bad[0]}; it has 0 to {size - 1}")
+
+
+NOTHING = Part(workers=frozenset())
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Measured durations inside a part and ideal ones outside, or the other way round."""
+
+    part: Part
+    measured_inside: bool
+
+    @classmethod
+    def ideal(cls) -> Scenario:
+        """Every op ideal: no stragglers."""
+        return cls.only(NOTHING)
+
+    @classmethod
+    def measured(cls) -> Scenario:
+        """Every op as measured."""
+        return cls.without(NOTHING)
+
+    @classmethod
+    def only(cls, part: Part) -> Scenario:
+        """Only the part as measured, all else ideal: what S_x compares with the ideal."""
+        return cls(part, True)
+
+    @classmethod
+    def without(cls, part: Part) -> Scenario:
+        """The part ideal, all else as measured: what M_X compares with the measured."""
+        return cls(part, False)
+
+    @classmethod
+    def parse(cls, text: str) -> Scenario:
+        """The scenario that a user names.
+
+        ``ideal``, ``measured``, or ``only:X`` / ``without:X`` with X one of ``kind=LABEL``,
+        ``stage=N``, ``replica=N``, ``worker=DP,PP``.
+
+        Raises:
+            ScenarioError: it names none.
+        """
+        if text in ("ideal", "measured"):
+            return cls.ideal() if text == "ideal" else cls.measured()
+        mode, _, what = text.partition(":")
+        key, _, value = what.partition("=")
+        try:
+            part = {
+                "kind": lambda: Part.of_kind(value),
+                "stage": lambda: Part.of_stage(int(value)),
+                "replica": lambda: Part.of_replica(int(value)),
+                "worker": lambda: Part.of_workers([_worker(value)]),
+            }[key]()
+            return {"only": cls.only, "without": cls.without}[mode](part)
+        except (KeyError, ValueError):
+            raise ScenarioError(
+                f"{text!r} is no scenario; use ideal, measured, only:X or without:X with X one of "
+                "kind=LABEL, stage=N, replica=N, worker=DP,PP"
+            ) from None
+
+
+def _worker(text: str) -> tuple[int, int]:
+    dp, pp = text.split(",")
+    return int(dp), int(pp)
