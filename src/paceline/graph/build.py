@@ -79,6 +79,8 @@ class _Stage:
         """
         direction, at_first_stage, _ = _TRANSFERS[kind]
         transfers, computes = self.of[kind], self.of[direction]
+        if self.n_pp == 1 and not len(transfers):
+            return transfers  # chunks of one stage hand over in memory
         end_stage, end_chunk = (0, 0) if at_first_stage else (self.n_pp - 1, self.n_chunks - 1)
         at_end = (self.chunk[computes] == end_chunk) & (self.pp == end_stage)
         if len(transfers) == len(computes):
