@@ -1,12 +1,12 @@
 """The exceptions Paceline raises, one tree.
 
-    PacelineError                 anything the user can act on; the CLI prints it as one line, exit 2
-    ├── TraceError                a trace or job file is malformed, contradicts itself, or is not enough
-    ├── GraphError                no valid graph of dependencies follows from the operations
-    ├── SimulationError           the kernel was given arrays that do not belong together
-    ├── ScenarioError             a what-if scenario names something that the job does not have
-    ├── SynthError                a job that cannot be synthesised was asked for
-    └── OutputError               a result cannot be written (exists already, no space, no permission)
+    PacelineError           anything the user can act on; the CLI prints one line and exits 2
+    ├── TraceError          a trace or job file is malformed, contradicts itself, is not enough
+    ├── GraphError          no valid graph of dependencies follows from the operations
+    ├── SimulationError     the kernel was given arrays that do not belong together
+    ├── ScenarioError       a what-if scenario names something that the job does not have
+    ├── SynthError          a job that cannot be synthesised was asked for
+    └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
 """

@@ -6,8 +6,8 @@ once (see :mod:`paceline.whatif.layout`). Lanes that share a *set* meet in the c
 the data-parallel ranks.
 
 The rules are those of the what-if paper (3.2): an op is launched when its last dependency has ended
-(plus its launch delay, if delays are replayed); a compute op ends a duration later; the members of a
-transfer wait until all of them are launched, then each ends its own transfer time later.
+(plus its launch delay, if delays are replayed); a compute op ends a duration later; the members of
+a transfer wait until all of them are launched, then each ends its own transfer time later.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from paceline.jit import compiled
 
 Progress = Callable[[int, int], None]
 
-#: Interpreted, an op costs about 8 us in a block and 4 ns in a lane (measured: benchmarks/kernel.py);
-#: above this estimate the compiled walk repays the 0.4 s that loading it takes.
+#: Interpreted, an op costs about 8 us, 1.5 us for each rule in the block and 4 ns for each lane
+#: (benchmarks/kernel.py measures it); above this estimate the compiled walk repays the 0.4 s that
+#: loading it takes (once loaded, far less).
 COMPILE_ABOVE_S = 0.5
-_OP_S, _LANE_OP_S = 8e-6, 4e-9
+COMPILED_ABOVE_S = 0.02
+_OP_S, _RULE_OP_S, _LANE_OP_S = 8e-6, 1.5e-6, 4e-9
 
 _INTERPRETED_BYTES = 64 << 20  # rows of one interpreted block: as many lanes as memory allows
 _COMPILED_BYTES = 512 << 10  # rows of one compiled block: inside the cache of a core
@@ -90,7 +92,10 @@ class Timeline:
 
     def step_times(self) -> npt.NDArray[np.float64]:
         """[step] the latest end, seconds."""
-        return np.max([block.max(axis=(0, 2)) for block in self.end.blocks], axis=0)
+        last: npt.NDArray[np.float64] = np.max(
+            [block.max(axis=(0, 2)) for block in self.end.blocks], axis=0
+        )
+        return last
 
 
 def step_times(
@@ -111,7 +116,7 @@ def step_times(
     """
     _check(durations, rules, lanes, delays)
     walk = _prepare(durations, rules, delays, durations.graph.slots)
-    fast = _worth_compiling(durations.graph.n_ops, len(lanes))
+    fast = _worth_compiling(durations.graph.n_ops, len(lanes), len(rules.keep))
     result = np.zeros(lanes.n_sets)
     blocks = list(_blocks(lanes, walk.block_lanes(fast)))
     done = 0
@@ -148,7 +153,7 @@ def timeline(
     lanes = all_lanes(graph, n_steps, rule_of_dp)
     _check(durations, rules, lanes, delays)
     walk = _prepare(durations, rules, delays, (np.arange(graph.n_ops), graph.n_ops))
-    fast = _worth_compiling(graph.n_ops, len(lanes))
+    fast = _worth_compiling(graph.n_ops, len(lanes), len(rules.keep))
     end = Durations.empty(graph, n_steps)
     for block in _blocks(lanes, max(1, _INTERPRETED_BYTES // (8 * graph.n_ops))):
         rows = np.empty((graph.n_ops, len(block.column)))
@@ -159,7 +164,8 @@ def timeline(
             flat[:, block.column[low:high]] = rows[graph.variant_ops(v), low:high]
     start = Durations.empty(graph, n_steps)
     for v in range(graph.n_variants):
-        start.block(v)[:] = graph.latest_dependency_end(v, end.block(v))
+        for ops, latest in graph.latest_dependency_ends(v, end.block(v)):
+            start.block(v)[ops] = latest
         if delays is not None and rules.keep_delay is not None:
             ops, dps = graph.variant_ops(v), graph.variant_dps[v]
             rule = np.zeros(len(dps), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dps]
@@ -187,15 +193,21 @@ def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations |
         )
     if rules.keep_delay is not None:
         if delays is None or delays.values.shape != durations.values.shape:
-            raise SimulationError("delays are to be replayed, but none of the durations' shape given")
+            raise SimulationError(
+                "delays are to be replayed, but none of the durations' shape given"
+            )
         if rules.keep_delay.shape != rules.keep.shape:
-            raise SimulationError(f"keep_delay is {rules.keep_delay.shape}, keep {rules.keep.shape}")
+            raise SimulationError(
+                f"keep_delay is {rules.keep_delay.shape}, keep {rules.keep.shape}"
+            )
     if len(lanes) and (np.diff(lanes.set) < 0).any():
         raise SimulationError("lanes must come set by set")
 
 
-def _worth_compiling(n_ops: int, n_lanes: int) -> bool:
-    return n_ops * (_OP_S + n_lanes * _LANE_OP_S) > COMPILE_ABOVE_S
+def _worth_compiling(n_ops: int, n_lanes: int, n_rules: int) -> bool:
+    loaded = _compiled_walk.cache_info().currsize > 0
+    least = COMPILED_ABOVE_S if loaded else COMPILE_ABOVE_S
+    return n_ops * (_OP_S + n_rules * _RULE_OP_S + n_lanes * _LANE_OP_S) > least
 
 
 def _cores() -> int:
@@ -286,7 +298,7 @@ class _Prepared:
         missing = self.n_variants + 1 - len(block.variant_ptr)
         last = np.full(n_lanes, -np.inf)
         meeting = np.empty(block.n_sets)
-        walk = _compiled_walk() if fast else _walk
+        walk: Callable[..., None] = _compiled_walk() if fast else _walk
         walk(
             *self.arrays,
             np.pad(block.variant_ptr, (0, missing), mode="edge"),
@@ -394,8 +406,8 @@ def _walk(
 ) -> None:
     """Walk the ops of all variants over one block of lanes.
 
-    All op arrays are in topological order, ``rows`` [slot, lane] holds ends (launches, for a moment)
-    and ``last`` [lane] receives the latest end of the tracked ops.
+    All op arrays are in topological order, ``rows`` [slot, lane] holds ends (launches, for a
+    moment) and ``last`` [lane] receives the latest end of the tracked ops.
     """
     replay = keep_delay.shape[0] > 0
     for node in range(len(spans)):
@@ -420,7 +432,9 @@ def _walk(
                 for segment in range(segment_ptr[v], segment_ptr[v + 1]):
                     high = segment_end[segment]
                     if keep_delay[segment_rule[segment], op]:
-                        _add_columns(rows[slot[op], low:high], delays, row_ptr[op], column[low:high])
+                        _add_columns(
+                            rows[slot[op], low:high], delays, row_ptr[op], column[low:high]
+                        )
                     low = high
         if spans[node]:  # a collective over the data-parallel ranks, and maybe over stages
             _fill(meeting, -np.inf)
@@ -456,7 +470,7 @@ def _compiled_walk() -> Callable[..., None]:
     """The same walk as machine code; each primitive becomes a loop that the compiler vectorises."""
     from numba.extending import overload
 
-    loops: dict[Callable[..., None], Callable[..., None]] = {
+    loops: dict[Callable[..., None], Callable[..., Callable[..., None]]] = {
         _fill: _fill_loop,
         _maximum: _maximum_loop,
         _add: _add_loop,
@@ -466,7 +480,8 @@ def _compiled_walk() -> Callable[..., None]:
     }
     for primitive, loop in loops.items():
         overload(primitive, inline="never")(loop)
-    return compiled(_walk)
+    walk: Callable[..., None] = compiled(_walk)
+    return walk
 
 
 def _fill_loop(row: Any, value: Any) -> Callable[..., None]:

@@ -118,7 +118,9 @@ class SynthSpec:
 
     def __post_init__(self) -> None:
         for name in ("dp", "pp", "steps", "tp", "vpp"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
+            )
         counts = self.replica_microbatches
         _require(
             len(counts) == self.dp, f"{len(counts)} numbers of microbatches for {self.dp} dp ranks"
@@ -134,7 +136,9 @@ class SynthSpec:
         self._check_causes()
 
     def _check_causes(self) -> None:
-        for cause in (*self.slow_workers, *self.slow_links, *self.slow_nics):
+        causes: tuple[SlowWorker | SlowLink | SlowNic, ...]
+        causes = (*self.slow_workers, *self.slow_links, *self.slow_nics)
+        for cause in causes:
             last = self.pp - 1 if isinstance(cause, SlowLink) and self.vpp == 1 else self.pp
             what = type(cause).__name__
             _require(0 <= cause.dp < self.dp, f"{what}: there is no dp rank {cause.dp}")
@@ -208,7 +212,9 @@ def _graph(spec: SynthSpec) -> StepGraph:
         raise SynthError(str(error)) from None
 
 
-def _lognormal(rng: np.random.Generator, cv: float, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+def _lognormal(
+    rng: np.random.Generator, cv: float, shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
     """Factors of mean 1 and the given coefficient of variation."""
     sigma = np.sqrt(np.log1p(cv * cv))
     factors: npt.NDArray[np.float64] = rng.standard_normal(shape)
@@ -246,25 +252,17 @@ def _share_transfers(durations: Durations) -> None:
     """The members of a transfer end together: all take the time of the first."""
     graph = durations.graph
     for v, block in enumerate(durations.blocks):
-        ops = graph.variant_ops(v)
-        inside = (graph.pairs[:, 0] >= ops.start) & (graph.pairs[:, 0] < ops.stop)
-        pairs = graph.pairs[inside] - ops.start
+        pairs = graph.variant_pairs(v)
         block[pairs[:, 1]] = block[pairs[:, 0]]
     for members in graph.dp_groups:
-        _set_group(durations, members, _row(durations, int(members[0]))[:, 0])
-
-
-def _row(durations: Durations, op: int) -> npt.NDArray[np.float64]:
-    """[step, dp] view of one op's durations."""
-    variant = int(durations.graph.variant[op])
-    return durations.block(variant)[op - durations.graph.variant_ptr[variant]]
+        _set_group(durations, members, durations.row(members[0])[:, 0])
 
 
 def _set_group(
     durations: Durations, members: npt.NDArray[np.int64], per_step: npt.NDArray[np.float64]
 ) -> None:
-    for op in members.tolist():
-        _row(durations, op)[:] = per_step[:, None]
+    for op in members:
+        durations.row(op)[:] = per_step[:, None]
 
 
 def _computes(graph: StepGraph, variant: int) -> npt.NDArray[np.bool_]:
@@ -307,8 +305,7 @@ def _slow_transfers(spec: SynthSpec, durations: Durations, causes: list[dict[str
     for link in spec.slow_links:
         v, dp = int(graph.replica_variant[link.dp]), int(graph.dp_index[link.dp])
         span = graph.variant_ops(v)
-        inside = (graph.pairs[:, 0] >= span.start) & (graph.pairs[:, 0] < span.stop)
-        pairs = graph.pairs[inside]
+        pairs = graph.variant_pairs(v) + span.start
         ends = {link.pp, (link.pp + 1) % spec.pp}
         p2p = graph.kind[pairs[:, 0]] <= OpKind.BACKWARD_RECV
         joined = [set(stages) == ends for stages in graph.pp[pairs].tolist()]
@@ -320,7 +317,7 @@ def _slow_transfers(spec: SynthSpec, durations: Durations, causes: list[dict[str
         for members in graph.dp_groups:
             clip = graph.kind[members[0]] == OpKind.OPTIMIZER_CLIP_MAIN_GRAD
             if not clip and graph.pp[members[0]] == nic.pp:
-                times = _row(durations, int(members[0]))[:, 0]
+                times = durations.row(members[0])[:, 0]
                 _set_group(durations, members, np.where(hit, times * nic.factor, times))
         name = "slow-nic" if nic.probability == 1 else "flapping-nic"
         causes.append({"cause": name, **asdict(nic), "steps": np.flatnonzero(hit).tolist()})
@@ -352,7 +349,7 @@ def _delays(spec: SynthSpec, graph: StepGraph) -> tuple[Durations | None, list[l
     first = (graph.kind == OpKind.FORWARD_COMPUTE) & (graph.pp == 0) & (graph.seq == 0)
     for op in np.flatnonzero(first).tolist():
         dps = graph.variant_dps[int(graph.variant[op])]
-        _row(delays, op)[:] = hit[:, dps] * seconds
+        delays.row(op)[:] = hit[:, dps] * seconds
     return delays, [[int(step), int(dp), seconds] for step, dp in np.argwhere(hit)]
 
 

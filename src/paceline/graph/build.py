@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class _Stage:
         self.pp, self.n_pp, self.n_chunks = pp, n_pp, n_chunks
         low, high = np.searchsorted(ops.pp, [pp, pp + 1])
         cuts = low + np.searchsorted(ops.kind[low:high], np.arange(len(OpKind) + 1))
-        self.of = [np.arange(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        self.of = [np.arange(a, b) for a, b in pairwise(cuts)]
         self.chunk, self.rank, self.ops = ops.chunk, ops.rank, ops
         self.edges: list[npt.NDArray[np.int64]] = []
         self.noops: list[Ops] = []
@@ -85,7 +86,7 @@ class _Stage:
         at_end = (self.chunk[computes] == end_chunk) & (self.pp == end_stage)
         if len(transfers) == len(computes):
             self.noops.append(transfers[at_end])
-            valid = transfers[~at_end]
+            valid: Ops = transfers[~at_end]
         else:
             computes = computes[~at_end]
             valid = transfers
@@ -123,8 +124,9 @@ class _Stage:
         n_forward, n_backward = len(self.of[K.FORWARD_COMPUTE]), len(self.of[K.BACKWARD_COMPUTE])
         if n_forward != n_backward or n_forward == 0:
             raise GraphError(
-                f"stage {self.pp} has {n_forward} forward-compute and {n_backward} backward-compute "
-                "ops; a whole step has as many of both, at least one; ops are missing from the trace"
+                f"stage {self.pp} has {n_forward} forward-compute and {n_backward} "
+                "backward-compute ops; a whole step has as many of both, at least one; "
+                "ops are missing from the trace"
             )
 
     def _first_backward_transfers(self) -> None:
@@ -239,10 +241,13 @@ def _check_microbatches(stages: Sequence[_Stage]) -> None:
 
 
 def _pairs(stages: Sequence[_Stage]) -> list[npt.NDArray[np.int64]]:
-    """[pair, 2] sends with the recvs of the neighbour (around the end under VPP), and embeddings."""
+    """[pair, 2] sends with the neighbour's recvs (around the end under VPP), and embeddings."""
     found = []
     n_pp = len(stages)
-    for send, recv, step in ((K.FORWARD_SEND, K.FORWARD_RECV, 1), (K.BACKWARD_SEND, K.BACKWARD_RECV, -1)):
+    for send, recv, step in (
+        (K.FORWARD_SEND, K.FORWARD_RECV, 1),
+        (K.BACKWARD_SEND, K.BACKWARD_RECV, -1),
+    ):
         for stage in stages:
             peer = stages[(stage.pp + step) % n_pp]
             sends, recvs = stage.valid[send], peer.valid[recv]
@@ -256,8 +261,8 @@ def _pairs(stages: Sequence[_Stage]) -> list[npt.NDArray[np.int64]]:
     if n_pp > 1:
         if len(first) != len(last):
             raise GraphError(
-                f"stage 0 has {len(first)} {K.EMBEDDING_GRADS_ALL_REDUCE.label} ops, the last stage "
-                f"{len(last)}; ops are missing from the trace"
+                f"stage 0 has {len(first)} {K.EMBEDDING_GRADS_ALL_REDUCE.label} ops, the last "
+                f"stage {len(last)}; ops are missing from the trace"
             )
         found.append(np.stack([first, last], axis=1))
     return found

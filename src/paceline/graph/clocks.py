@@ -32,8 +32,9 @@ def estimate_offsets(graph: StepGraph, end: Durations) -> ClockOffsets:
     """Each worker's constant clock offset, by least squares over all transfers.
 
     The members of one transfer end together, so recorded ends that differ show how the clocks
-    differ. Each group of workers that transfer to each other yields one observation, the median over
-    steps and ops of each member's end against the group's mean, which the offsets should reproduce.
+    differ. Each group of workers that transfer to each other yields one observation, the median
+    over steps and ops of each member's end against the group's mean, which the offsets should
+    reproduce.
 
     Args:
         graph: the ops.
@@ -54,16 +55,16 @@ def _pair_groups(graph: StepGraph, end: Durations) -> list[_Group]:
     """One group per pair of stages that send to each other, per data-parallel rank."""
     groups: list[_Group] = []
     for v, dps in enumerate(graph.variant_dps):
-        ops = graph.variant_ops(v)
-        pairs = graph.pairs[(graph.pairs[:, 0] >= ops.start) & (graph.pairs[:, 0] < ops.stop)]
-        stages = np.sort(graph.pp[pairs], axis=1)
+        pp = graph.pp[graph.variant_ops(v)]
+        pairs = graph.variant_pairs(v)
+        stages = np.sort(pp[pairs], axis=1)
         block = end.block(v)
         for low, high in np.unique(stages, axis=0):
             if low == high:
                 continue
-            link = pairs[(stages == (low, high)).all(axis=1)] - ops.start
+            link = pairs[(stages == (low, high)).all(axis=1)]
             link = link[np.linspace(0, len(link) - 1, min(len(link), MAX_SAMPLES)).astype(int)]
-            sign = np.where(graph.pp[link[:, 0] + ops.start] == low, 1.0, -1.0)
+            sign = np.where(pp[link[:, 0]] == low, 1.0, -1.0)
             apart = (block[link[:, 0]] - block[link[:, 1]]) * sign[:, None, None]
             half = np.median(apart, axis=(0, 1)) / 2  # [dp]
             workers = np.stack([dps * graph.n_pp + low, dps * graph.n_pp + high], axis=1)
@@ -100,7 +101,8 @@ def _least_squares(n_workers: int, groups: list[_Group]) -> npt.NDArray[np.float
         x: npt.NDArray[np.float64], workers: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         values = x[workers]
-        return values - values.mean(axis=1, keepdims=True)
+        values -= values.mean(axis=1, keepdims=True)
+        return values
 
     def scatter(parts: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         total = np.zeros(n_workers)
@@ -121,4 +123,5 @@ def _least_squares(n_workers: int, groups: list[_Group]) -> npt.NDArray[np.float
         residual -= step * image
         previous, norm = norm, float(residual @ residual)
         direction = residual + (norm / previous) * direction
-    return x - x.mean()
+    x -= x.mean()
+    return x

@@ -71,7 +71,9 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     clocks = estimate_offsets(graph, end)
     if clocks.std_s > CORRECT_ABOVE_S:
         if keep_clocks:
-            warnings.append(f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms), kept as they are")
+            warnings.append(
+                f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms), kept as they are"
+            )
         else:
             clocks = replace(clocks, corrected=True)
             traced = _correct(graph, start, end, clocks.offset_s)
@@ -99,12 +101,13 @@ def _structure_warnings(trace: Trace, graph: StepGraph, left_out: Mapping[int, s
     if left_out:
         number, reason = min(left_out.items())
         warnings.append(
-            f"{len(left_out)} of {trace.n_steps} steps left out, for example step {number}: {reason}"
+            f"{len(left_out)} of {trace.n_steps} steps left out, for example step {number}: "
+            f"{reason}"
         )
     if trace.job.vpp_size > 1 and trace.job.pp_size > 1 and not graph.noop.any():
         warnings.append(
-            f"{trace.job.vpp_size} chunks per stage, but 0 no-op sends and recvs at the ends of the "
-            "model; transfers were matched without them"
+            f"{trace.job.vpp_size} chunks per stage, but 0 no-op sends and recvs at the ends of "
+            "the model; transfers were matched without them"
         )
     if graph.n_variants > 1:
         warnings.append(
@@ -142,7 +145,9 @@ def _transpose(
     table = out.reshape(n_ops, -1)
     lanes, ops = 64, 256  # a tile that fits the cache
     contiguous = bool((np.diff(rows) == n_ops).all())
-    source = values[rows[0] : rows[0] + len(rows) * n_ops].reshape(-1, n_ops) if contiguous else None
+    source = (
+        values[rows[0] : rows[0] + len(rows) * n_ops].reshape(-1, n_ops) if contiguous else None
+    )
     for low in range(0, len(rows), lanes):
         part = (
             source[low : low + lanes]
@@ -165,25 +170,26 @@ def _correct(
     for table in (start, end):
         for block in table.blocks:
             block -= first[:, None]
-    return np.max([block.max(axis=(0, 2)) for block in end.blocks], axis=0)
+    last: npt.NDArray[np.float64] = np.max([b.max(axis=(0, 2)) for b in end.blocks], axis=0)
+    return last
 
 
 def _measure(
     graph: StepGraph, start: Durations, end: Durations
 ) -> tuple[Durations, Durations, Mapping[str, Mapping[str, int]]]:
-    """Durations (in the memory of ``end``) and launch delays (in that of ``start``)."""
-    latest_dependency = Durations.empty(graph, end.n_steps)
+    """Durations (in the memory of ``end``) and launch delays."""
+    delays = Durations.empty(graph, end.n_steps)
     for v in range(graph.n_variants):
-        latest_dependency.block(v)[:] = graph.latest_dependency_end(v, end.block(v))
+        first, delay = start.block(v), delays.block(v)
+        for ops, latest in graph.latest_dependency_ends(v, end.block(v)):
+            np.subtract(first[ops], latest, out=delay[ops])
     _subtract_latest_start(graph, start, end)
-    start.values[:] -= latest_dependency.values
-    return end, start, MappingProxyType(
-        {"transfer": _clamp(end), "launch_delay": _clamp(start)}
-    )
+    clamped = {"transfer": _clamp(end), "launch_delay": _clamp(delays)}
+    return end, delays, MappingProxyType(clamped)
 
 
 def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -> None:
-    """end -= latest start among the peers (its own, where there are none)."""
+    """Take from each end the latest start among its peers (its own where it has none)."""
     grouped = graph.group >= 0
     for v in range(graph.n_variants):
         ops = graph.variant_ops(v)
@@ -191,17 +197,15 @@ def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -
         first, last = start.block(v), end.block(v)
         for rows in np.array_split(alone, max(1, len(alone) // 256)):
             last[rows] -= first[rows]
-        inside = (graph.pairs[:, 0] >= ops.start) & (graph.pairs[:, 0] < ops.stop)
-        pairs = graph.pairs[inside] - ops.start
+        pairs = graph.variant_pairs(v)
         for part in np.array_split(pairs, max(1, len(pairs) // 256)):
             latest = np.maximum(first[part[:, 0]], first[part[:, 1]])
             last[part[:, 0]] -= latest
             last[part[:, 1]] -= latest
     for members in graph.dp_groups:
-        rows = [(graph.variant[op], op - graph.variant_ptr[graph.variant[op]]) for op in members]
-        latest = np.max([start.block(v)[op].max(axis=1) for v, op in rows], axis=0)
-        for v, op in rows:
-            end.block(v)[op] -= latest[:, None]
+        latest = np.max([start.row(op).max(axis=1) for op in members], axis=0)
+        for op in members:
+            end.row(op)[:] -= latest[:, None]
 
 
 def _clamp(times: Durations) -> Mapping[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from paceline.errors import SimulationError
 from paceline.graph.order import slots, topological
 from paceline.trace.kinds import OpKind
 
-_CHUNK_VALUES = 1 << 22  # values gathered at once where a gather would otherwise double the memory
+_CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
 
 #: Kinds whose duration is never negative, so that a dependent op of such a kind ends last.
 _LASTING = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
@@ -116,7 +117,8 @@ class StepGraph:
     @cached_property
     def sources(self) -> npt.NDArray[np.bool_]:
         """[op] without dependencies: launched when the step starts."""
-        return np.diff(self.dep_ptr) == 0
+        sources: npt.NDArray[np.bool_] = np.diff(self.dep_ptr) == 0
+        return sources
 
     @cached_property
     def tracked(self) -> npt.NDArray[np.bool_]:
@@ -138,32 +140,42 @@ class StepGraph:
         """The ops of a variant."""
         return slice(int(self.variant_ptr[variant]), int(self.variant_ptr[variant + 1]))
 
+    def variant_pairs(self, variant: int) -> npt.NDArray[np.int64]:
+        """[pair, 2] the pairs of a variant, ops counted from its first."""
+        ops = self.variant_ops(variant)
+        inside = (self.pairs[:, 0] >= ops.start) & (self.pairs[:, 0] < ops.stop)
+        pairs: npt.NDArray[np.int64] = self.pairs[inside] - ops.start
+        return pairs
+
     def describe(self, op: int) -> str:
         """An op in words, for messages."""
         text = f"{OpKind(int(self.kind[op])).label} {self.seq[op]} of stage {self.pp[op]}"
         return text if self.microbatch[op] < 0 else f"{text} (microbatch {self.microbatch[op]})"
 
-    def latest_dependency_end(
+    def latest_dependency_ends(
         self, variant: int, end: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """[op, ...] the latest end among each op's dependencies, 0 where it has none.
+    ) -> Iterator[tuple[slice, npt.NDArray[np.float64]]]:
+        """The latest end among each op's dependencies, 0 where it has none; some ops at a time.
 
         Args:
             variant: which replica structure.
             end: [op of the variant, ...] ends, seconds.
+
+        Yields:
+            ops of the variant (counted from its first), and their [op, ...] latest ends.
         """
         ops = self.variant_ops(variant)
         ptr = self.dep_ptr[ops.start : ops.stop + 1]
-        latest = np.zeros_like(end)
         chunk = max(1, _CHUNK_VALUES // max(1, end[0].size))
         for low in range(0, len(ptr) - 1, chunk):
             high = min(low + chunk, len(ptr) - 1)
             degree = np.diff(ptr[low : high + 1])
+            latest = np.zeros((high - low, *end.shape[1:]))
             for nth in range(int(degree.max(initial=0))):
-                rows = low + np.flatnonzero(degree > nth)
-                ends = end[self.dep[ptr[rows] + nth] - ops.start]
+                rows = np.flatnonzero(degree > nth)
+                ends = end[self.dep[ptr[low + rows] + nth] - ops.start]
                 latest[rows] = ends if nth == 0 else np.maximum(latest[rows], ends)
-        return latest
+            yield slice(low, high), latest
 
 
 def make_graph(
@@ -216,7 +228,7 @@ def make_graph(
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds per op, step and data-parallel rank: the OpDuration tensor of the what-if paper (3.2).
+    """Seconds per op, step and data-parallel rank: the OpDuration tensor (what-if paper, 3.2).
 
     For compute the duration, for communication the transfer time (end minus the latest start among
     its peers). Replicas of one variant form one block ``[op, step, dp of the variant]``; the blocks
@@ -250,6 +262,11 @@ class Durations:
         ops = self.graph.variant_ops(variant)
         flat = self.values[self.row_ptr[ops.start] : self.row_ptr[ops.stop]]
         return flat.reshape(ops.stop - ops.start, self.n_steps, -1)
+
+    def row(self, op: int) -> npt.NDArray[np.float64]:
+        """[step, dp of its variant] view of one op's durations."""
+        flat = self.values[self.row_ptr[op] : self.row_ptr[op + 1]]
+        return flat.reshape(self.n_steps, -1)
 
     @property
     def blocks(self) -> tuple[npt.NDArray[np.float64], ...]:

@@ -78,7 +78,7 @@ def _nodes(n_ops: int, group: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int
 def _run(
     loop: Callable[..., int], n_ops: int, out: npt.NDArray[np.int64], *arrays: npt.NDArray[Any]
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Run a loop that fills ``out``: compiled where long, over lists (faster to index) where short."""
+    """Run a loop that fills ``out``: compiled where long, else over lists (fast to index)."""
     if n_ops > COMPILE_ABOVE_OPS:
         return int(compiled(loop)(out, *arrays)), out
     filled = out.tolist()

@@ -128,7 +128,9 @@ def replica_ops(
         for kind in OpKind:
             part = _ops_of_kind(kind, pp, n_pp, n_chunks, order, overlap, noops)
             size = len(part[0])
-            columns.append(np.stack([np.full(size, kind), np.full(size, pp), np.arange(size), *part]))
+            columns.append(
+                np.stack([np.full(size, kind), np.full(size, pp), np.arange(size), *part])
+            )
     kind, pp_column, seq, chunk, microbatch, rank = np.concatenate(columns, axis=1)
     return ReplicaOps(kind, pp_column, seq, chunk, microbatch, rank)
 

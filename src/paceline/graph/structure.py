@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -205,10 +206,11 @@ def _variant_ops(
 
 
 def _lane_table(
-    values: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], ops: npt.NDArray[np.int64]
-) -> npt.NDArray[np.generic]:
+    values: npt.NDArray[Any], rows: npt.NDArray[np.int64], ops: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
     """[lane, op] values of some ops."""
-    return values[rows[:, None] + ops]
+    table: npt.NDArray[Any] = values[rows[:, None] + ops]
+    return table
 
 
 def _most_common(label: npt.NDArray[np.uint64]) -> int:
@@ -217,14 +219,15 @@ def _most_common(label: npt.NDArray[np.uint64]) -> int:
     return int(np.argmax(label == np.uint64(counts.most_common(1)[0][0])))
 
 
-def _vote_labels(
-    trace: Trace, rows: npt.NDArray[np.int64], n_ops: int
-) -> npt.NDArray[np.uint64]:
+def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.NDArray[np.uint64]:
     """[lane] a number for the lane's sequence of chunks and microbatches."""
     label = np.empty(len(rows), dtype=np.uint64)
     block = max(1, (1 << 22) // n_ops)
     ops = np.arange(n_ops)
-    chunk0, batch0 = trace.chunk[rows[0] : rows[0] + n_ops], trace.microbatch[rows[0] : rows[0] + n_ops]
+    chunk0, batch0 = (
+        trace.chunk[rows[0] : rows[0] + n_ops],
+        trace.microbatch[rows[0] : rows[0] + n_ops],
+    )
     for low in range(0, len(rows), block):
         part = rows[low : low + block]
         chunk, batch = _lane_table(trace.chunk, part, ops), _lane_table(trace.microbatch, part, ops)
@@ -236,6 +239,11 @@ def _vote_labels(
         hashes[((chunk == chunk0) & (batch == batch0)).all(axis=1)] = 0
         label[low : low + block] = hashes
     return label
+
+
+def _ascending(table: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """[row] whether its values never decrease."""
+    return np.asarray((table[:, 1:] >= table[:, :-1]).all(axis=1))
 
 
 def _vote_order(
@@ -250,9 +258,9 @@ def _vote_order(
     """
     starts = _lane_table(trace.start, rows, ops)
     order = np.argsort(starts[0], kind="stable")
-    agree = (np.diff(starts[:, order], axis=1) >= 0).all(axis=1)
+    agree = _ascending(starts[:, order])
     if 2 * agree.sum() < len(agree):
         orders = np.argsort(starts, axis=1, kind="stable")
         order = orders[_most_common(_hashes(orders.astype(np.uint64)))]
-        agree = (np.diff(starts[:, order], axis=1) >= 0).all(axis=1)
+        agree = _ascending(starts[:, order])
     return order, np.flatnonzero(~agree & alike)

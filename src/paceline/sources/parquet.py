@@ -108,16 +108,35 @@ def _columns(
     for name, field in COLUMNS.items():
         if name == "optype":
             continue
-        column = table.column(name)
-        if column.null_count:
-            raise TraceError(f"{where}: column {name} has {column.null_count} empty values")
-        values[field] = column.to_numpy()
+        values[field] = _numbers(table.column(name), name, where)
     gmc = values.pop("gmc")
     columns = Columns(**values)
     if ignored.any():
         keep = ~ignored
         return columns.take(keep), gmc[keep], int(ignored.sum())
     return columns, gmc, 0
+
+
+def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
+    """A column of numbers as NumPy sees it, without a copy where it lies in one piece."""
+    import pyarrow as pa
+
+    if column.null_count:
+        raise TraceError(f"{where}: column {name} has {column.null_count} empty values")
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise TraceError(f"{where}: column {name} holds {column.type}, not numbers")
+    # Not to_numpy(): that imports pandas where it is installed, a quarter of a second.
+    return np.from_dlpack(_one_piece(column))
+
+
+def _one_piece(column: Any) -> Any:
+    """A chunked Arrow column as one array; copied only where it has several chunks."""
+    import pyarrow as pa
+
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    array = column.combine_chunks()
+    return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
 def _kinds(
@@ -132,11 +151,11 @@ def _kinds(
         column = column.dictionary_encode()
     if column.null_count:
         raise TraceError(f"{where}: column optype has {column.null_count} empty values")
-    column = column.unify_dictionaries().combine_chunks()
-    chunk = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    labels = [str(label) for label in chunk.dictionary.to_pylist()]
-    codes = chunk.indices.to_numpy(zero_copy_only=False)
-    present = np.bincount(codes, minlength=len(labels)) > 0
+    array = _one_piece(column.unify_dictionaries())
+    labels = [str(label) for label in array.dictionary.to_pylist()]
+    codes = np.from_dlpack(array.indices)
+    present = np.zeros(len(labels), dtype=bool)
+    present[codes] = True
     table = np.full(len(labels), -1, dtype=np.int8)
     unknown = []
     for index, label in enumerate(labels):
@@ -165,8 +184,8 @@ def _check_gmc(columns: Columns, gmc: npt.NDArray[Any], job: Job, where: str) ->
     if wrong.any():
         row = int(np.argmax(wrong))
         raise TraceError(
-            f"{where}: gmc of {int(wrong.sum())} rows is not mc * pp_size + stage, the first in row "
-            f"{row} (gmc {gmc[row]}, mc {columns.chunk[row]}, stage {columns.pp[row]}, pp_size "
+            f"{where}: gmc of {int(wrong.sum())} rows is not mc * pp_size + stage, the first in "
+            f"row {row} (gmc {gmc[row]}, mc {columns.chunk[row]}, stage {columns.pp[row]}, pp_size "
             f"{job.pp_size}); only interleaved placement of chunks is known"
         )
 

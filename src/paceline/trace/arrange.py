@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,7 @@ from paceline.trace.job import Job
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 from paceline.trace.trace import N_KINDS, Trace
 
-#: A start time may be off by this share of a typical compute op before the file counts as too coarse.
+#: A start time may be off by this share of a typical compute op; coarser files are refused.
 COARSE_SHARE = 0.01
 
 #: Steps, ranks or stages are told by number; more cells than this per row means a corrupt number.
@@ -78,14 +77,15 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     columns = _whole_numbers(columns, where)
     _check_times(columns, where)
     job, warnings = _job_of(columns, job, where)
-    cell, steps = _cells(columns, job, where)
+    worker, cell, steps = _cells(columns, job, where)
+    rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
-    if _has_peers(columns, job):
-        columns, left_out, note = _merge_peers(columns, cell, where)
+    if (np.take(rank, worker) != columns.rank).any():
+        columns, left_out, note = _merge_peers(columns, worker, cell, where)
         warnings.append(note)
         if len(columns) == 0:
             raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
-        cell, steps = _cells(columns, job, where)
+        _, cell, steps = _cells(columns, job, where)
     shape = (len(steps), job.dp_size, job.pp_size, N_KINDS)
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)
@@ -101,7 +101,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         start=start,
         end=end,
         step_start_s=step_start_s,
-        rank=_ranks(columns, job),
+        rank=rank.reshape(job.dp_size, job.pp_size),
         warnings=tuple(warnings),
         left_out=MappingProxyType(left_out),
     )
@@ -109,7 +109,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
 
 def _whole_numbers(columns: Columns, where: str) -> Columns:
     """Integer columns as integers; floats are fine as long as they are whole."""
-    changed: dict[str, npt.NDArray[np.int64]] = {}
+    changed: dict[str, Any] = {}
     for name in ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch"):
         values = getattr(columns, name)
         if np.issubdtype(values.dtype, np.integer):
@@ -209,7 +209,7 @@ def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[st
 
 
 def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """[row] which step, and the [step] numbers ascending; a table look-up where numbers are dense."""
+    """[row] which step, and the [step] numbers ascending; by table where numbers are dense."""
     low, high = int(step.min()), int(step.max())
     if high - low > max(4 * len(step), 1 << 20):
         numbers, index = np.unique(step, return_inverse=True)
@@ -223,8 +223,8 @@ def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
 
 def _cells(
     columns: Columns, job: Job, where: str
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """[row] number of its (step, dp, pp, kind) cell, and the step numbers."""
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """[row] its worker (dp, pp) and its cell (step, dp, pp, kind) as numbers; [step] numbers."""
     index, steps = _step_index(columns.step)
     n_cells = len(steps) * job.workers * N_KINDS
     if n_cells > MAX_CELLS_PER_ROW * (len(columns) + N_KINDS) or n_cells >= 2**31:
@@ -232,31 +232,26 @@ def _cells(
             f"{where}: {job.dp_size} dp ranks x {job.pp_size} stages in {len(steps)} steps cannot "
             f"be told from {len(columns)} rows; is a dp_rank or stage corrupt?"
         )
+    worker = columns.dp.astype(np.int32)
+    worker *= job.pp_size
+    worker += columns.pp.astype(np.int32, copy=False)
     cell = index.astype(np.int32)
-    cell *= job.dp_size
-    cell += columns.dp
-    cell *= job.pp_size
-    cell += columns.pp
+    cell *= job.workers
+    cell += worker
     cell *= N_KINDS
     cell += columns.kind
-    return cell, steps
+    return worker, cell, steps
 
 
-def _ranks(columns: Columns, job: Job) -> npt.NDArray[np.int64]:
-    worker = columns.dp.astype(np.int32) * job.pp_size + columns.pp
+def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDArray[np.int64]:
+    """[worker] the rank that recorded it; the last one where several did."""
     rank = np.full(job.workers, -1, dtype=np.int64)
     rank[worker] = columns.rank
-    return rank.reshape(job.dp_size, job.pp_size)
-
-
-def _has_peers(columns: Columns, job: Job) -> bool:
-    """Whether some (dp, pp) was recorded by more than one rank."""
-    last = _ranks(columns, job)
-    return bool((last[columns.dp, columns.pp] != columns.rank).any())
+    return rank
 
 
 def _merge_peers(
-    columns: Columns, cell: npt.NDArray[np.int32], where: str
+    columns: Columns, worker: npt.NDArray[np.int32], cell: npt.NDArray[np.int32], where: str
 ) -> tuple[Columns, dict[int, str], str]:
     """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
 
@@ -264,15 +259,14 @@ def _merge_peers(
     start and the latest end.
     """
     order = np.lexsort((columns.start, columns.rank, cell))
-    columns, cell = columns.take(order), cell[order]
+    columns, cell, worker = columns.take(order), cell[order], worker[order]
     first_of_rank = np.ones(len(cell), dtype=bool)
     first_of_rank[1:] = (np.diff(cell) != 0) | (np.diff(columns.rank) != 0)
     begin = np.flatnonzero(first_of_rank)
     seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
 
     # A worker's ops are whole where each of its ranks recorded equally many of the kind.
-    worker = columns.dp.astype(np.int64) * (int(columns.pp.max()) + 1) + columns.pp
-    pairs = np.unique(np.stack([worker, columns.rank.astype(np.int64)]), axis=1)
+    pairs = np.unique(np.stack([worker, columns.rank]).astype(np.int64), axis=1)
     n_ranks = np.bincount(pairs[0])
     order = np.lexsort((seq, cell))
     columns, cell, seq, worker = columns.take(order), cell[order], seq[order], worker[order]
@@ -302,8 +296,8 @@ def _merge_peers(
     )
     whole = ~np.isin(merged.step, list(left_out))
     note = (
-        f"{where}: up to {int(n_ranks.max())} ranks recorded one (dp, stage): tensor-parallel peers "
-        "were merged (compute: the longest; communication: latest start, latest end)"
+        f"{where}: up to {int(n_ranks.max())} ranks recorded one (dp, stage): tensor-parallel "
+        "peers were merged (compute: the longest; communication: latest start, latest end)"
     )
     return merged.take(whole), left_out, note
 

@@ -37,7 +37,9 @@ class Job:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise TraceError(f"the job's {field} must be a whole number >= 1, not {value!r}")
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
-            raise TraceError(f"the job's world_size must be a whole number, not {self.world_size!r}")
+            raise TraceError(
+                f"the job's world_size must be a whole number, not {self.world_size!r}"
+            )
         if self.world_size < 0:
             raise TraceError(f"the job's world_size must not be negative ({self.world_size})")
         if self.world_size == 0:

@@ -102,7 +102,8 @@ class Trace:
         """[step, dp] the first row of each lane; its rows are contiguous."""
         per_lane = self.counts.sum(axis=(2, 3), dtype=np.int64)
         ends = np.cumsum(per_lane.ravel()).reshape(per_lane.shape)
-        return ends - per_lane
+        first: npt.NDArray[np.int64] = ends - per_lane
+        return first
 
     def traced_step_s(self) -> npt.NDArray[np.float64]:
         """[step] last end minus first start, seconds."""

@@ -133,7 +133,8 @@ class _Shares:
         self.durations, self.ideal, self.t, self.t_ideal = durations, ideal, t, t_ideal
 
     def _mean_times(self, scenarios: Sequence[Scenario]) -> Array:
-        return simulate_scenarios(self.durations, self.ideal, scenarios).mean(axis=1)
+        times: Array = simulate_scenarios(self.durations, self.ideal, scenarios).mean(axis=1)
+        return times
 
     def _divide(self, gains: Array) -> list[float | None]:
         gap = self.t - self.t_ideal
@@ -147,7 +148,9 @@ class _Shares:
 
     def remaining(self, parts: Sequence[Part]) -> list[float | None]:
         """(T with only X measured - T_ideal) / (T - T_ideal)."""
-        return self._divide(self._mean_times([Scenario.only(part) for part in parts]) - self.t_ideal)
+        return self._divide(
+            self._mean_times([Scenario.only(part) for part in parts]) - self.t_ideal
+        )
 
 
 def _launch_delays(measured: Measured) -> tuple[LaunchDelay, Array]:
@@ -175,7 +178,8 @@ def _launch_delays(measured: Measured) -> tuple[LaunchDelay, Array]:
     times = step_times(measured.durations, rules, repeated, measured.delays).reshape(n, n_steps)
     without, replayed, start, *by_kind = times
     factors = {
-        kind.label: float(t.mean() / without.mean()) for kind, t in zip(labels, by_kind, strict=True)
+        kind.label: float(t.mean() / without.mean())
+        for kind, t in zip(labels, by_kind, strict=True)
     }
     return LaunchDelay(factors, float(start.mean() / without.mean())), replayed
 
@@ -222,4 +226,7 @@ def _not_judged(graph: StepGraph) -> list[str]:
             alone.append(label)
     if not alone:
         return []
-    return [f"not judged, for want of peers to compare with (lasting slowness cannot show): {', '.join(alone)}"]
+    return [
+        "not judged, for want of peers to compare with (lasting slowness cannot show): "
+        + ", ".join(alone)
+    ]

@@ -13,9 +13,9 @@ from paceline.trace.kinds import MEAN_KINDS
 def ideal_durations(durations: Durations) -> npt.NDArray[np.float64]:
     """[op] one duration per kind, over all steps, ranks and microbatches, seconds.
 
-    The mean for forward, backward, gc and optimizer (their work could be rebalanced), the median for
-    everything else (a flapping link would drag a mean up). No-op sends and recvs do not count; their
-    own value is set to their mean.
+    The mean for forward, backward, gc and optimizer (their work could be rebalanced), the median
+    for everything else (a flapping link would drag a mean up). No-op sends and recvs do not count;
+    each gets the mean of its own durations.
     """
     graph = durations.graph
     ideal = np.zeros(graph.n_ops)
@@ -24,7 +24,9 @@ def ideal_durations(durations: Durations) -> npt.NDArray[np.float64]:
         if not len(ops):
             continue
         values = np.concatenate([_rows(durations, v, ops).ravel() for v in range(graph.n_variants)])
-        ideal[ops] = values.mean() if kind in MEAN_KINDS else np.median(values, overwrite_input=True)
+        ideal[ops] = (
+            values.mean() if kind in MEAN_KINDS else np.median(values, overwrite_input=True)
+        )
     for v in range(graph.n_variants):
         noops = np.flatnonzero(graph.noop & (graph.variant == v))
         ideal[noops] = _rows(durations, v, noops).mean(axis=(1, 2))
@@ -37,4 +39,5 @@ def _rows(
     """[op, step, dp] durations of those of ``ops`` that belong to the variant."""
     span = durations.graph.variant_ops(variant)
     inside = ops[(ops >= span.start) & (ops < span.stop)] - span.start
-    return durations.block(variant)[inside]
+    rows: npt.NDArray[np.float64] = durations.block(variant)[inside]
+    return rows

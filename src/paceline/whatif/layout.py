@@ -150,7 +150,7 @@ class _Layout:
         steps = np.arange(n_steps)
         variant = graph.replica_variant[dp]
         column = steps * n_dp[variant][:, None] + graph.dp_index[dp][:, None]
-        parts = [
+        parts: list[tuple[npt.NDArray[np.int64], ...]] = [
             (
                 (scenario[:, None] * n_steps + steps).ravel(),
                 np.repeat(variant, n_steps),
@@ -165,14 +165,14 @@ class _Layout:
             sets[order], variants[order], rules[order], columns[order], len(rule_of_dp) * n_steps
         )
 
-    def _ideal_parts(self, ideal: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+    def _ideal_parts(
+        self, ideal: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
         """One lane per scenario, step and class of ideal replicas that occurs in it."""
         cached: tuple[_Ideal, list[npt.NDArray[np.int64]]] | None = None
         for step, lanes in enumerate(self.ideal_lanes):
             if cached is None or cached[0] is not lanes:
-                cached = lanes, [
-                    np.flatnonzero(ideal[:, dps].any(axis=1)) for dps in lanes.members
-                ]
+                cached = lanes, [np.flatnonzero(ideal[:, dps].any(axis=1)) for dps in lanes.members]
             for number, having in enumerate(cached[1]):
                 yield (
                     having * self.n_steps + step,

@@ -30,8 +30,8 @@ class LaunchDelay:
 class WhatIf:
     """How much stragglers cost, and which parts of the job cost it (what-if paper, 3.3, 5.1, 5.2).
 
-    All slowdowns are ratios of mean step times; ``S_x`` = T with only x measured and all else ideal,
-    over T_ideal.
+    All slowdowns are ratios of mean step times; ``S_x`` = T with only x measured and all else
+    ideal, over T_ideal.
 
     Attributes:
         job: degrees of parallelism.

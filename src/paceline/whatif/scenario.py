@@ -49,7 +49,7 @@ class Part:
         return cls(workers=frozenset(workers))
 
     def stages_of(self, graph: StepGraph) -> dict[int, frozenset[int] | None]:
-        """dp -> its stages that may hold ops of the part (None = all); other ranks have none."""
+        """Replica -> its stages that may hold ops of the part (None = all); others have none."""
         if self.workers is not None:
             by_dp: dict[int, set[int]] = {}
             for dp, pp in self.workers:

@@ -1,0 +1,10 @@
+"""``python -m paceline``."""
+
+from __future__ import annotations
+
+import sys
+
+from paceline.cli.main import run
+
+if __name__ == "__main__":
+    sys.exit(run())

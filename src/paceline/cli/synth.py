@@ -1,0 +1,161 @@
+"""``paceline synth``: make a trace with known causes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.synth import SynthSpec
+
+EXAMPLE = """\
+example:
+  paceline synth --dp 8 --pp 4 --microbatches 16 --steps 10 --slow-worker 3,1,1.5 -o trace.parquet
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "synth",
+        help="make a trace with known causes of slowness",
+        description="Simulate a training job with chosen causes of slowness and write its trace. "
+        "What was injected is kept in the file's metadata.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    job = parser.add_argument_group("the job")
+    job.add_argument("--dp", type=int, default=8, help="data-parallel ranks (default 8)")
+    job.add_argument("--pp", type=int, default=4, help="pipeline stages (default 4)")
+    job.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
+    job.add_argument("--vpp", type=int, default=1, help="model chunks per stage (default 1)")
+    job.add_argument(
+        "--microbatches",
+        default="16",
+        metavar="N[,N...]",
+        help="microbatches of every replica, or one number per replica (default 16)",
+    )
+    job.add_argument("--steps", type=int, default=10, help="steps (default 10)")
+    job.add_argument(
+        "--schedule",
+        choices=("gpipe", "1f1b", "interleaved"),
+        help="pipeline schedule (default: interleaved if --vpp is above 1, else 1f1b)",
+    )
+    job.add_argument(
+        "--overlap", action="store_true", help="reduce gradients during the backward pass"
+    )
+    job.add_argument(
+        "--no-noops",
+        action="store_true",
+        help="under --vpp, do not record sends and recvs that move nothing",
+    )
+    job.add_argument(
+        "--noise", type=float, default=0.01, help="variation of all durations (default 0.01)"
+    )
+    job.add_argument("--seed", type=int, default=0, help="seed of all draws (default 0)")
+    _add_causes(parser)
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="the parquet file to write"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.set_defaults(run=run)
+
+
+def _add_causes(parser: argparse.ArgumentParser) -> None:
+    causes = parser.add_argument_group("causes of slowness (the first four may be repeated)")
+    for flag, metavar, text in (
+        ("--slow-worker", "DP,PP,FACTOR", "computes of a worker take longer"),
+        ("--slow-link", "DP,PP,FACTOR", "transfers from stage PP to the next take longer"),
+        ("--slow-nic", "DP,PP,FACTOR", "a NIC slows the DP collectives of stage PP"),
+        ("--flapping-nic", "DP,PP,FACTOR,PROBABILITY", "the same in some steps only"),
+    ):
+        causes.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
+    causes.add_argument(
+        "--slow-last-stage",
+        metavar="FORWARD,BACKWARD",
+        help="factors of the last stage's forward and backward",
+    )
+    causes.add_argument(
+        "--sequence-imbalance",
+        type=float,
+        default=0.0,
+        metavar="CV",
+        help="variation of the cost of microbatches",
+    )
+    causes.add_argument(
+        "--gc-pauses",
+        metavar="PROBABILITY,SECONDS",
+        help="garbage collection makes some forwards longer",
+    )
+    causes.add_argument(
+        "--launch-delay",
+        metavar="SECONDS[,PROBABILITY]",
+        help="the first forward of a step waits for data",
+    )
+    causes.add_argument(
+        "--clock-skew",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="standard deviation of the workers' clock offsets",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Synthesise and write."""
+    from paceline.errors import OutputError
+    from paceline.sources import parquet
+    from paceline.synth import synthesize
+
+    if args.output.exists() and not args.force:
+        raise OutputError(f"{args.output} exists already; choose another name or pass --force")
+    trace = synthesize(spec_of(args))
+    parquet.write(trace, args.output, force=args.force)
+    print(
+        f"{args.output}: {len(trace):,} operations, {trace.n_steps} steps of "
+        f"{trace.job.workers} workers"
+    )
+    return 0
+
+
+def spec_of(args: argparse.Namespace) -> SynthSpec:
+    """The job that the arguments describe."""
+    from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, parse_numbers
+
+    def numbers(text: str, flag: str, what: str, *n: int) -> tuple[float, ...]:
+        return parse_numbers(text, n, f"{what} after {flag}")
+
+    triple = "DP,PP,FACTOR"
+    workers = [numbers(text, "--slow-worker", triple, 3) for text in args.slow_worker]
+    links = [numbers(text, "--slow-link", triple, 3) for text in args.slow_link]
+    nics = [numbers(text, "--slow-nic", triple, 3) for text in args.slow_nic]
+    nics += [
+        numbers(text, "--flapping-nic", f"{triple},PROBABILITY", 4) for text in args.flapping_nic
+    ]
+    counts = numbers(args.microbatches, "--microbatches", "whole numbers", 1, args.dp)
+    last, pauses, delay = args.slow_last_stage, args.gc_pauses, args.launch_delay
+    stage = numbers(last, "--slow-last-stage", "FORWARD,BACKWARD", 2) if last else None
+    gc = numbers(pauses, "--gc-pauses", "PROBABILITY,SECONDS", 2) if pauses else None
+    launch = numbers(delay, "--launch-delay", "SECONDS[,PROBABILITY]", 1, 2) if delay else None
+    return SynthSpec(
+        dp=args.dp,
+        pp=args.pp,
+        tp=args.tp,
+        vpp=args.vpp,
+        microbatches=int(counts[0]) if len(counts) == 1 else tuple(int(n) for n in counts),
+        steps=args.steps,
+        schedule=args.schedule,
+        overlap=args.overlap,
+        noops=False if args.no_noops else None,
+        noise=args.noise,
+        seed=args.seed,
+        slow_workers=tuple(SlowWorker(int(dp), int(pp), f) for dp, pp, f in workers),
+        slow_links=tuple(SlowLink(int(dp), int(pp), f) for dp, pp, f in links),
+        slow_nics=tuple(SlowNic(int(dp), int(pp), *rest) for dp, pp, *rest in nics),
+        slow_last_stage=(stage[0], stage[1]) if stage else None,
+        sequence_imbalance=args.sequence_imbalance,
+        gc_pauses=(gc[0], gc[1]) if gc else None,
+        launch_delay=(launch[0], launch[1] if len(launch) == 2 else 1.0) if launch else None,
+        clock_skew_s=args.clock_skew,
+    )

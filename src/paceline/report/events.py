@@ -1,0 +1,141 @@
+"""Operations as events to be drawn: from a simulated timeline, or from a trace as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import StepGraph
+from paceline.simulate import Timeline
+from paceline.trace import OpKind, Trace
+
+Ints = npt.NDArray[np.int64]
+
+_SERVES = {
+    OpKind.FORWARD_SEND: OpKind.FORWARD_COMPUTE,
+    OpKind.FORWARD_RECV: OpKind.FORWARD_COMPUTE,
+    OpKind.BACKWARD_SEND: OpKind.BACKWARD_COMPUTE,
+    OpKind.BACKWARD_RECV: OpKind.BACKWARD_COMPUTE,
+}
+
+
+@dataclass(frozen=True)
+class Events:
+    """One entry per operation, in any order.
+
+    Attributes:
+        step: step number.
+        dp: data-parallel rank.
+        pp: stage.
+        kind: :class:`OpKind`.
+        seq: number among its kind on its worker in its step.
+        chunk: model chunk on the stage, -1 = not applicable; a transfer has that of its compute.
+        microbatch: microbatch, -1 = not applicable or unknown; a transfer has that of its compute.
+        start_s: launch, seconds since the step's start.
+        end_s: end, seconds since the step's start.
+    """
+
+    step: Ints
+    dp: Ints
+    pp: Ints
+    kind: Ints
+    seq: Ints
+    chunk: Ints
+    microbatch: Ints
+    start_s: npt.NDArray[np.float64]
+    end_s: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | None = None) -> Events:
+    """The events of a simulated timeline.
+
+    Args:
+        timeline: when every op runs.
+        steps: [step] their numbers.
+        replicas: data-parallel ranks to take; None takes all.
+    """
+    graph = timeline.graph
+    chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+    chunk, microbatch = _served(graph)
+    parts = []
+    for v, all_dps in enumerate(graph.variant_dps):
+        dps = np.intersect1d(all_dps, chosen)
+        ops = graph.variant_ops(v)
+        shape = (len(steps), len(dps), ops.stop - ops.start)
+        columns = [
+            steps[:, None, None],
+            dps[:, None],
+            *(a[ops] for a in (graph.pp, graph.kind, graph.seq, chunk, microbatch)),
+        ]
+        taken = graph.dp_index[dps]
+        times = (
+            table.block(v)[:, :, taken].transpose(1, 2, 0).ravel()
+            for table in (timeline.start, timeline.end)
+        )
+        parts.append([*(np.broadcast_to(a, shape).ravel() for a in columns), *times])
+    return Events(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
+    """The events of a trace, as traced.
+
+    Args:
+        trace: what happened.
+        replicas: data-parallel ranks to take; None takes all.
+    """
+    chunk, microbatch = _served_rows(trace)
+    dp = trace.dp
+    keep = np.full(len(trace), True) if replicas is None else np.isin(dp, list(replicas))
+    columns = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
+    return Events(*(column[keep] for column in (*columns, trace.start, trace.end)))
+
+
+def _served(graph: StepGraph) -> tuple[Ints, Ints]:
+    """[op] chunk and microbatch; a transfer takes those of the compute it feeds or follows."""
+    chunk, microbatch = graph.chunk.astype(np.int64), graph.microbatch.astype(np.int64)
+    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
+    before = graph.dep
+    for transfer, compute in _SERVES.items():
+        receives = transfer in (OpKind.FORWARD_RECV, OpKind.BACKWARD_RECV)
+        first, second = (before, after) if receives else (after, before)
+        tied = (graph.kind[first] == transfer) & (graph.kind[second] == compute)
+        chunk[first[tied]] = graph.chunk[second[tied]]
+        microbatch[first[tied]] = graph.microbatch[second[tied]]
+    return chunk, microbatch
+
+
+def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
+    """[row] the same for a trace: transfer k belongs to compute k, where there are as many."""
+    chunk, microbatch = trace.chunk.astype(np.int64), trace.microbatch.astype(np.int64)
+    counts = trace.counts.astype(np.int64)
+    first = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
+    cell = np.repeat(np.arange(counts.size), counts.ravel())
+    seq = np.arange(len(trace)) - first.ravel()[cell]
+    for transfer, compute in _SERVES.items():
+        alike = counts[..., transfer] == counts[..., compute]
+        towards = np.full(counts.shape, -1)
+        towards[..., transfer] = np.where(alike, first[..., compute], -1)
+        row_of = towards.ravel()[cell]
+        rows = np.flatnonzero(row_of >= 0)
+        served = row_of[rows] + seq[rows]
+        chunk[rows], microbatch[rows] = trace.chunk[served], trace.microbatch[served]
+    return chunk, microbatch
+
+
+def label(kind: OpKind, microbatch: int, chunk: int, seq: int) -> str:
+    """A short name: ``F3``, ``send B3``, ``F3 c1`` (chunk 1), ``grads-reduce-scatter``.
+
+    ``chunk`` is to be -1 where the job has one per stage.
+    """
+    if kind not in _SERVES and kind > OpKind.BACKWARD_COMPUTE:
+        return kind.label if chunk < 0 else f"{kind.label} c{chunk}"
+    direction = "F" if kind.name.startswith("FORWARD") else "B"
+    what = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
+    number = f"{direction}{microbatch}" if microbatch >= 0 else f"{direction} #{seq}"
+    return what + number + (f" c{chunk}" if chunk >= 0 else "")

@@ -1,0 +1,88 @@
+"""Output files: written beside their place, then moved there, so none is ever half a file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from paceline.errors import OutputError
+
+Writer = Callable[[BinaryIO], None]
+
+
+def check_targets(paths: Sequence[Path], *, force: bool = False) -> None:
+    """Make sure that all of ``paths`` may be written; call it before the work, too.
+
+    Raises:
+        OutputError: one of them exists and ``force`` is not given, or is no regular file.
+    """
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        if stat.S_ISDIR(mode):
+            raise OutputError(f"{path} is a folder; give the name of a file")
+        if not stat.S_ISREG(mode):
+            raise OutputError(f"{path} is no regular file; choose another name")
+    existing = [path for path in paths if path.exists()]
+    if existing and not force:
+        others = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
+        raise OutputError(
+            f"{existing[0]} exists already{others}; choose another name or pass --force"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents where they are missing.
+
+    Raises:
+        OutputError: it cannot be created, or a file has its name.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OutputError(f"{folder} cannot be a folder: a file is in the way") from None
+    except OSError as error:
+        raise OutputError(f"the folder {folder} cannot be created: {error.strerror}") from None
+
+
+def write_files(writers: Mapping[Path, Writer], *, force: bool = False) -> None:
+    """Write some files, all or (but for a failing rename) none.
+
+    Args:
+        writers: path -> what writes its content to an open file.
+        force: replace files that exist.
+
+    Raises:
+        OutputError: a file exists already, or cannot be written.
+    """
+    check_targets(list(writers), force=force)
+    partials: dict[Path, Path] = {}
+    path = Path()
+    try:
+        for path, write in writers.items():
+            # Through a link to its target: replacing the link itself would surprise.
+            final = Path(os.path.realpath(path))
+            partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+            with partial.open("xb") as file:
+                partials[partial] = final
+                write(file)
+        check_targets(list(writers), force=force)  # the work may have taken a while
+        for partial, final in partials.items():
+            path = final
+            partial.replace(final)
+    except FileNotFoundError:
+        raise OutputError(
+            f"{path} cannot be written: the folder {path.parent} does not exist"
+        ) from None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""The folder that ``analyze --out`` fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from paceline.errors import OutputError
+from paceline.graph import Measured
+from paceline.report.files import Writer, check_targets, make_folder, write_files
+from paceline.report.perfetto import trace_writer
+from paceline.report.result_json import json_writer, worker_csv_writer
+from paceline.report.scenario import draw_ideal
+from paceline.whatif import WhatIf
+
+RESULT, WORKERS, IDEAL = "result.json", "by_worker.csv", "ideal.json.gz"
+
+
+def check_folder(folder: Path, *, force: bool = False) -> None:
+    """Make sure that :func:`write_folder` may write; call it before a long analysis.
+
+    Raises:
+        OutputError: a file of that name or one of the results exists.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; --out takes a folder")
+    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL)], force=force)
+
+
+def write_folder(
+    result: WhatIf,
+    measured: Measured,
+    folder: Path,
+    *,
+    per_step_workers: bool = False,
+    force: bool = False,
+) -> Iterable[str]:
+    """Write the result, the workers' table and the ideal timeline; returns notes for the user.
+
+    Raises:
+        OutputError: a file exists and ``force`` is not given, or cannot be written.
+    """
+    writers: dict[Path, Writer] = {
+        folder / RESULT: json_writer(result, per_step_workers=per_step_workers),
+        folder / WORKERS: worker_csv_writer(result),
+    }
+    notes = []
+    try:
+        drawing = draw_ideal(measured)
+        writers[folder / IDEAL] = trace_writer(
+            drawing.events, measured.job, drawing.about, compress=True
+        )
+    except OutputError as error:  # too large for any viewer: the numbers are worth having still
+        notes.append(f"{IDEAL} is not written: {error}")
+    make_folder(folder)
+    write_files(writers, force=force)
+    return [*notes, f"wrote {', '.join(str(path) for path in writers)}"]

@@ -1,0 +1,154 @@
+"""Slowdown of every worker as a map of coloured cells: stages down, data-parallel ranks across."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from rich.text import Text
+
+MAX_ROWS = 16  # more would push the rest off one screen
+
+#: The scale never ends below this, or noise would look like fire in a healthy job.
+MIN_TOP = 1.1
+
+_VALUE_WIDTH = 5  # " 1.98": cells at least as wide show the number
+_MAX_CELL_WIDTH = 7
+_LEVELS = 10
+_ZERO = "·"  # the lowest level, so that hot spots stand out where digits replace colours
+
+# "inferno" (Matplotlib, CC0) without its ends: as even to the eye as numbers are, also in grey and
+# to the colour-blind; dark to bright, and bright stands out on light and dark terminals alike.
+_SCALE = (
+    (43, 11, 87), (87, 16, 109), (120, 28, 109), (154, 41, 100), (188, 55, 84),
+    (217, 77, 61), (237, 105, 37), (250, 142, 9), (250, 184, 34), (242, 225, 87),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Map:
+    """What of the table is shown, and how."""
+
+    values: npt.NDArray[np.float64]  # [row, column]
+    stages: list[int]
+    dps: list[int]
+    cell: int  # characters
+    label: int  # characters of the row labels
+    top: float  # upper end of the scale
+    colour: bool
+
+
+def heatmap(slowdown: npt.NDArray[np.float64], width: int, *, colour: bool) -> list[Text]:
+    """The lines of the map.
+
+    Args:
+        slowdown: [pp, dp] S_w.
+        width: characters there are.
+        colour: whether the terminal shows at least 256 colours; digits stand for them otherwise.
+    """
+    shown = _choose(slowdown, width, colour)
+    lines = [_title(slowdown.shape, shown), _ruler(shown)]
+    for stage, row in zip(shown.stages, shown.values.tolist(), strict=True):
+        line = Text(f"{stage:>{shown.label}} ", no_wrap=True)
+        for value in row:
+            line.append_text(_cell(value, shown))
+        lines.append(line)
+    return [*lines, *_legend(shown, float(slowdown.max()))]
+
+
+def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool) -> _Map:
+    n_pp, n_dp = slowdown.shape
+    label = max(len("stage"), len(str(n_pp - 1)))
+    room = width - label - 2
+    rows = _worst(slowdown.max(axis=1), MAX_ROWS)
+    if n_dp <= room:
+        columns, cell = np.arange(n_dp), min(_MAX_CELL_WIDTH, room // n_dp)
+        cell = cell if cell >= _VALUE_WIDTH else min(cell, 2)
+    else:
+        cell = max(_VALUE_WIDTH, len(str(n_dp - 1)) + 1)
+        columns = _worst(slowdown.max(axis=0), max(1, room // cell))
+    values = slowdown[np.ix_(rows, columns)]
+    top = max(MIN_TOP, float(slowdown.max()))
+    return _Map(values, rows.tolist(), columns.tolist(), cell, label, top, colour)
+
+
+def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
+    """The ``n`` slowest, in their own order."""
+    return np.sort(np.argsort(-slowdown, kind="stable")[:n])
+
+
+def _title(shape: tuple[int, ...], shown: _Map) -> Text:
+    n_pp, n_dp = shape
+    title = Text("workers", style="bold")
+    title.append(": S of each with only it as measured; stages down, dp ranks across", style="dim")
+    cuts = []
+    if len(shown.dps) < n_dp:
+        cuts.append(f"{len(shown.dps)} of {n_dp} dp ranks")
+    if len(shown.stages) < n_pp:
+        cuts.append(f"{len(shown.stages)} of {n_pp} stages")
+    if cuts:
+        title.append(f"\nonly the worst {' and '.join(cuts)} fit here", style="yellow")
+    return title
+
+
+def _ruler(shown: _Map) -> Text:
+    """Numbers of the dp ranks, as many as there is room for."""
+    digits = len(str(shown.dps[-1])) + 1
+    steps = (m * 10**e for e in range(5) for m in (1, 2, 5))
+    every = next(n for n in steps if n * shown.cell >= digits or n >= len(shown.dps))
+    wide = shown.cell >= _VALUE_WIDTH
+    text = ""
+    for place in range(0, len(shown.dps), every):
+        number = str(shown.dps[place])
+        if wide:
+            text += number.center(shown.cell)
+        else:
+            text = text.ljust(place * shown.cell) + number
+    return Text(f"{'stage':>{shown.label}} {text}".rstrip(), style="dim", no_wrap=True)
+
+
+def _cell(value: float, shown: _Map) -> Text:
+    place = min(max((value - 1) / (shown.top - 1), 0.0), 1.0)
+    if shown.cell >= _VALUE_WIDTH:
+        text = f"{value:.2f}" if value < 99.995 else f"{value:.0f}"
+        text = text.center(shown.cell)
+    elif shown.colour:
+        text = " " * shown.cell
+    else:
+        text = _digit(place).ljust(shown.cell)
+    return Text(text, style=_style(place) if shown.colour else "")
+
+
+def _digit(place: float) -> str:
+    return str(min(int(place * _LEVELS), _LEVELS - 1)) if place * _LEVELS >= 1 else _ZERO
+
+
+def _style(place: float) -> str:
+    """Background of a place 0..1 on the scale, and a foreground that can be read on it."""
+    at = place * (len(_SCALE) - 1)
+    low = min(int(at), len(_SCALE) - 2)
+    red, green, blue = (
+        round(a + (b - a) * (at - low)) for a, b in zip(_SCALE[low], _SCALE[low + 1], strict=True)
+    )
+    # The usual weights of the eye's sensitivity (ITU-R BT.601).
+    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 128
+    return f"{'black' if bright else 'white'} on #{red:02x}{green:02x}{blue:02x}"
+
+
+def _legend(shown: _Map, worst: float) -> list[Text]:
+    indent = " " * (shown.label + 1)
+    if shown.colour:
+        legend = Text(f"{indent}1.00 ", style="dim")
+        for level in range(24):
+            legend.append(" ", style=_style(level / 23))
+        return [legend.append(f" {shown.top:.2f}", style="dim")]
+    if shown.cell >= _VALUE_WIDTH:
+        return []
+    step = (shown.top - 1) / _LEVELS
+    return [
+        Text(
+            f"{indent}{_ZERO} under {1 + step:.3f}, each digit {step:.3f} more; worst {worst:.3f}",
+            style="dim",
+        )
+    ]

@@ -1,0 +1,263 @@
+"""One screen that says how a job does: verdict, worst parts, worker heatmap, warnings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from paceline.report.heatmap import heatmap
+from paceline.whatif import WhatIf
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TOP = 5  # entries of each table of the worst
+_MAX_WIDTH = 132  # lines longer than this are hard to read
+_SEVERE = 1.10  # where red starts; below WhatIf.HEALTHY_BELOW nothing is marked
+_MAX_BAR, _MIN_BAR = 10, 3
+_GAP = 3
+
+
+def print_result(result: WhatIf, console: Console | None = None) -> None:
+    """Print the screen; colours only where ``console`` (default: standard output) shows them."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(highlight=False, emoji=False, markup=False)
+    # Sixteen colours are too few for a scale; digits then say more.
+    many_colours = console.color_system in ("256", "truecolor") and not console.no_color
+    for line in screen(result, console.width, colour=many_colours):
+        console.print(line, soft_wrap=True)
+
+
+def screen(result: WhatIf, width: int, *, colour: bool) -> list[Text]:
+    """The lines of the screen.
+
+    Args:
+        result: a finished analysis.
+        width: characters there are.
+        colour: whether the terminal shows at least 256 colours.
+    """
+    width = min(max(width, 40), _MAX_WIDTH)
+    blocks = [
+        _head(result, width),
+        _worst(result, width),
+        _shares(result, width),
+        heatmap(result.by_worker, width, colour=colour) if result.by_worker.size > 1 else [],
+        _notes(result, width),
+    ]
+    lines: list[Text] = []
+    for block in filter(None, blocks):
+        lines += [*([Text("")] if lines else []), *block]
+    return lines
+
+
+def _head(result: WhatIf, width: int) -> list[Text]:
+    job = result.job
+    waste = f"{result.waste:.1%} = {result.waste * job.world_size:.1f} of {job.world_size} GPUs"
+    numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
+    numbers.append("   waste ").append(waste, style="bold")
+    numbers.append(
+        f"   mean step {_seconds(result.simulated_s.mean())}, ideal {_seconds(result.ideal_s.mean())}"
+    )
+    return [
+        *_wrapped(_job_line(result), width, style="bold"),
+        *_verdict(result, width),
+        numbers,
+        *_wrapped(_trust(result), width),
+    ]
+
+
+def _job_line(result: WhatIf) -> str:
+    job = result.job
+    degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
+    for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
+        degrees += [f"{name} {size}"] if size > 1 else []
+    steps = result.steps.tolist()
+    which = (
+        f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+    )
+    name = f"{job.name}: " if job.name else ""
+    return f"{name}{' × '.join(degrees)} on {job.world_size} GPUs · {which}"
+
+
+def _verdict(result: WhatIf, width: int) -> list[Text]:
+    lost = result.slowdown - 1
+    if result.healthy:
+        text = f"Healthy: stragglers cost {max(lost, 0):.1%} of the ideal step time (3% and more count)"
+        style = "bold green"
+    else:
+        text = f"Stragglers make this job {result.slowdown:.2f} times as slow as it could be"
+        style = "bold red" if result.slowdown >= _SEVERE else "bold yellow"
+    lines = _wrapped(text, width, style=style)
+    if result.doubtful:
+        text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
+        lines += _wrapped(text, width, style="bold yellow")
+    return lines
+
+
+def _trust(result: WhatIf) -> str:
+    off = f"simulation {result.discrepancy:.1%} off the traced {_seconds(result.traced_s.mean())}"
+    return off + (" (over 5%)" if result.doubtful else " (fine: under 5%)")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The worst of one sort of part: (name, S), worst first."""
+
+    header: str
+    rows: Sequence[tuple[str, float]]
+
+    @property
+    def name_width(self) -> int:
+        return max(len(self.header), *(len(name) for name, _ in self.rows))
+
+    @property
+    def width(self) -> int:
+        return self.name_width + len(" 1.234")
+
+    def lines(self, bar: int, top: float) -> list[Text]:
+        """Lines of equal width, with bars of up to ``bar`` characters (``top`` is a full one)."""
+        blank = " " * (bar + 1 if bar else 0)
+        lines = [Text(f"{self.header:<{self.name_width}} {'S':>5}{blank}", style="dim")]
+        for name, slowdown in self.rows:
+            line = Text(f"{name:<{self.name_width}} ")
+            line.append(f"{_three_digits(slowdown):>5}", style=_style(slowdown))
+            if bar:
+                line.append(f" {_bar((slowdown - 1) / (top - 1), bar)}", style=_style(slowdown))
+            lines.append(line)
+        return lines
+
+
+def _worst(result: WhatIf, width: int) -> list[Text]:
+    """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
+    n_pp, n_dp = result.by_worker.shape
+    flat = result.by_worker.ravel()
+    worst = (-flat).argsort(kind="stable")[:TOP].tolist()
+    workers = [(f"{i % n_dp},{i // n_dp}", float(flat[i])) for i in worst]
+    tables = [_Table("kind", _top(result.by_kind))]
+    tables += [_Table("stage", _top(result.by_stage))] if n_pp > 1 else []
+    tables += [_Table("dp", _top(result.by_replica))] if n_dp > 1 else []
+    tables += [_Table("dp,stage", workers)] if n_pp > 1 and n_dp > 1 else []
+    steps = _Table("step", _top(result.by_step))
+    below: list[Text] = []
+    if len(steps.rows) > 1:
+        if _total(tables) + _GAP + steps.width <= width:
+            tables.append(steps)
+        else:
+            below = _steps_line(steps, width)
+    what = "S with only this part as measured, all else ideal (of a step: S of that step)"
+    title = Text("worst", style="bold").append(f": {what}", style="dim")
+    lines = [title]
+    while tables:
+        fitting = max(1, sum(_total(tables[: n + 1]) <= width for n in range(len(tables))))
+        lines += _side_by_side(tables[:fitting], width)
+        tables = tables[fitting:]
+    return lines + below
+
+
+def _top(values: Mapping[int, float] | Mapping[str, float]) -> list[tuple[str, float]]:
+    ranked = sorted(values.items(), key=lambda item: -item[1])
+    return [(str(key), value) for key, value in ranked[:TOP]]
+
+
+def _total(tables: Sequence[_Table]) -> int:
+    return sum(table.width for table in tables) + _GAP * (len(tables) - 1)
+
+
+def _side_by_side(tables: Sequence[_Table], width: int) -> list[Text]:
+    top = max(1.001, *(slowdown for table in tables for _, slowdown in table.rows))
+    bar = min(_MAX_BAR, (width - _total(tables)) // len(tables) - 1)
+    bar = bar if bar >= _MIN_BAR else 0
+    blocks = [table.lines(bar, top) for table in tables]
+    lines = []
+    for number in range(max(map(len, blocks))):
+        cells = [
+            block[number] if number < len(block) else Text(" " * len(block[0])) for block in blocks
+        ]
+        line = Text(" " * _GAP).join(cells)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def _steps_line(steps: _Table, width: int) -> list[Text]:
+    named = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
+    return _wrapped(f"worst steps: {', '.join(named)}", width)
+
+
+def _shares(result: WhatIf, width: int) -> list[Text]:
+    """M_W and M_S, each with what it means."""
+    n = len(result.slowest_workers)
+    those = f"the slowest 3% of workers ({n} of {result.by_worker.size})"
+    lines = _share("M_W", result.m_w, result.m_w_only, those, "they", width)
+    if result.by_worker.shape[0] > 1:
+        lines += _share("M_S", result.m_s, result.m_s_only, "the last stage", "it", width)
+    return lines
+
+
+def _share(
+    name: str, value: float | None, only: float | None, whom: str, alone: str, width: int
+) -> list[Text]:
+    if value is None or only is None:
+        text = f"{name} -  {whom}: there is next to no loss to share out"
+    else:
+        plural = "" if alone == "they" else "s"
+        text = (
+            f"{name} {value:.2f}  of the loss vanishes with {whom} ideal; alone, {alone} "
+            f"cause{plural} {only:.2f} of it"
+        )
+    lines = _wrapped(text, width, indent=" " * 10)
+    lines[0].stylize("bold", 0, len(name) + (6 if value is not None else 2))
+    return lines
+
+
+def _notes(result: WhatIf, width: int) -> list[Text]:
+    notes = [*result.warnings]
+    if result.left_out_steps:
+        numbers = list(result.left_out_steps)
+        shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+        reason = result.left_out_steps[numbers[0]]
+        why = "" if any(reason in note for note in notes) else f" ({numbers[0]}: {reason})"
+        notes.append(f"left out steps: {shown}{why}")
+    clamped = sum(sum(counts.values()) for counts in result.clamped.values())
+    if clamped:
+        notes.append(f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)")
+    lines: list[Text] = []
+    for note in notes:
+        wrapped = _wrapped(f"! {note}", width, indent="  ")
+        wrapped[0].stylize("bold yellow", 0, 1)
+        lines += wrapped
+    return lines
+
+
+def _wrapped(text: str, width: int, *, indent: str = "", style: str = "") -> list[Text]:
+    lines: Iterable[str] = textwrap.wrap(
+        text, width, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return [Text(line, style=style) for line in lines]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value < 1000 else f"{value:.0f} s"
+
+
+def _three_digits(slowdown: float) -> str:
+    return f"{slowdown:.3f}" if slowdown < 10 else f"{slowdown:.4g}"
+
+
+def _style(slowdown: float) -> str:
+    if slowdown < WhatIf.HEALTHY_BELOW:
+        return "dim"
+    return "bold red" if slowdown >= _SEVERE else "yellow"
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar of eighths of a character, padded to ``width``."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
