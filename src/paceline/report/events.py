@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from paceline.graph import StepGraph
 from paceline.simulate import Timeline
 from paceline.trace import OpKind, Trace
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 
 _SERVES = {
     OpKind.FORWARD_SEND: OpKind.FORWARD_COMPUTE,
@@ -63,7 +64,7 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
     graph = timeline.graph
     chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
     chunk, microbatch = _served(graph)
-    parts = []
+    parts: list[list[npt.NDArray[Any]]] = []
     for v, all_dps in enumerate(graph.variant_dps):
         dps = np.intersect1d(all_dps, chosen)
         ops = graph.variant_ops(v)
@@ -79,7 +80,8 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
             for table in (timeline.start, timeline.end)
         )
         parts.append([*(np.broadcast_to(a, shape).ravel() for a in columns), *times])
-    return Events(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    joined: Iterable[npt.NDArray[Any]] = map(np.concatenate, zip(*parts, strict=True))
+    return Events(*joined)
 
 
 def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
@@ -92,8 +94,9 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
     chunk, microbatch = _served_rows(trace)
     dp = trace.dp
     keep = np.full(len(trace), True) if replicas is None else np.isin(dp, list(replicas))
-    columns = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
-    return Events(*(column[keep] for column in (*columns, trace.start, trace.end)))
+    labels = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
+    columns: list[npt.NDArray[Any]] = [*labels, trace.start, trace.end]
+    return Events(*(column[keep] for column in columns))
 
 
 def _served(graph: StepGraph) -> tuple[Ints, Ints]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.errors import OutputError
@@ -34,7 +33,7 @@ def write_folder(
     *,
     per_step_workers: bool = False,
     force: bool = False,
-) -> Iterable[str]:
+) -> tuple[str, ...]:
     """Write the result, the workers' table and the ideal timeline; returns notes for the user.
 
     Raises:
@@ -54,4 +53,4 @@ def write_folder(
         notes.append(f"{IDEAL} is not written: {error}")
     make_folder(folder)
     write_files(writers, force=force)
-    return [*notes, f"wrote {', '.join(str(path) for path in writers)}"]
+    return (*notes, f"wrote {', '.join(str(path) for path in writers)}")

@@ -1,4 +1,4 @@
-"""Events as a Chrome trace (JSON, gzipped if you like), which Perfetto and chrome://tracing open."""
+"""Events as a Chrome trace (JSON, gzipped or not), which Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
         room = MAX_EVENTS * n_replicas // n_events
         fitting = f"about {room} replicas fit" if n_steps == 1 and room else "take fewer"
         raise OutputError(
-            f"{n_events:,} events (of {n_steps} steps, {n_replicas} replicas) are more than a viewer "
-            f"can open ({MAX_EVENTS:,}); choose with --steps and --replicas ({fitting})"
+            f"{n_events:,} events (of {n_steps} steps, {n_replicas} replicas) are more than a "
+            f"viewer can open ({MAX_EVENTS:,}); choose with --steps and --replicas ({fitting})"
         )
 
 
@@ -176,7 +176,7 @@ def _disjoint(
 
 
 def _heads(events: Events, job: Job) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """What events of one kind, microbatch and chunk have in common as text; [event] which of them."""
+    """The text that events of one kind, microbatch and chunk share; [event] which text."""
     chunk = events.chunk if job.vpp_size > 1 else np.full(len(events), -1)
     # Names count by seq only where the microbatch is unknown.
     seq = np.where(events.microbatch < 0, events.seq, 0)
@@ -190,7 +190,7 @@ def _heads(events: Events, job: Job) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 def _head(kind: int, microbatch: int, chunk: int, seq: int) -> str:
     op = OpKind(kind)
-    args = {"kind": op.label}
+    args: dict[str, Any] = {"kind": op.label}
     args |= {"microbatch": microbatch} if microbatch >= 0 else {}
     args |= {"chunk": chunk} if chunk >= 0 else {}
     name = label(op, microbatch, chunk, seq)
@@ -212,8 +212,8 @@ def _names(pid: npt.NDArray[np.int64], row: npt.NDArray[np.int64], job: Job) -> 
         yield _meta("thread_sort_index", process, thread, sort_index=2 * stream + again)
 
 
-def _meta(name: str, pid: int, tid: int, **args: Any) -> str:
-    event = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _meta(what: str, pid: int, tid: int, **args: Any) -> str:
+    event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
     return json.dumps(event, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The result as data: ``result.json`` (schema 1; later versions add keys and change none) and CSV."""
+"""The result as data: ``result.json`` (schema 1; later ones add keys, none changes) and CSV."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCHEMA = 1
 def to_mapping(result: WhatIf, *, per_step_workers: bool = False) -> dict[str, Any]:
     """The result as JSON knows it; ``docs/whatif.md`` lists the keys.
 
-    Steps, stages and replicas are string keys, ``*_by_step`` forms have the step first, times are in
-    seconds, and None stands for what has no value.
+    Steps, stages and replicas are string keys, ``*_by_step`` forms have the step first, times are
+    in seconds, and None stands for what has no value.
 
     Args:
         result: a finished analysis.
@@ -117,7 +117,9 @@ def _numbers(values: npt.NDArray[np.float64]) -> list[Any]:
     finite = np.isfinite(values)
     if finite.all():
         return list(values.tolist())
-    return list(np.where(finite, values, None).tolist())
+    objects = values.astype(object)
+    objects[~finite] = None
+    return list(objects.tolist())
 
 
 def _keyed(values: Mapping[Any, float]) -> dict[str, float | None]:

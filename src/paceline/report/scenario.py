@@ -56,12 +56,13 @@ def draw(
 ) -> Drawing:
     """The timeline of a trace under a scenario.
 
-    Ideal durations are taken over all steps of the trace, as the analysis does, whichever are drawn.
+    Ideal durations are taken over all steps of the trace, as the analysis does, whichever are
+    drawn.
 
     Args:
         trace: what happened.
-        scenario: ``traced`` (the rows as they are), ``replayed`` (simulated, with launch delays), or
-            what :meth:`Scenario.parse` takes (simulated, without).
+        scenario: ``traced`` (the rows as they are), ``replayed`` (simulated, with launch delays),
+            or what :meth:`Scenario.parse` takes (simulated, without).
         steps: step numbers to draw; None draws the first that is analysed.
         replicas: data-parallel ranks to draw; None draws all.
         keep_clocks: do not correct clock offsets between workers.

@@ -61,9 +61,8 @@ def _head(result: WhatIf, width: int) -> list[Text]:
     waste = f"{result.waste:.1%} = {result.waste * job.world_size:.1f} of {job.world_size} GPUs"
     numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
     numbers.append("   waste ").append(waste, style="bold")
-    numbers.append(
-        f"   mean step {_seconds(result.simulated_s.mean())}, ideal {_seconds(result.ideal_s.mean())}"
-    )
+    simulated, ideal = result.simulated_s.mean(), result.ideal_s.mean()
+    numbers.append(f"   mean step {_seconds(simulated)}, ideal {_seconds(ideal)}")
     return [
         *_wrapped(_job_line(result), width, style="bold"),
         *_verdict(result, width),
@@ -88,7 +87,7 @@ def _job_line(result: WhatIf) -> str:
 def _verdict(result: WhatIf, width: int) -> list[Text]:
     lost = result.slowdown - 1
     if result.healthy:
-        text = f"Healthy: stragglers cost {max(lost, 0):.1%} of the ideal step time (3% and more count)"
+        text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
         style = "bold green"
     else:
         text = f"Stragglers make this job {result.slowdown:.2f} times as slow as it could be"
@@ -192,28 +191,26 @@ def _steps_line(steps: _Table, width: int) -> list[Text]:
 
 def _shares(result: WhatIf, width: int) -> list[Text]:
     """M_W and M_S, each with what it means."""
-    n = len(result.slowest_workers)
-    those = f"the slowest 3% of workers ({n} of {result.by_worker.size})"
-    lines = _share("M_W", result.m_w, result.m_w_only, those, "they", width)
+    n, of = len(result.slowest_workers), result.by_worker.size
+    rows = [("M_W", f"slowest 3% of workers ({n} of {of})", result.m_w, result.m_w_only)]
     if result.by_worker.shape[0] > 1:
-        lines += _share("M_S", result.m_s, result.m_s_only, "the last stage", "it", width)
+        rows.append(("M_S", "last stage", result.m_s, result.m_s_only))
+    wide = max(len(whom) for _, whom, _, _ in rows)
+    title = Text("share of the loss", style="bold")
+    title.append(" ".ljust(wide + len("M_W  ") - len(title) + 2))
+    title.append("won back if ideal   caused alone", style="dim")
+    lines = [title]
+    for name, whom, value, only in rows:
+        line = Text(name, style="bold").append(f"  {whom:<{wide}}  ", style="not bold")
+        line.append(f"{_share(value):>17}").append(f"{_share(only):>15}", style="not bold")
+        lines.append(line)
+    if result.m_w is None:
+        lines += _wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
     return lines
 
 
-def _share(
-    name: str, value: float | None, only: float | None, whom: str, alone: str, width: int
-) -> list[Text]:
-    if value is None or only is None:
-        text = f"{name} -  {whom}: there is next to no loss to share out"
-    else:
-        plural = "" if alone == "they" else "s"
-        text = (
-            f"{name} {value:.2f}  of the loss vanishes with {whom} ideal; alone, {alone} "
-            f"cause{plural} {only:.2f} of it"
-        )
-    lines = _wrapped(text, width, indent=" " * 10)
-    lines[0].stylize("bold", 0, len(name) + (6 if value is not None else 2))
-    return lines
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
 
 
 def _notes(result: WhatIf, width: int) -> list[Text]:
@@ -243,7 +240,7 @@ def _wrapped(text: str, width: int, *, indent: str = "", style: str = "") -> lis
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value < 1000 else f"{value:.0f} s"
+    return f"{value:#.3g} s" if value < 99.95 else f"{value:.0f} s"
 
 
 def _three_digits(slowdown: float) -> str:

@@ -13,7 +13,7 @@ from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
 from paceline.trace.kinds import DP_KINDS, P2P_KINDS
 from paceline.whatif.ideal import ideal_durations
-from paceline.whatif.layout import simulate_scenarios
+from paceline.whatif.layout import ideal_lane_error_s, simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf
 from paceline.whatif.scenario import Part, Scenario
 
@@ -109,6 +109,7 @@ def analyze(
         warnings=(
             *measured.warnings,
             *_doubts(discrepancy, delay),
+            *_merged_noops(measured.durations, float(ideal_s.mean())),
             *_not_judged(graph),
         ),
     )
@@ -200,6 +201,16 @@ def _doubts(discrepancy: float, delay: LaunchDelay) -> list[str]:
     return [
         f"the simulation differs from the trace by {discrepancy:.1%} (over 5%): the analysis is "
         f"doubtful, time is lost between operations{named}"
+    ]
+
+
+def _merged_noops(durations: Durations, t_ideal: float) -> list[str]:
+    error = ideal_lane_error_s(durations)
+    if error <= 1e-6 * t_ideal:
+        return []
+    return [
+        "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
+        f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
     ]
 
 

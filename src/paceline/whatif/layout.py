@@ -22,6 +22,10 @@ _IDEAL = 0  # the rule that keeps nothing
 _MAX_CELLS = 1 << 24  # scenarios x dp ranks laid out at once
 _MAX_LANES = 1 << 21
 
+#: Ideal replicas of one step that may differ (in the durations of their no-ops) before the slowest
+#: stand for all.
+MAX_IDEAL_LANES = 8
+
 _RuleKey = tuple[frozenset[OpKind] | None, frozenset[int] | None, bool]
 
 
@@ -39,7 +43,7 @@ def simulate_scenarios(
         scenarios: what to simulate.
         progress: called with (lanes done, lanes in all so far known) now and then.
     """
-    graph, n_steps = durations.graph, durations.n_steps
+    n_steps = durations.n_steps
     layout = _Layout(durations)
     times = np.empty((len(scenarios), n_steps))
     done = 0
@@ -54,7 +58,6 @@ def simulate_scenarios(
         flat = step_times(durations, rules, lanes, progress=report)
         times[low:high] = flat.reshape(high - low, n_steps)
         done += len(lanes)
-    assert graph is durations.graph
     return times
 
 
@@ -88,7 +91,12 @@ class _Layout:
         # the ideal value is their own and nothing needs keeping.
         self.kept_noops = _varying_noops(durations)
         self.rule((None, frozenset(), True))
-        self.ideal_lanes = [self._ideal_lanes(step) for step in range(self.n_steps)]
+        if self.kept_noops.any():
+            self.ideal_lanes = [self._ideal_lanes(step) for step in range(self.n_steps)]
+        else:
+            variants = np.arange(self.graph.n_variants)
+            common = _Ideal(self.graph.variant_dps, variants, np.zeros_like(variants))
+            self.ideal_lanes = [common] * self.n_steps
 
     def rule(self, key: _RuleKey) -> int:
         """Number of the rule that keeps the measured duration inside or outside kinds x stages."""
@@ -182,22 +190,44 @@ class _Layout:
                 )
 
     def _ideal_lanes(self, step: int) -> _Ideal:
-        graph = self.graph
-        if not self.kept_noops.any():
-            if not hasattr(self, "_common"):
-                zeros = np.zeros(graph.n_variants, dtype=np.int64)
-                self._common = _Ideal(graph.variant_dps, np.arange(graph.n_variants), zeros)
-            return self._common
         members, variants, columns = [], [], []
-        for v, dps in enumerate(graph.variant_dps):
-            kept = np.flatnonzero(self.kept_noops[graph.variant_ops(v)])
-            values = self.durations.block(v)[kept, step]  # [no-op, dp]
-            _, first, index = np.unique(values, axis=1, return_index=True, return_inverse=True)
-            for number, place in enumerate(first):
-                members.append(dps[index.reshape(-1) == number])
+        for v, dps in enumerate(self.graph.variant_dps):
+            for alike in self._alike(v, step):
+                members.append(dps[alike])
                 variants.append(v)
-                columns.append(step * len(dps) + int(place))
+                columns.append(step * len(dps) + int(alike[0]))
         return _Ideal(tuple(members), np.array(variants), np.array(columns))
+
+    def _alike(self, variant: int, step: int) -> list[npt.NDArray[np.int64]]:
+        """Replicas of a variant (counted within it) that are one lane when ideal, group by group.
+
+        Where more than ``MAX_IDEAL_LANES`` differ in their no-ops, the slowest stand for the rest.
+        """
+        kept = np.flatnonzero(self.kept_noops[self.graph.variant_ops(variant)])
+        values = self.durations.block(variant)[kept, step]  # [no-op, dp]
+        _, index = np.unique(values, axis=1, return_inverse=True)
+        index = index.reshape(-1)
+        groups = [np.flatnonzero(index == number) for number in range(int(index.max()) + 1)]
+        groups.sort(key=lambda group: -float(values[:, group[0]].sum()))
+        few, rest = groups[:MAX_IDEAL_LANES], groups[MAX_IDEAL_LANES:]
+        few[-1] = np.concatenate([few[-1], *rest])
+        return few
+
+
+def ideal_lane_error_s(durations: Durations) -> float:
+    """How far a step time may be off because ideal replicas that differ in no-ops were merged.
+
+    0 where none had to be; else the most time that the no-ops of one replica take in a step.
+    """
+    graph = durations.graph
+    if not _varying_noops(durations).any():
+        return 0.0
+    worst = 0.0
+    for v, dps in enumerate(graph.variant_dps):
+        if len(dps) > MAX_IDEAL_LANES:
+            noops = np.flatnonzero(graph.noop[graph.variant_ops(v)])
+            worst = max(worst, float(durations.block(v)[noops].sum(axis=0).max()))
+    return worst
 
 
 def _varying_noops(durations: Durations) -> npt.NDArray[np.bool_]:

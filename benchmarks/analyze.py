@@ -1,0 +1,130 @@
+"""Whole analysis of one large trace: rows, seconds per phase, peak memory, ns per simulated op.
+
+    python benchmarks/analyze.py                       # dp 128, pp 16, 64 microbatches, 10 steps
+    python benchmarks/analyze.py --dp 512 --microbatches 128 --steps 4
+    python benchmarks/analyze.py --trace trace.parquet --job meta.yaml
+
+The trace is synthesised by one process; each analysis runs in a process of its own, as a user's
+would, first without numba's cache, then with it. The peer: the public what-if artifact takes 119 s
+and 3.2 GB for its approximation on the default size (2 cores), 1.7 s on the real job AR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PHASES = ("import", "read", "graph", "simulate S, S_x, S_w", "shares and delays", "total")
+
+
+def measure(trace: str, job: str | None) -> dict[str, float]:
+    """One analysis in this process, phase by phase; seconds but for rows, ops and bytes."""
+    begin = time.perf_counter()
+    from paceline.graph import from_trace
+    from paceline.sources import load
+    from paceline.whatif import analyze
+
+    marks = [time.perf_counter()]
+    loaded = load(trace, job=job)
+    marks.append(time.perf_counter())
+    measured = from_trace(loaded)
+    marks.append(time.perf_counter())
+    lanes = [0]
+    last_lane = [marks[-1]]
+
+    def progress(done: int, total: int) -> None:
+        lanes[0], last_lane[0] = total, time.perf_counter()
+
+    analyze(measured, progress=progress)
+    end = time.perf_counter()
+    simulated_ops = lanes[0] * measured.graph.n_ops
+    spent = last_lane[0] - marks[2]
+    return {
+        "rows": len(loaded),
+        "import": marks[0] - begin,
+        "read": marks[1] - marks[0],
+        "graph": marks[2] - marks[1],
+        "simulate S, S_x, S_w": spent,
+        "shares and delays": end - last_lane[0],
+        "total": end - begin,
+        "simulated ops": simulated_ops,
+        "ns per simulated op": 1e9 * spent / max(1, simulated_ops),
+        "peak bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def child(trace: str, job: str | None, cache: str) -> dict[str, float]:
+    """The same in a fresh process, with numba's cache in a folder of its own."""
+    command = [
+        sys.executable,
+        __file__,
+        "--measure",
+        "--trace",
+        trace,
+        *(["--job", job] * bool(job)),
+    ]
+    begin = time.perf_counter()
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_CACHE_DIR": cache},
+    )
+    result = json.loads(done.stdout)
+    result["process"] = time.perf_counter() - begin
+    return dict(result)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dp", type=int, default=128)
+    parser.add_argument("--pp", type=int, default=16)
+    parser.add_argument("--microbatches", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--trace", help="analyse this file instead")
+    parser.add_argument("--job")
+    parser.add_argument("--runs", type=int, default=3, help="runs with a warm cache")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(args.trace, args.job)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        trace = args.trace or f"{folder}/trace.parquet"
+        if not args.trace:
+            size = ["--dp", args.dp, "--pp", args.pp, "--microbatches", args.microbatches]
+            cause = ["--slow-worker", f"{args.dp // 2},{args.pp // 2},1.5"]
+            subprocess.run(
+                [sys.executable, "-m", "paceline", "synth", *map(str, size), "--steps"]
+                + [str(args.steps), *cause, "--sequence-imbalance", "0.1", "-o", trace],
+                check=True,
+            )
+        print(f"{Path(trace).stat().st_size / 1e6:.0f} MB on disk")
+        cold = child(trace, args.job, f"{folder}/numba")
+        warm = [child(trace, args.job, f"{folder}/numba") for _ in range(args.runs)]
+    best = min(warm, key=lambda r: r["process"])
+    print(f"{best['rows']:,.0f} rows, {best['simulated ops']:,.0f} simulated ops")
+    print(
+        f"{'seconds':24}{'no cache':>10}"
+        + "".join(f"{f'run {i + 1}':>10}" for i in range(args.runs))
+    )
+    for phase in (*PHASES, "process"):
+        cells = "".join(f"{run[phase]:10.2f}" for run in (cold, *warm))
+        print(f"{phase:24}{cells}")
+    print(
+        f"{'ns per simulated op':24}"
+        + "".join(f"{r['ns per simulated op']:10.2f}" for r in (cold, *warm))
+    )
+    print(f"{'peak GB':24}" + "".join(f"{r['peak bytes'] / 1e9:10.2f}" for r in (cold, *warm)))
+
+
+if __name__ == "__main__":
+    main()

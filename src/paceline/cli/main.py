@@ -1,0 +1,103 @@
+"""The entry point: parse, run a command, map errors to exit codes.
+
+0: done; 1: a bug or out of memory; 2: the user can act on it; 130: interrupted; 141: the reader of
+standard output went away.
+
+Commands import what they need when they run, so that ``--help`` and completion are instantaneous.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from paceline import __version__
+from paceline.cli import analyze, completion, synth, timeline
+from paceline.errors import PacelineError
+
+#: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
+#: ``run(args)``, which returns the exit code.
+COMMANDS = (analyze, timeline, synth, completion)
+
+EXAMPLES = """\
+examples:
+  paceline analyze trace.parquet --job meta.yaml --out out/
+  paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
+  paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
+
+`paceline COMMAND --help` says more of a command.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="paceline",
+        description="How fast should a distributed training job be, why is it not, and what would "
+        "each fix gain?",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        command.add(subparsers)
+    for each in (parser, *subparsers.choices.values()):
+        # Before and after the command alike; what is not given must not undo the other place.
+        each.add_argument("--version", action="version", version=f"paceline {__version__}")
+        each.add_argument(
+            "--debug",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="show the traceback of an error",
+        )
+    return parser
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: that of the process); returns the exit code."""
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # --help, --version, or a usage error that argparse has printed
+        return stop.code if isinstance(stop.code, int) else 2
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    args.parser = parser
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except BaseException as error:
+        return _fail(error, debug=getattr(args, "debug", False))
+    return code
+
+
+def _fail(error: BaseException, *, debug: bool) -> int:
+    """Say what went wrong, in one line; returns the exit code."""
+    if isinstance(error, BrokenPipeError):
+        # Python flushes standard output once more at its end: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, PacelineError):
+        _say(f"error: {error}")
+        return 2
+    if isinstance(error, MemoryError):
+        _say("error: out of memory; analyse fewer steps with --steps, or use a larger machine")
+        return 1
+    hint = "" if debug else "run with --debug for the traceback; "
+    _say(f"unexpected error: {type(error).__name__}: {error} ({hint}please report it)")
+    return 1
+
+
+def _say(message: str) -> None:
+    print(f"paceline: {' '.join(message.split())}", file=sys.stderr)

@@ -1,0 +1,33 @@
+"""Lists of numbers as users write them: ``10-20,25``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+#: A range is written out in full; more numbers than this are a slip of the pen.
+MAX_NUMBERS = 1_000_000
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The numbers that ``text`` names, ascending, each once.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no list of whole numbers and ranges.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, flags=re.ASCII)
+        if match is None:
+            what = (
+                f"{part.strip()!r} is no number or range" if part.strip() else "a number is missing"
+            )
+            raise argparse.ArgumentTypeError(f"{what} in {text!r}; write, for example, 10-20,25")
+        low = int(match[1])
+        high = int(match[2]) if match[2] else low
+        if high < low:
+            raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
+        if high - low >= MAX_NUMBERS or len(numbers) > MAX_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{text!r} names more than {MAX_NUMBERS:,} numbers")
+        numbers.update(range(low, high + 1))
+    return sorted(numbers)

@@ -1,0 +1,89 @@
+"""``paceline timeline``: draw a job, as it was or as it could be, for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from paceline.cli import trace_input
+from paceline.cli.numbers import parse_numbers
+
+EPILOG = """\
+scenarios:
+  traced            the operations as recorded
+  replayed          simulated with measured durations and launch delays
+  measured          simulated with measured durations, without launch delays
+  ideal             simulated with the ideal duration of each kind: no stragglers
+  only:X            X as measured, all else ideal
+  without:X         X ideal, all else as measured
+with X one of kind=LABEL, stage=N, replica=N, worker=DP,PP
+
+examples:
+  paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
+  paceline timeline trace.parquet --scenario without:worker=3,1 --steps 5-6 -o fixed.json.gz
+
+Open the file in https://ui.perfetto.dev (it stays in your browser) or chrome://tracing.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "timeline",
+        help="draw a job, as it was or as it could be, for Perfetto",
+        description="Write when every operation ran, or would run, as a Chrome trace.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace_input.add_arguments(parser)
+    parser.add_argument(
+        "--scenario", metavar="S", required=True, help="what to draw; see scenarios below"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="the file to write; gzipped if its name ends in .gz",
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N-M,...",
+        type=parse_numbers,
+        help="draw these steps, by number (default: the first that is analysed)",
+    )
+    parser.add_argument(
+        "--replicas",
+        metavar="N-M,...",
+        type=parse_numbers,
+        help="draw these data-parallel ranks (default: all)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw and write."""
+    from paceline.report.files import check_targets, write_files
+    from paceline.report.perfetto import trace_writer
+    from paceline.report.scenario import check_scenario, draw
+
+    check_scenario(args.scenario)
+    check_targets([args.output], force=args.force)
+    trace = trace_input.load_trace(args)
+    drawing = draw(
+        trace,
+        args.scenario,
+        steps=args.steps,
+        replicas=args.replicas,
+        keep_clocks=args.keep_clocks,
+    )
+    compress = args.output.suffix == ".gz"
+    writer = trace_writer(drawing.events, trace.job, drawing.about, compress=compress)
+    write_files({args.output: writer}, force=args.force)
+    for note in drawing.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"wrote {args.output}: {len(drawing.events):,} operations; open it in ui.perfetto.dev")
+    return 0

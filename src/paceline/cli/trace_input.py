@@ -1,0 +1,50 @@
+"""The arguments that name a trace, shared by the commands that read one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.trace import Trace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TRACE, --job, --ignore-kinds and --keep-clocks."""
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace file (parquet)")
+    parser.add_argument(
+        "--job",
+        metavar="YAML",
+        type=Path,
+        help="the job's degrees of parallelism (dp_size, pp_size, ...); default: those stored in "
+        "the trace, else what its rows show",
+    )
+    parser.add_argument(
+        "--ignore-kinds",
+        metavar="KIND,...",
+        type=_kinds,
+        default=(),
+        help="drop operations of these kinds",
+    )
+    parser.add_argument(
+        "--keep-clocks",
+        action="store_true",
+        help="do not correct clock offsets between workers",
+    )
+
+
+def load_trace(args: argparse.Namespace, steps: Iterable[int] | None = None) -> Trace:
+    """Read the trace that the arguments name; ``steps`` None takes all of them."""
+    from paceline.sources import load
+
+    return load(args.trace, args.job, steps=steps, ignore_kinds=args.ignore_kinds)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(part.strip() for part in text.split(","))
+    if not all(kinds):
+        raise argparse.ArgumentTypeError(f"a kind is missing in {text!r}; write, for example, a,b")
+    return kinds
