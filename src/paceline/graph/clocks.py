@@ -12,6 +12,9 @@ from paceline.graph.graph import Durations, StepGraph
 #: Ends of this many ops per link tell its offset well enough; more would only cost time.
 MAX_SAMPLES = 64
 
+#: Rounds of reweighting, and the misfit (seconds) below which an observation keeps its full weight.
+ROUNDS, TOLERANCE_S = 5, 1e-4
+
 
 @dataclass(frozen=True)
 class ClockOffsets:
@@ -42,7 +45,7 @@ def estimate_offsets(graph: StepGraph, end: Durations) -> ClockOffsets:
     """
     n_dp, n_pp = graph.n_dp, graph.n_pp
     groups = [*_pair_groups(graph, end), *_collective_groups(graph, end)]
-    offset = _least_squares(n_dp * n_pp, groups).reshape(n_dp, n_pp)
+    offset = _fit(n_dp * n_pp, groups).reshape(n_dp, n_pp)
     return ClockOffsets(offset, float(offset.std()))
 
 
@@ -90,34 +93,55 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
     return groups
 
 
-def _least_squares(n_workers: int, groups: list[_Group]) -> npt.NDArray[np.float64]:
+def _fit(n_workers: int, groups: list[_Group]) -> npt.NDArray[np.float64]:
+    """Offsets x, mean 0, that fit best: least squares, then again with outliers weighing less.
+
+    A rank whose slow NIC ends some collective late on every step is no rank whose clock is ahead:
+    its other transfers disagree with that one.
+    """
+    weights = [np.ones_like(ahead) for _, ahead in groups]
+    x = _least_squares(n_workers, groups, weights)
+    for _ in range(ROUNDS):
+        weights = [
+            1 / np.maximum(np.abs(_centred(ahead - x[workers], weight)), TOLERANCE_S)
+            for (workers, ahead), weight in zip(groups, weights, strict=True)
+        ]
+        x = _least_squares(n_workers, groups, weights)
+    return x
+
+
+def _centred(
+    values: npt.NDArray[np.float64], weight: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """[group, member] deviations from each group's weighted mean."""
+    mean = (values * weight).sum(axis=1, keepdims=True) / weight.sum(axis=1, keepdims=True)
+    deviations: npt.NDArray[np.float64] = values - mean
+    return deviations
+
+
+def _least_squares(
+    n_workers: int, groups: list[_Group], weights: list[npt.NDArray[np.float64]]
+) -> npt.NDArray[np.float64]:
     """Offsets x, mean 0, whose deviations from each group's mean fit the observed ones best.
 
     The normal equations are those of a graph Laplacian; conjugate gradients need only its product
     with a vector, which costs as much as the groups have members.
     """
 
-    def deviations(
-        x: npt.NDArray[np.float64], workers: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
-        values = x[workers]
-        values -= values.mean(axis=1, keepdims=True)
-        return values
-
     def scatter(parts: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         total = np.zeros(n_workers)
-        for (workers, _), part in zip(groups, parts, strict=True):
-            np.add.at(total, workers, part)
+        for (workers, _), part, weight in zip(groups, parts, weights, strict=True):
+            np.add.at(total, workers, _centred(part, weight) * weight)
         return total
 
     x = np.zeros(n_workers)
-    residual = scatter([ahead - ahead.mean(axis=1, keepdims=True) for _, ahead in groups])
+    residual = scatter([ahead for _, ahead in groups])
     direction = residual.copy()
     norm = start_norm = float(residual @ residual)
     for _ in range(4 * n_workers):
         if norm <= 1e-24 * start_norm or norm < 1e-30:
             break
-        image = scatter([deviations(direction, workers) for workers, _ in groups])
+        image = scatter([direction[workers] for workers, _ in groups])
         step = norm / float(direction @ image)
         x += step * direction
         residual -= step * image

@@ -139,7 +139,7 @@ class _Shares:
 
     def _divide(self, gains: Array) -> list[float | None]:
         gap = self.t - self.t_ideal
-        if abs(gap) < MIN_GAP * self.t:
+        if gap < MIN_GAP * self.t:
             return [None] * len(gains)
         return [float(gain / gap) for gain in gains]
 
