@@ -6,14 +6,22 @@ DEMO := demo-out
 
 .PHONY: demo test install clean lint types
 
-$(VENV)/installed: pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Paceline needs Python 3.11 or later; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml $(BIN)/python
+	$(PIP) --editable .
 	touch $@
 
-install: $(VENV)/installed  ## make .venv with Paceline and what its tests need
+$(VENV)/installed-dev: pyproject.toml $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	touch $(VENV)/installed $@
+
+install: $(VENV)/installed  ## make .venv with Paceline in it
 
 demo: $(VENV)/installed  ## synthesise a job with a slow worker and find it
 	@mkdir -p $(DEMO)
@@ -21,14 +29,14 @@ demo: $(VENV)/installed  ## synthesise a job with a slow worker and find it
 	  -o $(DEMO)/trace.parquet --force
 	$(BIN)/paceline analyze $(DEMO)/trace.parquet --out $(DEMO) --force
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/installed
+types: $(VENV)/installed-dev
 	$(BIN)/mypy --strict src
 
-test: lint types  ## all that CI runs
+test: lint types $(VENV)/installed-dev  ## all that CI runs
 	$(BIN)/python -m pytest
 
 clean:

@@ -100,13 +100,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace = args.trace or f"{folder}/trace.parquet"
         if not args.trace:
-            size = ["--dp", args.dp, "--pp", args.pp, "--microbatches", args.microbatches]
-            cause = ["--slow-worker", f"{args.dp // 2},{args.pp // 2},1.5"]
-            subprocess.run(
-                [sys.executable, "-m", "paceline", "synth", *map(str, size), "--steps"]
-                + [str(args.steps), *cause, "--sequence-imbalance", "0.1", "-o", trace],
-                check=True,
-            )
+            command = [sys.executable, "-m", "paceline", "synth", "-o", trace]
+            for flag in ("dp", "pp", "microbatches", "steps"):
+                command += [f"--{flag}", str(getattr(args, flag))]
+            command += ["--slow-worker", f"{args.dp // 2},{args.pp // 2},1.5"]
+            subprocess.run([*command, "--sequence-imbalance", "0.1"], check=True)
         print(f"{Path(trace).stat().st_size / 1e6:.0f} MB on disk")
         cold = child(trace, args.job, f"{folder}/numba")
         warm = [child(trace, args.job, f"{folder}/numba") for _ in range(args.runs)]

@@ -3,7 +3,7 @@
 python benchmarks/kernel.py
 
 All in one run on one machine, so the ratios hold though absolute times drift. "All lanes" is what
-exact S_w would cost without the layout of distinct lanes: it is measured on a few workers and scaled.
+exact S_w would cost without the layout of distinct lanes: measured on a few workers and scaled.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
     )
     print(f"\nexact S_w of {len(workers)} workers: distinct lanes {distinct:.3f} s, all lanes")
     print(
-        f"{full:.3f} s (scaled from {few}), ratio {full / distinct:.0f}; they agree to {same.max():.0e}"
+        f"{full:.3f} s (scaled from {few}), ratio {full / distinct:.0f}; same to {same.max():.0e}"
     )
 
 

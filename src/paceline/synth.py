@@ -6,7 +6,6 @@ what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -394,23 +393,3 @@ def _trace(
     trace.start[:] -= zero
     trace.end[:] -= zero
     return trace
-
-
-def parse_numbers(text: str, n: Sequence[int], what: str) -> tuple[float, ...]:
-    """Numbers separated by commas, as command lines give causes.
-
-    Args:
-        text: for example ``3,1,1.5``.
-        n: how many numbers are right.
-        what: what they mean, for the message.
-
-    Raises:
-        SynthError: another number of numbers, or none.
-    """
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if len(values) not in n:
-        raise SynthError(f"{text!r} should be {what}")
-    return values

@@ -10,6 +10,11 @@ from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
 
+DESCRIPTION = """\
+Simulate the traced job with its stragglers and without; say how much they cost, and
+which kinds of operation, stages, replicas, workers and steps cost it.
+"""
+
 EXAMPLES = """\
 examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
@@ -22,8 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "analyze",
         help="what stragglers cost a job, and which parts of it cost it",
-        description="Simulate the traced job with its stragglers and without; say how much they cost "
-        "and which kinds of operation, stages, replicas, workers and steps cost it.",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

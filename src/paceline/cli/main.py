@@ -9,6 +9,7 @@ Commands import what they need when they run, so that ``--help`` and completion 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ from paceline.errors import PacelineError
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (analyze, timeline, synth, completion)
+
+DESCRIPTION = """\
+How fast should a distributed training job be, why is it not, and what would each
+fix gain?
+"""
 
 EXAMPLES = """\
 examples:
@@ -35,8 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="paceline",
-        description="How fast should a distributed training job be, why is it not, and what would "
-        "each fix gain?",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
         command.add(subparsers)
     for each in (parser, *subparsers.choices.values()):
         # Before and after the command alike; what is not given must not undo the other place.
-        each.add_argument("--version", action="version", version=f"paceline {__version__}")
+        each.add_argument(
+            "--version",
+            action="version",
+            version=f"paceline {__version__}",
+            help="show the version and exit",
+        )
         each.add_argument(
             "--debug",
             action="store_true",
@@ -66,6 +76,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     args.parser = parser
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where "×" cannot be shown, "?" will do
     try:
         code = int(args.run(args))
         sys.stdout.flush()
@@ -76,9 +88,10 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException, *, debug: bool) -> int:
     """Say what went wrong, in one line; returns the exit code."""
-    if isinstance(error, BrokenPipeError):
-        # Python flushes standard output once more at its end: let that go nowhere.
+    if isinstance(error, OSError) and error.filename is None:
+        # Likely standard output, which Python flushes once more at its end: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
         return 141
     if debug:
         import traceback
@@ -90,6 +103,9 @@ def _fail(error: BaseException, *, debug: bool) -> int:
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, PacelineError):
         _say(f"error: {error}")
+        return 2
+    if isinstance(error, OSError) and error.strerror:
+        _say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror}")
         return 2
     if isinstance(error, MemoryError):
         _say("error: out of memory; analyse fewer steps with --steps, or use a larger machine")

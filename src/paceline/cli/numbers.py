@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Collection
+
+from paceline.errors import SynthError
 
 #: A range is written out in full; more numbers than this are a slip of the pen.
 MAX_NUMBERS = 1_000_000
@@ -31,3 +34,23 @@ def parse_numbers(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{text!r} names more than {MAX_NUMBERS:,} numbers")
         numbers.update(range(low, high + 1))
     return sorted(numbers)
+
+
+def parse_floats(text: str, n: Collection[int], what: str) -> tuple[float, ...]:
+    """Numbers separated by commas, as causes of slowness are given.
+
+    Args:
+        text: for example ``3,1,1.5``.
+        n: how many numbers are right.
+        what: what they mean, for the message.
+
+    Raises:
+        SynthError: another number of numbers, or none.
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in n:
+        raise SynthError(f"{text!r} should be {what}")
+    return values

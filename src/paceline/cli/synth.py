@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.numbers import parse_floats
+
 if TYPE_CHECKING:
     from paceline.synth import SynthSpec
 
@@ -104,12 +106,11 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write."""
-    from paceline.errors import OutputError
+    from paceline.files import check_targets
     from paceline.sources import parquet
     from paceline.synth import synthesize
 
-    if args.output.exists() and not args.force:
-        raise OutputError(f"{args.output} exists already; choose another name or pass --force")
+    check_targets([args.output], force=args.force)
     trace = synthesize(spec_of(args))
     parquet.write(trace, args.output, force=args.force)
     print(
@@ -121,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
 
 def spec_of(args: argparse.Namespace) -> SynthSpec:
     """The job that the arguments describe."""
-    from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, parse_numbers
+    from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
 
     def numbers(text: str, flag: str, what: str, *n: int) -> tuple[float, ...]:
-        return parse_numbers(text, n, f"{what} after {flag}")
+        return parse_floats(text, n, f"{what} after {flag}")
 
     triple = "DP,PP,FACTOR"
     workers = [numbers(text, "--slow-worker", triple, 3) for text in args.slow_worker]

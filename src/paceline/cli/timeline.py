@@ -66,7 +66,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Draw and write."""
-    from paceline.report.files import check_targets, write_files
+    from paceline.files import check_targets, write_files
     from paceline.report.perfetto import trace_writer
     from paceline.report.scenario import check_scenario, draw
 

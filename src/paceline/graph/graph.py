@@ -102,15 +102,19 @@ class StepGraph:
     @cached_property
     def pairs(self) -> npt.NDArray[np.int64]:
         """[pair, 2] members of the groups that stay within a replica (sends and recvs)."""
-        within = np.flatnonzero((self.group >= 0) & ~self.spans_dp[self.group])
-        within = within[np.argsort(self.group[within], kind="stable")]
-        return within.reshape(-1, 2)
+        return self._members(spans_dp=False).reshape(-1, 2)
+
+    def _members(self, spans_dp: bool) -> npt.NDArray[np.int64]:
+        """Ops of the groups that span the data-parallel ranks, or do not, group by group."""
+        members = np.flatnonzero(self.group >= 0)
+        members = members[self.spans_dp[self.group[members]] == spans_dp]
+        by_group: npt.NDArray[np.int64] = members[np.argsort(self.group[members], kind="stable")]
+        return by_group
 
     @cached_property
     def dp_groups(self) -> tuple[npt.NDArray[np.int64], ...]:
         """Members, of all variants, of each group that spans the data-parallel ranks."""
-        members = np.flatnonzero((self.group >= 0) & self.spans_dp[self.group])
-        members = members[np.argsort(self.group[members], kind="stable")]
+        members = self._members(spans_dp=True)
         cuts = np.flatnonzero(np.diff(self.group[members])) + 1
         return tuple(np.split(members, cuts)) if len(members) else ()
 

@@ -188,7 +188,7 @@ def _variant_ops(
         left_out.setdefault(int(numbers[lane]), reason)
     row = rows[usual]
     chunk = trace.chunk[row : row + n_ops].astype(np.int64)
-    microbatch = trace.microbatch[row : row + n_ops].astype(np.int64)
+    microbatch = _from_zero(trace.microbatch[None, row : row + n_ops])[0]
     rank = np.zeros(n_ops, dtype=np.int64)
     alike = label == label[usual]
     for kinds in _MIXED_STREAMS:
@@ -224,21 +224,27 @@ def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.N
     label = np.empty(len(rows), dtype=np.uint64)
     block = max(1, (1 << 22) // n_ops)
     ops = np.arange(n_ops)
-    chunk0, batch0 = (
-        trace.chunk[rows[0] : rows[0] + n_ops],
-        trace.microbatch[rows[0] : rows[0] + n_ops],
-    )
+    chunk0 = _lane_table(trace.chunk, rows[:1], ops)
+    batch0 = _from_zero(_lane_table(trace.microbatch, rows[:1], ops))
     for low in range(0, len(rows), block):
         part = rows[low : low + block]
-        chunk, batch = _lane_table(trace.chunk, part, ops), _lane_table(trace.microbatch, part, ops)
-        if (chunk == chunk0).all() and (batch == batch0).all():
-            label[low : low + block] = 0
-            continue
-        packed = (chunk.astype(np.int64) + 1) << 33 | (batch.astype(np.int64) + 1)
-        hashes = _hashes(packed.view(np.uint64)) | np.uint64(1)
-        hashes[((chunk == chunk0) & (batch == batch0)).all(axis=1)] = 0
-        label[low : low + block] = hashes
+        chunk = _lane_table(trace.chunk, part, ops)
+        batch = _from_zero(_lane_table(trace.microbatch, part, ops))
+        same = ((chunk == chunk0) & (batch == batch0)).all(axis=1)
+        label[low : low + block] = 0
+        if not same.all():
+            packed = (chunk[~same].astype(np.int64) + 1) << 33 | (batch[~same].astype(np.int64) + 1)
+            label[low : low + block][~same] = _hashes(packed.view(np.uint64)) | np.uint64(1)
     return label
+
+
+def _from_zero(microbatch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Microbatches of each lane counted from its lowest: some number them over the whole job."""
+    none = microbatch < 0
+    lowest = np.where(none, np.iinfo(np.int32).max, microbatch).min(axis=1, keepdims=True)
+    if not lowest.any():
+        return microbatch
+    return np.where(none, microbatch, microbatch - lowest).astype(np.int32)
 
 
 def _ascending(table: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

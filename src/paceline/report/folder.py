@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import OutputError
+from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.graph import Measured
-from paceline.report.files import Writer, check_targets, make_folder, write_files
 from paceline.report.perfetto import trace_writer
 from paceline.report.result_json import json_writer, worker_csv_writer
 from paceline.report.scenario import draw_ideal
@@ -47,7 +47,11 @@ def write_folder(
     try:
         drawing = draw_ideal(measured)
         writers[folder / IDEAL] = trace_writer(
-            drawing.events, measured.job, drawing.about, compress=True
+            drawing.events,
+            measured.job,
+            drawing.about,
+            replica_names=drawing.replica_names,
+            compress=True,
         )
     except OutputError as error:  # too large for any viewer: the numbers are worth having still
         notes.append(f"{IDEAL} is not written: {error}")

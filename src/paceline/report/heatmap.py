@@ -80,7 +80,7 @@ def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
 
 def _title(shape: tuple[int, ...], shown: _Map) -> Text:
     n_pp, n_dp = shape
-    title = Text("workers", style="bold")
+    title = Text().append("workers", style="bold")
     title.append(": S of each with only it as measured; stages down, dp ranks across", style="dim")
     cuts = []
     if len(shown.dps) < n_dp:
@@ -111,13 +111,20 @@ def _ruler(shown: _Map) -> Text:
 def _cell(value: float, shown: _Map) -> Text:
     place = min(max((value - 1) / (shown.top - 1), 0.0), 1.0)
     if shown.cell >= _VALUE_WIDTH:
-        text = f"{value:.2f}" if value < 99.995 else f"{value:.0f}"
-        text = text.center(shown.cell)
+        text = _four(value).center(shown.cell)
     elif shown.colour:
         text = " " * shown.cell
     else:
         text = _digit(place).ljust(shown.cell)
     return Text(text, style=_style(place) if shown.colour else "")
+
+
+def _four(value: float) -> str:
+    """The value in four characters, which leaves a blank between cells."""
+    for decimals, below in ((2, 9.995), (1, 99.95), (0, 9999.5)):
+        if value < below:
+            return f"{value:.{decimals}f}"
+    return "9999"
 
 
 def _digit(place: float) -> str:
@@ -133,7 +140,7 @@ def _style(place: float) -> str:
     )
     # The usual weights of the eye's sensitivity (ITU-R BT.601).
     bright = 0.299 * red + 0.587 * green + 0.114 * blue > 128
-    return f"{'black' if bright else 'white'} on #{red:02x}{green:02x}{blue:02x}"
+    return f"#{'000000' if bright else 'ffffff'} on #{red:02x}{green:02x}{blue:02x}"
 
 
 def _legend(shown: _Map, worst: float) -> list[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -66,7 +67,12 @@ def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
 
 
 def trace_writer(
-    events: Events, job: Job, about: Mapping[str, Any], *, compress: bool
+    events: Events,
+    job: Job,
+    about: Mapping[str, Any],
+    *,
+    replica_names: Mapping[int, str] = MappingProxyType({}),
+    compress: bool,
 ) -> Callable[[BinaryIO], None]:
     """What writes the Chrome trace of some events.
 
@@ -77,6 +83,7 @@ def trace_writer(
         events: what to draw.
         job: degrees of parallelism.
         about: what the file says of itself, under ``otherData``.
+        replica_names: what to call data-parallel ranks other than ``dp 3``.
         compress: gzip it.
 
     Raises:
@@ -88,7 +95,7 @@ def trace_writer(
     def write(file: BinaryIO) -> None:
         head = {"displayTimeUnit": "ms", "otherData": {**about, "job": job.to_mapping()}}
         _write_to(file, json.dumps(head, ensure_ascii=False)[:-1] + ', "traceEvents": [\n')
-        for number, block in enumerate(_blocks(events, job)):
+        for number, block in enumerate(_blocks(events, job, replica_names)):
             _write_to(file, (",\n" if number else "") + block)
         _write_to(file, "\n]}\n")
 
@@ -107,18 +114,18 @@ def _write_to(file: BinaryIO, text: str) -> None:
     file.write(text.encode())
 
 
-def _blocks(events: Events, job: Job) -> Iterator[str]:
+def _blocks(events: Events, job: Job, replica_names: Mapping[int, str]) -> Iterator[str]:
     """Pieces of the event list, without the commas between the pieces."""
     steps, index = np.unique(events.step, return_inverse=True)
     start_ns, end_ns, length_ns = _laid_out(events, index, len(steps))
     pid = events.dp * job.pp_size + events.pp + 1  # 0 is the kernel's idle process to Perfetto
     stream = np.array([_STREAM_OF.get(kind, 0) for kind in OpKind])[events.kind]
-    # Thread ids that no process has: equal ones would make it the process's main thread.
-    order = np.lexsort((-end_ns, start_ns, stream, pid))
+    order = np.lexsort((end_ns, start_ns, stream, pid))
+    # Thread ids that differ from their process's, which would make them its main thread.
     row = pid * 100 + stream
     end_ns, second = _disjoint(row[order], start_ns[order], end_ns[order])
     row = row[order] + len(_STREAMS) * second
-    yield ",\n".join(_names(pid, row, job))
+    yield ",\n".join(_names(pid, row, job, replica_names))
     yield ",\n".join(_step_events(steps.tolist(), length_ns, job))
     head, which = _heads(events, job)
     columns = (which[order], events.step[order], events.seq[order], pid[order], row)
@@ -171,7 +178,7 @@ def _disjoint(
     apart = np.cumsum(~same) * span
     latest = np.maximum.accumulate(end + apart) - apart
     second = np.zeros(len(row), dtype=bool)
-    second[1:] = same[1:] & (latest[:-1] > start[1:])
+    second[1:] = same[1:] & (latest[:-1] > start[1:]) & (end[1:] > start[1:])
     return end, second
 
 
@@ -198,11 +205,17 @@ def _head(kind: int, microbatch: int, chunk: int, seq: int) -> str:
     return json.dumps(event, separators=(",", ":"))[1:-2]
 
 
-def _names(pid: npt.NDArray[np.int64], row: npt.NDArray[np.int64], job: Job) -> Iterator[str]:
+def _names(
+    pid: npt.NDArray[np.int64],
+    row: npt.NDArray[np.int64],
+    job: Job,
+    replica_names: Mapping[int, str],
+) -> Iterator[str]:
     """Names and places of processes and threads."""
     for process in np.unique(pid).tolist():
         dp, pp = divmod(process - 1, job.pp_size)
-        yield _meta("process_name", process, 0, name=f"dp {dp} · stage {pp}")
+        replica = replica_names.get(dp, f"dp {dp}")
+        yield _meta("process_name", process, 0, name=f"{replica} · stage {pp}")
         yield _meta("process_sort_index", process, 0, sort_index=process)
     for thread in np.unique(row).tolist():
         process, stream = divmod(thread, 100)

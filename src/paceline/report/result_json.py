@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 def to_mapping(result: WhatIf, *, per_step_workers: bool = False) -> dict[str, Any]:
-    """The result as JSON knows it; ``docs/whatif.md`` lists the keys.
+    """The result as JSON knows it; ``docs/result-json.md`` lists the keys.
 
     Steps, stages and replicas are string keys, ``*_by_step`` forms have the step first, times are
     in seconds, and None stands for what has no value.
@@ -79,8 +79,7 @@ def dumps(result: WhatIf, *, per_step_workers: bool = False) -> str:
     """The result as one line of JSON per key, so that people and ``diff`` can read it."""
     mapping = to_mapping(result, per_step_workers=per_step_workers)
     lines = [
-        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-        for key, value in mapping.items()
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in mapping.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,13 @@ class Drawing:
         events: what to draw.
         about: what the file says of itself.
         notes: what the user should know.
+        replica_names: what to call replicas that stand for others.
     """
 
     events: Events
     about: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    replica_names: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def check_scenario(name: str) -> None:
@@ -43,6 +46,8 @@ def check_scenario(name: str) -> None:
     try:
         Scenario.parse(name)
     except ScenarioError as error:
+        if ":" in name:
+            raise
         raise ScenarioError(f"{error}; timelines can also be {TRACED} or {REPLAYED}") from None
 
 
@@ -118,7 +123,12 @@ def draw_ideal(measured: Measured) -> Drawing:
     )
     alike = {str(dps[0]): dps.tolist() for dps in graph.variant_dps}
     about = {"tool": "paceline", "scenario": "ideal", "note": note, "replicas_alike": alike}
-    return Drawing(drawn, about)
+    names = {
+        int(dps[0]): f"dp {dps[0]} and {len(dps) - 1} alike"
+        for dps in graph.variant_dps
+        if len(dps) > 1
+    }
+    return Drawing(drawn, about, replica_names=names)
 
 
 def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
@@ -179,10 +189,12 @@ def _of_steps(durations: Durations, index: npt.NDArray[np.int64]) -> Durations:
 
 
 def _not_drawn(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
-    """One note for the steps asked for that are not there, the reason of the first with it."""
+    """A note on the steps asked for that are not there, with the reason of one."""
     if not len(absent):
         return ()
-    number = int(absent[0])
+    # A step that was left out says more than one that never was.
+    number = next((int(step) for step in absent if int(step) in left_out), int(absent[0]))
     reason = f"left out: {left_out[number]}" if number in left_out else "not in the trace"
-    more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
-    return (f"step {number} is {reason}{more}",)
+    if len(absent) == 1:
+        return (f"step {number} is {reason}",)
+    return (f"{len(absent)} of the steps asked for are not drawn; step {number} is {reason}",)

@@ -24,14 +24,21 @@ _GAP = 3
 
 def print_result(result: WhatIf, console: Console | None = None) -> None:
     """Print the screen; colours only where ``console`` (default: standard output) shows them."""
-    if console is None:
-        from rich.console import Console
-
-        console = Console(highlight=False, emoji=False, markup=False)
+    console = console or _standard_output()
     # Sixteen colours are too few for a scale; digits then say more.
     many_colours = console.color_system in ("256", "truecolor") and not console.no_color
     for line in screen(result, console.width, colour=many_colours):
         console.print(line, soft_wrap=True)
+
+
+def _standard_output() -> Console:
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # while it is handled; rich itself would exit the process
+
+    return Plain(highlight=False, emoji=False, markup=False)
 
 
 def screen(result: WhatIf, width: int, *, colour: bool) -> list[Text]:
@@ -42,12 +49,13 @@ def screen(result: WhatIf, width: int, *, colour: bool) -> list[Text]:
         width: characters there are.
         colour: whether the terminal shows at least 256 colours.
     """
-    width = min(max(width, 40), _MAX_WIDTH)
+    full_width = max(width, 40)
+    width = min(full_width, _MAX_WIDTH)
     blocks = [
         _head(result, width),
         _worst(result, width),
         _shares(result, width),
-        heatmap(result.by_worker, width, colour=colour) if result.by_worker.size > 1 else [],
+        heatmap(result.by_worker, full_width, colour=colour) if result.by_worker.size > 1 else [],
         _notes(result, width),
     ]
     lines: list[Text] = []
@@ -57,17 +65,16 @@ def screen(result: WhatIf, width: int, *, colour: bool) -> list[Text]:
 
 
 def _head(result: WhatIf, width: int) -> list[Text]:
-    job = result.job
-    waste = f"{result.waste:.1%} = {result.waste * job.world_size:.1f} of {job.world_size} GPUs"
+    gpus = result.job.world_size
+    worth = result.waste * gpus
+    waste = f"{result.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
     numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
     numbers.append("   waste ").append(waste, style="bold")
-    simulated, ideal = result.simulated_s.mean(), result.ideal_s.mean()
-    numbers.append(f"   mean step {_seconds(simulated)}, ideal {_seconds(ideal)}")
     return [
         *_wrapped(_job_line(result), width, style="bold"),
         *_verdict(result, width),
         numbers,
-        *_wrapped(_trust(result), width),
+        *_wrapped(_step_times(result), width),
     ]
 
 
@@ -81,7 +88,7 @@ def _job_line(result: WhatIf) -> str:
         f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
     )
     name = f"{job.name}: " if job.name else ""
-    return f"{name}{' × '.join(degrees)} on {job.world_size} GPUs · {which}"
+    return f"{name}{' × '.join(degrees)} on {job.world_size:,} GPUs · {which}"
 
 
 def _verdict(result: WhatIf, width: int) -> list[Text]:
@@ -90,7 +97,7 @@ def _verdict(result: WhatIf, width: int) -> list[Text]:
         text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
         style = "bold green"
     else:
-        text = f"Stragglers make this job {result.slowdown:.2f} times as slow as it could be"
+        text = f"Stragglers make steps {result.slowdown:.2f} times as long as they could be"
         style = "bold red" if result.slowdown >= _SEVERE else "bold yellow"
     lines = _wrapped(text, width, style=style)
     if result.doubtful:
@@ -99,9 +106,14 @@ def _verdict(result: WhatIf, width: int) -> list[Text]:
     return lines
 
 
-def _trust(result: WhatIf) -> str:
-    off = f"simulation {result.discrepancy:.1%} off the traced {_seconds(result.traced_s.mean())}"
-    return off + (" (over 5%)" if result.doubtful else " (fine: under 5%)")
+def _step_times(result: WhatIf) -> str:
+    traced, simulated, ideal = (
+        _seconds(float(times.mean()))
+        for times in (result.traced_s, result.simulated_s, result.ideal_s)
+    )
+    judged = "over 5%" if result.doubtful else "fine"
+    off = f"{result.discrepancy:.1%} off: {judged}"
+    return f"mean step: ideal {ideal}, simulated {simulated}, traced {traced} ({off})"
 
 
 @dataclass(frozen=True)
@@ -149,8 +161,8 @@ def _worst(result: WhatIf, width: int) -> list[Text]:
             tables.append(steps)
         else:
             below = _steps_line(steps, width)
-    what = "S with only this part as measured, all else ideal (of a step: S of that step)"
-    title = Text("worst", style="bold").append(f": {what}", style="dim")
+    title = Text().append("worst", style="bold")
+    title.append(": S with only this part as measured, all else ideal (steps: their own S)", "dim")
     lines = [title]
     while tables:
         fitting = max(1, sum(_total(tables[: n + 1]) <= width for n in range(len(tables))))
@@ -196,13 +208,13 @@ def _shares(result: WhatIf, width: int) -> list[Text]:
     if result.by_worker.shape[0] > 1:
         rows.append(("M_S", "last stage", result.m_s, result.m_s_only))
     wide = max(len(whom) for _, whom, _, _ in rows)
-    title = Text("share of the loss", style="bold")
-    title.append(" ".ljust(wide + len("M_W  ") - len(title) + 2))
+    title = Text().append("share of the loss", style="bold")
+    title.append(" " * (wide + len("M_W    ") - len(title)))
     title.append("won back if ideal   caused alone", style="dim")
     lines = [title]
     for name, whom, value, only in rows:
-        line = Text(name, style="bold").append(f"  {whom:<{wide}}  ", style="not bold")
-        line.append(f"{_share(value):>17}").append(f"{_share(only):>15}", style="not bold")
+        line = Text().append(name, style="bold").append(f"  {whom:<{wide}}  ")
+        line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if result.m_w is None:
         lines += _wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")

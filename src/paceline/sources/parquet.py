@@ -7,16 +7,16 @@ metadata under ``paceline``. ``docs/trace-format.md`` describes the format.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import OutputError, TraceError
+from paceline.errors import TraceError
+from paceline.files import check_targets, write_files
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
@@ -65,6 +65,9 @@ def read(path: Path, job: Job | None, ignore_kinds: frozenset[str]) -> Trace:
                     f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
                     f"a trace has {', '.join(COLUMNS)}"
                 )
+            twice = [name for name in COLUMNS if schema.names.count(name) > 1]
+            if twice:
+                raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
             table = file.read(columns=list(COLUMNS))
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -179,7 +182,7 @@ def _check_gmc(columns: Columns, gmc: npt.NDArray[Any], job: Job, where: str) ->
     compute = (columns.kind <= OpKind.BACKWARD_COMPUTE) & (gmc >= 0)
     place = columns.chunk.astype(np.int32)
     place *= job.pp_size
-    place += columns.pp
+    place += columns.pp.astype(np.int32, copy=False)
     wrong = compute & (place != gmc)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -199,8 +202,7 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists already; choose another name or pass --force")
+    check_targets([path], force=force)
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
     gmc[~compute] = -1
@@ -222,12 +224,8 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     }
     stored = {"version": FORMAT_VERSION, "job": trace.job.to_mapping(), "truth": trace.truth}
     table = pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(stored)})
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        # Times do not compress: snappy only costs, and only their columns are large.
-        pq.write_table(table, partial, compression="zstd", use_dictionary=["optype"])
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+
+    def write_table(file: BinaryIO) -> None:
+        pq.write_table(table, file, compression="zstd", use_dictionary=["optype"])
+
+    write_files({path: write_table}, force=force)

@@ -21,6 +21,17 @@ COARSE_SHARE = 0.01
 MAX_CELLS_PER_ROW = 64
 
 
+#: Field of :class:`Columns` -> its column in a trace file, for messages.
+_LABELS = {"dp": "dp_rank", "pp": "stage", "seq": "seq_id", "chunk": "mc", "microbatch": "mb_id"}
+_LABELS |= {"start": "start_ts"}
+
+#: From here on a float64 does not hold every whole number.
+MAX_WHOLE = 2.0**53
+
+#: Largest chunk and microbatch that a trace can hold.
+_LARGEST = {"chunk": 2**15 - 1, "microbatch": 2**31 - 1}
+
+
 @dataclass(frozen=True)
 class Columns:
     """Raw columns of a trace, one entry per row, in any order and any integer or float width.
@@ -90,14 +101,16 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)
     if renumbered:
-        warnings.append(f"seq_id of {renumbered} rows does not follow the start times; renumbered")
+        warnings.append(
+            f"seq_id does not rise with start_ts in {renumbered} places; renumbered by start_ts"
+        )
     start, end, step_start_s = _times(columns, place, counts.reshape(shape))
     return Trace(
         job=job,
         steps=steps,
         counts=counts.reshape(shape),
         chunk=_scatter(columns.chunk, place, np.int16),
-        microbatch=_scatter(columns.microbatch, place, np.int32),
+        microbatch=_microbatches(columns, place),
         start=start,
         end=end,
         step_start_s=step_start_s,
@@ -113,14 +126,19 @@ def _whole_numbers(columns: Columns, where: str) -> Columns:
     for name in ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch"):
         values = getattr(columns, name)
         if np.issubdtype(values.dtype, np.integer):
+            if values.dtype == np.uint64:  # mixed with signed numbers it would turn into floats
+                changed[name] = values.astype(np.int64)
             continue
         if not np.issubdtype(values.dtype, np.floating):
-            raise TraceError(f"{where}: column {name} holds {values.dtype}, not numbers")
-        bad = ~(np.isfinite(values) & (np.floor(values) == values))
+            label = _LABELS.get(name, name)
+            raise TraceError(f"{where}: column {label} holds {values.dtype}, not numbers")
+        values = values.astype(np.float64)
+        bad = ~((np.abs(values) < MAX_WHOLE) & (np.floor(values) == values))
         if bad.any():
             row = int(np.argmax(bad))
             raise TraceError(
-                f"{where}: column {name} has {int(bad.sum())} values that are no whole number, "
+                f"{where}: column {_LABELS.get(name, name)} has {int(bad.sum())} values that are "
+                "no whole number, "
                 f"the first in row {row} ({values[row]})"
             )
         changed[name] = values.astype(np.int64)
@@ -131,7 +149,8 @@ def _check_times(columns: Columns, where: str) -> None:
     for name in ("start", "duration"):
         values = getattr(columns, name)
         if not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
-            raise TraceError(f"{where}: column {name} holds {values.dtype}, not seconds")
+            label = _LABELS.get(name, name)
+            raise TraceError(f"{where}: column {label} holds {values.dtype}, not seconds")
         bad = ~np.isfinite(values)
         if bad.any():
             row = int(np.argmax(bad))
@@ -150,11 +169,10 @@ def _check_times(columns: Columns, where: str) -> None:
 
 
 def _check_resolution(columns: Columns, where: str) -> None:
-    """Refuse float times whose last digit is too coarse for the ops they time."""
-    if not np.issubdtype(columns.start.dtype, np.floating):
-        return
+    """Refuse times whose last digit is too coarse for the ops they time."""
     latest = columns.start[np.argmax(np.abs(columns.start))]
-    resolution = abs(float(np.spacing(latest)))
+    whole = np.issubdtype(columns.start.dtype, np.integer)
+    resolution = 1.0 if whole else abs(float(np.spacing(latest)))
     compute = columns.kind <= OpKind.BACKWARD_COMPUTE
     typical = columns.duration[compute if compute.any() else columns.duration > 0]
     if len(typical) == 0 or resolution <= 1e-6:
@@ -180,8 +198,14 @@ def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[st
     for name in ("dp", "pp"):
         lowest = int(getattr(columns, name).min())
         if lowest < 0:
-            label = {"dp": "dp_rank", "pp": "stage"}[name]
-            raise TraceError(f"{where}: {label} {lowest} is negative")
+            raise TraceError(f"{where}: {_LABELS[name]} {lowest} is negative")
+    for name, largest in _LARGEST.items():
+        values = getattr(columns, name)
+        for number in (int(values.min()), int(values.max())):
+            if not -1 <= number <= largest:
+                raise TraceError(
+                    f"{where}: {_LABELS[name]} {number} is not in -1 to {largest}; is it corrupt?"
+                )
     n_dp, n_pp = int(columns.dp.max()) + 1, int(columns.pp.max()) + 1
     n_chunks = max(int(columns.chunk.max()) + 1, 1)
     if job is None:
@@ -265,21 +289,21 @@ def _merge_peers(
     begin = np.flatnonzero(first_of_rank)
     seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
 
-    # A worker's ops are whole where each of its ranks recorded equally many of the kind.
-    pairs = np.unique(np.stack([worker, columns.rank]).astype(np.int64), axis=1)
-    n_ranks = np.bincount(pairs[0])
+    expected = _usual_peers(columns, worker)
     order = np.lexsort((seq, cell))
     columns, cell, seq, worker = columns.take(order), cell[order], seq[order], worker[order]
     first = np.ones(len(cell), dtype=bool)
     first[1:] = (np.diff(cell) != 0) | (np.diff(seq) != 0)
     begin = np.flatnonzero(first)
     size = np.diff(np.append(begin, len(cell)))
-    short = size != n_ranks[worker[begin]]
+    short = size != expected[worker[begin]]
     left_out: dict[int, str] = {}
     for row in begin[short]:
         number = int(columns.step[row])
         if number not in left_out:
-            left_out[number] = f"a peer rank lacks an op: {_describe(columns, int(row))}"
+            left_out[number] = (
+                f"not as many ranks as usual recorded an op: {_describe(columns, int(row))}"
+            )
 
     start = columns.start.astype(np.float64)
     end = start + columns.duration
@@ -296,10 +320,25 @@ def _merge_peers(
     )
     whole = ~np.isin(merged.step, list(left_out))
     note = (
-        f"{where}: up to {int(n_ranks.max())} ranks recorded one (dp, stage): tensor-parallel "
-        "peers were merged (compute: the longest; communication: latest start, latest end)"
+        f"{where}: up to {int(expected.max())} ranks recorded one (dp, stage) in a step: "
+        "tensor-parallel peers were merged (compute: the longest; communication: latest start, "
+        "latest end)"
     )
     return merged.take(whole), left_out, note
+
+
+def _usual_peers(columns: Columns, worker: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """[worker] how many ranks record it in most steps; the larger number where two are as usual.
+
+    Counted step by step: after a restart a worker may be another rank, which is no peer.
+    """
+    rows = np.stack([worker, columns.step, columns.rank]).astype(np.int64)
+    of_rank = np.unique(rows, axis=1)
+    of_step, n_ranks = np.unique(of_rank[:2], axis=1, return_counts=True)
+    votes = np.zeros((int(worker.max()) + 1, int(n_ranks.max()) + 1), dtype=np.int64)
+    np.add.at(votes, (of_step[0], n_ranks), 1)
+    usual: npt.NDArray[np.int64] = votes.shape[1] - 1 - np.argmax(votes[:, ::-1], axis=1)
+    return usual
 
 
 def _places(
@@ -331,13 +370,17 @@ def _places(
     _check_duplicates(columns, cell, order, where)
     ranked = np.empty(len(cell), dtype=np.int64)
     ranked[order] = np.arange(len(cell))
-    return ranked, int((ranked != place).sum()) if dense else 0
+    # A gap (an op is missing) is no contradiction; seq that does not rise with the start is.
+    backwards = (np.diff(cell[order]) == 0) & (seq[order][1:] <= seq[order][:-1])
+    return ranked, int(backwards.sum())
 
 
 def _check_duplicates(
     columns: Columns, cell: npt.NDArray[np.int32], order: npt.NDArray[Any], where: str
 ) -> None:
-    same = (np.diff(cell[order]) == 0) & (np.diff(columns.seq[order]) == 0)
+    same = np.diff(cell[order]) == 0
+    for values in (columns.seq[order], columns.start[order]):
+        same &= values[1:] == values[:-1]
     if same.any():
         row = int(order[int(np.argmax(same)) + 1])
         raise TraceError(
@@ -352,6 +395,13 @@ def _scatter(
     out = np.empty(len(values), dtype=dtype)
     out[place] = values
     return out
+
+
+def _microbatches(columns: Columns, place: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Microbatches in canonical order; only computes have one, whatever the file says of others."""
+    microbatch = columns.microbatch.astype(np.int32)
+    microbatch[columns.kind > OpKind.BACKWARD_COMPUTE] = -1
+    return _scatter(microbatch, place, np.int32)
 
 
 def _times(

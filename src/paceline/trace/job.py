@@ -65,7 +65,9 @@ class Job:
         Raises:
             TraceError: a degree is missing or no positive whole number.
         """
-        missing = [key for key in ("dp_size", "pp_size") if key not in values]
+        if not isinstance(values, Mapping):
+            raise TraceError(f"{where} is no mapping of degrees but {values!r}")
+        missing = [key for key in ("dp_size", "pp_size") if values.get(key) is None]
         if missing:
             raise TraceError(f"{where} lacks {' and '.join(missing)}; give the degrees of the job")
         known = {f.name for f in fields(cls)} - {"name"}

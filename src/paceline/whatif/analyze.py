@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
 from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
@@ -61,6 +62,8 @@ def analyze(
     times = simulate_scenarios(measured.durations, ideal, first, progress)
     simulated, ideal_s = times[0], times[1]
     cuts = np.cumsum([len(kinds), graph.n_pp, graph.n_dp])
+    if not (ideal_s > 0).all():
+        raise TraceError("the ideal step takes 0 s: (nearly) all durations in the trace are 0")
     slowdown_by_step = times[2:] / ideal_s
     kind_by_step, stage_by_step, replica_by_step, worker_by_step = np.split(slowdown_by_step, cuts)
     kind_s, stage_s, replica_s, worker_s = np.split(times[2:].mean(axis=1) / ideal_s.mean(), cuts)
