@@ -14,6 +14,7 @@ from paceline.synth import SlowWorker
 
 
 def main() -> None:
+    """Analyse, print to a recording console, keep the picture."""
     job = SynthSpec(dp=8, pp=4, microbatches=16, steps=10, slow_workers=(SlowWorker(3, 1, 1.5),))
     console = Console(
         record=True, width=92, file=io.StringIO(), force_terminal=True, color_system="truecolor"

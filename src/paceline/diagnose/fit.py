@@ -1,0 +1,203 @@
+"""Take compute durations apart: kind x place x worker x microbatch x residual, plus pauses.
+
+All in logarithms and with medians, so that one slow worker, a few pauses or a long sequence do not
+leak into the other factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations, StepGraph
+from paceline.trace import OpKind
+
+Array = npt.NDArray[np.float64]
+
+KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
+#: A whole replica counts as slower only if its level stands out by so many standard errors, and by
+#: this much; else the difference is that of its microbatches.
+LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
+
+#: A compute is paused if it exceeds its fit by so many robust standard deviations of the residual,
+#: by this share, and by this many seconds (collections take tens to hundreds of ms: paper, 5.4).
+PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
+
+#: Microbatches that differ less than this (90% quantile of the logarithm) give no slope.
+MIN_SPREAD = 0.05
+
+_TINY_S = 1e-9  # durations of 0 have no logarithm
+
+
+@dataclass(frozen=True)
+class VariantFit:
+    """Factors of the replicas of one structure.
+
+    Attributes:
+        ops: [kind, place, microbatch] compute ops, counted from the variant's first.
+        micro: [microbatch, step, dp] logarithm of the cost of a microbatch, the same on all stages,
+            forward and backward.
+        residual: [kind, place, microbatch, step, dp] logarithm of what the factors leave.
+    """
+
+    ops: npt.NDArray[np.int64]
+    micro: Array
+    residual: Array
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Factors of all computes of a job; logarithms, 0 = typical.
+
+    Attributes:
+        place: [kind, place] of a (stage, chunk); a place is stage * chunks + chunk.
+        slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer, whose
+            cost depends on the tokens only, dilutes it); 1 where microbatches hardly differ.
+        stage_of_place: [place].
+        level: [dp] of a whole replica.
+        worker: [kind, stage, dp] of a worker beside its replica's level.
+        variants: microbatch factors and residuals, per replica structure.
+        sigma: [kind] robust standard deviation of the residuals.
+    """
+
+    place: Array
+    slope: Array
+    stage_of_place: npt.NDArray[np.int64]
+    level: Array
+    worker: Array
+    variants: tuple[VariantFit, ...]
+    sigma: Array
+
+    @property
+    def worker_total(self) -> Array:
+        """[kind, stage, dp] worker and replica together."""
+        return self.worker + self.level
+
+
+def fit_computes(durations: Durations) -> Fit:
+    """Fit the factors of all forward and backward computes."""
+    graph = durations.graph
+    n_chunks = int(graph.chunk[graph.kind <= OpKind.BACKWARD_COMPUTE].max()) + 1
+    ops = [_compute_ops(graph, v, n_chunks) for v in range(graph.n_variants)]
+    logs = [
+        np.log(np.maximum(durations.block(v)[ops[v]], _TINY_S)) for v in range(graph.n_variants)
+    ]
+    # [place] typical duration over everything else; replicas of all structures together
+    place = np.stack(
+        [
+            [
+                np.median(np.concatenate([log[k, p].ravel() for log in logs]))
+                for p in range(logs[0].shape[1])
+            ]
+            for k in range(len(KINDS))
+        ]
+    )
+    stage_of_place = np.repeat(np.arange(graph.n_pp), n_chunks)
+    for log in logs:
+        log -= place[:, :, None, None, None]
+    micro = [_lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
+    level = _levels(graph, micro)
+    for v, dps in enumerate(graph.variant_dps):
+        micro[v] -= level[dps]
+        logs[v] -= level[dps]
+    slope = _slopes(logs, micro)
+    for log, cost in zip(logs, micro, strict=True):
+        log -= slope[:, :, None, None, None] * cost
+    worker = _workers(graph, logs, stage_of_place)
+    for v, dps in enumerate(graph.variant_dps):
+        logs[v] -= worker[:, stage_of_place][:, :, dps][:, :, None, None, :]
+    sigma = np.array(
+        [
+            1.4826 * np.median(np.concatenate([np.abs(log[k]).ravel() for log in logs]))
+            for k in (0, 1)
+        ]
+    )
+    variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
+    return Fit(place, slope, stage_of_place, level, worker, variants, sigma)
+
+
+def _compute_ops(graph: StepGraph, variant: int, n_chunks: int) -> npt.NDArray[np.int64]:
+    """[kind, place, microbatch] ops of a variant, counted from its first."""
+    span = graph.variant_ops(variant)
+    tables = []
+    for kind in KINDS:
+        ops = np.flatnonzero(graph.kind[span] == kind)
+        place = graph.pp[span][ops] * n_chunks + np.maximum(graph.chunk[span][ops], 0)
+        ops = ops[np.lexsort((graph.microbatch[span][ops], place))]
+        tables.append(ops.reshape(graph.n_pp * n_chunks, -1))
+    return np.stack(tables)
+
+
+def _lower_median(values: Array) -> Array:
+    """The lower median along the first axis: of two values the smaller, which no pause raised."""
+    middle = (len(values) - 1) // 2
+    return np.partition(values, middle, axis=0)[middle]
+
+
+def _levels(graph: StepGraph, micro: list[Array]) -> Array:
+    """[dp] how much slower whole replicas are, where that stands out of their microbatches."""
+    level, error = np.zeros(graph.n_dp), np.zeros(graph.n_dp)
+    for cost, dps in zip(micro, graph.variant_dps, strict=True):
+        flat = cost.reshape(-1, len(dps))
+        level[dps] = np.median(flat, axis=0)
+        spread = 1.4826 * np.median(np.abs(flat - level[dps]), axis=0)
+        error[dps] = 1.2533 * spread / np.sqrt(len(flat))
+    level -= np.median(level)
+    level[np.abs(level) < np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)] = 0.0
+    return level
+
+
+def _slopes(logs: list[Array], micro: list[Array]) -> Array:
+    """[kind, place] slope of the logarithms over those of the microbatches' costs."""
+    cost = np.concatenate([part.ravel() for part in micro])
+    spread = float(np.quantile(np.abs(cost), 0.9))
+    slope = np.ones(logs[0].shape[:2])
+    if spread < MIN_SPREAD:
+        return slope
+    for k, p in np.ndindex(*slope.shape):
+        values = np.concatenate([log[k, p].ravel() for log in logs])
+        # The slow and the paused stand outside; what is left is symmetric about the line.
+        far = np.abs(values - cost)
+        inside = (far <= 3 * np.median(far)) & (np.abs(cost) <= 3 * spread)
+        slope[k, p] = (values[inside] @ cost[inside]) / max(cost[inside] @ cost[inside], 1e-12)
+    slope[(slope < 0.3) | (slope > 3)] = 1.0
+    return slope
+
+
+def _workers(
+    graph: StepGraph, residual: list[Array], stage_of_place: npt.NDArray[np.int64]
+) -> Array:
+    """[kind, stage, dp] median over the worker's ops, against the typical worker of its stage."""
+    worker = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
+    for rest, dps in zip(residual, graph.variant_dps, strict=True):
+        for stage in range(graph.n_pp):
+            of_stage = rest[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
+            flat = of_stage.reshape(len(KINDS), -1, len(dps))
+            worker[:, stage, dps] = np.median(flat, axis=1)
+    worker -= np.median(worker, axis=2, keepdims=True)
+    return worker
+
+
+def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
+    """Per variant [place, microbatch, step, dp] seconds by which computes exceed their fit, where
+    that is a pause; 0 elsewhere.
+
+    Args:
+        durations: as measured.
+        fit: of these durations.
+        kind: index into ``KINDS``: 0 forward, 1 backward.
+    """
+    least = max(PAUSE_SIGMAS * float(fit.sigma[kind]), float(np.log1p(PAUSE_SHARE)))
+    found = []
+    for v, variant in enumerate(fit.variants):
+        rest = variant.residual[kind]
+        excess = np.zeros(rest.shape)
+        at = np.nonzero(rest > least)
+        taken = durations.block(v)[variant.ops[kind][at[0], at[1]], at[2], at[3]]
+        seconds = taken * -np.expm1(-rest[at])
+        excess[at] = np.where(seconds > PAUSE_S, seconds, 0.0)
+        found.append(excess)
+    return found
