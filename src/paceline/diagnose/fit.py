@@ -54,8 +54,8 @@ class Fit:
 
     Attributes:
         place: [kind, place] of a (stage, chunk); a place is stage * chunks + chunk.
-        slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer, whose
-            cost depends on the tokens only, dilutes it); 1 where microbatches hardly differ.
+        slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer,
+            whose cost depends on the tokens only, dilutes it); 1 where microbatches hardly differ.
         stage_of_place: [place].
         level: [dp] of a whole replica.
         worker: [kind, stage, dp] of a worker beside its replica's level.
@@ -134,7 +134,8 @@ def _compute_ops(graph: StepGraph, variant: int, n_chunks: int) -> npt.NDArray[n
 def _lower_median(values: Array) -> Array:
     """The lower median along the first axis: of two values the smaller, which no pause raised."""
     middle = (len(values) - 1) // 2
-    return np.partition(values, middle, axis=0)[middle]
+    median: Array = np.partition(values, middle, axis=0)[middle]
+    return median
 
 
 def _levels(graph: StepGraph, micro: list[Array]) -> Array:
@@ -181,16 +182,20 @@ def _workers(
     return worker
 
 
+def pause_residual(fit: Fit) -> Array:
+    """[kind] residual (logarithm) above which a compute is paused."""
+    return np.maximum(PAUSE_SIGMAS * fit.sigma, np.log1p(PAUSE_SHARE))
+
+
 def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
-    """Per variant [place, microbatch, step, dp] seconds by which computes exceed their fit, where
-    that is a pause; 0 elsewhere.
+    """Per variant [place, microbatch, step, dp] seconds of pauses; 0 where there is none.
 
     Args:
         durations: as measured.
         fit: of these durations.
         kind: index into ``KINDS``: 0 forward, 1 backward.
     """
-    least = max(PAUSE_SIGMAS * float(fit.sigma[kind]), float(np.log1p(PAUSE_SHARE)))
+    least = float(pause_residual(fit)[kind])
     found = []
     for v, variant in enumerate(fit.variants):
         rest = variant.residual[kind]

@@ -1,0 +1,6 @@
+"""Why a job is slow: causes, where they are, what each costs, how sure."""
+
+from paceline.diagnose.diagnose import Diagnosis, diagnose
+from paceline.diagnose.finding import CAUSES, Finding
+
+__all__ = ["CAUSES", "Diagnosis", "Finding", "diagnose"]

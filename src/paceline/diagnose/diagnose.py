@@ -1,0 +1,142 @@
+"""The diagnosis: detect causes, simulate what each costs, say how sure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.causes import Candidate, compute_causes
+from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.fit import fit_computes
+from paceline.diagnose.outside import outside_causes
+from paceline.diagnose.remove import Effect
+from paceline.diagnose.shares import Savings
+from paceline.diagnose.transfers import transfer_causes
+from paceline.graph import Measured
+from paceline.whatif import WhatIf, ideal_durations
+
+Array = npt.NDArray[np.float64]
+
+#: A cause is reported if it costs this share of the step and of T - T_ideal; less is noise.
+MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
+
+RESAMPLES = 500
+INTERVAL = (5, 95)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a job is slow.
+
+    Attributes:
+        findings: causes inside S by share, largest first (``unexplained`` among them), then those
+            outside S by share of the step.
+        slowdown_interval: 90% bootstrap interval of S.
+    """
+
+    findings: tuple[Finding, ...]
+    slowdown_interval: tuple[float, float]
+
+
+def diagnose(measured: Measured, result: WhatIf) -> Diagnosis:
+    """Find the causes of a job's slowness and what each costs.
+
+    Args:
+        measured: the graph and durations of the trace.
+        result: its what-if analysis.
+    """
+    resamples = _resamples(len(result.steps))
+    totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
+    low, high = (float(x) for x in np.percentile(totals, INTERVAL))
+    inside = [] if result.healthy else _inside(measured, result, resamples)
+    outside = outside_causes(result, resamples)
+    return Diagnosis((*inside, *outside), (low, high))
+
+
+def _resamples(n_steps: int) -> Array:
+    """[resample, step] weights of a bootstrap over steps; rows sum to 1."""
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(n_steps, np.full(n_steps, 1 / n_steps), size=RESAMPLES)
+    return counts / n_steps
+
+
+def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
+    durations = measured.durations
+    fit = fit_computes(durations)
+    candidates = compute_causes(durations, fit)
+    candidates += transfer_causes(durations, ideal_durations(durations))
+    savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
+    t = float(result.simulated_s.mean())
+    gap = result.simulated_s - result.ideal_s  # [step]
+    kept = _worth_it(savings, len(candidates), t)
+    cost, error = savings.shapley(kept)
+    while len(kept) > 1:  # what turns out to explain nothing must not take from the others
+        small = cost.mean(axis=1) < max(MIN_OF_STEP * t, MIN_SHARE * float(gap.mean()))
+        if not small.any():
+            break
+        kept = [cause for cause, drop in zip(kept, small, strict=True) if not drop]
+        cost, error = savings.shapley(kept)
+    judge = _Judge(result, gap, resamples)
+    findings, explained = [], np.zeros_like(gap)
+    for cause, seconds, sigma in zip(kept, cost, error, strict=True):
+        finding = judge.finding(candidates[cause], seconds, float(sigma))
+        if finding.share is not None and finding.share >= MIN_SHARE:
+            findings.append(finding)
+            explained += seconds
+    findings.append(judge.finding(UNEXPLAINED, gap - explained, 0.0))
+    return sorted(findings, key=lambda f: -(f.share or 0.0))
+
+
+UNEXPLAINED = Candidate(
+    "unexplained",
+    "no known pattern: variation between operations, or what these traces cannot show",
+    NOWHERE,
+    NOWHERE,
+    Effect(),
+)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Turns what a cause costs into a finding."""
+
+    result: WhatIf
+    gap: Array  # [step] T - T_ideal
+    resamples: Array
+
+    def finding(self, candidate: Candidate, cost: Array, sampling_error: float) -> Finding:
+        """The finding for a cause that costs ``cost`` [step] seconds."""
+        gap = float(self.gap.mean())
+        shares = (self.resamples @ cost) / gap
+        of_step = (self.resamples @ cost) / (self.resamples @ self.result.traced_s)
+        low, high = (float(x) for x in np.percentile(shares, INTERVAL))
+        persists = (shares >= MIN_SHARE) & (of_step >= MIN_OF_STEP)
+        evidence = dict(candidate.evidence)
+        if sampling_error:
+            evidence["share_sampling_error"] = sampling_error / gap
+        return Finding(
+            id=candidate.cause,
+            cause=candidate.cause,
+            text=candidate.text,
+            share=float(cost.mean()) / gap,
+            share_of_step=float(cost.mean() / self.result.traced_s.mean()),
+            interval=(low, high),
+            confidence=float(persists.mean()),
+            where=candidate.where,
+            evidence=evidence,
+            ambiguous=candidate.ambiguous,
+        )
+
+
+def _worth_it(savings: Savings, n: int, t: float) -> list[int]:
+    """Candidates that save something, removed first or last."""
+    everything = frozenset(range(n))
+    kept = []
+    for cause in range(n):
+        first = savings.step_s(frozenset()) - savings.step_s(frozenset({cause}))
+        last = savings.step_s(everything - {cause}) - savings.step_s(everything)
+        if max(first.mean(), last.mean()) >= MIN_OF_STEP * t:
+            kept.append(cause)
+    return kept

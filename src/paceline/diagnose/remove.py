@@ -1,0 +1,86 @@
+"""Take causes out of durations: what the job would do without them.
+
+A cause owns a factor of the computes, an excess of some computes, or transfers above the typical
+one. Removing a factor or an excess keeps the total work of each kind, as rebalancing it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import KINDS, Fit
+from paceline.graph import Durations
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Capped:
+    """Transfers that never take longer than usual once their cause is gone.
+
+    Attributes:
+        variant: replica structure.
+        ops: ops, counted from the variant's first.
+        dp_index: the replica, counted within its variant; None: all of them.
+        seconds: [op] the usual time.
+    """
+
+    variant: int
+    ops: npt.NDArray[np.int64]
+    dp_index: int | None
+    seconds: Array
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a cause does to durations.
+
+    Attributes:
+        factor: per variant, logarithms that broadcast to [kind, place, microbatch, step, dp].
+        excess: per variant, [place, microbatch, step, dp] seconds added to forwards.
+        capped: transfers.
+    """
+
+    factor: tuple[Array, ...] | None = None
+    excess: tuple[Array, ...] | None = None
+    capped: tuple[Capped, ...] = ()
+
+
+def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durations:
+    """The durations without some causes."""
+    changed = Durations(durations.graph, durations.n_steps, durations.values.copy())
+    if any(effect.factor is not None or effect.excess is not None for effect in effects):
+        for k in range(len(KINDS)):
+            _computes_without(changed, fit, effects, k)
+    for effect in effects:
+        for cap in effect.capped:
+            block = changed.block(cap.variant)
+            where = slice(None) if cap.dp_index is None else slice(cap.dp_index, cap.dp_index + 1)
+            kept = np.minimum(block[cap.ops, :, where], cap.seconds[:, None, None])
+            block[cap.ops, :, where] = kept
+    return changed
+
+
+def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:
+    """Change the computes of one kind, keeping the sum of their seconds."""
+    tables = []
+    before = after = 0.0
+    for v, variant in enumerate(fit.variants):
+        block, ops = changed.block(v), variant.ops[kind]
+        table = block[ops]  # [place, microbatch, step, dp]
+        before += float(table.sum())
+        for effect in effects:
+            if effect.excess is not None and kind == 0:
+                table -= effect.excess[v]
+        for effect in effects:
+            if effect.factor is not None:
+                table *= np.exp(-effect.factor[v][kind])
+        after += float(table.sum())
+        tables.append(table)
+    scale = before / after if after > 0 else 1.0
+    for v, (variant, table) in enumerate(zip(fit.variants, tables, strict=True)):
+        changed.block(v)[variant.ops[kind]] = table * scale
