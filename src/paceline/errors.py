@@ -6,6 +6,7 @@
     ├── SimulationError     the kernel was given arrays that do not belong together
     ├── ScenarioError       a what-if scenario names something that the job does not have
     ├── SynthError          a job that cannot be synthesised was asked for
+    ├── RemedyError         a remedy does not apply to this job, or lacks what it needs to know
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -36,6 +37,10 @@ class ScenarioError(PacelineError):
 
 class SynthError(PacelineError):
     """A job that cannot be synthesised was asked for."""
+
+
+class RemedyError(PacelineError):
+    """A remedy does not apply to this job, or lacks what it needs to know."""
 
 
 class OutputError(PacelineError):

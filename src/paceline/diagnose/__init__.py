@@ -2,5 +2,6 @@
 
 from paceline.diagnose.diagnose import Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
+from paceline.diagnose.waterfall import Drop, Waterfall, waterfall
 
-__all__ = ["CAUSES", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["CAUSES", "Diagnosis", "Drop", "Finding", "Waterfall", "diagnose", "waterfall"]

@@ -1,0 +1,90 @@
+"""Where the time goes: from the actual step down to pure compute, one drop at a time.
+
+A telescoping series of simulations, so the terms add up by construction; negative terms are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.finding import Finding
+from paceline.graph import Durations, Measured
+from paceline.simulate import Rules, all_lanes, step_times
+from paceline.trace import OpKind
+from paceline.trace.kinds import P2P_KINDS
+from paceline.whatif import WhatIf, ideal_durations
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """One drop of the waterfall.
+
+    Attributes:
+        name: "launch-delay", the cause of a finding, "unexplained", "p2p", "collectives" or "bubble".
+        text: what it is, for people.
+        seconds: mean seconds per step; negative where the step would become longer.
+    """
+
+    name: str
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From ``actual_s`` through the drops to ``compute_s``, all mean seconds per step.
+
+    Attributes:
+        actual_s: the traced mean step.
+        drops: what is lost, in order; ``actual_s`` minus their sum is ``compute_s``.
+        compute_s: mean seconds of forward and backward compute of a worker.
+    """
+
+    actual_s: float
+    drops: tuple[Drop, ...]
+    compute_s: float
+
+
+def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -> Waterfall:
+    """The waterfall of a job.
+
+    actual -> T (launch delays) -> each cause by its share -> T_ideal (the rest is unexplained) ->
+    point-to-point transfers take no time -> collectives and the other ops of the tail take no time
+    -> the mean compute of a worker; the last drop is the pipeline's bubble.
+    """
+    actual, t = float(result.traced_s.mean()), float(result.simulated_s.mean())
+    t_ideal = float(result.ideal_s.mean())
+    drops = [Drop("launch-delay", "time between operations (launch delays)", actual - t)]
+    causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
+    drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
+    rest = t - t_ideal - sum(drop.seconds for drop in drops[1:])
+    drops.append(Drop("unexplained", "stragglers of no known pattern", rest))
+    ideal = ideal_durations(measured.durations)
+    kind = measured.graph.kind
+    no_p2p = np.where(np.isin(kind, [int(k) for k in P2P_KINDS]), 0.0, ideal)
+    computes = kind <= OpKind.BACKWARD_COMPUTE
+    only_compute = np.where(computes, ideal, 0.0)
+    without_p2p = _ideal_step(measured.durations, no_p2p)
+    without_tail = _ideal_step(measured.durations, only_compute)
+    compute = float(ideal[computes].sum()) / (measured.graph.n_pp * measured.graph.n_variants)
+    drops += [
+        Drop("p2p", "sends and recvs between stages", t_ideal - without_p2p),
+        Drop("collectives", "collectives, optimizer and the rest", without_p2p - without_tail),
+        Drop(
+            "bubble", "pipeline bubble: workers wait for their neighbours", without_tail - compute
+        ),
+    ]
+    return Waterfall(actual, tuple(drops), compute)
+
+
+def _ideal_step(durations: Durations, seconds: Array) -> float:
+    """The step time if every op takes ``seconds`` [op] in all lanes."""
+    graph = durations.graph
+    rules = Rules(np.zeros((1, graph.n_ops), dtype=bool), seconds)
+    return float(step_times(durations, rules, all_lanes(graph, 1))[0])
