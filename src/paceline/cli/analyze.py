@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paceline.cli import trace_input
-from paceline.cli.numbers import parse_numbers
+from paceline.cli import case_input, trace_input
 from paceline.cli.progress import ProgressBar
 
 DESCRIPTION = """\
@@ -32,17 +31,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     trace_input.add_arguments(parser)
+    case_input.add_steps(parser)
+    case_input.add_arguments(parser)
     parser.add_argument(
-        "--steps",
-        metavar="N-M,...",
-        type=parse_numbers,
-        help="analyse only these steps, by number (10-20,25)",
+        "--no-diagnose",
+        action="store_true",
+        help="leave out causes, remedies and the report; the numbers only",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="write result.json, by_worker.csv and ideal.json.gz (for Perfetto) into this folder",
+        help="write result.json, by_worker.csv, report.html and ideal.json.gz (for Perfetto) into "
+        "this folder",
     )
     parser.add_argument(
         "--json", action="store_true", help="print result.json instead of the summary"
@@ -68,23 +69,29 @@ def run(args: argparse.Namespace) -> int:
     measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
     with ProgressBar("simulating") as progress:
         result = analyze(measured, progress=progress)
+    advice = None
+    if not args.no_diagnose:
+        from paceline.remedies import REMEDIES, advise
+
+        advice = advise(case_input.diagnosed(args, measured, result), REMEDIES)
     notes: tuple[str, ...] = ()
     if args.out is not None:
         notes = write_folder(
             result,
             measured,
             args.out,
+            advice=advice,
             per_step_workers=args.per_step_workers,
             force=args.force,
         )
     if args.json:
         from paceline.report.result_json import dumps
 
-        sys.stdout.write(dumps(result, per_step_workers=args.per_step_workers))
+        sys.stdout.write(dumps(result, advice, per_step_workers=args.per_step_workers))
     else:
         from paceline.report.terminal import print_result
 
-        print_result(result)
+        print_result(result, advice=advice)
     for note in notes:
         print(note, file=sys.stderr)
     return 0

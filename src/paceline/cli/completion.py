@@ -30,7 +30,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    paths = {"TRACE": shtab.FILE, "YAML": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+    paths = {
+        "TRACE": shtab.FILE,
+        "BEFORE": shtab.FILE,
+        "AFTER": shtab.FILE,
+        "YAML": shtab.FILE,
+        "FILE": shtab.FILE,
+        "DIR": shtab.DIRECTORY,
+    }
     _complete_paths(args.parser, paths)
     print(shtab.complete(args.parser, args.shell))
     return 0

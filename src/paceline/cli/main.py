@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import analyze, completion, synth, timeline
+from paceline.cli import analyze, compare, completion, diagnose, remedy, synth, timeline
 from paceline.errors import PacelineError
 
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
-COMMANDS = (analyze, timeline, synth, completion)
+COMMANDS = (analyze, diagnose, remedy, compare, timeline, synth, completion)
 
 DESCRIPTION = """\
 How fast should a distributed training job be, why is it not, and what would each
@@ -30,6 +30,8 @@ fix gain?
 EXAMPLES = """\
 examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
+  paceline diagnose trace.parquet --layers 9,9,9,9
+  paceline remedy trace.parquet --list
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
 

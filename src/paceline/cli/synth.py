@@ -10,6 +10,10 @@ from paceline.cli.numbers import parse_floats
 
 if TYPE_CHECKING:
     from paceline.synth import SynthSpec
+    from paceline.trace.seqlens import SeqLens
+
+#: A 32K job, as in Figure 10 of the what-if paper.
+DEFAULT_MAX_TOKENS = 32_768
 
 EXAMPLE = """\
 example:
@@ -86,6 +90,20 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
         help="variation of the cost of microbatches",
     )
     causes.add_argument(
+        "--seqlens-out",
+        type=Path,
+        metavar="FILE",
+        help="draw long-tailed sequence lengths, let them set the cost of microbatches, and write "
+        "them to this parquet file",
+    )
+    causes.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="with --seqlens-out: most tokens in a microbatch, and longest sequence "
+        "(default 32768)",
+    )
+    causes.add_argument(
         "--gc-pauses",
         metavar="PROBABILITY,SECONDS",
         help="garbage collection makes some forwards longer",
@@ -107,12 +125,20 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write."""
     from paceline.files import check_targets
-    from paceline.sources import parquet
+    from paceline.sources import parquet, seqlens
     from paceline.synth import synthesize
 
-    check_targets([args.output], force=args.force)
-    trace = synthesize(spec_of(args))
+    targets = [args.output, *([args.seqlens_out] if args.seqlens_out else [])]
+    check_targets(targets, force=args.force)
+    spec = spec_of(args)
+    trace = synthesize(spec)
     parquet.write(trace, args.output, force=args.force)
+    if spec.seqlens is not None:
+        seqlens.write(spec.seqlens, args.seqlens_out, force=args.force)
+        print(
+            f"{args.seqlens_out}: {len(spec.seqlens.lengths):,} sequences in "
+            f"{spec.seqlens.exists.sum():,} microbatches"
+        )
     print(
         f"{args.output}: {len(trace):,} operations, {trace.n_steps} steps of "
         f"{trace.job.workers} workers"
@@ -139,12 +165,13 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     stage = numbers(last, "--slow-last-stage", "FORWARD,BACKWARD", 2) if last else None
     gc = numbers(pauses, "--gc-pauses", "PROBABILITY,SECONDS", 2) if pauses else None
     launch = numbers(delay, "--launch-delay", "SECONDS[,PROBABILITY]", 1, 2) if delay else None
+    microbatches = int(counts[0]) if len(counts) == 1 else tuple(int(n) for n in counts)
     return SynthSpec(
         dp=args.dp,
         pp=args.pp,
         tp=args.tp,
         vpp=args.vpp,
-        microbatches=int(counts[0]) if len(counts) == 1 else tuple(int(n) for n in counts),
+        microbatches=microbatches,
         steps=args.steps,
         schedule=args.schedule,
         overlap=args.overlap,
@@ -159,4 +186,18 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         gc_pauses=(gc[0], gc[1]) if gc else None,
         launch_delay=(launch[0], launch[1] if len(launch) == 2 else 1.0) if launch else None,
         clock_skew_s=args.clock_skew,
+        seqlens=_seqlens(args, microbatches),
     )
+
+
+def _seqlens(args: argparse.Namespace, microbatches: int | tuple[int, ...]) -> SeqLens | None:
+    """The sequence lengths that the arguments ask for."""
+    from paceline.errors import SynthError
+    from paceline.synth import draw_seqlens
+
+    if args.seqlens_out is None:
+        if args.max_tokens is not None:
+            raise SynthError("--max-tokens needs --seqlens-out FILE, which draws sequence lengths")
+        return None
+    max_tokens = DEFAULT_MAX_TOKENS if args.max_tokens is None else args.max_tokens
+    return draw_seqlens(args.dp, microbatches, args.steps, max_tokens, args.seed)

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from paceline.trace import Trace
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TRACE, --job, --ignore-kinds and --keep-clocks."""
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace file (parquet)")
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    name: str = "trace",
+    help_text: str = "the trace file (parquet)",
+) -> None:
+    """TRACE (or another ``name``), --job, --ignore-kinds and --keep-clocks."""
+    parser.add_argument(name, metavar=name.upper(), type=Path, help=help_text)
     parser.add_argument(
         "--job",
         metavar="YAML",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from paceline.diagnose.causes import Candidate, compute_causes
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
+from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.shares import Savings
@@ -40,19 +42,23 @@ class Diagnosis:
     slowdown_interval: tuple[float, float]
 
 
-def diagnose(measured: Measured, result: WhatIf) -> Diagnosis:
+def diagnose(
+    measured: Measured, result: WhatIf, hosts: Mapping[tuple[int, int], tuple[str, str]] = NO_HOSTS
+) -> Diagnosis:
     """Find the causes of a job's slowness and what each costs.
 
     Args:
         measured: the graph and durations of the trace.
         result: its what-if analysis.
+        hosts: (dp, pp) -> (host, gpu), to name machines where they are known.
     """
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
     inside = [] if result.healthy else _inside(measured, result, resamples)
     outside = outside_causes(result, resamples)
-    return Diagnosis((*inside, *outside), (low, high))
+    findings = tuple(name_hosts(finding, hosts) for finding in (*inside, *outside))
+    return Diagnosis(findings, (low, high))
 
 
 def _resamples(n_steps: int) -> Array:

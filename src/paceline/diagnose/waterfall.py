@@ -26,7 +26,7 @@ class Drop:
     """One drop of the waterfall.
 
     Attributes:
-        name: "launch-delay", the cause of a finding, "unexplained", "p2p", "collectives" or "bubble".
+        name: "launch-delay", the cause of a finding, "unexplained", "p2p", "collectives", "bubble".
         text: what it is, for people.
         seconds: mean seconds per step; negative where the step would become longer.
     """
@@ -72,7 +72,9 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     only_compute = np.where(computes, ideal, 0.0)
     without_p2p = _ideal_step(measured.durations, no_p2p)
     without_tail = _ideal_step(measured.durations, only_compute)
-    compute = float(ideal[computes].sum()) / (measured.graph.n_pp * measured.graph.n_variants)
+    replicas = [len(dps) for dps in measured.graph.variant_dps]  # a variant's ops run that often
+    times = np.array(replicas)[measured.graph.variant[computes]]
+    compute = float(ideal[computes] @ times) / (measured.graph.n_pp * measured.graph.n_dp)
     drops += [
         Drop("p2p", "sends and recvs between stages", t_ideal - without_p2p),
         Drop("collectives", "collectives, optimizer and the rest", without_p2p - without_tail),

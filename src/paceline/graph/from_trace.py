@@ -29,6 +29,7 @@ class Measured:
     Attributes:
         job: degrees of parallelism.
         graph: the common structure of the steps.
+        rank: [dp, pp] global rank recorded for each worker, -1 = unknown.
         steps: [step] step numbers in use.
         durations: compute durations and transfer times, seconds.
         delays: launch delays: start minus latest end among the dependencies, seconds.
@@ -41,6 +42,7 @@ class Measured:
 
     job: Job
     graph: StepGraph
+    rank: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
     durations: Durations
     delays: Durations
@@ -85,6 +87,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     return Measured(
         job=trace.job,
         graph=graph,
+        rank=trace.rank,
         steps=trace.steps[structure.kept],
         durations=durations,
         delays=delays,

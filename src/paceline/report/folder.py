@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.graph import Measured
+from paceline.remedies import Advice
 from paceline.report.perfetto import trace_writer
 from paceline.report.result_json import json_writer, worker_csv_writer
 from paceline.report.scenario import draw_ideal
@@ -31,6 +32,7 @@ def write_folder(
     measured: Measured,
     folder: Path,
     *,
+    advice: Advice | None = None,
     per_step_workers: bool = False,
     force: bool = False,
 ) -> tuple[str, ...]:
@@ -40,7 +42,7 @@ def write_folder(
         OutputError: a file exists and ``force`` is not given, or cannot be written.
     """
     writers: dict[Path, Writer] = {
-        folder / RESULT: json_writer(result, per_step_workers=per_step_workers),
+        folder / RESULT: json_writer(result, advice, per_step_workers=per_step_workers),
         folder / WORKERS: worker_csv_writer(result),
     }
     notes = []

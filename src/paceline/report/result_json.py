@@ -12,12 +12,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from paceline.remedies import Advice
 from paceline.whatif import WhatIf
 
 SCHEMA = 1
 
 
-def to_mapping(result: WhatIf, *, per_step_workers: bool = False) -> dict[str, Any]:
+def to_mapping(
+    result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False
+) -> dict[str, Any]:
     """The result as JSON knows it; ``docs/result-json.md`` lists the keys.
 
     Steps, stages and replicas are string keys, ``*_by_step`` forms have the step first, times are
@@ -25,6 +28,7 @@ def to_mapping(result: WhatIf, *, per_step_workers: bool = False) -> dict[str, A
 
     Args:
         result: a finished analysis.
+        advice: its diagnosis; None leaves out ``findings``, ``waterfall`` and ``remedies``.
         per_step_workers: add ``by_worker_by_step``, one table [pp][dp] per step.
     """
     steps = [str(step) for step in result.steps.tolist()]
@@ -72,21 +76,40 @@ def to_mapping(result: WhatIf, *, per_step_workers: bool = False) -> dict[str, A
     if per_step_workers:
         tables = _numbers(result.by_worker_by_step)
         mapping["by_worker_by_step"] = dict(zip(steps, tables, strict=True))
-    return mapping
+    return mapping | (advice_mapping(advice) if advice else {})
 
 
-def dumps(result: WhatIf, *, per_step_workers: bool = False) -> str:
+def advice_mapping(advice: Advice) -> dict[str, Any]:
+    """Findings, waterfall and remedies as JSON knows them."""
+    fall = advice.fall
+    drops = [{"name": d.name, "text": d.text, "seconds": _number(d.seconds)} for d in fall.drops]
+    return {
+        "slowdown_interval": list(advice.diagnosis.slowdown_interval),
+        "findings": [finding.to_mapping() for finding in advice.diagnosis.findings],
+        "waterfall": {"actual_s": fall.actual_s, "drops": drops, "compute_s": fall.compute_s},
+        "remedies": [remedy.to_mapping() for remedy in advice.remedies],
+        "remedies_not_applicable": dict(advice.not_applicable),
+    }
+
+
+def dumps(result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False) -> str:
     """The result as one line of JSON per key, so that people and ``diff`` can read it."""
-    mapping = to_mapping(result, per_step_workers=per_step_workers)
+    return lines_of_json(to_mapping(result, advice, per_step_workers=per_step_workers))
+
+
+def lines_of_json(mapping: Mapping[str, Any]) -> str:
+    """One line of JSON per key."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in mapping.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def json_writer(result: WhatIf, *, per_step_workers: bool = False) -> Callable[[BinaryIO], None]:
+def json_writer(
+    result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False
+) -> Callable[[BinaryIO], None]:
     """What writes ``result.json``."""
-    text = dumps(result, per_step_workers=per_step_workers)
+    text = dumps(result, advice, per_step_workers=per_step_workers)
     return lambda file: _write(file, text)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from paceline.remedies import Advice
 from paceline.report.heatmap import heatmap
+from paceline.report.layout import wrapped
+from paceline.report.why import why_lines
 from paceline.whatif import WhatIf
 
 if TYPE_CHECKING:
@@ -22,16 +24,25 @@ _MAX_BAR, _MIN_BAR = 10, 3
 _GAP = 3
 
 
-def print_result(result: WhatIf, console: Console | None = None) -> None:
+def print_result(
+    result: WhatIf, console: Console | None = None, advice: Advice | None = None
+) -> None:
     """Print the screen; colours only where ``console`` (default: standard output) shows them."""
-    console = console or _standard_output()
+    console = console or standard_output()
     # Sixteen colours are too few for a scale; digits then say more.
     many_colours = console.color_system in ("256", "truecolor") and not console.no_color
-    for line in screen(result, console.width, colour=many_colours):
+    print_lines(screen(result, console.width, colour=many_colours, advice=advice), console)
+
+
+def print_lines(lines: Iterable[Text], console: Console | None = None) -> None:
+    """Print lines that have the right width already."""
+    console = console or standard_output()
+    for line in lines:
         console.print(line, soft_wrap=True)
 
 
-def _standard_output() -> Console:
+def standard_output() -> Console:
+    """A console on standard output that changes nothing in a text."""
     from rich.console import Console
 
     class Plain(Console):
@@ -41,18 +52,20 @@ def _standard_output() -> Console:
     return Plain(highlight=False, emoji=False, markup=False)
 
 
-def screen(result: WhatIf, width: int, *, colour: bool) -> list[Text]:
+def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = None) -> list[Text]:
     """The lines of the screen.
 
     Args:
         result: a finished analysis.
         width: characters there are.
         colour: whether the terminal shows at least 256 colours.
+        advice: the diagnosis, if there is one.
     """
     full_width = max(width, 40)
     width = min(full_width, _MAX_WIDTH)
     blocks = [
         _head(result, width),
+        why_lines(advice, width) if advice else [],
         _worst(result, width),
         _shares(result, width),
         heatmap(result.by_worker, full_width, colour=colour) if result.by_worker.size > 1 else [],
@@ -71,10 +84,10 @@ def _head(result: WhatIf, width: int) -> list[Text]:
     numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
     numbers.append("   waste ").append(waste, style="bold")
     return [
-        *_wrapped(_job_line(result), width, style="bold"),
+        *wrapped(_job_line(result), width, style="bold"),
         *_verdict(result, width),
         numbers,
-        *_wrapped(_step_times(result), width),
+        *wrapped(_step_times(result), width),
     ]
 
 
@@ -99,10 +112,10 @@ def _verdict(result: WhatIf, width: int) -> list[Text]:
     else:
         text = f"Stragglers make steps {result.slowdown:.2f} times as long as they could be"
         style = "bold red" if result.slowdown >= _SEVERE else "bold yellow"
-    lines = _wrapped(text, width, style=style)
+    lines = wrapped(text, width, style=style)
     if result.doubtful:
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
-        lines += _wrapped(text, width, style="bold yellow")
+        lines += wrapped(text, width, style="bold yellow")
     return lines
 
 
@@ -198,7 +211,7 @@ def _side_by_side(tables: Sequence[_Table], width: int) -> list[Text]:
 
 def _steps_line(steps: _Table, width: int) -> list[Text]:
     named = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
-    return _wrapped(f"worst steps: {', '.join(named)}", width)
+    return wrapped(f"worst steps: {', '.join(named)}", width)
 
 
 def _shares(result: WhatIf, width: int) -> list[Text]:
@@ -217,7 +230,7 @@ def _shares(result: WhatIf, width: int) -> list[Text]:
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if result.m_w is None:
-        lines += _wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
+        lines += wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
     return lines
 
 
@@ -238,17 +251,10 @@ def _notes(result: WhatIf, width: int) -> list[Text]:
         notes.append(f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)")
     lines: list[Text] = []
     for note in notes:
-        wrapped = _wrapped(f"! {note}", width, indent="  ")
-        wrapped[0].stylize("bold yellow", 0, 1)
-        lines += wrapped
+        note_lines = wrapped(f"! {note}", width, indent="  ")
+        note_lines[0].stylize("bold yellow", 0, 1)
+        lines += note_lines
     return lines
-
-
-def _wrapped(text: str, width: int, *, indent: str = "", style: str = "") -> list[Text]:
-    lines: Iterable[str] = textwrap.wrap(
-        text, width, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return [Text(line, style=style) for line in lines]
 
 
 def _seconds(value: float) -> str:

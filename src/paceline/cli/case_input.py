@@ -1,0 +1,89 @@
+"""The arguments of a diagnosis, shared by the commands that make one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import trace_input
+from paceline.cli.numbers import parse_numbers
+from paceline.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.remedies import Case
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """--steps of the analysis."""
+    parser.add_argument(
+        "--steps",
+        metavar="N-M,...",
+        type=parse_numbers,
+        help="analyse only these steps, by number (10-20,25)",
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a diagnosis may know beside the trace."""
+    group = parser.add_argument_group("what is known beside the trace")
+    group.add_argument(
+        "--layers",
+        metavar="N,N,...",
+        type=_layers,
+        help="transformer layers of each stage (9,9,9,9)",
+    )
+    group.add_argument(
+        "--seqlens",
+        metavar="FILE",
+        type=Path,
+        help="sequence lengths of every microbatch (parquet: step, dp_rank, mb_id, lengths)",
+    )
+    group.add_argument(
+        "--hosts",
+        metavar="FILE",
+        type=Path,
+        help="where ranks run (CSV: rank, host, gpu), so that findings name machines",
+    )
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        layers = ()
+    if not layers or min(layers) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} should be whole numbers, such as 9,9,9,9")
+    return layers
+
+
+def load_case(args: argparse.Namespace, options: Mapping[str, Any] | None = None) -> Case:
+    """Read, analyse and diagnose what the arguments name."""
+    from paceline.graph import from_trace
+    from paceline.whatif import analyze
+
+    # The trace itself is let go before the analysis: it is as large as what is made of it.
+    measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
+    with ProgressBar("simulating") as progress:
+        result = analyze(measured, progress=progress)
+    return diagnosed(args, measured, result, options)
+
+
+def diagnosed(
+    args: argparse.Namespace, measured: Any, result: Any, options: Mapping[str, Any] | None = None
+) -> Case:
+    """The diagnosis of an analysis, with what the arguments know beside the trace."""
+    from paceline.diagnose import diagnose
+    from paceline.remedies import Case
+    from paceline.sources.hosts import hosts_of_workers, read_hosts
+
+    known = hosts_of_workers(read_hosts(args.hosts), measured.rank) if args.hosts else {}
+    seqlens = None
+    if args.seqlens:
+        from paceline.sources.seqlens import read_seqlens
+
+        seqlens = read_seqlens(args.seqlens)
+    diagnosis = diagnose(measured, result, known)
+    return Case(measured, result, diagnosis, args.layers, seqlens, options or {})

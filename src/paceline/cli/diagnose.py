@@ -1,0 +1,57 @@
+"""``paceline diagnose``: why a job is slow, and what each fix would gain."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from paceline.cli import case_input, trace_input
+
+EPILOG = """\
+examples:
+  paceline diagnose trace.parquet --job meta.yaml
+  paceline diagnose trace.parquet --seqlens seqlens.parquet --layers 9,9,9,9 --hosts hosts.csv
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="why a job is slow, and what each fix would gain",
+        description="Find the causes of a job's slowness, the share of the loss that each explains,"
+        " where the time goes, and what each remedy would gain.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace_input.add_arguments(parser)
+    case_input.add_steps(parser)
+    case_input.add_arguments(parser)
+    parser.add_argument(
+        "--gpu-hour-cost",
+        metavar="MONEY",
+        type=float,
+        help="price of a GPU-hour, for the waterfall",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose and print."""
+    from paceline.remedies import REMEDIES, advise
+
+    case = case_input.load_case(args)
+    advice = advise(case, REMEDIES)
+    if args.json:
+        from paceline.report.result_json import advice_mapping, lines_of_json
+
+        sys.stdout.write(lines_of_json(advice_mapping(advice)))
+        return 0
+    from paceline.report.terminal import print_lines, standard_output
+    from paceline.report.why import diagnosis_lines
+
+    console = standard_output()
+    lines = diagnosis_lines(case.result, advice, min(console.width, 120), args.gpu_hour_cost)
+    print_lines(lines, console)
+    return 0

@@ -1,0 +1,100 @@
+"""``paceline remedy``: what one change to the job would gain."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import case_input, trace_input
+
+if TYPE_CHECKING:
+    from paceline.remedies import Case, RemedyKind
+
+EPILOG = """\
+examples:
+  paceline remedy trace.parquet --list
+  paceline remedy trace.parquet stage-layout --layers 9,9,9,9 --min-layers 1
+  paceline remedy trace.parquet sequence-balance --max-tokens 32768
+"""
+
+#: Options of remedies: flag, what it takes, what it means.
+OPTIONS: tuple[tuple[str, type, str, str], ...] = (
+    ("--min-layers", int, "N", "stage-layout: layers that every stage keeps at least"),
+    ("--max-layers", int, "N", "stage-layout: layers that a stage's memory holds at most"),
+    ("--max-tokens", int, "N", "sequence-balance: tokens that a microbatch holds at most"),
+    ("--chunks", int, "N", "schedule: chunks per stage of the interleaved schedule"),
+)
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "remedy",
+        help="what one change to the job would gain",
+        description="Predict by simulation what a change to the job would gain.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace_input.add_arguments(parser)
+    parser.add_argument("remedy", metavar="REMEDY", nargs="?", help="its name, see --list")
+    parser.add_argument(
+        "--list", action="store_true", help="all remedies, and which of them apply to this trace"
+    )
+    case_input.add_steps(parser)
+    case_input.add_arguments(parser)
+    options = parser.add_argument_group("options of single remedies")
+    for flag, kind, metavar, text in OPTIONS:
+        options.add_argument(flag, type=kind, metavar=metavar, help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print."""
+    from paceline.errors import RemedyError
+    from paceline.remedies import REMEDIES
+
+    kinds = {kind.name: kind for kind in REMEDIES}
+    if args.list or args.remedy is None:
+        return _list(args, REMEDIES)
+    if args.remedy not in kinds:
+        raise RemedyError(f"there is no remedy {args.remedy!r}; known are {', '.join(kinds)}")
+    remedy = kinds[args.remedy].propose(_case(args))
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        sys.stdout.write(lines_of_json(remedy.to_mapping()))
+        return 0
+    from paceline.report.terminal import print_lines, standard_output
+    from paceline.report.why import remedy_lines
+
+    console = standard_output()
+    print_lines(remedy_lines(remedy, min(console.width, 120)), console)
+    return 0
+
+
+def _case(args: argparse.Namespace) -> Case:
+    names = [flag[2:].replace("-", "_") for flag, *_ in OPTIONS]
+    options: dict[str, Any] = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
+    return case_input.load_case(args, options)
+
+
+def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
+    from paceline.remedies import propose_all
+
+    proposed, refused = propose_all(_case(args), kinds)
+    gains = {remedy.remedy: remedy.gain for remedy in proposed}
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        sys.stdout.write(
+            lines_of_json({"remedies": [r.to_mapping() for r in proposed], "refused": refused})
+        )
+        return 0
+    for kind in kinds:
+        gain = f"{gains[kind.name]:6.1%}" if kind.name in gains else f"{'-':>6}"
+        print(f"{gain}  {kind.name:20} {kind.summary}")
+        if kind.name in refused:
+            print(f"        {'':20} {refused[kind.name]}")
+    return 0

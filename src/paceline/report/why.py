@@ -1,0 +1,176 @@
+"""The diagnosis in the terminal: findings, waterfall, remedies, and two jobs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from paceline.diagnose import Finding, Waterfall
+from paceline.remedies import Advice, Remedy
+from paceline.report.layout import wrapped
+from paceline.whatif import WhatIf
+
+_BAR = 24
+
+
+def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
+    """Findings and the best remedies, a few lines for the screen of ``analyze``."""
+    findings = [f for f in advice.diagnosis.findings if f.cause != "unexplained"][:most]
+    if not findings:
+        return []
+    lines = [_title("why", "share of the loss that each cause explains, and how sure that is")]
+    for finding in findings:
+        lines += _entry(_measure(finding), finding.text, width)
+    if advice.remedies:
+        lines += [
+            Text(""),
+            _title("what to do", "share of the step time that each remedy would save"),
+        ]
+        for remedy in advice.remedies[:most]:
+            lines += _entry(f"{remedy.gain:6.1%}      ", remedy.text, width)
+    return lines
+
+
+def _title(name: str, about: str) -> Text:
+    return Text().append(name, style="bold").append(f": {about}", style="dim")
+
+
+def _entry(measure: str, text: str, width: int) -> list[Text]:
+    indent = " " * (len(measure) + 1)
+    lines = wrapped(f"{measure} {text}", width, indent=indent)
+    lines[0].stylize("bold", 0, len(measure))
+    return lines
+
+
+def _measure(finding: Finding) -> str:
+    share = finding.share
+    amount = f"{share:6.1%}" if share is not None else f"{finding.share_of_step:6.1%}"
+    return f"{amount} {finding.confidence:5.0%}"
+
+
+def diagnosis_lines(
+    result: WhatIf, advice: Advice, width: int, gpu_hour_cost: float | None = None
+) -> list[Text]:
+    """Everything the diagnosis says."""
+    low, high = advice.diagnosis.slowdown_interval
+    head = (
+        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), waste {result.waste:.1%}"
+    )
+    lines = [Text(head, style="bold"), Text("")]
+    outside = not result.healthy or any(f.share is None for f in advice.diagnosis.findings)
+    if result.healthy and not outside:
+        return [*lines, *wrapped(HEALTHY, width)]
+    for finding in advice.diagnosis.findings:
+        lines += _finding_lines(finding, width)
+    lines += [Text(""), *_fall_lines(result, advice.fall, gpu_hour_cost), Text("")]
+    return lines + _remedy_lines(advice.remedies, advice.not_applicable, width)
+
+
+HEALTHY = (
+    "Healthy, within what these traces can show: stragglers cost under 3%, little time passes "
+    "between operations, and the step time does not drift."
+)
+
+
+def _finding_lines(finding: Finding, width: int) -> list[Text]:
+    share = "outside S" if finding.share is None else f"{finding.share:.1%} of the loss"
+    head = Text().append(finding.cause, style="bold")
+    low, high = finding.interval
+    head.append(f"  {share}, {finding.share_of_step:.1%} of the step", style="bold")
+    head.append(f"  (90% interval {low:.1%} to {high:.1%}; persists in {finding.confidence:.0%})")
+    lines = [head, *wrapped(f"  {finding.text}", width, indent="  ")]
+    if finding.ambiguous:
+        lines += wrapped(f"  ambiguous: {finding.ambiguous}", width, indent="  ")
+    evidence = ", ".join(f"{key} {_value(value)}" for key, value in finding.evidence.items())
+    if evidence:
+        lines += wrapped(f"  {evidence}", width, indent="    ", style="dim")
+    return lines
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_value(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        shown = ", ".join(_value(inner) for inner in value[:6])
+        return f"[{shown}{', ...' if len(value) > 6 else ''}]"
+    return str(value)
+
+
+def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) -> list[Text]:
+    """The waterfall: seconds, share of the step, GPU-hours over the steps analysed, money."""
+    hours = result.job.world_size * len(result.steps) / 3600
+    money = "" if gpu_hour_cost is None else f"{'cost':>12}"
+    about = f"per step; GPU-hours over the {len(result.steps)} steps"
+    lines = [_title("where the time goes", about)]
+    lines.append(Text(f"{'':16}{'seconds':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
+    rows = [("actual step", fall.actual_s)]
+    rows += [(drop.name, -drop.seconds) for drop in fall.drops]
+    rows.append(("compute", fall.compute_s))
+    for name, seconds in rows:
+        share = seconds / fall.actual_s
+        cost = "" if gpu_hour_cost is None else f"{seconds * hours * gpu_hour_cost:12,.2f}"
+        line = Text(f"{name:16}{seconds:10.3f}{share:8.1%}{seconds * hours:12,.2f}{cost} ")
+        line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
+        lines.append(line)
+    return lines
+
+
+def _remedy_lines(remedies: Sequence[Remedy], refused: Mapping[str, str], width: int) -> list[Text]:
+    lines = [_title("remedies", "by gain, the share of the step time that is saved")]
+    if not remedies:
+        lines.append(Text("none applies"))
+    for remedy in remedies:
+        lines += remedy_lines(remedy, width)
+    if refused:
+        lines += [Text(""), Text("not applicable", style="dim")]
+        for name, reason in refused.items():
+            lines += wrapped(f"  {name}: {reason}", width, indent="    ", style="dim")
+    return lines
+
+
+def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
+    """One remedy: gain, interval, what to change, notes."""
+    low, high = remedy.interval
+    head = Text().append(f"{remedy.gain:6.1%}  {remedy.remedy}", style="bold")
+    head.append(
+        f"  (90% interval {low:.1%} to {high:.1%}; new mean step {remedy.step_time_s:.3g} s)"
+    )
+    lines = [head, *wrapped(f"  {remedy.text}", width, indent="  ")]
+    change = ", ".join(f"{key} {_value(value)}" for key, value in remedy.change.items())
+    if change:
+        lines += wrapped(f"  {change}", width, indent="    ", style="dim")
+    for note in remedy.notes:
+        lines += wrapped(f"  note: {note}", width, indent="    ", style="dim")
+    return lines
+
+
+def compare_lines(
+    before: tuple[WhatIf, Advice], after: tuple[WhatIf, Advice], width: int
+) -> list[Text]:
+    """Two analyses side by side."""
+    (one, first), (other, second) = before, after
+    lines = [Text(f"{'':22}{'before':>12}{'after':>12}{'change':>12}", style="dim")]
+    for name, a, b, percent in (
+        ("mean step (s)", one.traced_s.mean(), other.traced_s.mean(), False),
+        ("without delays (s)", one.simulated_s.mean(), other.simulated_s.mean(), False),
+        ("ideal (s)", one.ideal_s.mean(), other.ideal_s.mean(), False),
+        ("S", one.slowdown, other.slowdown, False),
+        ("waste", one.waste, other.waste, True),
+    ):
+        lines.append(_compared(name, float(a), float(b), percent))
+    lines += [Text(""), _title("causes", "seconds per step")]
+    drops = [{d.name: d.seconds for d in advice.fall.drops} for advice in (first, second)]
+    for name in dict.fromkeys([*drops[0], *drops[1]]):
+        lines.append(_compared(name, drops[0].get(name, 0.0), drops[1].get(name, 0.0), False))
+    saved = 1 - float(other.traced_s.mean() / one.traced_s.mean())
+    verdict = f"The step became {abs(saved):.1%} {'shorter' if saved >= 0 else 'longer'}."
+    return [*lines, Text(""), *wrapped(verdict, width, style="bold")]
+
+
+def _compared(name: str, before: float, after: float, percent: bool) -> Text:
+    if percent:
+        return Text(f"{name:22}{before:12.1%}{after:12.1%}{after - before:+12.1%}")
+    return Text(f"{name:22}{before:12.3f}{after:12.3f}{after - before:+12.3f}")
