@@ -6,10 +6,11 @@ import pytest
 from paceline.diagnose import diagnose, waterfall
 from paceline.diagnose.fit import fit_computes, pauses
 from paceline.diagnose.outside import _mann_kendall
-from paceline.diagnose.remove import Effect
+from paceline.diagnose.remove import Effect, without
 from paceline.diagnose.shares import Savings
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
 from paceline.whatif import analyze
 
 JOB = SynthSpec(dp=8, pp=4, microbatches=12, steps=8, noise=0.01)
@@ -124,6 +125,38 @@ def test_drift_is_a_trend_not_noise():
     assert findings["drift"].share_of_step == pytest.approx(0.07, abs=0.01)
 
 
+def test_a_jump_inside_the_trace_is_a_change_point():
+    trace = synthesize(replace(JOB, steps=20))
+    first = np.append(trace.lane_rows()[:, 0], len(trace))
+    for name in ("start", "end"):
+        getattr(trace, name)[first[12] :] *= 1.2
+    measured = from_trace(trace)
+    (finding,) = diagnose(measured, analyze(measured)).findings
+    assert (finding.id, finding.cause) == ("change-point", "drift")
+    assert finding.evidence["step"] == 12
+    assert finding.evidence["change"] == pytest.approx(0.2, abs=0.01)
+
+
+@pytest.mark.parametrize("stretched", ["all", "end of the step"])
+def test_a_few_steps_unlike_the_others_are_named(stretched):
+    trace = synthesize(replace(JOB, steps=20))
+    first = np.append(trace.lane_rows()[:, 0], len(trace))
+    for step in (0, 11):
+        rows = slice(first[step], first[step + 1])
+        if stretched == "all":
+            trace.start[rows] *= 1.5
+            trace.end[rows] *= 1.5
+        else:  # a checkpoint before the optimizer
+            late = np.flatnonzero(trace.kind[rows] == OpKind.OPTIMIZER) + first[step]
+            trace.start[late] += 3.0
+            trace.end[late] += 3.0
+    measured = from_trace(trace)
+    findings = {f.id: f for f in diagnose(measured, analyze(measured)).findings}
+    assert findings["odd-steps"].evidence["steps"] == [0, 11]
+    word = "compute longer" if stretched == "all" else "wait"
+    assert word in findings["odd-steps"].text
+
+
 def test_at_one_replica_stage_and_worker_cannot_be_told_apart():
     spec = replace(JOB, dp=1, slow_workers=(SlowWorker(0, 2, 1.5),))
     _, _, diagnosis = diagnosed(spec)
@@ -236,8 +269,6 @@ def test_removing_a_factor_keeps_the_total_work():
     worker = fit.worker_total[:, fit.stage_of_place][:, :, None, None, :]
     savings = Savings(measured.durations, fit, [Effect(factor=(worker,))])
     assert (savings.step_s(frozenset({0})) < savings.step_s(frozenset())).all()
-    from paceline.diagnose.remove import without
-
     changed = without(measured.durations, fit, [Effect(factor=(worker,))])
     computes = measured.graph.kind <= 1
     for kind in (0, 1):

@@ -56,7 +56,7 @@ def diagnose(
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
     inside = [] if result.healthy else _inside(measured, result, resamples)
-    outside = outside_causes(result, resamples)
+    outside = outside_causes(measured, result, resamples)
     findings = tuple(name_hosts(finding, hosts) for finding in (*inside, *outside))
     return Diagnosis(findings, (low, high))
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.graph import Measured
+from paceline.trace import OpKind
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -15,18 +19,25 @@ Array = npt.NDArray[np.float64]
 #: Delays between operations matter from this share of the step on (the health line of S, too).
 DELAYED = 0.03
 
-#: A trend counts if it changes the step time by this share over the trace and chance would show it
-#: in one trace of a thousand.
+#: A step is odd if it takes so many times the typical one; up to this share of the steps may be.
+ODD_TIMES, ODD_SHARE = 1.3, 0.25
+
+#: A trend or jump counts if it changes the step time by this share over the trace and chance would
+#: show it in one trace of a thousand.
 DRIFTED, CHANCE = 0.03, 0.001
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
 
 
-def outside_causes(result: WhatIf, resamples: Array) -> list[Finding]:
+def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
     """Findings outside S by share of the step, largest first."""
-    found = [f for f in (_delays(result, resamples), _drift(result, resamples)) if f is not None]
-    return sorted(found, key=lambda finding: -finding.share_of_step)
+    found = (
+        _delays(result, resamples),
+        _drift(result, resamples),
+        _odd_steps(measured, result, resamples),
+    )
+    return sorted((f for f in found if f is not None), key=lambda finding: -finding.share_of_step)
 
 
 def _delays(result: WhatIf, resamples: Array) -> Finding | None:
@@ -61,36 +72,102 @@ def _delays(result: WhatIf, resamples: Array) -> Finding | None:
 
 
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:
-    """A lasting trend of the step time: Mann-Kendall for its significance, Theil-Sen its slope."""
+    """A job that becomes slower or faster: along a line, or at one step."""
     times, steps = result.simulated_s, result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
         return None
-    slope, p = _theil_sen(steps, times), _mann_kendall(times)
-    change = slope * (steps[-1] - steps[0])
-    mean = float(times.mean())
-    if p > CHANCE or abs(change) < DRIFTED * mean:
+    shapes = [_trend(steps, times), _break(steps, times)]
+    shapes = [s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= DRIFTED * times.mean()]
+    if not shapes or min(shape.p_value for shape in shapes) > CHANCE:
         return None
-    start = float(np.median(times - slope * (steps - steps[0])))
-    share = (mean - start) / float(result.traced_s.mean())
+    shape = min(shapes, key=lambda each: float(np.abs(times - each.fitted).sum()))
+    start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
     lost = (resamples @ times - start) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost, (5, 95)))
     direction = "slower" if change > 0 else "faster"
     return Finding(
-        id="drift",
+        id=shape.name,
         cause="drift",
-        text=f"steps become {abs(change) / start:.1%} {direction} from the first to the last",
+        text=f"steps become {abs(change) / start:.1%} {direction} {shape.text}",
         share=None,
-        share_of_step=share,
+        share_of_step=float((times.mean() - start) / result.traced_s.mean()),
         interval=(low, high),
         confidence=float((np.sign(lost) == np.sign(change)).mean()),
         where=NOWHERE,
         evidence={
-            "slope_s_per_step": slope,
+            **shape.evidence,
             "change": change / start,
-            "p_value": p,
+            "p_value": shape.p_value,
             "threshold": DRIFTED,
-            "test": "Mann-Kendall, Theil-Sen",
         },
+    )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How step times change over the trace."""
+
+    name: str
+    text: str
+    fitted: Array  # [step]
+    p_value: float
+    evidence: dict[str, Any]
+
+
+def _trend(steps: Array, times: Array) -> _Shape:
+    """A straight line: Mann-Kendall for its significance, Theil-Sen for its slope."""
+    slope, p = _theil_sen(steps, times), _mann_kendall(times)
+    fitted = slope * (steps - steps[0])
+    fitted += np.median(times - fitted)
+    evidence = {"slope_s_per_step": slope, "test": "Mann-Kendall, Theil-Sen"}
+    return _Shape("trend", "from the first to the last", fitted, p, evidence)
+
+
+def _break(steps: Array, times: Array) -> _Shape:
+    """One jump: the split whose two sides differ most by rank (Pettitt's test)."""
+    n = len(times)
+    rank = np.argsort(np.argsort(times)) + 1
+    score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
+    at = int(np.argmax(np.abs(score))) + 1
+    p = min(1.0, 2 * math.exp(-6 * float(score[at - 1]) ** 2 / (n**3 + n**2)))
+    before, after = float(np.median(times[:at])), float(np.median(times[at:]))
+    fitted = np.where(np.arange(n) < at, before, after)
+    step = int(steps[at])
+    evidence = {"step": step, "test": "Pettitt"}
+    return _Shape("change-point", f"at step {step}", fitted, p, evidence)
+
+
+def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+    """Warm-up, checkpoint or evaluation: a few steps unlike the others in all they do."""
+    if len(result.steps) < MIN_STEPS:
+        return None
+    computes = measured.graph.kind <= OpKind.BACKWARD_COMPUTE
+    work = np.zeros(len(result.steps))
+    for v, block in enumerate(measured.durations.blocks):
+        work += block[computes[measured.graph.variant_ops(v)]].sum(axis=(0, 2))
+    idle = result.traced_s - result.simulated_s
+    typical = float(np.median(result.traced_s))
+    working = work > ODD_TIMES * np.median(work)
+    waiting = idle > np.median(idle) + (ODD_TIMES - 1) * typical
+    odd = working | waiting
+    if not 0 < odd.sum() <= ODD_SHARE * len(odd):
+        return None
+    numbers = result.steps[odd].tolist()
+    excess = np.where(odd, np.maximum(result.traced_s - typical, 0.0), 0.0)
+    lost = (resamples @ excess) / (resamples @ result.traced_s)
+    low, high = (float(x) for x in np.percentile(lost, (5, 95)))
+    shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    why = "compute longer (warm-up, evaluation?)" if working.any() else "wait (checkpoint?)"
+    return Finding(
+        id="odd-steps",
+        cause="drift",
+        text=f"{len(numbers)} of {len(odd)} steps {why}, unlike the others: {shown}",
+        share=None,
+        share_of_step=float(excess.mean() / result.traced_s.mean()),
+        interval=(low, high),
+        confidence=float((lost > 0).mean()),
+        where=NOWHERE,
+        evidence={"steps": numbers, "threshold": ODD_TIMES, "typical_s": typical},
     )
 
 
