@@ -124,14 +124,17 @@ def _trend(steps: Array, times: Array) -> _Shape:
 
 
 def _break(steps: Array, times: Array) -> _Shape:
-    """One jump: the split whose two sides differ most by rank (Pettitt's test)."""
+    """One jump: its significance by Pettitt's test, its place by the least absolute error."""
     n = len(times)
     rank = np.argsort(np.argsort(times)) + 1
     score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
-    at = int(np.argmax(np.abs(score))) + 1
-    p = min(1.0, 2 * math.exp(-6 * float(score[at - 1]) ** 2 / (n**3 + n**2)))
-    before, after = float(np.median(times[:at])), float(np.median(times[at:]))
-    fitted = np.where(np.arange(n) < at, before, after)
+    p = min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
+    splits = [
+        np.repeat([np.median(times[:at]), np.median(times[at:])], [at, n - at])
+        for at in range(1, n)
+    ]
+    at = int(np.argmin([np.abs(times - split).sum() for split in splits])) + 1
+    fitted = splits[at - 1]
     step = int(steps[at])
     evidence = {"step": step, "test": "Pettitt"}
     return _Shape("change-point", f"at step {step}", fitted, p, evidence)
