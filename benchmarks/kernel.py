@@ -49,7 +49,7 @@ def main() -> None:
         )
         cells = []
         for threshold in (np.inf, 0.0):
-            simulate.COMPILE_ABOVE_S = simulate.COMPILED_ABOVE_S = threshold
+            simulate.COLD_ABOVE_S = simulate.WARM_ABOVE_S = threshold
 
             def run(lanes: Lanes = lanes) -> object:
                 return step_times(durations, Rules(every, ideal), lanes)

@@ -48,7 +48,7 @@ def test_the_screen(trace: Path, capsys: Captured) -> None:
 
 
 def test_json_is_all_there_is_on_standard_output(trace: Path, capsys: Captured) -> None:
-    assert run(["analyze", str(trace), "--json", "--steps", "1-2"]) == 0
+    assert run(["analyze", str(trace), "--json", "--steps", "1-2", "--no-diagnose"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == to_mapping(analyse(load(trace, steps=[1, 2])))
     assert err == ""
@@ -73,7 +73,9 @@ def test_out_is_filled_once(trace: Path, tmp_path: Path, capsys: Captured) -> No
     assert run(argv) == 0
     assert f"wrote {out / 'result.json'}" in capsys.readouterr().err
     document = json.loads((out / "result.json").read_text())
-    assert document == to_mapping(analyse(load(trace)))
+    numbers = to_mapping(analyse(load(trace)))
+    assert {key: document[key] for key in numbers} == numbers
+    assert {"findings", "remedies", "waterfall"} <= set(document)
     assert (out / "by_worker.csv").read_text().startswith("dp,pp,slowdown\n2,1,1.")
     ideal = json.loads(gzip.decompress((out / "ideal.json.gz").read_bytes()))
     assert ideal["otherData"]["scenario"] == "ideal"

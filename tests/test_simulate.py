@@ -150,7 +150,7 @@ def test_compiled_and_blocked_walks_equal_the_plain_one(spec, monkeypatch):
     np.testing.assert_array_equal(
         step_times(measured.durations, rules, lanes, measured.delays), plain
     )
-    monkeypatch.setattr(simulate, "COMPILE_ABOVE_S", 0)
+    monkeypatch.setattr(simulate, "COLD_ABOVE_S", 0)
     monkeypatch.setattr(simulate, "_INTERPRETED_BYTES", 1)
     np.testing.assert_array_equal(
         step_times(measured.durations, rules, lanes, measured.delays), plain
@@ -165,7 +165,7 @@ def test_small_blocks_hold_whole_sets(monkeypatch):
     plain = total(measured)
     monkeypatch.setattr(simulate, "_INTERPRETED_BYTES", 1)
     np.testing.assert_array_equal(total(measured), plain)
-    monkeypatch.setattr(simulate, "COMPILE_ABOVE_S", 0)
+    monkeypatch.setattr(simulate, "COLD_ABOVE_S", 0)
     monkeypatch.setattr(simulate, "_COMPILED_BYTES", 1)
     np.testing.assert_array_equal(total(measured), plain)
 

@@ -142,7 +142,7 @@ def test_batches_and_compiled_blocks_change_nothing(seed, monkeypatch):
     trace = trace_of(make_rows(spec), spec.job)
     plain = analyze(trace)
     monkeypatch.setattr(layout, "_MAX_LANES", 5)
-    monkeypatch.setattr(simulate, "COMPILE_ABOVE_S", 0)
+    monkeypatch.setattr(simulate, "COLD_ABOVE_S", 0)
     monkeypatch.setattr(simulate, "_COMPILED_BYTES", 1)
     split = analyze(trace)
     np.testing.assert_array_equal(split.by_worker_by_step, plain.by_worker_by_step)

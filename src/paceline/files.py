@@ -38,6 +38,18 @@ def check_targets(paths: Sequence[Path], *, force: bool = False) -> None:
         )
 
 
+def check_not_input(outputs: Sequence[Path], inputs: Sequence[Path | None]) -> None:
+    """Make sure that no output is one of the inputs, which ``force`` would destroy.
+
+    Raises:
+        OutputError: one is.
+    """
+    for output in outputs:
+        for given in inputs:
+            if given is not None and output.exists() and given.exists() and output.samefile(given):
+                raise OutputError(f"{output} is an input of this command; choose another name")
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents where they are missing.
 
@@ -78,9 +90,8 @@ def write_files(writers: Mapping[Path, Writer], *, force: bool = False) -> None:
             path = final
             partial.replace(final)
     except FileNotFoundError:
-        raise OutputError(
-            f"{path} cannot be written: the folder {path.parent} does not exist"
-        ) from None
+        folder = Path(os.path.realpath(path)).parent
+        raise OutputError(f"{path} cannot be written: the folder {folder} does not exist") from None
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:

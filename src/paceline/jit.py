@@ -7,10 +7,14 @@ source interpreted instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: What reading or writing a broken cache raises; the loops themselves raise none of these.
+_CACHE_FAULTS = (OSError, EOFError, UnpicklingError, ValueError, AttributeError, ImportError)
 
 
 @cache
@@ -18,8 +22,17 @@ def compiled(function: F) -> F:
     """``function`` compiled to machine code, without the GIL, cached on disk where possible."""
     import numba
 
+    plain = numba.njit(nogil=True, error_model="numpy")(function)
     try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
-    except RuntimeError:
-        # numba finds no writable place for its cache (read-only installation and home).
-        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
+        cached = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no writable place for the cache (read-only installation and home)
+        return cast(F, plain)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            return cached(*args)
+        except _CACHE_FAULTS:  # a full disk or a torn file: raised before the loop runs
+            return plain(*args)
+
+    return cast(F, call)

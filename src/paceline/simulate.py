@@ -31,12 +31,12 @@ Progress = Callable[[int, int], None]
 #: Interpreted, an op costs about 8 us, 1.5 us for each rule in the block and 4 ns for each lane
 #: (benchmarks/kernel.py measures it); above this estimate the compiled walk repays the 0.4 s that
 #: loading it takes (once loaded, far less).
-COMPILE_ABOVE_S = 0.5
-COMPILED_ABOVE_S = 0.02
+COLD_ABOVE_S = 0.5
+WARM_ABOVE_S = 0.02
 _OP_S, _RULE_OP_S, _LANE_OP_S = 8e-6, 1.5e-6, 4e-9
 
 _INTERPRETED_BYTES = 64 << 20  # rows of one interpreted block: as many lanes as memory allows
-_COMPILED_BYTES = 512 << 10  # rows of one compiled block: inside the cache of a core
+_COMPILED_BYTES = 2 << 20  # rows of one compiled block: inside the cache of a core
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ def step_times(
     _check(durations, rules, lanes, delays)
     walk = _prepare(durations, rules, delays, durations.graph.slots)
     fast = _worth_compiling(durations.graph.n_ops, len(lanes), len(rules.keep))
+    if fast:
+        _compiled_walk()  # here, once: the threads of _map would each make their own
     result = np.zeros(lanes.n_sets)
     blocks = list(_blocks(lanes, walk.block_lanes(fast)))
     done = 0
@@ -206,7 +208,7 @@ def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations |
 
 def _worth_compiling(n_ops: int, n_lanes: int, n_rules: int) -> bool:
     loaded = _compiled_walk.cache_info().currsize > 0
-    least = COMPILED_ABOVE_S if loaded else COMPILE_ABOVE_S
+    least = WARM_ABOVE_S if loaded else COLD_ABOVE_S
     return n_ops * (_OP_S + n_rules * _RULE_OP_S + n_lanes * _LANE_OP_S) > least
 
 
@@ -340,7 +342,8 @@ def _prepare(
         slot[order],
         dep_ptr,
         slot[graph.dep[edge]],
-        graph.tracked[order],
+        # A negative launch delay (clock error) may let an op end before what it waits for.
+        np.ones(graph.n_ops, dtype=bool) if replay else graph.tracked[order],
         durations.row_ptr[order],
         durations.values,
         rules.base[order],

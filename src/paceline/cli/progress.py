@@ -19,7 +19,7 @@ class ProgressBar:
 
     def __init__(self, description: str) -> None:
         self.description = description
-        self._enabled = sys.stderr.isatty()
+        self._enabled = sys.stderr is not None and sys.stderr.isatty()
         self._start = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None

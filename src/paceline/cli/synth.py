@@ -125,7 +125,8 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write."""
     from paceline.files import check_targets
-    from paceline.sources import parquet, seqlens
+    from paceline.sources import parquet
+    from paceline.sources.seqlens import write_seqlens
     from paceline.synth import synthesize
 
     targets = [args.output, *([args.seqlens_out] if args.seqlens_out else [])]
@@ -134,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     trace = synthesize(spec)
     parquet.write(trace, args.output, force=args.force)
     if spec.seqlens is not None:
-        seqlens.write(spec.seqlens, args.seqlens_out, force=args.force)
+        write_seqlens(spec.seqlens, args.seqlens_out, force=args.force)
         print(
             f"{args.seqlens_out}: {len(spec.seqlens.lengths):,} sequences in "
             f"{spec.seqlens.exists.sum():,} microbatches"

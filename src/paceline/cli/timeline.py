@@ -66,11 +66,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Draw and write."""
-    from paceline.files import check_targets, write_files
+    from paceline.files import check_not_input, check_targets, write_files
     from paceline.report.perfetto import trace_writer
     from paceline.report.scenario import check_scenario, draw
 
     check_scenario(args.scenario)
+    check_not_input([args.output], [args.trace, args.job])
     check_targets([args.output], force=args.force)
     trace = trace_input.load_trace(args)
     drawing = draw(

@@ -1,7 +1,16 @@
 """Why a job is slow: causes, where they are, what each costs, how sure."""
 
-from paceline.diagnose.diagnose import Diagnosis, diagnose
+from paceline.diagnose.diagnosis import MIN_OF_STEP, Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
 from paceline.diagnose.waterfall import Drop, Waterfall, waterfall
 
-__all__ = ["CAUSES", "Diagnosis", "Drop", "Finding", "Waterfall", "diagnose", "waterfall"]
+__all__ = [
+    "CAUSES",
+    "MIN_OF_STEP",
+    "Diagnosis",
+    "Drop",
+    "Finding",
+    "Waterfall",
+    "diagnose",
+    "waterfall",
+]

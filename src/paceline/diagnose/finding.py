@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 #: Causes inside S, then those outside it.
@@ -67,4 +66,5 @@ class Finding:
         return mapping
 
 
-NOWHERE: Mapping[str, Any] = MappingProxyType({})
+#: For findings that are nowhere in particular.
+NOWHERE: Mapping[str, Any] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,9 @@ from paceline.trace import Job, OpKind, Trace
 #: Clocks disagree by some ms, so slightly negative times are kept; below this they are noise.
 CLOCK_ERROR_S = -0.010
 
-#: Offsets spread wider than this (standard deviation over the workers) are corrected.
-CORRECT_ABOVE_S = 0.002
+#: Offsets spread wider than this (standard deviation over the workers) are corrected; so is a
+#: single clock that is further off, which the standard deviation of a large job would hide.
+CORRECT_ABOVE_S, CORRECT_ONE_ABOVE_S = 0.002, 0.005
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Measured:
     clocks: ClockOffsets
     warnings: tuple[str, ...]
 
+    @property
+    def microbatches(self) -> npt.NDArray[np.int64]:
+        """[dp] microbatches of each replica."""
+        return microbatches_of(self.graph)
+
 
 def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     """The step graph of a trace and the durations it measured.
@@ -71,18 +76,15 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     left_out = {**trace.left_out, **structure.left_out}
     warnings = [*trace.warnings, *_structure_warnings(trace, graph, structure.left_out)]
     clocks = estimate_offsets(graph, end)
-    if clocks.std_s > CORRECT_ABOVE_S:
+    furthest_s = float(np.abs(clocks.offset_s).max())
+    if clocks.std_s > CORRECT_ABOVE_S or furthest_s > CORRECT_ONE_ABOVE_S:
+        apart = f"std {clocks.std_s * 1e3:.1f} ms, at most {furthest_s * 1e3:.1f} ms"
         if keep_clocks:
-            warnings.append(
-                f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms), kept as they are"
-            )
+            warnings.append(f"worker clocks differ ({apart}), kept as they are")
         else:
             clocks = replace(clocks, corrected=True)
             traced = _correct(graph, start, end, clocks.offset_s)
-            warnings.append(
-                f"worker clocks differ (std {clocks.std_s * 1e3:.1f} ms, at most "
-                f"{np.abs(clocks.offset_s).max() * 1e3:.1f} ms); corrected"
-            )
+            warnings.append(f"worker clocks differ ({apart}); corrected")
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
         job=trace.job,
@@ -92,7 +94,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         durations=durations,
         delays=delays,
         traced_step_s=traced,
-        left_out=MappingProxyType(dict(sorted(left_out.items()))),
+        left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,
         warnings=tuple(warnings),
@@ -113,18 +115,22 @@ def _structure_warnings(trace: Trace, graph: StepGraph, left_out: Mapping[int, s
             "the model; transfers were matched without them"
         )
     if graph.n_variants > 1:
+        counts = microbatches_of(graph)
         warnings.append(
             f"replicas differ: {graph.n_variants} structures with "
-            f"{', '.join(map(str, sorted(_microbatches(graph))))} microbatches"
+            f"{', '.join(map(str, sorted(set(counts.tolist()))))} microbatches. The ideal keeps "
+            f"these numbers, so work handed out unevenly (at most {counts.max()}, on average "
+            f"{counts.mean():.1f}) does not show in S"
         )
     return warnings
 
 
-def _microbatches(graph: StepGraph) -> set[int]:
+def microbatches_of(graph: StepGraph) -> npt.NDArray[np.int64]:
+    """[dp] microbatches of each replica."""
     first = (graph.kind == OpKind.FORWARD_COMPUTE) & (graph.pp == 0)
-    counts = np.bincount(graph.variant[first])
     chunks = max(1, int(graph.chunk[first].max()) + 1)
-    return {int(count) // chunks for count in counts}
+    counts: npt.NDArray[np.int64] = np.bincount(graph.variant[first]) // chunks
+    return counts[graph.replica_variant]
 
 
 def _tables(
@@ -188,7 +194,7 @@ def _measure(
             np.subtract(first[ops], latest, out=delay[ops])
     _subtract_latest_start(graph, start, end)
     clamped = {"transfer": _clamp(end), "launch_delay": _clamp(delays)}
-    return end, delays, MappingProxyType(clamped)
+    return end, delays, clamped
 
 
 def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -> None:
@@ -220,4 +226,4 @@ def _clamp(times: Durations) -> Mapping[str, int]:
         times.values[low] = 0.0
         per_kind = np.bincount(times.graph.kind[op], minlength=len(OpKind))
         counts = {OpKind(k).label: int(n) for k, n in enumerate(per_kind) if n}
-    return MappingProxyType(counts)
+    return counts

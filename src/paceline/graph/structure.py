@@ -188,7 +188,7 @@ def _variant_ops(
         left_out.setdefault(int(numbers[lane]), reason)
     row = rows[usual]
     chunk = trace.chunk[row : row + n_ops].astype(np.int64)
-    microbatch = _from_zero(trace.microbatch[None, row : row + n_ops])[0]
+    microbatch = _renumber(trace.microbatch[None, row : row + n_ops])[0]
     rank = np.zeros(n_ops, dtype=np.int64)
     alike = label == label[usual]
     for kinds in _MIXED_STREAMS:
@@ -225,11 +225,11 @@ def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.N
     block = max(1, (1 << 22) // n_ops)
     ops = np.arange(n_ops)
     chunk0 = _lane_table(trace.chunk, rows[:1], ops)
-    batch0 = _from_zero(_lane_table(trace.microbatch, rows[:1], ops))
+    batch0 = _renumber(_lane_table(trace.microbatch, rows[:1], ops))
     for low in range(0, len(rows), block):
         part = rows[low : low + block]
         chunk = _lane_table(trace.chunk, part, ops)
-        batch = _from_zero(_lane_table(trace.microbatch, part, ops))
+        batch = _renumber(_lane_table(trace.microbatch, part, ops))
         same = ((chunk == chunk0) & (batch == batch0)).all(axis=1)
         label[low : low + block] = 0
         if not same.all():
@@ -238,13 +238,23 @@ def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.N
     return label
 
 
-def _from_zero(microbatch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Microbatches of each lane counted from its lowest: some number them over the whole job."""
-    none = microbatch < 0
-    lowest = np.where(none, np.iinfo(np.int32).max, microbatch).min(axis=1, keepdims=True)
-    if not lowest.any():
-        return microbatch
-    return np.where(none, microbatch, microbatch - lowest).astype(np.int32)
+def _renumber(microbatch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Microbatches of each lane, numbered as they first appear.
+
+    Some jobs number them over all replicas or steps, or by sample; only which ops share one counts.
+    """
+    renumbered = microbatch.copy()
+    known: dict[bytes, npt.NDArray[np.int32]] = {}
+    for lane in range(len(microbatch)):
+        named = microbatch[lane] >= 0
+        relative = microbatch[lane, named]
+        relative = relative - relative[:1]  # most lanes differ by an offset at most
+        key = relative.tobytes()
+        if key not in known:
+            _, first, index = np.unique(relative, return_index=True, return_inverse=True)
+            known[key] = np.argsort(np.argsort(first))[index.reshape(-1)].astype(np.int32)
+        renumbered[lane, named] = known[key]
+    return renumbered
 
 
 def _ascending(table: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -263,10 +273,10 @@ def _vote_order(
     A lane agrees where the starts do not decrease along the order, so ties never disagree.
     """
     starts = _lane_table(trace.start, rows, ops)
-    order = np.argsort(starts[0], kind="stable")
+    order = np.argsort(starts[np.argmax(alike)], kind="stable")
     agree = _ascending(starts[:, order])
-    if 2 * agree.sum() < len(agree):
-        orders = np.argsort(starts, axis=1, kind="stable")
+    if 2 * (agree & alike).sum() < alike.sum():
+        orders = np.argsort(starts[alike], axis=1, kind="stable")
         order = orders[_most_common(_hashes(orders.astype(np.uint64)))]
         agree = _ascending(starts[:, order])
     return order, np.flatnonzero(~agree & alike)

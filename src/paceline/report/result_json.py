@@ -117,7 +117,7 @@ def worker_csv_writer(result: WhatIf) -> Callable[[BinaryIO], None]:
     """What writes ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first."""
     n_dp = result.by_worker.shape[1]
     flat = result.by_worker.ravel()
-    worst = np.argsort(-flat, kind="stable")  # ties by (pp, dp), as for M_W
+    worst = np.argsort(-np.round(flat, 12), kind="stable")  # ties by (pp, dp), as for M_W
     pp, dp = np.divmod(worst, n_dp)
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")

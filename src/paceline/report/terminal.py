@@ -49,7 +49,10 @@ def standard_output() -> Console:
         def on_broken_pipe(self) -> None:
             raise  # while it is handled; rich itself would exit the process
 
-    return Plain(highlight=False, emoji=False, markup=False)
+    console = Plain(highlight=False, emoji=False, markup=False)
+    if console.width < 1:  # COLUMNS=0, as some runners set it
+        console.width = 80
+    return console
 
 
 def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = None) -> list[Text]:
@@ -106,15 +109,29 @@ def _job_line(result: WhatIf) -> str:
 
 def _verdict(result: WhatIf, width: int) -> list[Text]:
     lost = result.slowdown - 1
-    if result.healthy:
+    if result.healthy and "forward-compute" in result.not_judged:
+        text = "Not judged: one worker has no peers to compare with"
+        style = "bold yellow"
+    elif result.healthy:
         text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
         style = "bold green"
+        if result.doubtful or not result.even:
+            text = f"No stragglers in the operations: they make steps {max(lost, 0):.1%} longer"
+            style = "bold yellow"
     else:
         text = f"Stragglers make steps {result.slowdown:.2f} times as long as they could be"
         style = "bold red" if result.slowdown >= _SEVERE else "bold yellow"
     lines = wrapped(text, width, style=style)
     if result.doubtful:
+        outside = 1 - 1 / result.launch_slowdown
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
+        if outside > 0:
+            text = (
+                f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
+            )
+        lines += wrapped(text, width, style="bold yellow")
+    if not result.even:
+        text = "Replicas have unequal numbers of microbatches, which S does not show; see below"
         lines += wrapped(text, width, style="bold yellow")
     return lines
 
@@ -240,7 +257,8 @@ def _share(value: float | None) -> str:
 
 def _notes(result: WhatIf, width: int) -> list[Text]:
     notes = [*result.warnings]
-    if result.left_out_steps:
+    told = any("left out, for example" in note for note in notes)
+    if result.left_out_steps and not (told and len(result.left_out_steps) == 1):
         numbers = list(result.left_out_steps)
         shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
         reason = result.left_out_steps[numbers[0]]
@@ -251,8 +269,10 @@ def _notes(result: WhatIf, width: int) -> list[Text]:
         notes.append(f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)")
     lines: list[Text] = []
     for note in notes:
-        note_lines = wrapped(f"! {note}", width, indent="  ")
-        note_lines[0].stylize("bold yellow", 0, 1)
+        limit = "judged" in note.split(",")[0]  # true of nearly every job: no cause for alarm
+        note_lines = wrapped(f"! {note}", width, indent="  ", style="dim" if limit else "")
+        if not limit:
+            note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines
     return lines
 

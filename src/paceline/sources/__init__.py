@@ -19,12 +19,12 @@ from paceline.trace import Job, Trace
 class Source:
     """One format: its name, whether a path looks like it, and its reader.
 
-    ``read`` takes (path, job or None, ignored kind labels).
+    ``read`` takes (path, job or None, ignored kind labels, step numbers or None for all).
     """
 
     name: str
     matches: Callable[[Path], bool]
-    read: Callable[[Path, Job | None, frozenset[str]], Trace]
+    read: Callable[[Path, Job | None, frozenset[str], frozenset[int] | None], Trace]
 
 
 SOURCES: tuple[Source, ...] = (Source("parquet", parquet.matches, parquet.read),)
@@ -54,11 +54,13 @@ def load(
         raise TraceError(f"{path} does not exist")
     if path.is_dir():
         raise TraceError(f"{path} is a folder; give the trace file in it")
+    if isinstance(ignore_kinds, str):
+        raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
     known = job if isinstance(job, Job) or job is None else read_job(Path(job))
     for source in SOURCES:
         if source.matches(path):
-            trace = source.read(path, known, frozenset(ignore_kinds))
-            return trace if steps is None else trace.select_steps(steps)
+            wanted = None if steps is None else frozenset(steps)
+            return source.read(path, known, frozenset(ignore_kinds), wanted)
     names = ", ".join(source.name for source in SOURCES)
     raise TraceError(f"{path} is not a trace file that can be read here ({names})")
 

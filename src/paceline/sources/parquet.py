@@ -47,8 +47,15 @@ def matches(path: Path) -> bool:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read(path: Path, job: Job | None, ignore_kinds: frozenset[str]) -> Trace:
+def read(
+    path: Path,
+    job: Job | None,
+    ignore_kinds: frozenset[str] = frozenset(),
+    steps: frozenset[int] | None = None,
+) -> Trace:
     """Read a parquet trace; ``job`` None takes the one in the file's metadata, else the data's.
+
+    Only the rows of ``steps`` are kept in memory, if they are given.
 
     Raises:
         TraceError: not parquet, columns missing, kinds unknown, or anything ``arrange`` refuses.
@@ -68,7 +75,7 @@ def read(path: Path, job: Job | None, ignore_kinds: frozenset[str]) -> Trace:
             twice = [name for name in COLUMNS if schema.names.count(name) > 1]
             if twice:
                 raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
-            table = file.read(columns=list(COLUMNS))
+            table = _read_steps(file, steps)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
@@ -80,9 +87,30 @@ def read(path: Path, job: Job | None, ignore_kinds: frozenset[str]) -> Trace:
     trace = arrange(columns, job, where=str(path))
     _check_gmc(columns, gmc, trace.job, str(path))
     warnings = trace.warnings
-    if n_ignored:
-        warnings += (f"{n_ignored} rows of ignored kinds were dropped",)
-    return replace(trace, truth=stored.get("truth"), warnings=warnings)
+    if ignore_kinds:
+        warnings += (f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped",)
+    trace = replace(trace, truth=stored.get("truth"), warnings=warnings)
+    return trace if steps is None else trace.select_steps(steps)
+
+
+def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:
+    """The columns of a trace, row group by row group where only some steps are wanted."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if steps is None:
+        return file.read(columns=list(COLUMNS))
+    parts = []
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group, columns=list(COLUMNS))
+        column = part.column("step")
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            return part  # the door says what is wrong with it
+        wanted = pa.array(sorted(steps), pa.int64()).cast(column.type, safe=False)
+        parts.append(part.filter(pc.is_in(column, value_set=wanted)))
+    chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(list(COLUMNS))
+    # Nothing there: read all, so that the error can say which steps there are.
+    return chosen if chosen.num_rows else file.read(columns=list(COLUMNS))
 
 
 def _stored(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
@@ -225,7 +253,10 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     stored = {"version": FORMAT_VERSION, "job": trace.job.to_mapping(), "truth": trace.truth}
     table = pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(stored)})
 
+    # Times hardly compress; all else repeats.
+    repeating = [name for name in COLUMNS if name not in ("start_ts", "duration")]
+
     def write_table(file: BinaryIO) -> None:
-        pq.write_table(table, file, compression="zstd", use_dictionary=["optype"])
+        pq.write_table(table, file, compression="lz4", use_dictionary=repeating)
 
     write_files({path: write_table}, force=force)

@@ -26,7 +26,7 @@ LONGEST = 2**31 - 1
 MOST_PLACES_PER_ROW = 100
 
 
-def read(path: str | Path) -> SeqLens:
+def read_seqlens(path: str | Path) -> SeqLens:
     """Read sequence lengths; rows may lie in any order.
 
     Raises:
@@ -93,8 +93,7 @@ def _integers(column: Any, name: str, where: str) -> npt.NDArray[np.int64]:
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.chunks else pa.array([], pa.int64())
     # Not to_numpy(): that imports pandas where it is installed, a quarter of a second.
-    values: npt.NDArray[np.int64] = np.from_dlpack(column)
-    return values
+    return np.from_dlpack(column).astype(np.int64, copy=False)
 
 
 def _lists(column: Any, where: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -184,7 +183,7 @@ def _check_rows(
     return n_dp, most
 
 
-def write(seqlens: SeqLens, path: Path, *, force: bool = False) -> None:
+def write_seqlens(seqlens: SeqLens, path: Path, *, force: bool = False) -> None:
     """Write sequence lengths.
 
     Raises:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.errors import TraceError
+
+MAX_NAME = 60  # characters of a job's name that are kept
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,11 @@ class Job:
         for field in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise TraceError(f"the job's {field} must be a whole number >= 1, not {value!r}")
+                shown = reprlib.repr(value)
+                raise TraceError(f"the job's {field} must be a whole number >= 1, not {shown}")
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int):
-            raise TraceError(
-                f"the job's world_size must be a whole number, not {self.world_size!r}"
-            )
+            shown = reprlib.repr(self.world_size)
+            raise TraceError(f"the job's world_size must be a whole number, not {shown}")
         if self.world_size < 0:
             raise TraceError(f"the job's world_size must not be negative ({self.world_size})")
         if self.world_size == 0:
@@ -66,15 +70,17 @@ class Job:
             TraceError: a degree is missing or no positive whole number.
         """
         if not isinstance(values, Mapping):
-            raise TraceError(f"{where} is no mapping of degrees but {values!r}")
+            raise TraceError(f"{where} is no mapping of degrees but {reprlib.repr(values)}")
         missing = [key for key in ("dp_size", "pp_size") if values.get(key) is None]
         if missing:
             raise TraceError(f"{where} lacks {' and '.join(missing)}; give the degrees of the job")
         known = {f.name for f in fields(cls)} - {"name"}
         degrees = {key: values[key] for key in known if values.get(key) is not None}
-        name = values.get("name") or values.get("trial_name") or ""
+        name = str(values.get("name") or values.get("trial_name") or "")
+        # Control characters would reach the terminal.
+        name = "".join(c for c in name if unicodedata.category(c)[0] != "C")[:MAX_NAME]
         try:
-            return cls(name=str(name), **degrees)
+            return cls(name=name, **degrees)
         except TraceError as error:
             raise TraceError(f"{where}: {error}") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ class Trace:
     step_start_s: npt.NDArray[np.float64]
     rank: npt.NDArray[np.int64]
     warnings: tuple[str, ...] = ()
-    left_out: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    left_out: Mapping[int, str] = field(default_factory=dict)
     truth: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
@@ -137,5 +136,5 @@ class Trace:
             end=self.end[rows],
             step_start_s=self.step_start_s[keep],
             warnings=warnings,
-            left_out=MappingProxyType({s: w for s, w in self.left_out.items() if s in numbers}),
+            left_out={s: w for s, w in self.left_out.items() if s in numbers},
         )

@@ -1,6 +1,6 @@
 """What if there were no stragglers: ideal durations, scenarios, slowdowns."""
 
-from paceline.whatif.analyze import analyze
+from paceline.whatif.analysis import analyze
 from paceline.whatif.ideal import ideal_durations
 from paceline.whatif.layout import rules_of, simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf

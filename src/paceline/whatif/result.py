@@ -60,6 +60,8 @@ class WhatIf:
         launch_delay: what launch delays cost, by kind.
         clamped: values below -10 ms that became 0, by kind.
         clocks: estimated clock offsets.
+        microbatches: [dp] microbatches of each replica.
+        not_judged: kinds whose lasting slowness cannot show, for want of peers.
         left_out_steps: step number -> why it was not analysed.
         warnings: what the user should know.
     """
@@ -92,6 +94,8 @@ class WhatIf:
     launch_delay: LaunchDelay
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
+    microbatches: npt.NDArray[np.int64]
+    not_judged: tuple[str, ...]
     left_out_steps: Mapping[int, str]
     warnings: tuple[str, ...]
 
@@ -104,6 +108,11 @@ class WhatIf:
     def healthy(self) -> bool:
         """Whether stragglers cost next to nothing."""
         return self.slowdown < self.HEALTHY_BELOW
+
+    @property
+    def even(self) -> bool:
+        """Whether all replicas have equally many microbatches; uneven work does not show in S."""
+        return bool((self.microbatches == self.microbatches[0]).all())
 
     @property
     def doubtful(self) -> bool:

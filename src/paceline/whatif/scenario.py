@@ -50,18 +50,15 @@ class Part:
 
     def stages_of(self, graph: StepGraph) -> dict[int, frozenset[int] | None]:
         """Replica -> its stages that may hold ops of the part (None = all); others have none."""
-        if self.workers is not None:
-            by_dp: dict[int, set[int]] = {}
-            for dp, pp in self.workers:
+        if self.workers is None:
+            replicas = range(graph.n_dp) if self.replicas is None else sorted(self.replicas)
+            return dict.fromkeys(replicas, self.stages)
+        by_dp: dict[int, set[int]] = {}
+        for dp, pp in self.workers:
+            chosen = self.replicas is None or dp in self.replicas
+            if chosen and (self.stages is None or pp in self.stages):
                 by_dp.setdefault(dp, set()).add(pp)
-            chosen: dict[int, frozenset[int] | None] = {d: frozenset(p) for d, p in by_dp.items()}
-            if self.stages is not None:
-                chosen = {d: frozenset(p or ()) & self.stages for d, p in chosen.items()}
-        else:
-            chosen = dict.fromkeys(range(graph.n_dp), self.stages)
-        if self.replicas is not None:
-            chosen = {dp: stages for dp, stages in chosen.items() if dp in self.replicas}
-        return chosen
+        return {dp: frozenset(stages) for dp, stages in by_dp.items()}
 
     def check(self, graph: StepGraph) -> None:
         """ScenarioError where the part names ranks that the job does not have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -12,9 +13,9 @@ from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
 from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
-from paceline.trace.kinds import DP_KINDS, P2P_KINDS
+from paceline.whatif.doubts import clock_doubts, delay_doubts, judged, noop_doubts, peers_of
 from paceline.whatif.ideal import ideal_durations
-from paceline.whatif.layout import ideal_lane_error_s, simulate_scenarios
+from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf
 from paceline.whatif.scenario import Part, Scenario
 
@@ -43,62 +44,41 @@ def analyze(
         GraphError: the ops do not form a step.
     """
     measured = trace if isinstance(trace, Measured) else from_trace(trace, keep_clocks=keep_clocks)
-    graph = measured.graph
     ideal = ideal_durations(measured.durations)
-    kinds = [
-        label
-        for label, members in KIND_GROUPS.items()
-        if np.isin(graph.kind, [int(kind) for kind in members]).any()
-    ]
-    workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
-    first = [
-        Scenario.measured(),
-        Scenario.ideal(),
-        *(Scenario.only(Part.of_kind(label)) for label in kinds),
-        *(Scenario.only(Part.of_stage(pp)) for pp in range(graph.n_pp)),
-        *(Scenario.only(Part.of_replica(dp)) for dp in range(graph.n_dp)),
-        *(Scenario.only(Part.of_workers([worker])) for worker in workers),
-    ]
-    times = simulate_scenarios(measured.durations, ideal, first, progress)
-    simulated, ideal_s = times[0], times[1]
-    cuts = np.cumsum([len(kinds), graph.n_pp, graph.n_dp])
-    if not (ideal_s > 0).all():
-        raise TraceError("the ideal step takes 0 s: (nearly) all durations in the trace are 0")
-    slowdown_by_step = times[2:] / ideal_s
-    kind_by_step, stage_by_step, replica_by_step, worker_by_step = np.split(slowdown_by_step, cuts)
-    kind_s, stage_s, replica_s, worker_s = np.split(times[2:].mean(axis=1) / ideal_s.mean(), cuts)
-    slowest = _slowest(workers, worker_s)
-    paper = _slowest(workers, np.minimum.outer(stage_s, replica_s).ravel())
-    shares = _Shares(measured.durations, ideal, float(simulated.mean()), float(ideal_s.mean()))
-    one_stage = graph.n_pp == 1
-    last_stage = Part.of_stage(graph.n_pp - 1)
-    blamed = Part.of_workers(slowest)
+    slow = _simulate(measured, ideal, progress)
+    shares = _Shares(measured.durations, ideal, slow)
+    slowest = _slowest(slow.workers, slow.worker.mean)
+    paper = _slowest(slow.workers, np.minimum.outer(slow.stage.mean, slow.replica.mean).ravel())
+    blamed, last_stage = Part.of_workers(slowest), Part.of_stage(measured.graph.n_pp - 1)
     m_w, m_w_paper, m_s = shares.vanishing([blamed, Part.of_workers(paper), last_stage])
     m_w_only, m_s_only = shares.remaining([blamed, last_stage])
+    one_stage = measured.graph.n_pp == 1
     delay, replayed = _launch_delays(measured)
-    traced = measured.traced_step_s
-    by_worker = worker_s.reshape(graph.n_pp, graph.n_dp)
-    discrepancy = abs(float(simulated.mean() / traced.mean()) - 1)
+    t, traced = float(slow.simulated.mean()), float(measured.traced_step_s.mean())
+    discrepancy, replay_error = (abs(float(x) / traced - 1) for x in (t, replayed.mean()))
+    peers = peers_of(measured.graph)
+    clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
+    by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
     return WhatIf(
         job=measured.job,
         steps=measured.steps,
-        slowdown=float(simulated.mean() / ideal_s.mean()),
-        waste=float(1 - ideal_s.mean() / simulated.mean()),
+        slowdown=t / slow.t_ideal,
+        waste=1 - slow.t_ideal / t,
         discrepancy=discrepancy,
-        launch_slowdown=float(traced.mean() / simulated.mean()),
-        replay_error=abs(float(replayed.mean() / traced.mean()) - 1),
-        traced_s=traced,
-        simulated_s=simulated,
-        ideal_s=ideal_s,
-        by_step=_keyed(measured.steps, simulated / ideal_s),
-        by_kind=_keyed(kinds, kind_s),
-        by_stage=_keyed(range(graph.n_pp), stage_s),
-        by_replica=_keyed(range(graph.n_dp), replica_s),
+        launch_slowdown=traced / t,
+        replay_error=replay_error,
+        traced_s=measured.traced_step_s,
+        simulated_s=slow.simulated,
+        ideal_s=slow.ideal,
+        by_step=_keyed(measured.steps.tolist(), slow.simulated / slow.ideal),
+        by_kind=_keyed(slow.kinds, slow.kind.mean),
+        by_stage=_keyed(range(measured.graph.n_pp), slow.stage.mean),
+        by_replica=_keyed(range(measured.graph.n_dp), slow.replica.mean),
         by_worker=by_worker,
-        by_kind_by_step=dict(zip(kinds, kind_by_step, strict=True)),
-        by_stage_by_step=stage_by_step.T,
-        by_replica_by_step=replica_by_step.T,
-        by_worker_by_step=worker_by_step.T.reshape(-1, graph.n_pp, graph.n_dp),
+        by_kind_by_step=dict(zip(slow.kinds, slow.kind.by_step, strict=True)),
+        by_stage_by_step=slow.stage.by_step.T,
+        by_replica_by_step=slow.replica.by_step.T,
+        by_worker_by_step=slow.worker.by_step.T.reshape(-1, *by_worker.shape),
         slowest_workers=tuple((dp, pp, float(by_worker[pp, dp])) for dp, pp in slowest),
         m_w=m_w,
         m_w_paper=m_w_paper,
@@ -108,14 +88,72 @@ def analyze(
         launch_delay=delay,
         clamped=measured.clamped,
         clocks=measured.clocks,
+        microbatches=measured.microbatches,
+        not_judged=tuple(label for label, n in peers.items() if n == 1),
         left_out_steps=measured.left_out,
         warnings=(
             *measured.warnings,
-            *_doubts(discrepancy, delay),
-            *_merged_noops(measured.durations, float(ideal_s.mean())),
-            *_not_judged(graph),
+            *delay_doubts(discrepancy, delay),
+            *clock_doubts(replay_error, clamped),
+            *noop_doubts(measured.durations, slow.t_ideal),
+            *judged(peers),
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Family:
+    """S_x of one sort of part."""
+
+    mean: Array  # [part]
+    by_step: Array  # [part, step]
+
+
+@dataclass(frozen=True)
+class _Slowdowns:
+    """Step times of the whole job, and S_x of its parts."""
+
+    kinds: list[str]
+    workers: list[tuple[int, int]]  # (dp, pp) in (pp, dp) order
+    simulated: Array  # [step] seconds
+    ideal: Array  # [step] seconds
+    kind: _Family
+    stage: _Family
+    replica: _Family
+    worker: _Family
+
+    @property
+    def t_ideal(self) -> float:
+        return float(self.ideal.mean())
+
+
+def _simulate(measured: Measured, ideal: Array, progress: Progress | None) -> _Slowdowns:
+    """Simulate the job as measured, ideal, and with only each part as measured."""
+    graph = measured.graph
+    kinds = [
+        label
+        for label, members in KIND_GROUPS.items()
+        if np.isin(graph.kind, [int(kind) for kind in members]).any()
+    ]
+    workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
+    scenarios = [
+        Scenario.measured(),
+        Scenario.ideal(),
+        *(Scenario.only(Part.of_kind(label)) for label in kinds),
+        *(Scenario.only(Part.of_stage(pp)) for pp in range(graph.n_pp)),
+        *(Scenario.only(Part.of_replica(dp)) for dp in range(graph.n_dp)),
+        *(Scenario.only(Part.of_workers([worker])) for worker in workers),
+    ]
+    times = simulate_scenarios(measured.durations, ideal, scenarios, progress)
+    ideal_s = times[1]
+    if not (ideal_s > 0).all():
+        raise TraceError("the ideal step takes 0 s: (nearly) all durations in the trace are 0")
+    cuts = np.cumsum([len(kinds), graph.n_pp, graph.n_dp])
+    families = [
+        _Family(part.mean(axis=1) / ideal_s.mean(), part / ideal_s)
+        for part in np.split(times[2:], cuts)
+    ]
+    return _Slowdowns(kinds, workers, times[0], ideal_s, *families)
 
 
 def _keyed(keys: Iterable[K], values: Array) -> dict[K, float]:
@@ -133,8 +171,9 @@ def _slowest(workers: Sequence[tuple[int, int]], slowdown: Array) -> list[tuple[
 class _Shares:
     """M_X: which share of the slowdown is due to a part (what-if paper, Eq. 5)."""
 
-    def __init__(self, durations: Durations, ideal: Array, t: float, t_ideal: float) -> None:
-        self.durations, self.ideal, self.t, self.t_ideal = durations, ideal, t, t_ideal
+    def __init__(self, durations: Durations, ideal: Array, slow: _Slowdowns) -> None:
+        self.durations, self.ideal = durations, ideal
+        self.t, self.t_ideal = float(slow.simulated.mean()), slow.t_ideal
 
     def _mean_times(self, scenarios: Sequence[Scenario]) -> Array:
         times: Array = simulate_scenarios(self.durations, self.ideal, scenarios).mean(axis=1)
@@ -191,56 +230,3 @@ def _launch_delays(measured: Measured) -> tuple[LaunchDelay, Array]:
 def _first_computes(graph: StepGraph) -> npt.NDArray[np.int64]:
     """The first compute op of every stage of every variant."""
     return np.flatnonzero((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0))
-
-
-def _doubts(discrepancy: float, delay: LaunchDelay) -> list[str]:
-    if discrepancy <= WhatIf.DOUBTFUL_ABOVE:
-        return []
-    worst = sorted(delay.by_kind.items(), key=lambda item: -item[1])[:3]
-    causes = [f"{label} +{factor - 1:.1%}" for label, factor in worst if factor > 1.001]
-    if delay.step_start > 1.001:
-        causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
-    named = f"; delays before {', '.join(causes)}" if causes else ""
-    return [
-        f"the simulation differs from the trace by {discrepancy:.1%} (over 5%): the analysis is "
-        f"doubtful, time is lost between operations{named}"
-    ]
-
-
-def _merged_noops(durations: Durations, t_ideal: float) -> list[str]:
-    error = ideal_lane_error_s(durations)
-    if error <= 1e-6 * t_ideal:
-        return []
-    return [
-        "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
-        f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
-    ]
-
-
-def _not_judged(graph: StepGraph) -> list[str]:
-    """Kinds whose constant slowness cannot show, since nothing healthy is there to compare with."""
-    present = {OpKind(int(kind)) for kind in np.unique(graph.kind)}
-    alone = []
-    links = graph.n_dp * (graph.n_pp - 1)
-    for label, kinds in KIND_GROUPS.items():
-        kind = kinds[0]
-        if not present & set(kinds):
-            continue
-        if kind in P2P_KINDS:
-            peers = links
-        elif kind == OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
-            peers = 1
-        elif kind == OpKind.EMBEDDING_GRADS_ALL_REDUCE:
-            peers = graph.n_dp
-        elif kind in DP_KINDS:
-            peers = graph.n_pp
-        else:
-            peers = graph.n_dp * graph.n_pp
-        if peers == 1:
-            alone.append(label)
-    if not alone:
-        return []
-    return [
-        "not judged, for want of peers to compare with (lasting slowness cannot show): "
-        + ", ".join(alone)
-    ]

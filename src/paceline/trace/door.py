@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -88,11 +87,12 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     columns = _whole_numbers(columns, where)
     _check_times(columns, where)
     job, warnings = _job_of(columns, job, where)
+    warnings += _unit_doubts(columns)
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
-    if (np.take(rank, worker) != columns.rank).any():
-        columns, left_out, note = _merge_peers(columns, worker, cell, where)
+    if (np.take(rank, worker) != columns.rank).any() and _has_peers(columns.rank, cell):
+        columns, left_out, note = _merge_peers(columns, worker, cell, job.workers, where)
         warnings.append(note)
         if len(columns) == 0:
             raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
@@ -116,7 +116,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         step_start_s=step_start_s,
         rank=rank.reshape(job.dp_size, job.pp_size),
         warnings=tuple(warnings),
-        left_out=MappingProxyType(left_out),
+        left_out=left_out,
     )
 
 
@@ -168,6 +168,17 @@ def _check_times(columns: Columns, where: str) -> None:
     _check_resolution(columns, where)
 
 
+def _unit_doubts(columns: Columns) -> list[str]:
+    """A hint where durations look like another unit than seconds."""
+    compute = columns.kind <= OpKind.BACKWARD_COMPUTE
+    if not compute.any():
+        return []
+    median = float(np.median(columns.duration[compute]))
+    if 1e-6 <= median <= 100:
+        return []
+    return [f"a typical compute takes {median:.3g} s; are start_ts and duration in seconds?"]
+
+
 def _check_resolution(columns: Columns, where: str) -> None:
     """Refuse times whose last digit is too coarse for the ops they time."""
     latest = columns.start[np.argmax(np.abs(columns.start))]
@@ -195,10 +206,10 @@ def _describe(columns: Columns, row: int) -> str:
 
 def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[str]]:
     """The job given, checked against the data, or the one that the data shows."""
-    for name in ("dp", "pp"):
+    for name in ("step", "dp", "pp"):
         lowest = int(getattr(columns, name).min())
         if lowest < 0:
-            raise TraceError(f"{where}: {_LABELS[name]} {lowest} is negative")
+            raise TraceError(f"{where}: {_LABELS.get(name, name)} {lowest} is negative")
     for name, largest in _LARGEST.items():
         values = getattr(columns, name)
         for number in (int(values.min()), int(values.max())):
@@ -274,13 +285,25 @@ def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDA
     return rank
 
 
+def _has_peers(rank: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> bool:
+    """Whether some worker is recorded by several ranks within one step."""
+    lane = cell // N_KINDS
+    of_lane = np.empty(int(lane.max()) + 1, dtype=rank.dtype)
+    of_lane[lane] = rank
+    return bool((of_lane[lane] != rank).any())
+
+
 def _merge_peers(
-    columns: Columns, worker: npt.NDArray[np.int32], cell: npt.NDArray[np.int32], where: str
+    columns: Columns,
+    worker: npt.NDArray[np.int32],
+    cell: npt.NDArray[np.int32],
+    n_workers: int,
+    where: str,
 ) -> tuple[Columns, dict[int, str], str]:
     """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
 
-    A compute op takes the start and duration of the slowest peer, a communication op the latest
-    start and the latest end.
+    A compute op takes the longest duration, a communication op the latest start, both the latest
+    end: then the peer whose clock is ahead sets all times, and the order of ops stays.
     """
     order = np.lexsort((columns.start, columns.rank, cell))
     columns, cell, worker = columns.take(order), cell[order], worker[order]
@@ -289,7 +312,7 @@ def _merge_peers(
     begin = np.flatnonzero(first_of_rank)
     seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
 
-    expected = _usual_peers(columns, worker)
+    expected = _usual_peers(cell[begin], n_workers)
     order = np.lexsort((seq, cell))
     columns, cell, seq, worker = columns.take(order), cell[order], seq[order], worker[order]
     first = np.ones(len(cell), dtype=bool)
@@ -309,13 +332,13 @@ def _merge_peers(
     end = start + columns.duration
     latest_start = np.maximum.reduceat(start, begin)
     latest_end = np.maximum.reduceat(end, begin)
-    slowest = np.lexsort((-columns.duration.astype(np.float64), seq, cell))[begin]
+    longest = np.maximum.reduceat(end - start, begin)
     local = np.isin(columns.kind[begin], [int(kind) for kind in LOCAL_KINDS])
     merged = columns.take(begin)
     merged = replace(
         merged,
-        start=np.where(local, start[slowest], latest_start),
-        duration=np.where(local, end[slowest] - start[slowest], latest_end - latest_start),
+        start=np.where(local, latest_end - longest, latest_start),
+        duration=np.where(local, longest, latest_end - latest_start),
         seq=seq[begin],
     )
     whole = ~np.isin(merged.step, list(left_out))
@@ -327,16 +350,13 @@ def _merge_peers(
     return merged.take(whole), left_out, note
 
 
-def _usual_peers(columns: Columns, worker: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """[worker] how many ranks record it in most steps; the larger number where two are as usual.
-
-    Counted step by step: after a restart a worker may be another rank, which is no peer.
-    """
-    rows = np.stack([worker, columns.step, columns.rank]).astype(np.int64)
-    of_rank = np.unique(rows, axis=1)
-    of_step, n_ranks = np.unique(of_rank[:2], axis=1, return_counts=True)
-    votes = np.zeros((int(worker.max()) + 1, int(n_ranks.max()) + 1), dtype=np.int64)
-    np.add.at(votes, (of_step[0], n_ranks), 1)
+def _usual_peers(cell_of_run: npt.NDArray[np.int32], n_workers: int) -> npt.NDArray[np.int64]:
+    """[worker] how many ranks record it in most steps; the larger number where two are as usual."""
+    cells, n_ranks = np.unique(cell_of_run, return_counts=True)
+    lane, first = np.unique(cells // N_KINDS, return_index=True)
+    most = np.maximum.reduceat(n_ranks, first)
+    votes = np.zeros((n_workers, int(most.max()) + 1), dtype=np.int64)
+    np.add.at(votes, (lane % n_workers, most), 1)
     usual: npt.NDArray[np.int64] = votes.shape[1] - 1 - np.argmax(votes[:, ::-1], axis=1)
     return usual
 
@@ -418,6 +438,7 @@ def _times(
     end = np.empty(len(place), dtype=np.float64)
     end[place] = columns.duration
     end += start
-    # Per-step times start at about 0 in every step; absolute ones do so in at most one.
-    relative = np.count_nonzero(np.abs(base) < 1e-3) > 1 or (len(base) == 1 and abs(base[0]) < 1e-3)
+    # Absolute starts ascend from step to step, and at most one of them is about 0.
+    near_zero = np.count_nonzero(np.abs(base) < 1e-3)
+    relative = near_zero > (len(base) > 1) or bool((np.diff(base) <= 0).any())
     return start, end, np.full(len(base), np.nan) if relative else base

@@ -1,0 +1,221 @@
+"""What to synthesise: the job, and the causes of slowness in it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import SynthError
+from paceline.graph.schedules import SCHEDULES
+from paceline.trace import Job, OpKind
+from paceline.trace.seqlens import SeqLens
+
+#: Seconds of each kind in a healthy job, about those of a small dense model.
+BASE_S: dict[OpKind, float] = {
+    OpKind.FORWARD_COMPUTE: 0.060,
+    OpKind.BACKWARD_COMPUTE: 0.120,
+    OpKind.FORWARD_SEND: 0.001,
+    OpKind.FORWARD_RECV: 0.001,
+    OpKind.BACKWARD_SEND: 0.001,
+    OpKind.BACKWARD_RECV: 0.001,
+    OpKind.PARAMS_ALL_GATHER: 0.020,
+    OpKind.GRADS_REDUCE_SCATTER: 0.040,
+    OpKind.GC: 0.0,
+    OpKind.LAYERNORM_GRADS_ALL_REDUCE: 0.0001,
+    OpKind.EMBEDDING_GRADS_ALL_REDUCE: 0.010,
+    OpKind.SEPARATE_GRADS_ALL_REDUCE: 0.005,
+    OpKind.OPTIMIZER_CLIP_MAIN_GRAD: 0.004,
+    OpKind.OPTIMIZER: 0.020,
+}
+
+#: Attention's share of the computes: causal attention costs s / (6 h) of a layer's other FLOPs for
+#: s tokens at hidden size h; tokens that lie in sequences of 10K on average, at h = 4,096, give 0.4
+#: of the rest.
+SEQUENCE_MIX = 0.3
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A worker whose computes take ``factor`` times as long."""
+
+    dp: int
+    pp: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A link from stage ``pp`` to the next one, of one replica, whose transfers take longer."""
+
+    dp: int
+    pp: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class SlowNic:
+    """A NIC that slows the data-parallel collectives of its worker's stage.
+
+    Attributes:
+        dp, pp: the worker.
+        factor: how much longer the collectives take.
+        probability: share of the steps in which it does (1: slow, less: flapping).
+    """
+
+    dp: int
+    pp: int
+    factor: float
+    probability: float = 1.0
+
+
+@dataclass(frozen=True)
+class SynthSpec:
+    """The job to synthesise.
+
+    Attributes:
+        dp, pp, tp, vpp: degrees of parallelism; ``vpp`` chunks per stage.
+        microbatches: microbatches of every replica, or one number per replica.
+        steps: number of steps.
+        schedule: "gpipe", "1f1b" or "interleaved"; None: interleaved where ``vpp`` > 1, else 1f1b.
+        overlap: gradients are reduced during the backward pass.
+        noops: record no-op sends and recvs; None: where ``vpp`` > 1.
+        noise: coefficient of variation of every duration.
+        seed: seed of all draws.
+        slow_workers, slow_links, slow_nics: see their classes.
+        slow_last_stage: factors of the last stage's forward and backward computes.
+        sequence_imbalance: coefficient of variation of the cost of a microbatch, the same in
+            forward and backward and on all stages.
+        stage_factors: [pp] factors of each stage's forward and backward computes; None: all 1.
+        seqlens: sequences of every microbatch, which then costs what
+            :func:`paceline.synth.sequences.microbatch_costs` says; None: all cost the same.
+        sequence_mix: share of the computes' time that grows with the squares of the sequence
+            lengths (attention), over all microbatches; the rest grows with the tokens.
+        gc_pauses: (probability per forward compute, seconds added to it).
+        launch_delay: (seconds, probability per step and replica) before the first forward compute
+            of the first stage, as a slow data loader causes.
+        clock_skew_s: standard deviation of the workers' clock offsets, seconds.
+    """
+
+    dp: int = 8
+    pp: int = 4
+    microbatches: int | tuple[int, ...] = 16
+    steps: int = 10
+    tp: int = 1
+    vpp: int = 1
+    schedule: str | None = None
+    overlap: bool = False
+    noops: bool | None = None
+    noise: float = 0.01
+    seed: int = 0
+    slow_workers: tuple[SlowWorker, ...] = ()
+    slow_links: tuple[SlowLink, ...] = ()
+    slow_nics: tuple[SlowNic, ...] = ()
+    slow_last_stage: tuple[float, float] | None = None
+    sequence_imbalance: float = 0.0
+    stage_factors: tuple[tuple[float, float], ...] | None = None
+    seqlens: SeqLens | None = field(default=None, repr=False)
+    sequence_mix: float = SEQUENCE_MIX
+    gc_pauses: tuple[float, float] | None = None
+    launch_delay: tuple[float, float] | None = None
+    clock_skew_s: float = 0.0
+    base_s: dict[OpKind, float] = field(default_factory=lambda: dict(BASE_S), repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "pp", "steps", "tp", "vpp"):
+            _require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
+            )
+        counts = self.replica_microbatches
+        _require(
+            len(counts) == self.dp, f"{len(counts)} numbers of microbatches for {self.dp} dp ranks"
+        )
+        _require(min(counts) >= 1, f"microbatches must be at least 1, not {min(counts)}")
+        _require(
+            self.schedule is None or self.schedule in SCHEDULES,
+            f"there is no schedule {self.schedule!r}; known are {', '.join(SCHEDULES)}",
+        )
+        for name in ("noise", "sequence_imbalance", "clock_skew_s"):
+            value = getattr(self, name)
+            _require(0 <= value < np.inf, f"{name} must be at least 0, not {value}")
+        self._check_causes()
+        self._check_stage_factors()
+        self._check_seqlens()
+
+    def _check_causes(self) -> None:
+        causes: tuple[SlowWorker | SlowLink | SlowNic, ...]
+        causes = (*self.slow_workers, *self.slow_links, *self.slow_nics)
+        for cause in causes:
+            last = self.pp - 1 if isinstance(cause, SlowLink) and self.vpp == 1 else self.pp
+            what = type(cause).__name__
+            _require(0 <= cause.dp < self.dp, f"{what}: there is no dp rank {cause.dp}")
+            _require(0 <= cause.pp < last, f"{what}: no such stage or link: {cause.pp}")
+            _require(0 < cause.factor < np.inf, f"{what}: factor {cause.factor} is not positive")
+        for factor in self.slow_last_stage or ():
+            _require(0 < factor < np.inf, f"slow last stage: factor {factor} is not positive")
+        chances = [nic.probability for nic in self.slow_nics]
+        chances += [self.gc_pauses[0]] if self.gc_pauses else []
+        chances += [self.launch_delay[1]] if self.launch_delay else []
+        for chance in chances:
+            _require(0 <= chance <= 1, f"a probability lies between 0 and 1, not {chance}")
+        seconds = [self.gc_pauses[1]] if self.gc_pauses else []
+        seconds += [self.launch_delay[0]] if self.launch_delay else []
+        for value in seconds:
+            _require(0 <= value < np.inf, f"seconds must be at least 0, not {value}")
+
+    def _check_stage_factors(self) -> None:
+        if self.stage_factors is None:
+            return
+        n = len(self.stage_factors)
+        _require(n == self.pp, f"{n} pairs of stage factors for {self.pp} stages")
+        for pair in self.stage_factors:
+            _require(
+                len(pair) == 2 and all(0 < factor < np.inf for factor in pair),
+                f"stage factors are two positive numbers, forward and backward, not {pair}",
+            )
+
+    def _check_seqlens(self) -> None:
+        _require(
+            0 <= self.sequence_mix <= 1,
+            f"sequence_mix lies between 0 and 1, not {self.sequence_mix}",
+        )
+        if self.seqlens is None:
+            return
+        have, counts = self.seqlens.counts, np.array(self.replica_microbatches)
+        _require(
+            have.shape == (self.steps, self.dp),
+            f"sequence lengths of {have.shape[0]} steps and {have.shape[1]} dp ranks for a job of "
+            f"{self.steps} steps and {self.dp} dp ranks",
+        )
+        wrong = np.argwhere(have != counts)
+        if len(wrong):
+            step, dp = wrong[0]
+            _require(
+                False,
+                f"sequence lengths of {have[step, dp]} microbatches in step {step}, dp rank {dp}, "
+                f"which has {counts[dp]}",
+            )
+
+    @property
+    def replica_microbatches(self) -> tuple[int, ...]:
+        """[dp] microbatches of each replica."""
+        if isinstance(self.microbatches, int):
+            return (self.microbatches,) * self.dp
+        return tuple(self.microbatches)
+
+    @property
+    def job(self) -> Job:
+        """Degrees of parallelism of the job."""
+        return Job(self.dp, self.pp, self.tp, 1, self.vpp, name="synthesised")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The spec as JSON can hold it, without the sequence lengths."""
+        values = asdict(replace(self, base_s={}, seqlens=None))
+        values["base_s"] = {kind.label: seconds for kind, seconds in self.base_s.items()}
+        return values
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SynthError(message)

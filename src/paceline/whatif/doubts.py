@@ -1,0 +1,95 @@
+"""What to know before trusting an analysis: delays, clocks, merged no-ops, missing peers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.graph import Durations, StepGraph
+from paceline.trace import KIND_GROUPS, OpKind
+from paceline.trace.kinds import DP_KINDS, MEAN_KINDS, P2P_KINDS
+from paceline.whatif.layout import ideal_lane_error_s
+from paceline.whatif.result import LaunchDelay, WhatIf
+
+#: Above this the replay of a trace says that its times contradict each other.
+MAX_REPLAY_ERROR = 0.001
+
+#: Merged no-ops that could change slowdowns by less than this are not worth a warning.
+MAX_MERGED = 0.001
+
+
+def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[str]:
+    """Above a discrepancy of 5% the paper drops a trace (section 6)."""
+    if discrepancy <= WhatIf.DOUBTFUL_ABOVE:
+        return []
+    worst = sorted(delay.by_kind.items(), key=lambda item: -item[1])[:3]
+    causes = [f"{label} +{factor - 1:.1%}" for label, factor in worst if factor > 1.001]
+    if delay.step_start > 1.001:
+        causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
+    named = f"; delays before {', '.join(causes)}" if causes else ""
+    return [
+        f"the simulation differs from the trace by {discrepancy:.1%} (over 5%): the analysis is "
+        f"doubtful, time is lost between operations{named}"
+    ]
+
+
+def clock_doubts(replay_error: float, clamped: int) -> list[str]:
+    """Replaying everything that was measured must give what was traced."""
+    if replay_error <= MAX_REPLAY_ERROR:
+        return []
+    return [
+        f"replaying the trace misses it by {replay_error:.1%} ({clamped} times were impossible and "
+        "became 0): clocks drift or jump within the trace, so what shares transfers is doubtful; "
+        "analyse fewer steps (--steps)"
+    ]
+
+
+def noop_doubts(durations: Durations, t_ideal: float) -> list[str]:
+    """Ideal replicas that had to be merged although their no-ops differ."""
+    error = ideal_lane_error_s(durations)
+    if error <= MAX_MERGED * t_ideal:
+        return []
+    return [
+        "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
+        f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
+    ]
+
+
+def peers_of(graph: StepGraph) -> dict[str, int]:
+    """Kind -> how many links, groups or workers of it there are to compare with each other."""
+    present = {OpKind(int(kind)) for kind in np.unique(graph.kind)}
+    peers = {}
+    for label, kinds in KIND_GROUPS.items():
+        kind = kinds[0]
+        if not present & set(kinds):
+            continue
+        if kind in P2P_KINDS:
+            peers[label] = graph.n_dp * (graph.n_pp - 1)
+        elif kind == OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
+            peers[label] = 1
+        elif kind == OpKind.EMBEDDING_GRADS_ALL_REDUCE:
+            peers[label] = graph.n_dp
+        elif kind in DP_KINDS:
+            peers[label] = graph.n_pp
+        else:
+            peers[label] = graph.n_dp * graph.n_pp
+    return peers
+
+
+def judged(peers: dict[str, int]) -> list[str]:
+    """Warnings about kinds whose lasting slowness cannot show for want of peers, or only half."""
+    alone = [label for label, n in peers.items() if n == 1]
+    halved = [
+        label for label, n in peers.items() if n == 2 and KIND_GROUPS[label][0] not in MEAN_KINDS
+    ]
+    notes = []
+    if halved:
+        notes.append(
+            "judged against one peer only, so that S shows half of a lasting slowness (the median "
+            f"of two is their mean): {', '.join(halved)}"
+        )
+    if alone:
+        notes.append(
+            "not judged, for want of peers to compare with (lasting slowness cannot show): "
+            + ", ".join(alone)
+        )
+    return notes

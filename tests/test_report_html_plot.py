@@ -1,0 +1,69 @@
+"""paceline.plot: Matplotlib figures of finished results."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from paceline import plot
+from paceline.diagnose import diagnose, waterfall
+from paceline.errors import PacelineError
+from paceline.graph import from_trace
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.whatif import analyze
+
+
+@pytest.fixture(scope="module")
+def job():
+    spec = SynthSpec(dp=4, pp=2, microbatches=4, steps=3, slow_workers=(SlowWorker(2, 1, 1.5),))
+    measured = from_trace(synthesize(spec))
+    result = analyze(measured)
+    return result, waterfall(measured, result, diagnose(measured, result).findings)
+
+
+@pytest.fixture(scope="module")
+def pyplot():
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    matplotlib.use("agg")
+    import matplotlib.pyplot
+
+    yield matplotlib.pyplot
+    matplotlib.pyplot.close("all")
+
+
+def test_each_figure_draws_on_the_axes_it_is_given_or_on_its_own(job, pyplot):
+    result, fall = job
+    for draw, what in (
+        *((f, result) for f in (plot.heatmap, plot.step_times, plot.kinds, plot.cdf)),
+        (plot.waterfall, fall),
+    ):
+        given = pyplot.figure().add_subplot()
+        assert draw(what, given) is given
+        own = draw(what)
+        own.figure.canvas.draw()
+        assert own.get_title()
+
+
+def test_the_heatmap_holds_the_slowdowns(job, pyplot):
+    ax = plot.heatmap(job[0])
+    assert np.array_equal(ax.images[0].get_array(), job[0].by_worker)
+
+
+def test_the_waterfall_ends_at_the_compute(job, pyplot):
+    _, fall = job
+    bars = plot.waterfall(fall).patches
+    assert len(bars) == len(fall.drops) + 2
+    assert bars[-2].get_x() == pytest.approx(fall.compute_s)
+
+
+def test_without_matplotlib_it_says_what_to_install(job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(PacelineError, match=r"paceline\[plot\]"):
+        plot.heatmap(job[0])
+
+
+def test_matplotlib_is_loaded_when_first_needed():
+    code = "import paceline.plot, sys; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
