@@ -21,7 +21,7 @@ LAYERS = (
         "whatif",
     ),
     *("diagnose", "remedies", "plan", "detect", "mitigate", "record", "fleet", "report"),
-    *("monitor", "cli"),
+    *("plot", "monitor", "cli"),
 )
 PUBLIC = ("__init__.py", "__main__.py")
 

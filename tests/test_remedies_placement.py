@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import RemedyError
-from paceline.remedies.placement import _around, _swaps, propose
+from paceline.remedies.placement import propose, swaps_around, swaps_to
 from paceline.synth import SlowLink, SlowWorker, SynthSpec
 from remedy_cases import case_of, error_of
 
@@ -89,13 +89,13 @@ def test_one_replica_has_no_peers():
 
 def test_swaps_follow_each_other():
     # the first goes where the second stands, which goes where the first stood: one swap
-    assert _swaps([(0, 0), (1, 1)], ((1, 1), (0, 0))) == [((0, 0), (1, 1))]
+    assert swaps_to([(0, 0), (1, 1)], ((1, 1), (0, 0))) == [((0, 0), (1, 1))]
     # a ring of three takes two
-    ring = _swaps([(0, 0), (1, 1), (2, 2)], ((1, 1), (2, 2), (0, 0)))
+    ring = swaps_to([(0, 0), (1, 1), (2, 2)], ((1, 1), (2, 2), (0, 0)))
     assert ring == [((0, 0), (1, 1)), ((0, 0), (2, 2))]
 
 
 def test_links_are_torn_by_workers_that_stand_in_no_other():
-    found = _around([(0, 0, 1), (1, 1, 2)], {(2, 1)}, 4)
+    found = swaps_around([(0, 0, 1), (1, 1, 2)], {(2, 1)}, 4)
     assert [swap for _, swap in found] == [((0, 1), (3, 1)), ((1, 2), (2, 2))]
-    assert _around([(0, 0, 1)], {(1, 0), (1, 1)}, 2) == []
+    assert swaps_around([(0, 0, 1)], {(1, 0), (1, 1)}, 2) == []

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RemedyError
-from paceline.remedies.stage_layout import _bounds, _Search, propose
+from paceline.remedies.layout_search import LayoutSearch
+from paceline.remedies.stage_layout import bounds_of, propose
 from paceline.remedies.stage_split import best_split, estimate_costs, splits_within
 from paceline.synth import SlowWorker, SynthSpec
 from remedy_cases import analysed, case_of, error_of
@@ -76,7 +77,7 @@ def test_no_split_of_a_small_job_is_better(schedule):
     spec = job(layers, (1, 0), (7, 3), dp=2, steps=2, microbatches=6, schedule=schedule, noise=0.0)
     case = case_of(spec, layers)
     remedy = propose(case)
-    search = _Search(case.measured.durations, layers, _bounds(case, 4, 20))
+    search = LayoutSearch(case.measured.durations, layers, bounds_of(case, 4, 20))
     every = np.array([split for split in product(range(1, 18), repeat=4) if sum(split) == 20])
     best = float(search.rank(every).min())
     assert remedy.step_time_s <= best * 1.001
@@ -111,7 +112,7 @@ def test_no_interleaved_split_beats_the_lower_bound(microbatches):
     )
     layers = (4, 4, 4, 4)
     case = case_of(spec, layers)
-    search = _Search(case.measured.durations, layers, _bounds(case, 4, 16))
+    search = LayoutSearch(case.measured.durations, layers, bounds_of(case, 4, 16))
     every = np.array([split for split in product(range(1, 14), repeat=4) if sum(split) == 16])
     times = search.rank(every)
     assert search.lower_bound() <= times.min()

@@ -4,10 +4,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.cli.main import run
 from paceline.errors import SynthError
 from paceline.graph import from_trace
 from paceline.sources import load, parquet
-from paceline.synth import BASE_S, SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
+from paceline.sources.seqlens import read_seqlens
+from paceline.synth import (
+    BASE_S,
+    SlowLink,
+    SlowNic,
+    SlowWorker,
+    SynthSpec,
+    draw_seqlens,
+    synthesize,
+)
+from paceline.synth.sequences import microbatch_costs
 from paceline.trace import OpKind
 from paceline.whatif import analyze
 
@@ -32,6 +43,8 @@ JOBS = {
         slow_last_stage=(2.0, 1.4),
         sequence_imbalance=0.3,
         gc_pauses=(0.05, 0.2),
+        stage_factors=((1.2, 1.0),) * 4,
+        seqlens=draw_seqlens(4, 8, 3, 32_768),
     ),
 }
 
@@ -104,6 +117,52 @@ def test_sequence_imbalance_is_the_same_forward_and_backward_and_on_all_stages()
     assert cost(0, 1).std() == pytest.approx(0.4, rel=0.25)
 
 
+def computes(spec: SynthSpec, kind: OpKind, pp: int) -> np.ndarray:
+    """[microbatch, step, dp] durations on a stage."""
+    measured = from_trace(synthesize(spec))
+    graph = measured.graph
+    ops = np.flatnonzero((graph.kind == kind) & (graph.pp == pp))
+    return measured.durations.array[ops[np.argsort(graph.microbatch[ops])]]
+
+
+def test_stage_factors_multiply_forward_and_backward():
+    factors = ((1.0, 1.0), (2.0, 1.5), (0.5, 1.0), (1.0, 1.0))
+    spec = replace(SMALL, stage_factors=factors, noise=0.0)
+    for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
+        for pp in range(4):
+            expected = BASE_S[kind] * factors[pp][kind]
+            np.testing.assert_allclose(computes(spec, kind, pp), expected)
+    truth = synthesize(spec).truth
+    assert truth["causes"] == [{"cause": "stage-factors", "factors": [list(f) for f in factors]}]
+
+
+def test_sequence_lengths_set_the_cost_of_microbatches():
+    lens = draw_seqlens(4, 8, 3, 4096)
+    spec = replace(SMALL, seqlens=lens, sequence_mix=0.4, noise=0.0)
+    expected = microbatch_costs(lens, 0.4).transpose(2, 0, 1)
+    for kind, pp in ((OpKind.FORWARD_COMPUTE, 0), (OpKind.BACKWARD_COMPUTE, 3)):
+        np.testing.assert_allclose(computes(spec, kind, pp), BASE_S[kind] * expected)
+    truth = synthesize(spec).truth
+    assert truth["causes"][0]["cause"] == "sequence-lengths"
+    assert truth["causes"][0]["sequences"] == len(lens.lengths)
+    json.dumps(truth)
+
+
+def test_the_command_writes_lengths_beside_the_trace(tmp_path, capsys):
+    trace, lengths = tmp_path / "t.parquet", tmp_path / "s.parquet"
+    size = ["--dp", "2", "--pp", "2", "--microbatches", "4,3", "--steps", "2"]
+    out = ["--seqlens-out", str(lengths), "-o", str(trace)]
+    assert run(["synth", *size, "--max-tokens", "1000", *out]) == 0
+    assert "sequences in 14 microbatches" in capsys.readouterr().out
+    found = read_seqlens(lengths)
+    assert found.counts.tolist() == [[4, 3]] * 2
+    assert found.moments()[0].max() <= 1000
+    assert load(trace).truth["causes"][0]["sequences"] == len(found.lengths)
+    assert run(["synth", *size, *out]) == 2  # both exist
+    assert run(["synth", *size, "--max-tokens", "9", "-o", str(tmp_path / "u")]) == 2
+    assert "--max-tokens needs --seqlens-out" in capsys.readouterr().err
+
+
 def test_pauses_lengthen_forwards_and_leave_gc_alone():
     trace = synthesize(replace(SMALL, gc_pauses=(0.1, 0.3), noise=0.0))
     seconds = trace.end - trace.start
@@ -174,7 +233,9 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
         "slow-worker",
         "slow-worker",
         "slow-last-stage",
+        "stage-factors",
         "sequence-imbalance",
+        "sequence-lengths",
         "slow-link",
         "slow-nic",
         "flapping-nic",
@@ -201,6 +262,14 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
         ({"slow_workers": (SlowWorker(0, 0, 0.0),)}, "factor 0.0 is not positive"),
         ({"slow_links": (SlowLink(0, 3, 2.0),)}, "no such stage or link: 3"),
         ({"slow_last_stage": (1.0, -1.0)}, "factor -1.0 is not positive"),
+        ({"stage_factors": ((1.0, 1.0),)}, "1 pairs of stage factors for 4 stages"),
+        ({"stage_factors": ((1.0, 0.0),) * 4}, "two positive numbers"),
+        ({"sequence_mix": 1.5}, "sequence_mix lies between 0 and 1"),
+        ({"seqlens": draw_seqlens(3, 8, 3, 100)}, "3 steps and 3 dp ranks for a job of 3 steps"),
+        (
+            {"seqlens": draw_seqlens(4, (8, 8, 7, 8), 3, 100)},
+            "7 microbatches in step 0, dp rank 2, which has 8",
+        ),
         ({"gc_pauses": (1.5, 0.1)}, "probability lies between 0 and 1"),
         ({"launch_delay": (-1.0, 0.1)}, "seconds must be at least 0"),
     ],

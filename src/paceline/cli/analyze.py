@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             measured,
             args.out,
             advice=advice,
+            hosts=case_input.hosts(args, measured),
             per_step_workers=args.per_step_workers,
             force=args.force,
         )

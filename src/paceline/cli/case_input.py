@@ -71,15 +71,21 @@ def load_case(args: argparse.Namespace, options: Mapping[str, Any] | None = None
     return diagnosed(args, measured, result, options)
 
 
+def hosts(args: argparse.Namespace, measured: Any) -> dict[tuple[int, int], tuple[str, str]]:
+    """(dp, pp) -> (host, gpu), where the arguments say."""
+    from paceline.sources.hosts import hosts_of_workers, read_hosts
+
+    return hosts_of_workers(read_hosts(args.hosts), measured.rank) if args.hosts else {}
+
+
 def diagnosed(
     args: argparse.Namespace, measured: Any, result: Any, options: Mapping[str, Any] | None = None
 ) -> Case:
     """The diagnosis of an analysis, with what the arguments know beside the trace."""
     from paceline.diagnose import diagnose
     from paceline.remedies import Case
-    from paceline.sources.hosts import hosts_of_workers, read_hosts
 
-    known = hosts_of_workers(read_hosts(args.hosts), measured.rank) if args.hosts else {}
+    known = hosts(args, measured)
     seqlens = None
     if args.seqlens:
         from paceline.sources.seqlens import read_seqlens

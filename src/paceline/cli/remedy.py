@@ -23,7 +23,9 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--min-layers", int, "N", "stage-layout: layers that every stage keeps at least"),
     ("--max-layers", int, "N", "stage-layout: layers that a stage's memory holds at most"),
     ("--max-tokens", int, "N", "sequence-balance: tokens that a microbatch holds at most"),
-    ("--chunks", int, "N", "schedule: chunks per stage of the interleaved schedule"),
+    ("--chunks", int, "N", "interleave: chunks per stage"),
+    ("--buckets", int, "N", "overlap-dp: parts in which a chunk's gradients are reduced"),
+    ("--every-steps", int, "N", "planned-gc: steps between collections"),
 )
 
 

@@ -1,9 +1,28 @@
 """Changes to the job, each with its gain predicted by the one simulator."""
 
+from paceline.remedies import (
+    data_loading,
+    microbatches,
+    placement,
+    planned_gc,
+    replace,
+    schedule,
+    sequence_balance,
+    stage_layout,
+)
 from paceline.remedies.advise import Advice, advise, propose_all
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
 #: All remedies there are, in the order in which they are listed.
-REMEDIES: tuple[RemedyKind, ...] = ()
+REMEDIES: tuple[RemedyKind, ...] = (
+    *replace.KINDS,
+    stage_layout.KIND,
+    sequence_balance.KIND,
+    microbatches.KIND,
+    planned_gc.KIND,
+    placement.KIND,
+    data_loading.KIND,
+    *schedule.KINDS,
+)
 
 __all__ = ["REMEDIES", "Advice", "Case", "Remedy", "RemedyKind", "advise", "propose_all"]

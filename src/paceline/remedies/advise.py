@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from paceline.diagnose import Diagnosis, Waterfall, waterfall
 from paceline.errors import RemedyError
@@ -25,14 +24,14 @@ class Advice:
     diagnosis: Diagnosis
     fall: Waterfall
     remedies: tuple[Remedy, ...] = ()
-    not_applicable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
     """All that is known: waterfall and remedies for a diagnosed case."""
     fall = waterfall(case.measured, case.result, case.diagnosis.findings)
     remedies, refused = propose_all(case, kinds)
-    return Advice(case.diagnosis, fall, tuple(remedies), MappingProxyType(refused))
+    return Advice(case.diagnosis, fall, tuple(remedies), refused)
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
@@ -40,6 +39,8 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}
+    if not causes:  # healthy: nothing to answer
+        return [], {kind.name: "the job has no findings" for kind in kinds}
     for kind in kinds:
         if kind.causes and not kind.causes & causes:
             refused[kind.name] = f"no finding of {' or '.join(sorted(kind.causes))}"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.graph import Measured
 from paceline.remedies import Advice
+from paceline.report.html import report_writer
 from paceline.report.perfetto import trace_writer
 from paceline.report.result_json import json_writer, worker_csv_writer
 from paceline.report.scenario import draw_ideal
 from paceline.whatif import WhatIf
 
 RESULT, WORKERS, IDEAL = "result.json", "by_worker.csv", "ideal.json.gz"
+REPORT = "report.html"
 
 
 def check_folder(folder: Path, *, force: bool = False) -> None:
@@ -24,7 +27,7 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
-    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL)], force=force)
+    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL, REPORT)], force=force)
 
 
 def write_folder(
@@ -33,10 +36,13 @@ def write_folder(
     folder: Path,
     *,
     advice: Advice | None = None,
+    hosts: Mapping[tuple[int, int], tuple[str, str]] | None = None,
     per_step_workers: bool = False,
     force: bool = False,
 ) -> tuple[str, ...]:
-    """Write the result, the workers' table and the ideal timeline; returns notes for the user.
+    """Write the result, the workers' table, the ideal timeline and, with advice, the report.
+
+    Returns notes for the user.
 
     Raises:
         OutputError: a file exists and ``force`` is not given, or cannot be written.
@@ -57,6 +63,17 @@ def write_folder(
         )
     except OutputError as error:  # too large for any viewer: the numbers are worth having still
         notes.append(f"{IDEAL} is not written: {error}")
+    if advice is not None:
+        writers[folder / REPORT] = report_writer(
+            result,
+            advice.diagnosis,
+            advice.fall,
+            advice.remedies,
+            measured,
+            hosts=hosts,
+            perfetto=IDEAL if folder / IDEAL in writers else None,
+            not_applicable=advice.not_applicable,
+        )
     make_folder(folder)
     write_files(writers, force=force)
     return (*notes, f"wrote {', '.join(str(path) for path in writers)}")

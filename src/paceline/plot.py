@@ -1,0 +1,131 @@
+"""Figures of finished results for notebooks and papers, with Matplotlib (the extra ``plot``).
+
+    from paceline import plot
+
+    plot.heatmap(result)
+
+Every function draws on ``ax`` (default: a new figure's) and returns it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+    from paceline.diagnose import Waterfall
+    from paceline.whatif import WhatIf
+
+__all__ = ["cdf", "heatmap", "kinds", "step_times", "waterfall"]
+
+#: The scale never ends below this, or noise would look like fire in a healthy job.
+MIN_TOP = 1.1
+
+_SLOW, _FAST, _LEVEL = "#c2334d", "#17693a", "#8a94a6"
+
+
+def heatmap(result: WhatIf, ax: Axes | None = None) -> Axes:
+    """S of every worker: stages down, data-parallel ranks across.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    top = max(MIN_TOP, float(np.nanmax(result.by_worker)))
+    image = ax.imshow(result.by_worker, aspect="auto", cmap="inferno_r", vmin=1.0, vmax=top)
+    ax.set(xlabel="data-parallel rank", ylabel="stage", title="Slowdown of each worker")
+    ax.locator_params(integer=True)
+    ax.figure.colorbar(image, ax=ax, label="S")
+    return ax
+
+
+def step_times(result: WhatIf, ax: Axes | None = None) -> Axes:
+    """Step times: actual, without launch delays, ideal.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    ax.plot(result.steps, result.traced_s, "-", color="black", label="actual")
+    ax.plot(result.steps, result.simulated_s, "--", color=_SLOW, label="without launch delays")
+    ax.plot(result.steps, result.ideal_s, ":", color=_FAST, label="ideal")
+    ax.set(xlabel="step", ylabel="seconds", title="Step time")
+    ax.legend()
+    return ax
+
+
+def kinds(result: WhatIf, ax: Axes | None = None) -> Axes:
+    """S of each kind of operation, the largest on top; bars start at 1.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    _bars(ax, dict(sorted(result.by_kind.items(), key=lambda item: item[1])))
+    ax.set(xlabel="S", title="Slowdown by kind of operation")
+    return ax
+
+
+def _bars(ax: Axes, values: Mapping[str, float]) -> None:
+    lengths = [value - 1 for value in values.values()]
+    ax.barh(list(values), lengths, left=1, color=[_SLOW if x >= 0 else _FAST for x in lengths])
+    ax.axvline(1, color="black", linewidth=0.8)
+
+
+def cdf(result: WhatIf, ax: Axes | None = None) -> Axes:
+    """Share of the steps against their slowdown over the job's.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    relative = np.sort(np.fromiter(result.by_step.values(), dtype=np.float64)) / result.slowdown
+    shares = np.arange(len(relative) + 1) / len(relative)
+    ax.step(np.concatenate([relative[:1], relative]), shares, where="post", color="black")
+    ax.axvline(1, color=_LEVEL, linestyle=":")
+    ax.set(xlabel="slowdown of the step / slowdown of the job", ylabel="share of steps")
+    ax.set(ylim=(0, 1.03), title="Are all steps alike?")
+    return ax
+
+
+def waterfall(fall: Waterfall, ax: Axes | None = None) -> Axes:
+    """From the actual step down to pure compute; negative drops (hatched) go back up.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    seconds = np.array([drop.seconds for drop in fall.drops])
+    after = fall.actual_s - np.cumsum(seconds)
+    names = ["actual step", *(drop.name for drop in fall.drops), "compute"]
+    low = [0.0, *after, 0.0]
+    lengths = [fall.actual_s, *seconds, fall.compute_s]
+    colours = [_LEVEL, *(_SLOW if s >= 0 else _FAST for s in seconds), _LEVEL]
+    hatches = ["", *("" if s >= 0 else "///" for s in seconds), ""]
+    places = range(len(names))
+    ax.barh(places, lengths, left=low, color=colours, hatch=hatches)
+    ax.set_yticks(places, names)
+    ax.invert_yaxis()
+    ax.set(xlabel="seconds per step", title="Where the time goes")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    """``ax``, or that of a new figure."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise PacelineError(
+            f"paceline.plot needs Matplotlib ({error}); pip install 'paceline[plot]'"
+        ) from None
+    axes: Axes = plt.subplots(layout="constrained")[1]
+    return axes

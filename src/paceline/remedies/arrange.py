@@ -1,0 +1,162 @@
+"""Where to place slow workers: a search over positions, verified on the whole trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations
+from paceline.remedies.computes import KINDS, Computes
+from paceline.remedies.healthy import HealthyWorker, Worker, healthy_workers
+from paceline.remedies.outcome import copy_of
+from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.typical import some_replicas, try_out, typical_durations
+
+Array = npt.NDArray[np.float64]
+Positions = tuple[Worker, ...]
+
+#: Of arrangements whose step times differ by less than this per item, the one with fewer slow
+#: stages, then with fewer of them at the ends (falcon paper, 5.3), then with fewer swaps is better.
+STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
+
+#: Arrangements simulated on all steps and replicas.
+VERIFIED = 4
+
+
+class Arrangement:
+    """Slow workers, how slow they are, and what the job does with them anywhere."""
+
+    def __init__(self, durations: Durations, computes: Computes, workers: Sequence[Worker]) -> None:
+        self.durations, self.computes, self.workers = durations, computes, tuple(workers)
+        self.parts: list[HealthyWorker] = healthy_workers(durations, computes, workers)
+        #: worker -> [kind, step] how many times as long as its peers it computes.
+        self.factors: dict[Worker, Array] = {
+            part.worker: np.median(part.own / part.seconds, axis=(1, 2)) for part in self.parts
+        }
+
+    @cached_property
+    def healthy(self) -> Durations:
+        """The durations if none of the workers were slow."""
+        changed = copy_of(self.durations)
+        for part in self.parts:
+            part.apply(changed)
+        return changed
+
+    def at(self, positions: Positions) -> Durations:
+        """The durations with each worker at a position (dp, stage)."""
+        changed = copy_of(self.healthy)
+        graph = changed.graph
+        for worker, (dp, stage) in zip(self.workers, positions, strict=True):
+            v, index = int(graph.replica_variant[dp]), int(graph.dp_index[dp])
+            block, own = changed.block(v), self.durations.block(v)
+            for k in range(len(KINDS)):
+                ops = self.computes.of_stage(v, stage)[k].ravel()
+                if worker == (dp, stage):
+                    block[ops, :, index] = own[ops, :, index]
+                else:
+                    block[ops, :, index] *= self.factors[worker][k]
+        return changed
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best arrangement: where each worker goes, and the durations there."""
+
+    positions: Positions
+    durations: Durations
+
+
+class Search:
+    """Local search: move one slow worker at a time, on typical durations."""
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        self.arrangement = arrangement
+        self.workers = arrangement.workers
+        graph = arrangement.durations.graph
+        self.n_pp = graph.n_pp
+        slow = sorted({dp for dp, _ in self.workers})
+        clean = [dp for dp in range(graph.n_dp) if dp not in slow]
+        #: Replicas that matter: those with slow workers, and clean ones, which are all alike.
+        self.dps = np.array(sorted(slow + clean[: len(self.workers)]))
+        self.graph = some_replicas(graph, self.dps)
+        self.typical = typical_durations(arrangement.healthy)
+        self.known: dict[Positions, float] = {}
+
+    def best(self) -> Found:
+        """The best arrangement found; the present one where none is better."""
+        self._learn([self.workers, *self._consolidated()])
+        while True:
+            centre = min(self.known, key=lambda positions: self.known[positions])
+            before = self.known[centre]
+            self._learn(self._moves(centre))
+            if min(self.known.values()) >= before:
+                break
+        return self._verified()
+
+    def _verified(self) -> Found:
+        order = sorted(self.known, key=lambda positions: self.known[positions])
+        best = Found(self.workers, self.arrangement.durations)
+        least = self._score(self.workers, float(predicted_step_s(best.durations).mean()))
+        for positions in order[:VERIFIED]:
+            if positions == self.workers:
+                continue
+            durations = self.arrangement.at(positions)
+            score = self._score(positions, float(predicted_step_s(durations).mean()))
+            if score < least:
+                best, least = Found(positions, durations), score
+        return best
+
+    def _score(self, positions: Positions, seconds: float) -> float:
+        stages = {pp for _, pp in positions}
+        ends = sum(pp in (0, self.n_pp - 1) for pp in stages)
+        swaps = sum(a != b for a, b in zip(self.workers, positions, strict=True))
+        return seconds * (1 + STAGE * len(stages) + END * ends + SWAP * swaps)
+
+    def _consolidated(self) -> list[Positions]:
+        """All slow workers in as few stages as hold them, from every stage on (falcon, 5.3)."""
+        found = []
+        dps = self.dps.tolist()
+        for stage in range(self.n_pp):
+            cells = [(dp, (stage + i) % self.n_pp) for i in range(self.n_pp) for dp in dps]
+            found.append(tuple(cells[: len(self.workers)]))
+            own = tuple((dp, stage) for dp, _ in self.workers)
+            if len(set(own)) == len(own):
+                found.append(own)
+        return found
+
+    def _moves(self, positions: Positions) -> list[Positions]:
+        """All arrangements with one worker elsewhere; one who stood there takes its place."""
+        found = []
+        for i, here in enumerate(positions):
+            for dp in self.dps.tolist():
+                for stage in range(self.n_pp):
+                    new = [here if place == (dp, stage) else place for place in positions]
+                    new[i] = (dp, stage)
+                    found.append(tuple(new))
+        return found
+
+    def _learn(self, arrangements: Sequence[Positions]) -> None:
+        new = [a for a in dict.fromkeys(arrangements) if a not in self.known]
+        if not new:
+            return
+        computes = self.arrangement.computes
+        small = {int(dp): place for place, dp in enumerate(self.dps)}
+        factors = [self.arrangement.factors[worker].mean(axis=1) for worker in self.workers]
+
+        def change(durations: Durations, part: slice) -> None:
+            graph = durations.graph
+            for row, positions in enumerate(new[part]):
+                for factor, (dp, stage) in zip(factors, positions, strict=True):
+                    place = small[dp]
+                    v, index = int(graph.replica_variant[place]), int(graph.dp_index[place])
+                    for k in range(len(KINDS)):
+                        ops = computes.of_stage(v, stage)[k].ravel()
+                        durations.block(v)[ops, row, index] *= factor[k]
+
+        times = try_out(self.graph, self.typical, len(new), change)
+        scores = [self._score(a, float(t)) for a, t in zip(new, times, strict=True)]
+        self.known.update(zip(new, scores, strict=True))

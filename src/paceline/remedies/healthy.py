@@ -1,0 +1,228 @@
+"""What blamed workers and links would take if they were as healthy as their peers.
+
+Peers are the same op of the other data-parallel ranks. Their median, not the ideal duration, since
+the mean over all ranks still contains the slow one (up to 10% off at 4 x 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import RemedyError
+from paceline.graph import Durations
+from paceline.remedies.computes import Computes
+from paceline.trace.kinds import P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Worker = tuple[int, int]  # (dp, pp)
+
+#: So many peers suffice for a median; more change it by less than a fifth of an op's noise.
+MAX_PEERS = 32
+
+_TINY_S = 1e-9  # durations of 0 have no logarithm
+
+
+@dataclass(frozen=True)
+class HealthyWorker:
+    """What the computes of a worker would take if it were healthy.
+
+    Attributes:
+        worker: (dp, pp).
+        variant: its replica structure.
+        ops: [kind, chunk, microbatch] its computes, counted from the variant's first op.
+        dp_index: its place among the replicas of the variant.
+        own: [kind, chunk, microbatch, step] measured seconds.
+        seconds: the same if it were healthy.
+    """
+
+    worker: Worker
+    variant: int
+    ops: Ints
+    dp_index: int
+    own: Array
+    seconds: Array
+
+    def apply(self, durations: Durations) -> None:
+        """Write the healthy durations."""
+        durations.block(self.variant)[self.ops, :, self.dp_index] = self.seconds
+
+
+def healthy_workers(
+    durations: Durations, computes: Computes, workers: Iterable[Worker]
+) -> list[HealthyWorker]:
+    """Healthy durations of the computes of some workers.
+
+    The median of the same op in the same step over the peers; where microbatches differ in cost, as
+    the worker's other stages show it, with the cost of its own: a new worker gets the old one's
+    data.
+
+    Raises:
+        RemedyError: a stage has no other replica.
+    """
+    blamed = frozenset(workers)
+    return [_Peers(durations, computes, worker, blamed).healthy() for worker in sorted(blamed)]
+
+
+class _Peers:
+    """A blamed worker and the workers of its stage in other replicas.
+
+    Tables are logarithms of seconds, [kind, place, microbatch, replica, step].
+    """
+
+    def __init__(
+        self, durations: Durations, computes: Computes, worker: Worker, blamed: frozenset[Worker]
+    ) -> None:
+        graph = durations.graph
+        self.durations, self.computes, self.worker = durations, computes, worker
+        dp, self.stage = worker
+        self.variant = int(graph.replica_variant[dp])
+        peers = [d for d in range(graph.n_dp) if (d, self.stage) not in blamed]
+        if not peers:
+            raise RemedyError(
+                f"stage {self.stage} has no healthy peers: all {graph.n_dp} data-parallel ranks "
+                "are blamed"
+            )
+        ill = {d for d, _ in blamed}
+        peers = [d for d in peers if d not in ill] or peers
+        # Replicas with as many microbatches have the same ops; failing these, any.
+        alike = [d for d in peers if graph.replica_variant[d] == self.variant]
+        self.same_ops = bool(alike)
+        chosen = np.array(alike or peers)
+        chosen = chosen[:: -(-len(chosen) // MAX_PEERS)]
+        self.peers = [
+            (v, graph.dp_index[chosen[graph.replica_variant[chosen] == v]])
+            for v in np.unique(graph.replica_variant[chosen]).tolist()
+        ]
+        self.me = (self.variant, graph.dp_index[[dp]])
+        own_stages = {pp for d, pp in blamed if d == dp}
+        #: Places that show what the worker's microbatches cost: the healthy ones of its replica.
+        self.shown = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
+        self.mine = np.flatnonzero(computes.stage == self.stage)
+
+    def _logs(self, group: tuple[int, Ints], places: Ints) -> Array:
+        variant, index = group
+        ops = self.computes.ops[variant][:, places]
+        seconds = self.durations.block(variant)[ops[..., None], :, index]
+        return np.log(np.maximum(seconds, _TINY_S))
+
+    def healthy(self) -> HealthyWorker:
+        """What the worker would take."""
+        tables = [self._logs(group, self.mine) for group in self.peers]
+        own = self._logs(self.me, self.mine)
+        costs, own_cost = self._costs(tables, own)
+        slope = _slope(tables, costs)[:, :, None, None]
+        levels = [t - slope[..., None] * c for t, c in zip(tables, costs, strict=True)]
+        if self.same_ops:
+            typical = np.median(levels[0], axis=3)
+        else:
+            flat = [np.moveaxis(t, 4, 2).reshape(*t.shape[:2], t.shape[4], -1) for t in levels]
+            typical = np.median(np.concatenate(flat, axis=3), axis=3)[:, :, None]
+        return HealthyWorker(
+            worker=self.worker,
+            variant=self.variant,
+            ops=self.computes.ops[self.variant][:, self.mine],
+            dp_index=int(self.me[1][0]),
+            own=np.exp(own[:, :, :, 0]),
+            seconds=np.exp(typical + slope * own_cost[:, 0]),
+        )
+
+    def _costs(self, tables: list[Array], own: Array) -> tuple[list[Array], Array]:
+        """[microbatch, replica, step] logarithm of what microbatches cost, peers' and own.
+
+        From the healthy stages of the worker's replica; where it has none, from the worker itself,
+        less its level.
+        """
+        if not len(self.shown):
+            return [_centred(_middle(t)) for t in tables], _centred(_middle(own))
+        others = [self._logs(group, self.shown) for group in self.peers]
+        shape = (*others[0].shape[:2], -1)
+        usual = np.median(np.concatenate([t.reshape(shape) for t in others], axis=2), axis=2)
+        usual = usual[:, :, None, None, None]
+        costs = [_middle(t - usual) for t in others]
+        return costs, _middle(self._logs(self.me, self.shown) - usual)
+
+
+def _middle(table: Array) -> Array:
+    """The lower median over kinds and places: of two values the smaller, which no pause raised."""
+    flat = table.reshape(-1, *table.shape[2:])
+    middle = (len(flat) - 1) // 2
+    median: Array = np.partition(flat, middle, axis=0)[middle]
+    return median
+
+
+def _centred(cost: Array) -> Array:
+    """Less each replica's median over microbatches and steps."""
+    centred: Array = cost - np.median(cost, axis=(0, 2), keepdims=True)
+    return centred
+
+
+def _slope(tables: list[Array], costs: list[Array]) -> Array:
+    """[kind, chunk] how strongly the cost of microbatches shows, by least squares over the peers.
+
+    About 1 where microbatches differ, about 0 where they only seem to; less where a loss layer,
+    whose cost depends on the tokens only, dilutes it.
+    """
+    x = np.concatenate([cost.ravel() for cost in costs])
+    x = x - x.mean()
+    shape = tables[0].shape[:2]
+    slope = np.zeros(shape)
+    for at in np.ndindex(*shape):
+        y = np.concatenate([table[at].ravel() for table in tables])
+        y = y - np.median(y)
+        far = np.abs(y - x)
+        inside = far <= 4 * np.median(far) + 1e-12  # pauses stand outside
+        square = float(x[inside] @ x[inside])
+        slope[at] = float(x[inside] @ y[inside]) / square if square > 0 else 0.0
+    return slope
+
+
+def heal_links(durations: Durations, links: Iterable[tuple[int, int, int]]) -> None:
+    """Give the transfers of links (dp, low stage, high stage) the usual times, in place.
+
+    The median of the same transfer in the same step over the replicas whose link is not blamed.
+
+    Raises:
+        RemedyError: all replicas' links between two stages are blamed.
+    """
+    by_stages: dict[tuple[int, int], set[int]] = {}
+    for dp, low, high in links:
+        by_stages.setdefault((low, high), set()).add(dp)
+    for stages, dps in by_stages.items():
+        _heal_links_between(durations, stages, dps)
+
+
+def _heal_links_between(
+    durations: Durations, stages: tuple[int, int], blamed: Collection[int]
+) -> None:
+    graph, steps = durations.graph, np.arange(durations.n_steps)
+    if len(blamed) >= graph.n_dp:
+        raise RemedyError(
+            f"the link between stages {stages[0]} and {stages[1]} has no healthy peers: it is "
+            f"slow in all {graph.n_dp} replicas"
+        )
+    ops = [_transfers(durations, v, stages) for v in range(graph.n_variants)]
+    ill = [np.isin(dps, list(blamed)) for dps in graph.variant_dps]
+    usual = [durations.block(v)[ops[v]][..., ~ill[v]] for v in range(graph.n_variants)]
+    by_step = [np.moveaxis(table, 1, 0).reshape(len(steps), -1) for table in usual]
+    anywhere = np.median(np.concatenate(by_step, axis=1), axis=1)
+    for v in range(graph.n_variants):
+        if ill[v].any():
+            alike = usual[v].shape[-1] > 0
+            typical = np.median(usual[v], axis=-1) if alike else anywhere[None]
+            durations.block(v)[np.ix_(ops[v], steps, ill[v])] = typical[..., None]
+
+
+def _transfers(durations: Durations, variant: int, stages: tuple[int, int]) -> Ints:
+    """Sends and recvs between two stages, counted from the variant's first op."""
+    graph = durations.graph
+    span = graph.variant_ops(variant)
+    pairs = graph.variant_pairs(variant)
+    p2p = np.isin(graph.kind[span][pairs[:, 0]], [int(kind) for kind in P2P_KINDS])
+    between = (np.sort(graph.pp[span][pairs], axis=1) == stages).all(axis=1)
+    ops: Ints = pairs[p2p & between].ravel()
+    return ops

@@ -1,0 +1,222 @@
+"""Search for the split of layers over stages with the shortest step, by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations
+from paceline.remedies.computes import KINDS, Computes, computes_of
+from paceline.remedies.outcome import copy_of
+from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.stage_split import (
+    LayerCosts,
+    Layout,
+    best_split,
+    estimate_costs,
+    moves,
+    splits_within,
+)
+from paceline.remedies.typical import one_of_each, try_out, typical_durations
+from paceline.trace import OpKind
+from paceline.trace.kinds import MICROBATCH_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Splits whose largest load is so close to the best are tried, too: equal loads still differ by as
+#: much in their bubbles.
+NEAR = 0.03
+MAX_NEAR = 512
+
+#: The best on typical durations that are simulated on all steps and replicas.
+VERIFIED = 4
+
+#: One-layer moves tried per round of the search, and rounds.
+MAX_MOVES, MAX_ROUNDS = 2048, 40
+
+#: So many of the best moves are also made at once; the search ends with rounds that gain less.
+TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
+
+#: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
+#: present one is better.
+MOVED = 5e-5
+
+#: A gain below this is noise.
+MIN_GAIN = 0.001
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the user allows: [virtual stage] least layers, [stage] most layers."""
+
+    least: Ints
+    most: Ints
+    n_pp: int
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks per stage."""
+        return len(self.least) // self.n_pp
+
+    @property
+    def stage_least(self) -> Ints:
+        """[stage] least layers, all chunks."""
+        least: Ints = self.least.reshape(self.n_chunks, self.n_pp).sum(axis=0)
+        return least
+
+    def keep(self, layouts: Ints) -> Ints:
+        """Those of layouts [layout, virtual stage] that are allowed."""
+        per_stage = layouts.reshape(len(layouts), self.n_chunks, self.n_pp).sum(axis=1)
+        good = (layouts >= self.least).all(axis=1) & (per_stage <= self.most).all(axis=1)
+        kept: Ints = layouts[good]
+        return kept
+
+
+class LayoutSearch:
+    """Tries splits by simulation: on typical durations first, then on the whole trace."""
+
+    def __init__(self, durations: Durations, layers: Layout, bounds: Bounds) -> None:
+        self.durations, self.layers, self.bounds = durations, layers, bounds
+        self.computes: Computes = computes_of(durations.graph)
+        place_s = self.computes.typical(durations)
+        virtual = np.arange(len(layers))
+        #: [virtual stage] its place among the computes, which count stage by stage.
+        self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp
+        self.costs: LayerCosts = estimate_costs(place_s[:, self.place], layers)
+        self.graph = one_of_each(durations.graph)
+        self.typical = typical_durations(durations)
+        for v, ops in enumerate(self.computes.ops):
+            self.typical[durations.graph.variant_ops(v).start + ops] = place_s[..., None]
+
+    def scales(self, layouts: Ints) -> Array:
+        """[kind, layout, virtual stage] computes over those now."""
+        now = np.maximum(self.costs.of(np.array(self.layers)), 1e-12)
+        scales: Array = self.costs.of(layouts) / now[:, None, :]
+        return scales
+
+    def rank(self, layouts: Ints) -> Array:
+        """[layout] step times on typical durations, seconds."""
+        scales = self.scales(layouts)
+
+        def change(durations: Durations, part: slice) -> None:
+            for v, every in enumerate(self.computes.ops):
+                ops = every[:, self.place]  # [kind, virtual stage, microbatch]
+                factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
+                durations.block(v)[ops] *= factor[:, :, None, :, None]
+
+        return try_out(self.graph, self.typical, len(layouts), change)
+
+    def noise_free(self, layout: Layout) -> float:
+        """The step time of a layout on typical durations."""
+        return float(self.rank(np.array([layout]))[0])
+
+    def verify(self, layout: Layout) -> Array:
+        """[step] step times of a layout on all steps and replicas."""
+        changed = copy_of(self.durations)
+        scale = self.scales(np.array([layout]))[:, 0]
+        for v, ops in enumerate(self.computes.ops):
+            block = changed.block(v)
+            for k in range(len(KINDS)):
+                for virtual in np.flatnonzero(scale[k] != 1).tolist():
+                    block[ops[k, self.place[virtual]]] *= scale[k, virtual]
+        return predicted_step_s(changed)
+
+    def best(self, now_s: Array) -> tuple[Layout, Array]:
+        """The best layout and its [step] times; the present one where none is better."""
+        scores: dict[Layout, float] = {}
+        self._score_into(scores, [self.layers, *self._starts()])
+        for _ in range(MAX_ROUNDS):
+            centre = min(scores, key=lambda layout: scores[layout])
+            before = scores[centre]
+            near = self.bounds.keep(moves(centre, self.bounds.least.tolist()))
+            if len(near) > MAX_MOVES:
+                near = np.random.default_rng(0).permutation(near)[:MAX_MOVES]
+            self._score_into(scores, map(tuple, near.tolist()))
+            self._score_into(scores, self._together(centre, near, scores))
+            if min(scores.values()) >= before * (1 - MIN_STEP):
+                break
+        best, best_s = self.layers, now_s
+        least = float(now_s.mean()) * (1 - MIN_GAIN)
+        for layout in sorted(scores, key=lambda layout: scores[layout])[:VERIFIED]:
+            if layout != self.layers and (times := self.verify(layout)).mean() < least:
+                best, best_s, least = layout, times, float(times.mean())
+        return best, best_s
+
+    def _score_into(self, scores: dict[Layout, float], layouts: Iterable[Layout]) -> None:
+        """Step times of layouts not yet scored, a little more for every layer moved."""
+        new = [layout for layout in dict.fromkeys(layouts) if layout not in scores]
+        if new:
+            table = np.array(new)
+            moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
+            times = self.rank(table) * (1 + MOVED * moved)
+            scores.update(zip(new, times.tolist(), strict=True))
+
+    def _together(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
+        """Layouts that make several of the best moves at once, for fewer rounds."""
+        order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
+        steps = np.cumsum(near[order[: max(TOGETHER)]] - np.array(centre), axis=0)
+        joined = np.array(centre) + steps[[k - 1 for k in TOGETHER if k <= len(steps)]]
+        return [tuple(layout) for layout in self.bounds.keep(joined).tolist()]
+
+    def _starts(self) -> list[Layout]:
+        """Where the search starts: splits with the (nearly) smallest largest load of a stage."""
+        table, least = self._stage_table(), self.bounds.stage_least
+        total = sum(self.layers)
+        load, split = best_split(table, total, least, self.bounds.most)
+        near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR))
+        return [self._chunked(each) for each in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
+
+    def _stage_table(self) -> Array:
+        """[stage, layers] load of a stage with so many layers in all its chunks."""
+        counts = np.arange(sum(self.layers) + 1)
+        shape = (2, self.bounds.n_chunks, self.bounds.n_pp)
+        per_layer = self.costs.per_layer.reshape(shape).min(axis=1)  # [kind, stage]
+        extra = self.costs.extra.reshape(shape).sum(axis=1)
+        table: Array = (per_layer[..., None] * counts + extra[..., None]).sum(axis=0)
+        return np.maximum(table, 0.0)
+
+    def _chunked(self, split: Layout) -> Layout:
+        """Layers per stage, spread evenly over the stage's chunks."""
+        n_chunks = self.bounds.n_chunks
+        rows = [[n // n_chunks + (c < n % n_chunks) for n in split] for c in range(n_chunks)]
+        return tuple(count for row in rows for count in row)
+
+    def lower_bound(self) -> float:
+        """Seconds that no split of interleaved 1F1B can beat on typical durations.
+
+        The larger of two bounds. One: a stage computes all its microbatches between the first
+        forward of the stages before it and their last backward (both with the fewest layers
+        allowed); the dynamic programme makes the largest such sum smallest. Two: the last stage's
+        last chunk sees the first microbatch after all other chunks' forwards, and the last one
+        before all their backwards; in between the last stage computes all but ``n_pp`` microbatches
+        of its earlier chunks. To both comes the first stage's time before and after its computes.
+        """
+        n_pp, bounds = self.bounds.n_pp, self.bounds
+        least = self.costs.of(bounds.least).sum(axis=0)  # [virtual stage] smallest load
+        fill = np.append(0.0, np.cumsum(least[: n_pp - 1]))
+        layer_s = float(self.costs.per_layer.sum(axis=0).min())
+        once = layer_s * sum(self.layers) + float(self.costs.extra.sum())
+        found = []
+        for ops in self.computes.ops:
+            n = ops.shape[2]
+            table = n * self._stage_table() + fill[:, None]
+            found.append(best_split(table, sum(self.layers), bounds.stage_least, bounds.most)[0])
+            earlier = float(least[n_pp - 1 : -1 : n_pp].sum())
+            found.append(once + (n - 1) * float(least[-1]) + max(0, n - n_pp) * earlier)
+        return max(found) + self._outside()
+
+    def _outside(self) -> float:
+        """Seconds of the first stage before its first and after its last compute."""
+        graph = self.graph
+        outside = (graph.pp == 0) & ~np.isin(graph.kind, [int(kind) for kind in MICROBATCH_KINDS])
+        # Later gathers may hide behind computes, and so may all but the last scatter.
+        outside &= (graph.kind != OpKind.PARAMS_ALL_GATHER) | (graph.seq == 0)
+        scatter = graph.kind == OpKind.GRADS_REDUCE_SCATTER
+        outside &= ~scatter | (graph.seq == graph.seq[scatter].max(initial=0))
+        kept = np.where(outside, self.typical, 0.0)
+        return float(try_out(graph, kept, 1, lambda durations, part: None)[0])

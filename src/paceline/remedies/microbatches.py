@@ -1,0 +1,209 @@
+"""Micro-batch redistribution: slow replicas get fewer microbatches, the others more (falcon, S2).
+
+The paper minimises the variance of ``m_i * t_i`` by a quadratic programme. With a pipeline a
+replica's time is not proportional to its microbatches, and the least variance is not the least
+maximum: here each replica is simulated for every number of microbatches in question, and the
+largest time is made as small as possible, exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import RemedyError
+from paceline.remedies.outcome import outcome
+from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.resize import Resizer, resizer
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Smaller gains are not worth another number of microbatches.
+LEAST_GAIN = 0.01
+
+GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
+NEW_SEQUENCES = (
+    "microbatches differ in cost here; those that are added are taken to cost what others of their "
+    "replica do, so single steps will differ"
+)
+
+#: Bisections before the times that are left are sorted.
+BISECTIONS = 14
+
+
+def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
+    """[replica] numbers that sum up to ``total`` and make the largest time as small as possible.
+
+    Exact. Among the solutions, one with few changes; those that get more take the least time.
+
+    Args:
+        times: [replica, n] seconds for ``least + n``; rows ascend.
+        least: the smallest number allowed.
+        total: what the numbers sum up to.
+        now: [replica] the numbers as they are.
+
+    Raises:
+        RemedyError: the table does not reach: fewer or more than ``total`` in all of it.
+    """
+    n_replicas, width = times.shape
+    if not least * n_replicas <= total <= (least + width - 1) * n_replicas:
+        raise RemedyError(f"{total} cannot be shared out over {n_replicas} replicas")
+
+    def enough(limit: float) -> bool:
+        return bool(_within(times, limit).sum() + n_replicas * (least - 1) >= total)
+
+    low, high = float(times[:, 0].max()), float(times.max())
+    if not enough(low):
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        left = np.unique(times[_between(_within(times, low), _within(times, high))])
+        first, last = 0, len(left) - 1  # left[last] is enough
+        while first < last:
+            half = (first + last) // 2
+            first, last = (first, half) if enough(left[half]) else (half + 1, last)
+        low = float(left[last])
+    most = _within(times, low)
+    counts = np.minimum(most, now - (least - 1))
+    missing = total - int(counts.sum()) - n_replicas * (least - 1)
+    replica, place = _between(counts, most)
+    order = np.lexsort((place, times[replica, place]))[:missing]
+    return counts + np.bincount(replica[order], minlength=n_replicas) + (least - 1)
+
+
+def _within(times: Array, limit: float) -> Ints:
+    """[replica] how many of a row's ascending times are at most ``limit``."""
+    n_replicas, width = times.shape
+    rows = np.arange(n_replicas)
+    low, high = np.zeros(n_replicas, dtype=np.int64), np.full(n_replicas, width)
+    for _ in range(width.bit_length()):
+        middle = np.minimum((low + high) // 2, width - 1)
+        inside = (times[rows, middle] <= limit) & (low < high)
+        low = np.where(inside, middle + 1, low)
+        high = np.where(inside, high, np.minimum(middle, high))
+    return low
+
+
+def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """(row, column) of all columns from ``first`` to before ``end`` of each row."""
+    sizes = np.maximum(end - first, 0)
+    stops = np.cumsum(sizes)
+    rows = np.repeat(np.arange(len(first)), sizes)
+    return rows, np.arange(stops[-1]) + np.repeat(first - (stops - sizes), sizes)
+
+
+def best_counts(resize: Resizer) -> tuple[Ints, Array]:
+    """[dp] the best numbers of microbatches, and [dp] seconds of each replica alone as it is.
+
+    Replicas are simulated for a few numbers of microbatches; what lies between is interpolated, and
+    simulated where the solution rests on it: on the most that each replica can take in time, and on
+    one more. As times ascend with the number, that makes it exact.
+    """
+    now = resize.counts // resize.unit
+    total, replicas = int(now.sum()), np.arange(len(now))
+    wanted = {1, 2 * int(now.max()), *now.tolist()}
+    known: dict[int, Array] = {}
+    while True:
+        for units in wanted - known.keys():
+            known[units] = resize.replica_s(units * resize.unit)
+        times = _interpolated(known)
+        counts = redistribute(times, 1, total, now)
+        limit = times[replicas, counts - 1].max()
+        most = (times <= limit).sum(axis=1)
+        wanted = {*np.unique(most).tolist(), *np.unique(most + 1).tolist()}
+        if most.max() == times.shape[1]:
+            wanted.add(2 * times.shape[1])
+        if wanted <= known.keys():
+            return counts * resize.unit, times[replicas, now - 1]
+
+
+def _interpolated(known: dict[int, Array]) -> Array:
+    """[replica, n] ascending seconds for 1, 2, ... from those for some of the numbers."""
+    numbers = np.array(sorted(known))
+    table = np.maximum.accumulate(np.stack([known[n] for n in numbers.tolist()], axis=1), axis=1)
+    every = np.arange(1, numbers[-1] + 1)
+    after = np.clip(np.searchsorted(numbers, every), 1, len(numbers) - 1)
+    before = after - 1
+    part = (every - numbers[before]) / (numbers[after] - numbers[before])
+    times: Array = table[:, before] * (1 - part) + table[:, after] * part
+    times[:, numbers - 1] = table
+    return np.maximum.accumulate(times, axis=1)
+
+
+def propose(case: Case) -> Remedy:
+    """Give slow replicas fewer microbatches and the others more.
+
+    Raises:
+        RemedyError: there is one replica, all take about as long, or it gains nothing.
+    """
+    measured = case.measured
+    if measured.graph.n_dp == 1:
+        raise RemedyError("there is one replica (dp 1): no other can take its microbatches")
+    resize = resizer(measured)
+    if resize.counts.max() == resize.unit:
+        raise RemedyError(f"replicas have {resize.unit} microbatches, the least possible")
+    counts, alone_s = best_counts(resize)
+    slowest = float(alone_s.max() / np.median(alone_s)) - 1
+    if (counts == resize.counts).all():
+        raise RemedyError(
+            f"the slowest replica takes {slowest:.1%} longer than the middle one, too little for "
+            f"{'one' if resize.unit == 1 else resize.unit} of its "
+            f"{int(resize.counts.max())} microbatches to move"
+        )
+    after_s = predicted_step_s(resize.durations(counts))
+    gain = 1 - float(after_s.mean() / case.result.simulated_s.mean())
+    if gain < LEAST_GAIN:
+        raise RemedyError(
+            f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+        )
+    return outcome(
+        case,
+        KIND.name,
+        _action(resize.counts, counts),
+        after_s,
+        _change(resize, counts, alone_s),
+        causes=KIND.causes,
+        notes=(
+            "weight each replica's gradients by its number of microbatches, or the loss changes "
+            "(falcon paper, 5.3)",
+            *([GPIPE_MEMORY] if resize.schedule == "gpipe" else []),
+            *([NEW_SEQUENCES] if _varied(case) else []),
+        ),
+    )
+
+
+def _varied(case: Case) -> bool:
+    return any(finding.cause == "sequence-length" for finding in case.diagnosis.findings)
+
+
+def _action(before: Ints, after: Ints) -> str:
+    fewer = np.flatnonzero(after < before)
+    fewer = fewer[np.argsort(after[fewer] - before[fewer], kind="stable")]
+    named = ", ".join(f"dp {dp}: {before[dp]} to {after[dp]}" for dp in fewer[:3].tolist())
+    more = f" and {len(fewer) - 3} more replicas" if len(fewer) > 3 else ""
+    moved = int((before - after)[fewer].sum())
+    return f"move {moved} microbatches to faster replicas ({named}{more})"
+
+
+def _change(resize: Resizer, counts: Ints, alone_s: Array) -> dict[str, Any]:
+    before = resize.counts
+    return {
+        "microbatches": [
+            {"dp": dp, "before": int(before[dp]), "after": int(counts[dp])}
+            for dp in np.flatnonzero(counts != before).tolist()
+        ],
+        "total": int(before.sum()),
+        "unit": resize.unit,
+        "slowest_replica_over_median": float(alone_s.max() / np.median(alone_s)),
+    }
+
+
+KIND = RemedyKind(
+    "micro-batches",
+    "give slow replicas fewer microbatches and the others more",
+    frozenset({"worker", "link"}),
+    propose,
+)

@@ -1,0 +1,271 @@
+"""Multiway number partitioning: share out items so that the dearest bin is as cheap as may be.
+
+Three heuristics: descending greedy (Graham 1969; the what-if paper uses it in 5.3), balanced
+largest differencing (Karmarkar and Karp 1982; Michiels, Korst and Aarts 2003, who start from groups
+of as many items as there are bins), and a local search that moves and swaps items between the
+dearest bin and the cheapest ones. Items come in descending order of cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.jit import compiled
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Fewer inner steps than this are interpreted, at some us each: compiling a loop takes a second.
+COMPILE_ABOVE = 30_000
+
+#: Local search compares the dearest bin with so many of the cheapest.
+PARTNERS = 4
+
+#: Exchanges per group at most.
+ROUNDS = 64
+
+
+def _fast(loop: Callable[..., Any], work: int) -> Callable[..., Any]:
+    return compiled(loop) if work > COMPILE_ABOVE else loop
+
+
+def greedy(cost: Array, share: Array) -> Ints:
+    """[item] bin: each item goes to the bin that is cheapest so far, for its share.
+
+    Args:
+        cost: [item] descending.
+        share: [bin] how much of the whole a bin should get, in any unit.
+    """
+    found = np.empty(len(cost), dtype=np.int64)
+    heap = np.arange(len(share))
+    _fast(_greedy, len(cost))(cost, 1 / share, np.zeros(len(share)), heap, found)
+    return found
+
+
+def _greedy(cost: Any, weight: Any, load: Any, heap: Any, found: Any) -> None:
+    n = len(heap)
+    for item in range(len(cost)):
+        top = heap[0]
+        found[item] = top
+        load[top] += cost[item] * weight[top]
+        value, at = load[top], 0
+        while True:  # sift down
+            child = 2 * at + 1
+            if child >= n:
+                break
+            if child + 1 < n and load[heap[child + 1]] < load[heap[child]]:
+                child += 1
+            if load[heap[child]] >= value:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = top
+
+
+def differencing(cost: Array, n_bins: int) -> Ints:
+    """[item] bin, by balanced largest differencing; every bin gets about as many items.
+
+    Args:
+        cost: [item] descending.
+        n_bins: number of bins.
+    """
+    n_tuples = max(1, -(-len(cost) // n_bins))
+    padded = np.full((n_tuples, n_bins), -1, dtype=np.int64)
+    padded.ravel()[: len(cost)] = np.arange(len(cost))
+    sums = np.zeros((n_tuples, n_bins))
+    sums.ravel()[: len(cost)] = cost
+    # A bin of a tuple is a chain of items, from head to tail; item -1 is none and follows none.
+    head, tail = padded, padded.copy()
+    following = np.full(len(cost) + 1, -1, dtype=np.int64)
+    heap = [(float(row[-1] - row[0]), i) for i, row in enumerate(sums)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        a, b = heapq.heappop(heap)[1], heap[0][1]
+        total = sums[a] + sums[b, ::-1]  # the dearest of one with the cheapest of the other
+        other_head, other_tail = head[b, ::-1], tail[b, ::-1]
+        following[tail[a]] = other_head
+        following[-1] = -1
+        order = np.argsort(-total)
+        head[b] = np.where(head[a] >= 0, head[a], other_head)[order]
+        tail[b] = np.where(other_tail >= 0, other_tail, tail[a])[order]
+        sums[b] = total[order]
+        heapq.heapreplace(heap, (float(sums[b, -1] - sums[b, 0]), b))
+    found = np.empty(len(cost) + 1, dtype=np.int64)
+    items, bins = head[heap[0][1]].copy(), np.arange(n_bins)
+    while (items >= 0).any():
+        found[items] = bins
+        items = following[items]
+    return found[:-1]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Independent problems of one sort, for one call: the items and bins of every group.
+
+    Attributes:
+        cost: [item] descending within each group.
+        size: [item] how much room it takes.
+        item_ptr: [group + 1] where the items of a group start.
+        room: [bin] how much fits.
+        bin_ptr: [group + 1] where the bins of a group start.
+    """
+
+    cost: Array
+    size: Ints
+    item_ptr: Ints
+    room: Ints
+    bin_ptr: Ints
+
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """The attributes, in the order in which the loops take them."""
+        return self.cost, self.size, self.item_ptr, self.room, self.bin_ptr
+
+
+def pack(groups: Groups) -> Ints:
+    """[item] bin, -1 where no bin has room: greedy within each group, bins of limited size."""
+    found = np.full(len(groups.cost), -1, dtype=np.int64)
+    most = int(np.diff(groups.bin_ptr).max(initial=0))
+    loop = _fast(_pack, len(found))
+    loop(*groups.arrays(), found, np.empty((2, most), dtype=np.int64))
+    return found
+
+
+def _pack(
+    cost: Any, size: Any, item_ptr: Any, room: Any, bin_ptr: Any, found: Any, scratch: Any
+) -> None:
+    for group in range(len(item_ptr) - 1):
+        first = bin_ptr[group]
+        n = bin_ptr[group + 1] - first
+        load, free = np.zeros(n), room[first : first + n].copy()
+        heap, place = scratch[0], scratch[1]  # bins by load; where in the heap a bin is
+        for bin_ in range(n):
+            heap[bin_] = bin_
+            place[bin_] = bin_
+        for item in range(item_ptr[group], item_ptr[group + 1]):
+            best = heap[0]
+            if free[best] < size[item]:  # seldom: look at all of them
+                best = -1
+                for bin_ in range(n):
+                    if free[bin_] >= size[item] and (best < 0 or load[bin_] < load[best]):
+                        best = bin_
+                if best < 0:
+                    continue
+            found[item] = first + best
+            load[best] += cost[item]
+            free[best] -= size[item]
+            value, at = load[best], place[best]
+            while True:  # sift down
+                child = 2 * at + 1
+                if child >= n:
+                    break
+                if child + 1 < n and load[heap[child + 1]] < load[heap[child]]:
+                    child += 1
+                if load[heap[child]] >= value:
+                    break
+                heap[at] = heap[child]
+                place[heap[at]] = at
+                at = child
+            heap[at] = best
+            place[best] = at
+
+
+def improve(groups: Groups, found: Ints, rounds: int = ROUNDS) -> Ints:
+    """[item] bin, after moves and swaps that make the dearest bin of a group cheaper.
+
+    Args:
+        groups: items and bins.
+        found: [item] bin to start from; -1: the item is in none.
+        rounds: exchanges per group at most.
+    """
+    better = found.copy()
+    most = int(np.bincount(found[found >= 0], minlength=len(groups.room)).max(initial=0))
+    bins = int(np.diff(groups.bin_ptr).max(initial=0))
+    members = np.empty((bins, 2 * most + 2), dtype=np.int64)
+    mean = len(found) // max(1, len(groups.room)) + 1
+    loop = _fast(_improve, len(found) + len(groups.item_ptr) * rounds * mean * mean // 10)
+    loop(*groups.arrays(), better, rounds, PARTNERS, members)
+    return better
+
+
+def _improve(
+    cost: Any,
+    size: Any,
+    item_ptr: Any,
+    room: Any,
+    bin_ptr: Any,
+    found: Any,
+    rounds: int,
+    partners: int,
+    members: Any,
+) -> None:
+    slots = members.shape[1]
+    for group in range(len(item_ptr) - 1):
+        first, n = bin_ptr[group], bin_ptr[group + 1] - bin_ptr[group]
+        load, free = np.zeros(n), room[first : first + n].copy()
+        count = np.zeros(n, dtype=np.int64)
+        for item in range(item_ptr[group], item_ptr[group + 1]):
+            place = found[item] - first
+            if place < 0:
+                continue
+            load[place] += cost[item]
+            free[place] -= size[item]
+            members[place, count[place]] = item
+            count[place] += 1
+        for _round in range(rounds):
+            top = np.argmax(load)
+            tried = np.zeros(n, dtype=np.bool_)
+            tried[top] = True
+            done = False
+            for _ in range(min(partners, n - 1)):
+                low = -1
+                for place in range(n):
+                    if not tried[place] and (low < 0 or load[place] < load[low]):
+                        low = place
+                tried[low] = True
+                # The best exchange leaves the dearer of the two as cheap as possible.
+                best, give, take = load[top] * (1 - 1e-9), -1, -1
+                for i in range(count[top]):
+                    item = members[top, i]
+                    if count[low] < slots and free[low] >= size[item]:
+                        dearer = max(load[top] - cost[item], load[low] + cost[item])
+                        if dearer < best:
+                            best, give, take = dearer, i, -1
+                    for j in range(count[low]):
+                        other = members[low, j]
+                        change = cost[item] - cost[other]
+                        grows = size[item] - size[other]
+                        if change > 0 and free[low] >= grows and free[top] >= -grows:
+                            dearer = max(load[top] - change, load[low] + change)
+                            if dearer < best:
+                                best, give, take = dearer, i, j
+                if give < 0:
+                    continue
+                item = members[top, give]
+                found[item] = first + low
+                load[top] -= cost[item]
+                load[low] += cost[item]
+                free[top] += size[item]
+                free[low] -= size[item]
+                if take >= 0:
+                    other = members[low, take]
+                    found[other] = first + top
+                    load[top] += cost[other]
+                    load[low] -= cost[other]
+                    free[top] -= size[other]
+                    free[low] += size[other]
+                    members[top, give], members[low, take] = other, item
+                else:
+                    members[low, count[low]] = item
+                    count[low] += 1
+                    count[top] -= 1
+                    members[top, give] = members[top, count[top]]
+                done = True
+                break
+            if not done:
+                break

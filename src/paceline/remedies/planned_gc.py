@@ -1,0 +1,106 @@
+"""Planned garbage collection: all workers at once, every N steps (what-if paper, 5.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import fit_computes, pauses
+from paceline.errors import RemedyError
+from paceline.remedies.outcome import copy_of, needed_finding, outcome
+from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+
+Array = npt.NDArray[np.float64]
+
+#: Intervals in the table; the paper's job collects every 500 steps.
+EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+#: The shortest interval with this share of what no collection at all would save is proposed: a
+#: longer one gains next to nothing and needs more memory.
+ENOUGH = 0.95
+
+#: All workers wait for the slowest collection: of those seen, this quantile.
+SLOW_QUANTILE = 0.95
+
+
+def propose(case: Case) -> Remedy:
+    """Collect on all workers in the same step, every N steps.
+
+    Options: ``every_steps``, the interval; without it the shortest that saves enough.
+
+    Raises:
+        RemedyError: no garbage collection is seen, or planning it would save nothing.
+    """
+    needed_finding(case, "gc", "garbage collection")
+    calm_s, seconds, n_chances = _without_pauses(case)
+    pause = float(np.quantile(seconds, SLOW_QUANTILE))
+    now = float(case.result.simulated_s.mean())
+    calm = float(calm_s.mean())
+    if calm >= now:
+        raise RemedyError("the pauses cost nothing: other workers are waited for longer")
+    table = [_row(every, calm + pause / every, now) for every in EVERY_STEPS]
+    every = _interval(case, table, 1 - calm / now)
+    rate = len(seconds) / n_chances  # collections per worker and step
+    change: dict[str, Any] = {
+        "every_steps": every,
+        "pause_s": pause,
+        "collections_seen": len(seconds),
+        "steps_between_automatic": 1 / rate,
+        "table": table,
+    }
+    return outcome(
+        case,
+        KIND.name,
+        f"turn automatic garbage collection off and collect on all workers every {every} steps",
+        calm_s + pause / every,
+        change,
+        causes=KIND.causes,
+        notes=(
+            f"a planned collection is taken to last {pause * 1e3:.0f} ms, the "
+            f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, whatever the interval",
+            f"a worker now collects about every {1 / rate:.3g} steps; memory that only a "
+            "collection frees grows in between: lengthen the interval bit by bit and watch it",
+        ),
+    )
+
+
+def _without_pauses(case: Case) -> tuple[Array, Array, int]:
+    """[step] step times without pauses, [pause] seconds, and number of worker x step."""
+    durations = case.measured.durations
+    fit = fit_computes(durations)
+    changed = copy_of(durations)
+    found = []
+    for v, excess in enumerate(pauses(durations, fit, 0)):
+        ops = fit.variants[v].ops[0]
+        changed.block(v)[ops] = durations.block(v)[ops] - excess
+        found.append(excess[excess > 0])
+    graph = durations.graph
+    return (
+        predicted_step_s(changed),
+        np.concatenate(found),
+        graph.n_dp * graph.n_pp * durations.n_steps,
+    )
+
+
+def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
+    return {"every_steps": every, "step_time_s": step_s, "gain": 1 - step_s / now}
+
+
+def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
+    """The interval asked for, or the shortest that gains enough of ``limit``."""
+    if (asked := case.options.get("every_steps")) is not None:
+        if int(asked) < 1:
+            raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
+        return int(asked)
+    enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH * limit)
+    return int(next(enough, EVERY_STEPS[-1]))
+
+
+KIND = RemedyKind(
+    "planned-gc",
+    "collect garbage on all workers at the same time, every N steps",
+    frozenset({"gc"}),
+    propose,
+)

@@ -1,0 +1,186 @@
+"""Replace slow workers, repair slow links and slow data-parallel groups (falcon paper, S4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose import Finding
+from paceline.diagnose.transfers import SLOW_TIMES
+from paceline.errors import RemedyError
+from paceline.graph import Durations
+from paceline.remedies.computes import computes_of
+from paceline.remedies.healthy import Worker, heal_links, healthy_workers
+from paceline.remedies.outcome import copy_of, needed_finding, outcome
+from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.trace import OpKind
+
+Array = npt.NDArray[np.float64]
+
+#: So many are named in a sentence.
+SHOWN = 4
+
+
+def blamed_workers(case: Case) -> list[Worker]:
+    """Slow workers (dp, pp), the slowest first: the option ``workers``, or those of the finding.
+
+    Raises:
+        RemedyError: there are none, or they are not workers of the job.
+    """
+    if (named := case.options.get("workers")) is None:
+        finding = needed_finding(case, "worker", "slow worker")
+        named = finding.where["workers"]
+    workers = [(int(dp), int(pp)) for dp, pp in named]
+    graph = case.measured.graph
+    for dp, pp in workers:
+        if not (0 <= dp < graph.n_dp and 0 <= pp < graph.n_pp):
+            raise RemedyError(
+                f"there is no worker dp {dp}, stage {pp}; the job has dp 0 to {graph.n_dp - 1}, "
+                f"stages 0 to {graph.n_pp - 1}"
+            )
+    if not workers:
+        raise RemedyError("name at least one worker to replace")
+    return workers
+
+
+def name_workers(workers: Sequence[Worker]) -> str:
+    """Workers in words."""
+    shown = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers[:SHOWN])
+    return shown + (f" and {len(workers) - SHOWN} more" if len(workers) > SHOWN else "")
+
+
+def replace_worker(case: Case) -> Remedy:
+    """Put healthy machines in the place of slow ones.
+
+    Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
+
+    Raises:
+        RemedyError: no worker is slow, or none has healthy peers.
+    """
+    workers = blamed_workers(case)
+    durations = case.measured.durations
+    if durations.graph.n_dp == 1:
+        raise RemedyError(
+            "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
+        )
+    changed = copy_of(durations)
+    for part in healthy_workers(durations, computes_of(durations.graph), workers):
+        part.apply(changed)
+    noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
+    return outcome(
+        case,
+        WORKER.name,
+        f"replace {noun} {name_workers(workers)}",
+        predicted_step_s(changed),
+        {"workers": [list(worker) for worker in workers]},
+        causes=WORKER.causes,
+        notes=(
+            "a healthy worker computes as its peers do: the median of the same op over the other "
+            "data-parallel ranks, with the cost of its own microbatches",
+        ),
+    )
+
+
+def links_of(finding: Finding) -> list[tuple[int, int, int]]:
+    """(dp, low stage, high stage) of the links that a finding blames."""
+    ends = finding.evidence.get("links") or [finding.where["link"]]
+    return [(int(a[0]), int(a[1]), int(b[1])) for a, b in ends]
+
+
+def fix_link(case: Case) -> Remedy:
+    """Repair the links of a link finding.
+
+    Raises:
+        RemedyError: no link is slow, or none has healthy peers.
+    """
+    links = links_of(needed_finding(case, "link", "slow link"))
+    if case.measured.graph.n_dp == 1:
+        raise RemedyError(
+            "with one replica (dp 1) a link has no peers that show how fast a healthy one is"
+        )
+    changed = copy_of(case.measured.durations)
+    heal_links(changed, links)
+    shown = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:SHOWN])
+    more = f" and {len(links) - SHOWN} more" if len(links) > SHOWN else ""
+    return outcome(
+        case,
+        LINK.name,
+        f"repair the link {shown}{more}" if len(links) == 1 else f"repair the links {shown}{more}",
+        predicted_step_s(changed),
+        {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
+        causes=LINK.causes,
+        notes=(
+            "a healthy link takes the median of the same transfer over the other replicas' links",
+        ),
+    )
+
+
+def fix_nic(case: Case) -> Remedy:
+    """Repair what slows the data-parallel groups of a finding: a NIC or its network.
+
+    Raises:
+        RemedyError: no group is slow, or none shows how fast a healthy one is.
+    """
+    finding = needed_finding(case, "dp-network", "slow data-parallel group")
+    entries: Sequence[dict[str, Any]] = finding.evidence.get("groups") or [finding.where["group"]]
+    changed = copy_of(case.measured.durations)
+    blamed = {(str(entry["kind"]), int(entry["stage"])) for entry in entries}
+    for entry in entries:
+        _heal_group(changed, entry, blamed)
+    stages = sorted({stage for _, stage in blamed})
+    noun = "stage" if len(stages) == 1 else "stages"
+    return outcome(
+        case,
+        NIC.name,
+        f"repair the data-parallel network of {noun} {', '.join(map(str, stages))}",
+        predicted_step_s(changed),
+        {"groups": [{"stage": stage, "kind": kind} for kind, stage in sorted(blamed)]},
+        causes=NIC.causes,
+        notes=(
+            "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
+            "test the members pairwise (falcon paper, 4.3)",
+            "a healthy group takes the median of the other stages' groups in the same step; one "
+            "that flaps, its own median over the steps",
+        ),
+    )
+
+
+def _heal_group(durations: Durations, entry: dict[str, Any], blamed: set[tuple[str, int]]) -> None:
+    """Cap the collectives of one kind on one stage at the usual time, in place."""
+    graph = durations.graph
+    kind, stage = OpKind.from_label(entry["kind"]), int(entry["stage"])
+    groups = [m for m in graph.dp_groups if graph.kind[m[0]] == kind]
+    own = [m for m in groups if graph.pp[m[0]] == stage]
+    others = [m for m in groups if (kind.label, int(graph.pp[m[0]])) not in blamed]
+    flaps = float(entry.get("median_over_usual", 1.0)) < SLOW_TIMES
+    if not flaps and not others:
+        raise RemedyError(f"all {kind.label} groups are slow: none shows how fast a healthy one is")
+    for members in own:
+        if flaps:
+            usual = np.full(durations.n_steps, np.median(_group_s(durations, members)))
+        else:
+            usual = np.median([_group_s(durations, m) for m in others], axis=0)
+        for op in members.tolist():
+            row = durations.row(op)
+            np.minimum(row, usual[:, None], out=row)
+
+
+def _group_s(durations: Durations, members: npt.NDArray[np.int64]) -> Array:
+    """[step] median transfer time of a group's members."""
+    rows = np.concatenate([durations.row(op) for op in members.tolist()], axis=1)
+    median: Array = np.median(rows, axis=1)
+    return median
+
+
+WORKER = RemedyKind(
+    "replace-worker",
+    "put healthy machines in the place of slow workers",
+    frozenset({"worker"}),
+    replace_worker,
+)
+LINK = RemedyKind("fix-link", "repair slow links between stages", frozenset({"link"}), fix_link)
+NIC = RemedyKind("fix-nic", "repair slow data-parallel groups", frozenset({"dp-network"}), fix_nic)
+KINDS = (WORKER, LINK, NIC)

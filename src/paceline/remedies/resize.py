@@ -1,0 +1,224 @@
+"""Replicas with other numbers of microbatches: their graphs, and what durations they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import Fit, fit_computes
+from paceline.errors import GraphError, RemedyError
+from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
+from paceline.graph.schedules import SCHEDULES, replica_ops
+from paceline.remedies.regraph import ops_of
+from paceline.remedies.remedy import predicted_step_s
+from paceline.trace import OpKind
+from paceline.trace.kinds import P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Ops of which there are as many as microbatches; the others stay as they are.
+PER_MICROBATCH = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, *P2P_KINDS)
+
+#: Schedules, those first that a job follows more likely where few microbatches leave a doubt.
+LIKELY_FIRST = ("1f1b", "interleaved", "gpipe")
+
+
+@dataclass(frozen=True)
+class Resizer:
+    """Gives the replicas of a job other numbers of microbatches.
+
+    Attributes:
+        measured: graph and durations of the trace.
+        schedule: the schedule that its replicas follow, a key of ``SCHEDULES``.
+        counts: [dp] microbatches now.
+        unit: counts must be multiples of this.
+    """
+
+    measured: Measured
+    schedule: str
+    counts: Ints
+    unit: int
+
+    @cached_property
+    def typical(self) -> tuple[Array, ...]:
+        """Per variant [group, dp of the variant] usual seconds of a group of like ops.
+
+        Transfers and the like: the median. Computes: those of an average microbatch on that worker,
+        so that a replica with cheap sequences in the traced steps does not count as a fast one.
+        """
+        graph, durations = self.measured.graph, self.measured.durations
+        fit = fit_computes(durations)
+        n_chunks = fit.place.shape[1] // graph.n_pp
+        average = _average_microbatch(fit)  # [kind, place]
+        found = []
+        for v, (block, dps) in enumerate(zip(durations.blocks, graph.variant_dps, strict=True)):
+            match, first = _match(graph, v, graph, v), graph.variant_ops(v).start
+            usual = []
+            for low, high in pairwise(match.ptr.tolist()):
+                ops = match.members[low:high]
+                kind, pp = int(graph.kind[first + ops[0]]), int(graph.pp[first + ops[0]])
+                if kind <= OpKind.BACKWARD_COMPUTE:
+                    place = pp * n_chunks + max(int(graph.chunk[first + ops[0]]), 0)
+                    slow = fit.worker_total[kind, pp, dps]
+                    usual.append(average[kind, place] * np.exp(fit.place[kind, place] + slow))
+                else:
+                    usual.append(np.median(block[ops].reshape(-1, block.shape[2]), axis=0))
+            found.append(np.stack(usual))
+        return tuple(found)
+
+    def ops(self, variant: int, n: int) -> ReplicaOps:
+        """The ops of the replicas of a variant, had they ``n`` microbatches."""
+        return _resized(self.measured, variant, self.schedule, n)
+
+    def replica_s(self, n: int) -> Array:
+        """[dp] how long each replica takes for ``n`` microbatches on its own, seconds.
+
+        Every op takes its usual time (see ``typical``).
+        """
+        graph = self.measured.graph
+        times = np.empty(graph.n_dp)
+        for v, dps in enumerate(graph.variant_dps):
+            alone = build_graph([self.ops(v, n)], np.zeros(1, dtype=np.int64), self.measured.job)
+            # Replicas stand in the place of steps: they do not meet in collectives.
+            durations = Durations.empty(alone, len(dps))
+            match = _match(alone, 0, graph, v)
+            durations.block(0)[:, :, 0] = self.typical[v][match.group]
+            times[dps] = predicted_step_s(durations)
+        return times
+
+    def durations(self, counts: Ints) -> Durations:
+        """The durations of all steps, had the replicas ``counts`` [dp] microbatches.
+
+        A microbatch that is added takes the time of another one of its replica and step.
+        """
+        old = self.measured.durations
+        graph = old.graph
+        keys = np.stack([graph.replica_variant, counts], axis=1)
+        distinct, replica_variant = np.unique(keys, axis=0, return_inverse=True)
+        ops = [self.ops(int(v), int(n)) for v, n in distinct]
+        job = self.measured.job
+        new = Durations.empty(build_graph(ops, replica_variant.reshape(-1), job), old.n_steps)
+        for v, (former, _) in enumerate(distinct.tolist()):
+            dps = graph.dp_index[new.graph.variant_dps[v]]
+            source = _match(new.graph, v, graph, former).one
+            new.block(v)[:] = old.block(former)[source][:, :, dps]
+        return new
+
+
+def resizer(measured: Measured) -> Resizer:
+    """What resizes the replicas of a job.
+
+    Raises:
+        RemedyError: its ops follow none of the known schedules.
+    """
+    graph = measured.graph
+    counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
+    for name in LIKELY_FIRST:
+        if all(_follows(measured, v, name, int(n)) for v, n in enumerate(counts)):
+            unit = graph.n_pp if name == "interleaved" else 1
+            return Resizer(measured, name, counts[graph.replica_variant], unit)
+    raise RemedyError(
+        "the order of operations follows none of the known schedules "
+        f"({', '.join(LIKELY_FIRST)}): what other numbers of microbatches would do is unknown"
+    )
+
+
+def _n_microbatches(graph: StepGraph, variant: int) -> int:
+    span = graph.variant_ops(variant)
+    first = (graph.kind[span] == OpKind.FORWARD_COMPUTE) & (graph.pp[span] == 0)
+    return len(np.unique(graph.microbatch[span][first]))
+
+
+def _resized(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaOps:
+    graph, job = measured.graph, measured.job
+    old = ops_of(graph, variant)
+    noops = bool(graph.noop[graph.variant_ops(variant)].any())
+    new = replica_ops(SCHEDULES[schedule], graph.n_pp, n, job.vpp_size, noops=noops)
+    kinds = [int(kind) for kind in PER_MICROBATCH]
+    scaled, kept = np.isin(new.kind, kinds), ~np.isin(old.kind, kinds)
+    columns = [
+        np.concatenate([getattr(new, name)[scaled], getattr(old, name)[kept]])
+        for name in ("kind", "pp", "seq", "chunk", "microbatch", "rank")
+    ]
+    order = np.lexsort((columns[2], columns[0], columns[1]))
+    return ReplicaOps(*(column[order] for column in columns))
+
+
+def _follows(measured: Measured, variant: int, schedule: str, n: int) -> bool:
+    """Whether the schedule gives exactly the traced graph of a variant."""
+    graph = measured.graph
+    span = graph.variant_ops(variant)
+    edges = slice(int(graph.dep_ptr[span.start]), int(graph.dep_ptr[span.stop]))
+    try:
+        ops = _resized(measured, variant, schedule, n)
+        again = build_graph([ops], np.zeros(1, dtype=np.int64), measured.job)
+    except GraphError:
+        return False
+    return (
+        np.array_equal(again.kind, graph.kind[span])
+        and np.array_equal(again.pp, graph.pp[span])
+        and np.array_equal(again.noop, graph.noop[span])
+        and np.array_equal(np.diff(again.dep_ptr), np.diff(graph.dep_ptr)[span])
+        and np.array_equal(again.dep, graph.dep[edges] - span.start)
+    )
+
+
+def _average_microbatch(fit: Fit) -> Array:
+    """[kind, place] the mean cost of a microbatch over that of the typical one."""
+    costs = np.concatenate([variant.micro.ravel() for variant in fit.variants])
+    average: Array = np.exp(fit.slope[..., None] * costs).mean(axis=-1)
+    return average
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Which old ops a new op is like.
+
+    Attributes:
+        one: [new op] the one that it takes the place of, counted from its variant's first.
+        group: [new op] number of its group of like ops.
+        members: [old op] by group.
+        ptr: [group + 1] where the old ops of a group start in ``members``.
+    """
+
+    one: Ints
+    group: Ints
+    members: Ints
+    ptr: Ints
+
+
+def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -> _Match:
+    """Match ops by kind, stage, chunk and what they move; the n-th of a group to the n-th.
+
+    Where a replica has more microbatches than before, it starts again with the first.
+    """
+    new_key, new_order = _keys(new, new_variant)
+    old_key, old_order = _keys(old, old_variant)
+    distinct, first, n_old = np.unique(old_key[old_order], return_index=True, return_counts=True)
+    group = np.searchsorted(distinct, new_key[new_order])
+    starts = np.searchsorted(new_key[new_order], distinct)
+    nth = np.arange(len(new_order)) - starts[group]
+    one = np.empty(len(new_order), dtype=np.int64)
+    one[new_order] = old_order[first[group] + nth % n_old[group]]
+    group_of_op = np.empty(len(new_order), dtype=np.int64)
+    group_of_op[new_order] = group
+    return _Match(one, group_of_op, old_order, np.append(first, len(old_order)))
+
+
+def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:
+    """[op] key of the ops that are alike, and their order by key, then microbatch or sequence."""
+    span = graph.variant_ops(variant)
+    scaled = np.isin(graph.kind[span], [int(kind) for kind in PER_MICROBATCH])
+    seq = graph.seq[span].astype(np.int64)
+    most = int(graph.chunk.max()) + 2
+    key = graph.kind[span].astype(np.int64) * graph.n_pp + graph.pp[span]
+    key = (key * most + graph.chunk[span] + 1) * 2 + graph.noop[span]
+    key = key * (int(graph.seq[~np.isin(graph.kind, PER_MICROBATCH)].max(initial=0)) + 1)
+    key = key + np.where(scaled, 0, seq)
+    nth = np.where(graph.microbatch[span] >= 0, graph.microbatch[span], seq)
+    return key, np.lexsort((nth, key))

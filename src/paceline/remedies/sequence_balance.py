@@ -1,0 +1,142 @@
+"""Sequence balance: share sequences out anew, so that ranks and microbatches cost the same.
+
+What-if paper, 5.3: lengths predict what a microbatch costs; its authors redistributed the sequences
+of a 32K job and gained 23.9% of throughput. The order of microbatches within a rank matters as much
+where there is a pipeline, so it is chosen as well, by simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import RemedyError
+from paceline.remedies.outcome import outcome
+from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.remedies.sequence_plan import (
+    MICROBATCHES,
+    NOTHING,
+    SEQUENCES,
+    SequencePlan,
+    balance,
+    tokens_per_rank,
+)
+from paceline.remedies.sequence_search import Balancing, balance_of
+
+#: Smaller gains are not worth the exchange of sequences.
+LEAST_GAIN = 0.01
+
+#: An assignment of more sequences (or microbatches) than this is left out of ``change``.
+MOST_LISTED = 512
+
+#: Orders in words.
+IN_ORDER = {
+    "falling": "the dearest first",
+    "rising": "the cheapest first",
+    "hill": "the cheap ones first and last, the dear ones in between",
+}
+
+
+def propose(case: Case) -> Remedy:
+    """Redistribute sequences; without lengths, exchange whole microbatches.
+
+    Options: ``max_tokens``, tokens per microbatch at most (the largest seen, if not given).
+
+    Raises:
+        RemedyError: there is nothing to gain, the lengths explain nothing, or the limit is too low.
+        TraceError: the lengths do not match the trace.
+    """
+    found = balance_of(case)
+    known = case.seqlens is not None
+    gain = 1 - float(found.step_s.mean() / case.result.simulated_s.mean())
+    if gain < LEAST_GAIN:
+        raise RemedyError(
+            f"microbatches are balanced well enough: other places and another order for them gain "
+            f"{max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+        )
+    exchanged = found.plan.mostly
+    what = {
+        SEQUENCES: "exchange sequences between ranks and microbatches; run",
+        MICROBATCHES: "exchange whole microbatches between ranks; run",
+        NOTHING: "let each rank run",
+    }[exchanged]
+    action = f"{what} {IN_ORDER[found.order]}"
+    return outcome(
+        case,
+        KIND.name,
+        action,
+        found.step_s,
+        _change(found, exchanged, known),
+        causes=KIND.causes,
+        notes=tuple(_notes(found, exchanged, known)),
+    )
+
+
+def _change(found: Balancing, exchanged: str, known: bool) -> dict[str, Any]:
+    exists = found.plan.before.exists
+    change: dict[str, Any] = {
+        "exchange": exchanged,
+        "order": found.order,
+        "max_tokens": found.max_tokens,
+        "balance_before": balance(found.cost_before, exists),
+        "balance_after": balance(found.cost_after, exists),
+        "moved_between_ranks": found.plan.moved,
+        "alternatives": [
+            {"exchange": what, "order": order, "gain": gain}
+            for (what, order), gain in found.gains.items()
+        ],
+    }
+    if known and found.r2 is not None:
+        change["tokens_per_rank"] = {
+            "before": tokens_per_rank(found.plan.before),
+            "after": tokens_per_rank(found.plan.after),
+        }
+        change["r2"] = {"forward": float(found.r2[0]), "backward": float(found.r2[1])}
+    change["moves"] = len(found.plan.origin)
+    if len(found.plan.origin) <= MOST_LISTED:
+        change["assignment"] = list(_listed(found.plan, known))
+    return change
+
+
+def _listed(plan: SequencePlan, known: bool) -> Iterator[dict[str, Any]]:
+    """Each microbatch and what it should hold: lengths, or the microbatch that comes there."""
+    after = plan.after
+    _, n_dp, most = after.ptr.shape[:3]
+    slots = plan.slots_before
+    for step, dp, microbatch in np.argwhere(after.exists).tolist():
+        first, end = after.ptr[step, dp, microbatch].tolist()
+        place = {"step": int(after.steps[step]), "dp": dp, "microbatch": microbatch}
+        if known:
+            yield {**place, "lengths": after.lengths[first:end].tolist()}
+        else:
+            home = int(slots[plan.origin[first]]) % (n_dp * most)
+            yield {**place, "from": [home // most, home % most]}
+
+
+def _notes(found: Balancing, exchanged: str, known: bool) -> Iterator[str]:
+    if not known:
+        yield (
+            "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by the "
+            "times they took here; a live job needs the lengths to know them beforehand"
+        )
+    if exchanged == SEQUENCES and found.max_tokens is not None:
+        whole = sum(what != SEQUENCES for what in found.plan.exchanged)
+        if whole:
+            yield (
+                f"in {whole} of {len(found.plan.exchanged)} steps {found.max_tokens} tokens per "
+                "microbatch leave no room to exchange sequences: whole microbatches there"
+            )
+    alone = [gain for (what, _), gain in found.gains.items() if what == NOTHING]
+    if exchanged != NOTHING and alone and max(alone) >= LEAST_GAIN:
+        yield f"another order of each rank's own microbatches alone gains {max(alone):.1%}"
+    yield "sums over a step do not change: gradients are those of the same sequences"
+
+
+KIND = RemedyKind(
+    "sequence-balance",
+    "share sequences out over ranks and microbatches by what they cost, and order them",
+    frozenset({"sequence-length"}),
+    propose,
+)

@@ -1,0 +1,217 @@
+"""The best places for sequences, by simulation: what to exchange, and in what order to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import KINDS, Fit, fit_computes
+from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
+from paceline.errors import RemedyError
+from paceline.graph import Durations, Measured
+from paceline.remedies.remedy import Case, predicted_step_s
+from paceline.remedies.sequence_assign import exchange_microbatches, plan_sequences
+from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged
+from paceline.trace.seqlens import SeqLens
+
+Array = npt.NDArray[np.float64]
+
+#: Lengths that explain less of the durations than this predict no gain.
+LEAST_R2 = 0.5
+
+#: Plans are compared on so many steps, spread over the trace; only the best is simulated on all.
+COMPARED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Balancing:
+    """A plan, and what it rests on.
+
+    Attributes:
+        plan: which sequence (or, without lengths, microbatch) goes where.
+        order: one of ``ORDERS``: microbatches within a rank, by cost.
+        step_s: [step] predicted step times, seconds.
+        cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
+            lengths: relative to the typical microbatch).
+        gains: (what is exchanged, order) -> gain of that plan over some steps, best first.
+        max_tokens: limit per microbatch; None without lengths.
+        r2: [kind] what the lengths explain of forward and backward durations; None without them.
+    """
+
+    plan: SequencePlan
+    order: str
+    step_s: Array
+    cost_before: Array
+    cost_after: Array
+    gains: dict[tuple[str, str], float]
+    max_tokens: int | None = None
+    r2: Array | None = None
+
+    def write(self, path: Path, *, force: bool = False) -> None:
+        """Write the whole assignment as parquet (see :meth:`SequencePlan.write`).
+
+        Without lengths every microbatch counts as one sequence of length 1.
+        """
+        self.plan.write(path, force=force)
+
+
+def balance_of(case: Case) -> Balancing:
+    """The best plan for a case (option ``max_tokens``: see :func:`balance_sequences`)."""
+    measured, limit = case.measured, case.options.get("max_tokens")
+    if case.seqlens is None:
+        if limit is not None:
+            raise RemedyError("max_tokens needs sequence lengths: give them with --seqlens FILE")
+        return balance_microbatches(measured)
+    return balance_sequences(measured, case.seqlens, limit)
+
+
+def balance_sequences(
+    measured: Measured, seqlens: SeqLens, max_tokens: int | None = None
+) -> Balancing:
+    """Plan which sequence goes where, by what lengths cost in the trace.
+
+    Args:
+        measured: graph and durations of the trace.
+        seqlens: of its steps (and perhaps others).
+        max_tokens: tokens per microbatch at most; None: as many as the largest one has.
+
+    Raises:
+        TraceError: the lengths do not match the trace.
+        RemedyError: they explain next to nothing, or the limit is below the longest of them.
+    """
+    lengths = matching(seqlens, measured)
+    fit = fit_computes(measured.durations)
+    cost = fit_sequence_cost(measured.durations, fit, lengths)
+    if cost.r2.min() < LEAST_R2:
+        raise RemedyError(
+            f"the sequence lengths explain {cost.r2[0]:.0%} of the variation of forwards and "
+            f"{cost.r2[1]:.0%} of backwards (R^2; {LEAST_R2:.0%} is needed): are they of this job?"
+        )
+    limit = _limit(lengths, max_tokens)
+
+    def seconds(plan: SequencePlan) -> Array:
+        total: Array = cost.by_kind(plan.after).sum(axis=0)
+        return total
+
+    old = cost.seconds(*lengths.moments())  # [kind, place, step, dp, microbatch]
+
+    def ratio(plan: SequencePlan) -> Array:
+        new = cost.seconds(*plan.after.moments())
+        return np.divide(new, old, out=np.ones_like(new), where=old > 0)
+
+    plans = [plan_sequences(lengths, cost.total, limit)]
+    if lengths.moments()[0].max() <= limit:  # microbatches may stay as they are
+        start = unchanged(lengths)
+        plans += [exchange_microbatches(lengths, seconds(start)), start]
+    best = _best(measured.durations, fit, plans, seconds, ratio)
+    return replace(best, max_tokens=limit, r2=cost.r2)
+
+
+def _limit(seqlens: SeqLens, max_tokens: int | None) -> int:
+    largest = int(seqlens.moments()[0].max())
+    if max_tokens is None:
+        return largest
+    longest = max(int(seqlens.lengths[a:b].max()) for a, b in seqlens.ptr[seqlens.exists].tolist())
+    if max_tokens < longest:
+        raise RemedyError(
+            f"max_tokens is {max_tokens}, but one sequence has {longest} tokens: give at least "
+            f"that many (the largest microbatch has {largest})"
+        )
+    return max_tokens
+
+
+def balance_microbatches(measured: Measured) -> Balancing:
+    """Plan an exchange of whole microbatches, by what they cost in the trace.
+
+    Args:
+        measured: graph and durations of the trace.
+    """
+    fit = fit_computes(measured.durations)
+    counts = microbatch_counts(measured.graph)
+    exists = np.broadcast_to(
+        np.arange(counts.max()) < counts[:, None], (len(measured.steps), len(counts), counts.max())
+    )
+    end = np.cumsum(exists).reshape(exists.shape)
+    whole = SeqLens(
+        measured.steps,
+        np.stack([end - exists, end], axis=-1),
+        np.ones(int(exists.sum()), dtype=np.int64),
+    )
+    logs = np.zeros(exists.shape)
+    for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
+        logs[:, dps, : len(variant.micro)] = variant.micro.transpose(1, 2, 0)
+    of_item = logs[exists]  # an item is a microbatch: the one that starts there
+
+    def log_cost(plan: SequencePlan) -> Array:
+        return np.where(exists, of_item[np.minimum(plan.after.ptr[..., 0], len(of_item) - 1)], 0.0)
+
+    def relative(plan: SequencePlan) -> Array:
+        return np.where(exists, np.exp(log_cost(plan)), 0.0)
+
+    def ratio(plan: SequencePlan) -> Array:
+        change: Array = np.exp(fit.slope[:, :, None, None, None] * (log_cost(plan) - logs))
+        return change
+
+    start = unchanged(whole)
+    plans = [exchange_microbatches(whole, relative(start)), start]
+    return _best(measured.durations, fit, plans, relative, ratio)
+
+
+def _best(
+    durations: Durations,
+    fit: Fit,
+    plans: list[SequencePlan],
+    cost: Callable[[SequencePlan], Array],
+    ratio: Callable[[SequencePlan], Array],
+) -> Balancing:
+    """The plan and order with the shortest steps, by simulation.
+
+    Args:
+        durations: as measured.
+        fit: of these durations.
+        plans: what may go where.
+        cost: plan -> [step, dp, microbatch].
+        ratio: plan -> [kind, place, step, dp, microbatch] new over old durations.
+    """
+    n_steps = durations.n_steps
+    some = np.unique(np.linspace(0, n_steps - 1, min(COMPARED_STEPS, n_steps)).astype(np.int64))
+    before = float(predicted_step_s(_scaled(durations, fit, None, some)).mean())
+    tried: dict[tuple[str, str], tuple[float, SequencePlan]] = {}
+    for plan in plans:
+        for order in ORDERS:
+            ordered = in_order(plan, cost(plan), order)
+            step_s = predicted_step_s(_scaled(durations, fit, ratio(ordered), some))
+            tried.setdefault((plan.mostly, order), (1 - float(step_s.mean()) / before, ordered))
+    gains = dict(sorted(((key, gain) for key, (gain, _) in tried.items()), key=lambda g: -g[1]))
+    chosen = next(iter(gains))
+    best = tried[chosen][1]
+    return Balancing(
+        plan=best,
+        order=chosen[1],
+        step_s=predicted_step_s(_scaled(durations, fit, ratio(best), np.arange(n_steps))),
+        cost_before=cost(unchanged(best.before)),
+        cost_after=cost(best),
+        gains=gains,
+    )
+
+
+def _scaled(
+    durations: Durations, fit: Fit, ratio: Array | None, steps: npt.NDArray[np.int64]
+) -> Durations:
+    """Durations of some steps, computes multiplied by [kind, place, step, dp, microbatch]."""
+    graph = durations.graph
+    changed = Durations.empty(graph, len(steps))
+    for v, (variant, dps) in enumerate(zip(fit.variants, graph.variant_dps, strict=True)):
+        block = changed.block(v)
+        block[:] = durations.block(v)[:, steps]
+        if ratio is None:
+            continue
+        for k in range(len(KINDS)):
+            for place, ops in enumerate(variant.ops[k]):
+                part = ratio[k, place][np.ix_(steps, dps, np.arange(len(ops)))]
+                block[ops] *= part.transpose(2, 0, 1)
+    return changed

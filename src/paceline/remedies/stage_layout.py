@@ -1,0 +1,146 @@
+"""Another split of the layers over the stages (what-if paper, 5.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import RemedyError
+from paceline.remedies.layout_search import MIN_GAIN, Bounds, LayoutSearch
+from paceline.remedies.outcome import outcome
+from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.remedies.stage_split import Layout
+
+
+def propose(case: Case) -> Remedy:
+    """The best contiguous split of the layers over the stages.
+
+    Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, for
+    the memory.
+
+    Raises:
+        RemedyError: the layers are unknown or do not match the job, or no split is faster.
+    """
+    layers = _layers(case)
+    graph = case.measured.graph
+    bounds = bounds_of(case, len(layers), sum(layers))
+    search = LayoutSearch(case.measured.durations, layers, bounds)
+    layout, after_s = search.best(case.result.simulated_s)
+    if layout == layers:
+        raise RemedyError(
+            f"the layers {list(layers)} are split as well as they can be: no allowed split is "
+            f"more than {MIN_GAIN:.1%} faster"
+        )
+    costs = search.costs
+    change: dict[str, Any] = {
+        "layers": list(layout),
+        "layers_now": list(layers),
+        "layer_s": np.median(costs.per_layer, axis=1).tolist(),
+        "embedding_s": costs.extra[:, 0].tolist(),
+        "loss_s": costs.extra[:, -1].tolist(),
+        "loads_s": costs.of(np.array(layout)).sum(axis=0).tolist(),
+        "loads_now_s": costs.loads.sum(axis=0).tolist(),
+    }
+    if bounds.n_chunks > 1:
+        bound = search.lower_bound()
+        change["lower_bound_s"] = bound
+        change["gap"] = float(search.noise_free(layout) / bound - 1)
+    return outcome(
+        case,
+        KIND.name,
+        f"split the layers {_shown(layout, graph.n_pp)} instead of {_shown(layers, graph.n_pp)}",
+        after_s,
+        change,
+        causes=KIND.causes,
+        notes=_notes(bounds, change),
+    )
+
+
+def _shown(layout: Layout, n_pp: int) -> str:
+    """A layout in words: commas between stages, slashes between chunks."""
+    rows = [layout[i : i + n_pp] for i in range(0, len(layout), n_pp)]
+    return " / ".join(",".join(map(str, row)) for row in rows)
+
+
+def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
+    notes = [
+        "all layers of the model are taken as equal; a stage's own machines keep their speed",
+        "the split is chosen for healthy workers, the gain predicted with the workers as they are",
+        "a stage with more layers needs more memory (1F1B: the first stages most): limit it with "
+        "max_layers",
+    ]
+    if len(bounds.least) == 2:
+        notes.append(
+            "with two stages embedding and loss cannot be told apart: embedding taken as 0"
+        )
+    if "gap" in change:
+        notes.append(
+            f"found by search; without noise at most {change['gap']:.1%} above a lower bound for "
+            "any split (all computes of a stage, fill, drain and tail)"
+        )
+    return notes
+
+
+def _layers(case: Case) -> Layout:
+    """[virtual stage] layers now, checked.
+
+    Raises:
+        RemedyError: unknown, or not as many as stages (or stages x chunks).
+    """
+    n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
+    if n_pp == 1:
+        raise RemedyError("the job has one stage: there is nothing to split")
+    if case.layers is None:
+        raise RemedyError(
+            f"how many layers each stage has is not in the trace: pass --layers with {n_pp} numbers"
+        )
+    layers = tuple(int(count) for count in case.layers)
+    if min(layers, default=0) < 0 or sum(layers) == 0:
+        raise RemedyError(f"layers {list(layers)} are not numbers of layers")
+    if len(layers) == n_pp * n_chunks:
+        return layers
+    if len(layers) != n_pp:
+        every = f", or {n_pp * n_chunks}, chunk by chunk" if n_chunks > 1 else ""
+        raise RemedyError(
+            f"{len(layers)} numbers of layers ({list(layers)}) for {n_pp} stages; give one per "
+            f"stage{every}"
+        )
+    if any(count % n_chunks for count in layers):
+        raise RemedyError(
+            f"layers {list(layers)} cannot be {n_chunks} equal chunks per stage; give "
+            f"{n_pp * n_chunks} numbers: chunk 0 of all stages, then chunk 1"
+        )
+    return tuple(count // n_chunks for count in layers) * n_chunks
+
+
+def bounds_of(case: Case, n_virtual: int, total: int) -> Bounds:
+    """The user's bounds for ``total`` layers on ``n_virtual`` (stage, chunk).
+
+    Raises:
+        RemedyError: they are no bounds, or leave no split.
+    """
+    n_pp = case.measured.graph.n_pp
+    least = int(case.options.get("min_layers", 1))
+    given = case.options.get("max_layers")
+    most = np.atleast_1d(np.array(total if given is None else given, dtype=np.int64))
+    if least < 0 or most.shape not in ((1,), (n_pp,)):
+        raise RemedyError(
+            f"min_layers is a number from 0 on, max_layers one number or one for each of the "
+            f"{n_pp} stages; not {least} and {given}"
+        )
+    most = np.broadcast_to(most, n_pp)
+    if least * n_virtual > total or most.sum() < total:
+        raise RemedyError(
+            f"{total} layers do not fit: at least {least} on each of {n_virtual} (stage, chunk), "
+            f"at most {most.tolist()} on the stages"
+        )
+    return Bounds(np.full(n_virtual, least), most, n_pp)
+
+
+KIND = RemedyKind(
+    "stage-layout",
+    "split the layers over the stages so that none has more to do than the others",
+    frozenset({"stage-imbalance"}),
+    propose,
+)

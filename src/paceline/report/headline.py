@@ -1,0 +1,65 @@
+"""The result in a sentence or two: what is lost, why, and what the best remedy gains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.diagnose import Diagnosis, Finding
+from paceline.remedies import Remedy
+from paceline.whatif import WhatIf
+
+HEALTHY = "Healthy, within what these traces can show"
+
+#: Launch delays below this line cost next to nothing (the line of S, too).
+DELAYED = 1.03
+
+#: Where the text of a remedy turns from what to do to what comes of it.
+_RESULT = ": a step takes"
+
+
+def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
+    """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
+    drifts = any(finding.cause == "drift" for finding in diagnosis.findings)
+    return result.healthy and result.launch_slowdown < DELAYED and not drifts
+
+
+def headline(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str:
+    """What an on-call engineer needs to know first, in words."""
+    if is_healthy(result, diagnosis):
+        return f"{HEALTHY}: stragglers cost {max(result.waste, 0.0):.1%} of the GPU time."
+    first = _main(result, diagnosis)
+    if not result.healthy:
+        reason = first.text if first else "no known pattern explains it"
+        verdict = f"This job wastes {result.waste:.0%} of its GPUs: {reason}"
+    else:
+        reason = first.text if first else "time passes between operations"
+        verdict = f"Stragglers cost little ({max(result.waste, 0.0):.1%}), but {reason}"
+    return " ".join([_sentence(verdict), *_advice(first, remedies)])
+
+
+def _main(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
+    """The finding to name: the largest known cause, inside S unless S is healthy."""
+    inside = [f for f in diagnosis.findings if f.share is not None and f.cause != "unexplained"]
+    outside = [f for f in diagnosis.findings if f.share is None]
+    if not result.healthy:
+        return next((f for f in inside if (f.share or 0) > 0), None)
+    return outside[0] if outside else None
+
+
+def _advice(finding: Finding | None, remedies: Sequence[Remedy]) -> list[str]:
+    """The best remedy for what was named, else the best of all; nothing if it gains nothing."""
+    answers = [r for r in remedies if finding is not None and finding.id in r.findings]
+    best = max(answers or remedies, key=lambda remedy: remedy.gain, default=None)
+    if best is None or round(best.gain, 2) <= 0:
+        return []
+    gain = f"{best.gain:.0%}"
+    if best.remedy == "replace-worker" and best in answers and finding is not None:
+        alone = len(finding.where.get("workers", ())) == 1
+        return [f"Replacing {'it' if alone else 'them'} gains {gain}."]
+    action = best.text.partition(_RESULT)[0]
+    return [f"To gain {gain}: {_sentence(action)}"]
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,220 @@
+"""The report: one HTML file that opens from disk, fetches nothing and prints.
+
+Text, tables and bars are HTML written here; the figures that move (heatmaps, curves, timeline) are
+drawn by the scripts in ``page/static`` from numbers that the page holds as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from string import Template
+from types import MappingProxyType
+from typing import BinaryIO
+from urllib.parse import quote
+
+from paceline.diagnose import Diagnosis, Waterfall
+from paceline.graph import Measured
+from paceline.remedies import Remedy
+from paceline.report.headline import headline, is_healthy
+from paceline.report.page.drawn import scatter_data, timeline_data
+from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
+from paceline.report.page.figures import Hosts, blamed, figure_data
+from paceline.report.page.findings import findings_html, remedies_html
+from paceline.report.page.markup import escaped, foreign, percent
+from paceline.report.page.pack import safe_json
+from paceline.whatif import WhatIf
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+#: In this order: each uses what the ones before it define.
+SCRIPTS = ("base.js", "heatmap.js", "chart.js", "timeline_view.js", "timeline.js", "page.js")
+
+
+#: Up to so many replicas the two heatmaps have room beside each other.
+FEW = 10
+
+
+@dataclass(frozen=True)
+class _Told:
+    """All that the report tells."""
+
+    result: WhatIf
+    diagnosis: Diagnosis
+    fall: Waterfall
+    remedies: Sequence[Remedy]
+    measured: Measured
+    hosts: Hosts | None
+    gpu_hour_cost: float | None
+    perfetto: str | None
+    not_applicable: Mapping[str, str]
+
+
+def report_writer(
+    result: WhatIf,
+    diagnosis: Diagnosis,
+    fall: Waterfall,
+    remedies: Sequence[Remedy],
+    measured: Measured,
+    *,
+    hosts: Hosts | None = None,
+    gpu_hour_cost: float | None = None,
+    perfetto: str | None = None,
+    not_applicable: Mapping[str, str] = NOTHING,
+) -> Callable[[BinaryIO], None]:
+    """What writes ``report.html``.
+
+    Args:
+        result: the what-if analysis.
+        diagnosis: its findings; may have none.
+        fall: where the time goes.
+        remedies: changes with their gains, in any order; may be empty.
+        measured: the graph and durations, from which the timeline is drawn.
+        hosts: (dp, pp) -> host, or (host, gpu), where they are known.
+        gpu_hour_cost: price of a GPU-hour, in the user's currency.
+        perfetto: the file with the ideal timeline, relative to the report.
+        not_applicable: remedy -> why it does not apply here.
+    """
+    told = _Told(
+        *(result, diagnosis, fall, remedies, measured),
+        *(hosts, gpu_hour_cost, perfetto, not_applicable),
+    )
+    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    content = _page(told).encode("utf-8", "replace")
+    return lambda file: _write(file, content)
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _page(told: _Told) -> str:
+    """The page; a healthy job's stops after the numbers."""
+    healthy = is_healthy(told.result, told.diagnosis)
+    body = "" if healthy else _figures(told)
+    script = "\n".join(_static(name) for name in SCRIPTS)
+    data = None if healthy else _data(told)
+    return Template(_static("page.html")).substitute(
+        title=escaped(_title(told.result)),
+        policy=escaped(_policy(script)),
+        style=_static("page.css"),
+        job=_job_line(told.result),
+        headline=foreign(headline(told.result, told.diagnosis, told.remedies)),
+        mood="healthy" if healthy else "slow",
+        doubt=_doubt(told.result),
+        numbers=key_numbers(told.result, told.diagnosis, told.gpu_hour_cost),
+        nav="" if healthy else _static("nav.html"),
+        body=body,
+        definitions=_static("definitions.html"),
+        warnings=_warnings(told.result),
+        version=escaped(_version()),
+        data=safe_json(data),
+        script=script,
+    )
+
+
+def _data(told: _Told) -> dict[str, object]:
+    return {
+        **figure_data(told.result, told.hosts),
+        "blamed": blamed(told.diagnosis),
+        "timeline": timeline_data(told.measured, told.result),
+        "scatter": scatter_data(told.measured),
+    }
+
+
+def _figures(told: _Told) -> str:
+    """The sections between the key numbers and the definitions."""
+    result = told.result
+    stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
+    kinds = dict(sorted(result.by_kind.items(), key=lambda item: -item[1]))
+    few = result.by_worker.shape[1] <= FEW
+    return Template(_static("figures.html")).substitute(
+        heatmaps="columns" if few else "",
+        kinds=parts_html(kinds, "kind"),
+        stages=parts_html(stages, "stage"),
+        waterfall=waterfall_html(result, told.fall, told.gpu_hour_cost),
+        findings=findings_html(told.diagnosis, told.remedies, told.hosts),
+        remedies=remedies_html(told.remedies, told.diagnosis.findings, told.not_applicable),
+        perfetto=_perfetto(told.perfetto),
+    )
+
+
+def _static(name: str) -> str:
+    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Nothing may be fetched, and no script but ours may run, whatever the page holds."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _title(result: WhatIf) -> str:
+    return f"{result.job.name or 'Training job'} · Paceline"
+
+
+def _job_line(result: WhatIf) -> str:
+    job, steps = result.job, result.steps.tolist()
+    degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
+    for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
+        degrees += [f"{name} {size}"] if size > 1 else []
+    which = (
+        f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    )
+    gpus = "GPU" if job.world_size == 1 else "GPUs"
+    name = f"<b>{foreign(job.name)}</b> · " if job.name else ""
+    return f"{name}{' × '.join(degrees)} on {job.world_size:,} {gpus} · {which}"
+
+
+def _doubt(result: WhatIf) -> str:
+    """A caution under the headline, where the simulation is far from the trace."""
+    if not result.doubtful:
+        return ""
+    return (
+        '<p class="doubt"><b>Doubtful:</b> the simulation is '
+        f"{percent(result.discrepancy)} off the "
+        "trace (over 5%): time passes that the operations do not explain. See launch delays, and "
+        'the <a href="#warnings">warnings</a>.</p>'
+    )
+
+
+def _version() -> str:
+    try:
+        return version("paceline")
+    except PackageNotFoundError:  # run from the source tree
+        return "(not installed)"
+
+
+def _perfetto(name: str | None) -> str:
+    if name is None:
+        return ""
+    # Quoted as a path, no name can be a scheme (javascript:) or a host (//).
+    target = escaped(quote(name.lstrip("/\\")))
+    return (
+        "<p>The whole ideal timeline for Perfetto: "
+        f'<a href="{target}" download>{foreign(name)}</a>; '
+        "open it at ui.perfetto.dev (the file stays in your browser). "
+        "<code>paceline timeline</code> draws the other steps and scenarios.</p>"
+    )
+
+
+def _warnings(result: WhatIf) -> str:
+    """Warnings, steps that were left out, times that were clamped; empty where there are none."""
+    notes = [foreign(note) for note in result.warnings]
+    clamped = sum(sum(counts.values()) for counts in result.clamped.values())
+    if clamped:
+        notes.append(f"{clamped:,} negative times below −10 ms were set to 0 (clocks disagree)")
+    text = f"<ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>" if notes else ""
+    if result.left_out_steps:
+        left_out = list(result.left_out_steps.items())
+        items = "".join(f"<li>step {step}: {foreign(why)}</li>" for step, why in left_out[:50])
+        more = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
+        text += f"<p>{len(left_out)} steps were left out:</p><ul>{items}{more}</ul>"
+    return text or "<p>None.</p>"

@@ -1,0 +1,1 @@
+"""The parts of the HTML report: what the figures draw, what the text says, and the static files."""

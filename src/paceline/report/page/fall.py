@@ -1,0 +1,137 @@
+"""Key numbers, the waterfall and S by part, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.diagnose import Diagnosis, Waterfall
+from paceline.report.page.findings import CAUSES
+from paceline.report.page.markup import bar, escaped, foreign, percent, seconds, table
+from paceline.whatif import WhatIf
+
+#: Drops that are no finding: their names, and what they are.
+_OTHERS = {
+    "launch-delay": ("Launch delays", "time between operations"),
+    "unexplained": ("Other stragglers", "no known pattern"),
+    "p2p": ("Transfers between stages", "sends and recvs"),
+    "collectives": ("Collectives, optimizer", "and the rest of the tail"),
+    "bubble": ("Pipeline bubble", "workers wait for their neighbours"),
+}
+
+
+def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | None) -> str:
+    """The figures that a reader takes to a meeting."""
+    gpus = result.job.world_size
+    low, high = diagnosis.slowdown_interval
+    lost = result.waste * gpus
+    cost = 0.0 if gpu_hour_cost is None else lost * 24 * gpu_hour_cost
+    per_day = f"; costs {_hours(cost)} a day" if cost >= 1 else ""
+    actual, simulated, ideal = (
+        float(times.mean()) for times in (result.traced_s, result.simulated_s, result.ideal_s)
+    )
+    judged = "doubtful: over 5%" if result.doubtful else "fine: under 5%"
+    items = (
+        ("Slowdown S", f"{result.slowdown:.3f}", f"90%: {low:.3f} to {high:.3f}"),
+        ("Waste", percent(result.waste), f"{_gpus(lost)} of {gpus:,} GPUs{per_day}"),
+        ("Mean step, actual", seconds(actual), "as traced"),
+        (
+            "… without launch delays",
+            seconds(simulated),
+            f"they take {percent(1 - simulated / actual)}",
+        ),
+        ("… ideal", seconds(ideal), "without stragglers"),
+        ("Simulation against trace", percent(result.discrepancy), judged),
+    )
+    cells = (
+        f"<div{' class=bad' if 'doubtful' in more else ''}><dt>{name}</dt><dd>{number}</dd>"
+        f"<dd>{more}</dd></div>"
+        for name, number, more in items
+    )
+    return f'<dl class="numbers">{"".join(cells)}</dl>'
+
+
+def _gpus(lost: float) -> str:
+    return f"{max(lost, 0.0):,.{1 if lost < 100 else 0}f}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the waterfall: a level that remains, or a drop between two of them."""
+
+    name: str
+    text: str
+    seconds: float
+    top_s: float
+    bottom_s: float
+    is_level: bool
+
+
+def _waterfall_rows(fall: Waterfall) -> list[_Row]:
+    rows = [_level("Actual step", "as traced", fall.actual_s)]
+    left = fall.actual_s
+    after = {"launch-delay": "Without launch delays", "unexplained": "Ideal: without stragglers"}
+    for drop in fall.drops:
+        name, text = _OTHERS.get(drop.name, (CAUSES.get(drop.name, drop.name), drop.text))
+        rows.append(_Row(name, text, drop.seconds, left, left - drop.seconds, False))
+        left -= drop.seconds
+        if drop.name in after:
+            rows.append(_level(after[drop.name], "", left))
+    return [*rows, _level("Compute of a worker", "forward and backward", fall.compute_s)]
+
+
+def _level(name: str, text: str, left: float) -> _Row:
+    return _Row(name, text, left, left, 0.0, True)
+
+
+def waterfall_html(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) -> str:
+    """From the actual step down to pure compute; negative drops are shown as they are."""
+    rows = _waterfall_rows(fall)
+    scale = max(max(row.top_s, row.bottom_s) for row in rows) or 1.0
+    gpus, n_steps = result.job.world_size, len(result.steps)
+    head = ["", "", "per step", "share", f"GPU-hours, {n_steps} steps", "GPU-hours a day"]
+    head += [] if gpu_hour_cost is None else ["cost a day"]
+    lines = []
+    for row in rows:
+        kind = "level" if row.is_level else "drop" if row.seconds >= 0 else "negative"
+        sign = 1 if row.is_level else -1
+        share = row.seconds / fall.actual_s
+        text = f"<small>{foreign(row.text)}</small>" if row.text else ""
+        name = f"<strong>{escaped(row.name)}</strong>" if row.is_level else escaped(row.name)
+        cells = [
+            f"{name}{text}",
+            bar(row.bottom_s / scale, row.top_s / scale, name=kind),
+            seconds(sign * row.seconds),
+            percent(sign * share),
+            _hours(sign * row.seconds * gpus * n_steps / 3600),
+            _hours(sign * share * gpus * 24),
+        ]
+        cells += [] if gpu_hour_cost is None else [_hours(sign * share * gpus * 24 * gpu_hour_cost)]
+        lines.append(cells)
+    return table(head, lines, name="waterfall", numeric_from=2)
+
+
+def _hours(value: float) -> str:
+    size = abs(value)
+    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-6 else "0"
+    return f"−{text}" if value < 0 and text != "0" else text
+
+
+def parts_html(values: Mapping[str, float], head: str) -> str:
+    """S of each part, as bars that start at 1."""
+    low, high = min(1.0, *values.values()), max(1.03, *values.values())
+    span = high - low
+    rows = [
+        [
+            escaped(name),
+            bar(
+                (min(s, 1.0) - low) / span,
+                (max(s, 1.0) - low) / span,
+                name="share" if s >= 1 else "negative",
+                base=(1 - low) / span,
+            ),
+            f"{s:.3f}",
+        ]
+        for name, s in values.items()
+    ]
+    return table([head, "", "S"], rows, name="parts", numeric_from=2)

@@ -1,0 +1,154 @@
+"""Small pieces of HTML: escaped text, numbers, tables, bars. Every string comes in unescaped."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+#: Entries of a list, and levels of nesting, that a page shows; the rest is in result.json.
+MAX_ENTRIES, MAX_DEPTH = 12, 3
+
+_MAX_TEXT = 400
+
+_VISIBLE = 0.003  # of the width of a track
+
+
+def escaped(text: object) -> str:
+    """Text that may stand in an element or a quoted attribute."""
+    return html.escape(str(text), quote=True)
+
+
+def foreign(text: object) -> str:
+    """A name that others chose: escaped, and its direction of writing kept to itself."""
+    return f"<bdi>{escaped(text)}</bdi>"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """``12.3%``; a real minus sign, and none before 0."""
+    text = f"{abs(value):.{digits}%}"
+    return ("−" if value < 0 and text.strip("0.%") else "") + text
+
+
+def seconds(value: float) -> str:
+    """Three or four digits with the unit."""
+    size = abs(value)
+    text = f"{size:.0f} s" if size >= 999.5 else f"{size:#.4g} s" if size >= 1 else _small(size)
+    return ("−" if value < 0 and any(d in "123456789" for d in text) else "") + text
+
+
+def _small(size: float) -> str:
+    return f"{size * 1e3:#.3g} ms".replace(". ms", " ms") if size >= 1e-6 else "0 s"
+
+
+def quantity(value: float) -> str:
+    """A number for people: four significant digits, thousands parted."""
+    if not math.isfinite(value):
+        return "–"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str = "",
+    name: str = "",
+    numeric_from: int = 1,
+) -> str:
+    """A table of HTML cells; the first column heads its row."""
+    lines = [f'<div class="scroll"><table class="{name}">']
+    lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
+    heads = (
+        f'<th scope="col"{_number(i, numeric_from)}>{escaped(h)}</th>' for i, h in enumerate(head)
+    )
+    lines.append(f"<thead><tr>{''.join(heads)}</tr></thead><tbody>")
+    for row in rows:
+        cells = (f"<td{_number(i, numeric_from)}>{c}</td>" for i, c in enumerate(row) if i)
+        lines.append(f'<tr><th scope="row">{row[0]}</th>{"".join(cells)}</tr>')
+    return "\n".join([*lines, "</tbody></table></div>"])
+
+
+def _number(place: int, numeric_from: int) -> str:
+    return ' class="num"' if place >= numeric_from else ""
+
+
+def bar(low: float, high: float, *, name: str = "", base: float | None = None) -> str:
+    """A bar from ``low`` to ``high`` (0..1) of its track; the numbers stand beside it."""
+    low, high = max(0.0, min(low, high)), min(1.0, max(low, high))
+    mark = f'<i class="base" style="left:{base:.2%}"></i>' if base is not None else ""
+    place = f"left:{low:.2%};width:{high - low:.2%}"
+    # Under a pixel there is nothing to see, and a line would look like something.
+    inner = f'<b class="{name}" style="{place}"></b>' if high - low >= _VISIBLE else ""
+    return f'<span class="track" aria-hidden="true">{mark}{inner}</span>'
+
+
+def value(thing: Any, depth: int = 0) -> str:
+    """Evidence or a change, whatever its shape, as short HTML."""
+    if isinstance(thing, bool) or thing is None:
+        return {True: "yes", False: "no", None: "–"}[thing]
+    if isinstance(thing, int):
+        return f"{thing:,}"
+    if isinstance(thing, float):
+        return quantity(thing)
+    if isinstance(thing, str):
+        return foreign(thing if len(thing) <= _MAX_TEXT else f"{thing[:_MAX_TEXT]}…")
+    if depth >= MAX_DEPTH:
+        return "…"
+    if isinstance(thing, Mapping):
+        entries = [
+            f"{escaped(words(k))}&nbsp;{value(v, depth + 1)}" for k, v in _first(thing.items())
+        ]
+        return ", ".join(entries) + _more(len(thing))
+    if isinstance(thing, list | tuple):
+        entries = [value(entry, depth + 1) for entry in _first(thing)]
+        nested = any(isinstance(entry, list | tuple | Mapping) for entry in thing)
+        text = ("; " if nested else ", ").join(entries) + _more(len(thing))
+        return f"({text})" if depth else text
+    return foreign(thing)
+
+
+def _first(things: Iterable[Any]) -> list[Any]:
+    return [thing for _, thing in zip(range(MAX_ENTRIES), things, strict=False)]
+
+
+def _more(length: int) -> str:
+    return f" … {length - MAX_ENTRIES:,} more" if length > MAX_ENTRIES else ""
+
+
+def words(key: object) -> str:
+    """``forward_ratio`` -> ``forward ratio``, ``load_s`` -> ``load (s)``; not escaped yet."""
+    text = str(key)
+    for end, unit in (("_s_per_step", " (s per step)"), ("_s", " (s)"), ("_bytes", " (bytes)")):
+        if text.endswith(end):
+            text = text.removesuffix(end) + unit
+            break
+    return text.replace("_", " ")[:_MAX_TEXT]
+
+
+def pairs(entries: Mapping[str, Any], *, name: str) -> str:
+    """A list of names and values."""
+    items = (_pair(k, v) for k, v in entries.items() if v is not None)
+    return f'<dl class="{name}">{"".join(items)}</dl>'
+
+
+def _pair(key: object, thing: Any) -> str:
+    if not _is_table(thing):
+        return f"<div><dt>{escaped(words(key))}</dt><dd>{value(thing)}</dd></div>"
+    head = [words(k) for k in thing[0]]
+    rows = [[value(entry[k], 1) for k in entry] for entry in _first(thing)]
+    inner = table(head, rows, name="small", numeric_from=len(head))
+    shown = f"{inner}{_more(len(thing))}"
+    return f'<div class="wide"><dt>{escaped(words(key))}</dt><dd>{shown}</dd></div>'
+
+
+def _is_table(thing: Any) -> bool:
+    """Whether it is a list of records with the same few fields."""
+    if not isinstance(thing, list | tuple) or not thing:
+        return False
+    if not all(isinstance(entry, Mapping) for entry in thing):
+        return False
+    fields = list(thing[0])
+    return 1 < len(fields) <= MAX_ENTRIES and all(list(entry) == fields for entry in thing)

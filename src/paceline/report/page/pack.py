@@ -1,0 +1,42 @@
+"""Arrays and mappings in the compact form in which the page holds them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: What a missing value is among the 16-bit numbers.
+MISSING = 65535
+
+_SIGNIFICANT = 6
+
+
+def slowdowns(values: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Slowdowns as 16-bit numbers of a unit that keeps three decimals, up to a slowdown of 65."""
+    finite = np.isfinite(values)
+    top = float(values[finite].max(initial=1.0))
+    unit = max(0.001, top / (MISSING - 1))
+    rounded = np.where(finite, np.round(np.maximum(values, 0) / unit), MISSING)
+    return {"unit": unit, "u16": base64_of(rounded.astype("<u2"))}
+
+
+def base64_of(values: npt.NDArray[Any]) -> str:
+    """The bytes of an array (little-endian types only) as base64."""
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
+
+
+def rounded(values: npt.NDArray[np.float64]) -> list[float | None]:
+    """Six significant digits; None where there is no value."""
+    return [float(f"{v:.{_SIGNIFICANT}g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+def safe_json(value: Any) -> str:
+    """JSON that may stand inside a script element, whatever strings it holds."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,143 @@
+"""The commands diagnose, remedy and compare, and what analyze adds to its output."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import run
+from paceline.sources import parquet
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+
+SLOW = SynthSpec(dp=4, pp=4, microbatches=8, steps=4, slow_workers=(SlowWorker(3, 1, 1.5),))
+HEALTHY = SynthSpec(dp=4, pp=4, microbatches=8, steps=4)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    for name, spec in (("slow", SLOW), ("healthy", HEALTHY)):
+        parquet.write(synthesize(spec), folder / f"{name}.parquet")
+    return folder
+
+
+def test_diagnose_says_why_where_and_what_to_do(traces, capsys):
+    assert run(["diagnose", str(traces / "slow.parquet"), "--gpu-hour-cost", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "worker dp 3, stage 1 is 1.4" in out or "worker dp 3, stage 1 is 1.5" in out
+    assert "where the time goes" in out
+    assert "cost" in out
+    assert "replace-worker" in out
+    assert err == ""
+
+
+def test_diagnose_as_json(traces, capsys):
+    assert run(["diagnose", str(traces / "slow.parquet"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    first = document["findings"][0]
+    assert first["cause"] == "worker"
+    assert first["where"] == {"workers": [[3, 1]]}
+    assert sum(f["share"] for f in document["findings"]) == pytest.approx(1.0)
+    remedy = next(r for r in document["remedies"] if r["remedy"] == "replace-worker")
+    assert remedy["findings"] == ["worker"]
+    assert 0.15 < remedy["gain"] < 0.35
+    fall = document["waterfall"]
+    left = fall["actual_s"] - sum(drop["seconds"] for drop in fall["drops"])
+    assert left == pytest.approx(fall["compute_s"])
+
+
+def test_a_healthy_job_is_said_to_be_so(traces, capsys):
+    assert run(["diagnose", str(traces / "healthy.parquet")]) == 0
+    assert "Healthy, within what these traces can show" in capsys.readouterr().out
+    assert run(["diagnose", str(traces / "healthy.parquet"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["findings"] == []
+    assert document["remedies"] == []
+
+
+def test_hosts_are_named(traces, tmp_path, capsys):
+    hosts = tmp_path / "hosts.csv"
+    rank = int(synthesize(SLOW).rank[3, 1])
+    hosts.write_text(f"rank,host,gpu\n0,node0,0\n{rank},node7,5\n")
+    assert run(["diagnose", str(traces / "slow.parquet"), "--hosts", str(hosts)]) == 0
+    assert "node7, GPU 5" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank,gpu\n0,1\n", "lacks the column host"),
+        ("rank,host\nx,node0\n", "line 2: rank 'x' is no number"),
+        ("rank,host\n0,a\n0,b\n", "line 3: rank 0 is there twice"),
+        ("", "lacks the column rank and host"),
+    ],
+)
+def test_broken_hosts_files_are_said(traces, tmp_path, capsys, text, message):
+    hosts = tmp_path / "hosts.csv"
+    hosts.write_text(text)
+    assert run(["diagnose", str(traces / "slow.parquet"), "--hosts", str(hosts)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_remedies_are_listed_with_their_gain_or_the_reason(traces, capsys):
+    assert run(["remedy", str(traces / "slow.parquet"), "--list"]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "replace-worker" in line)
+    assert line.strip()[0].isdigit()
+    assert "no finding of gc" in out
+
+
+def test_one_remedy(traces, capsys):
+    assert run(["remedy", str(traces / "slow.parquet"), "replace-worker"]) == 0
+    assert "replace-worker" in capsys.readouterr().out
+    assert run(["remedy", str(traces / "slow.parquet"), "replace-worker", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["remedy"] == "replace-worker"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such"], "there is no remedy 'no-such'"),
+        (["planned-gc"], "gc"),
+        (["stage-layout"], "--layers"),
+        (["stage-layout", "--layers", "9,9"], "4"),
+    ],
+)
+def test_remedies_that_do_not_apply_say_why(traces, capsys, arguments, message):
+    assert run(["remedy", str(traces / "slow.parquet"), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("paceline: error: ")
+    assert message in err
+
+
+def test_compare_shows_whether_the_fix_worked(traces, capsys):
+    before, after = str(traces / "slow.parquet"), str(traces / "healthy.parquet")
+    assert run(["compare", before, after]) == 0
+    out = capsys.readouterr().out
+    assert "shorter" in out
+    assert "worker" in out
+    assert run(["compare", before, after, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["before"]["slowdown"] > 1.2 > 1.03 > document["after"]["slowdown"]
+
+
+def test_analyze_adds_findings_and_report(traces, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(["analyze", str(traces / "slow.parquet"), "--out", str(out)]) == 0
+    screen = capsys.readouterr().out
+    assert "why" in screen
+    assert "what to do" in screen
+    document = json.loads((out / "result.json").read_text())
+    assert document["findings"][0]["cause"] == "worker"
+    page = (out / "report.html").read_text()
+    assert "worker dp 3, stage 1" in page
+
+
+def test_no_diagnose_leaves_all_of_it_out(traces, tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = ["analyze", str(traces / "slow.parquet"), "--out", str(out), "--no-diagnose"]
+    assert run(argv) == 0
+    assert "why" not in capsys.readouterr().out
+    assert "findings" not in json.loads((out / "result.json").read_text())
+    assert not Path(out / "report.html").exists()

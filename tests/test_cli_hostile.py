@@ -1,0 +1,96 @@
+"""The commands in hostile places: no standard output, no width, names with escape codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("synth") / "trace.parquet"
+    size = ["--dp", "2", "--pp", "2", "--microbatches", "3", "--steps", "2"]
+    assert run(["synth", *size, "-o", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_closed_streams_are_no_error(trace: Path, tmp_path: Path, closed: str) -> None:
+    """What is written goes nowhere, not into the file that takes the stream's number."""
+    out = tmp_path / "out.json"
+    command = f'exec "$0" -m paceline timeline "$1" --scenario ideal -o "$2" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(trace), str(out)],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert out.read_text().startswith("{")
+    assert "wrote" not in out.read_text()
+
+
+def test_no_standard_output_for_the_screen(trace: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m paceline analyze "$1" >&-', sys.executable, str(trace)],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "x"])
+def test_odd_widths_print_the_screen(
+    trace: Path, columns: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["analyze", str(trace)]) == 0
+    out, err = capsys.readouterr()
+    flowing = " ".join(out.split())
+    assert "dp 2 × pp 2 on 4 GPUs" in flowing
+    assert "share of the loss" in flowing
+    assert err == ""
+
+
+@pytest.mark.parametrize("command", [["analyze"], ["diagnose"], ["analyze", "--json"]])
+def test_control_characters_in_a_name_do_not_reach_the_terminal(
+    trace: Path, tmp_path: Path, capsys: Captured, command: list[str]
+) -> None:
+    """Clear the screen, set the title, a C1 code, a backspace, a right-to-left override."""
+    name = r"a\e[2Jb\e]0;owned\ac\x9b31md\be\u202ef"
+    job = tmp_path / "job.yaml"
+    job.write_text(f'dp_size: 2\npp_size: 2\nname: "{name}"\n')
+    assert run([*command, str(trace), "--job", str(job)]) == 0
+    out, err = capsys.readouterr()
+    assert not set(out + err) & set("\x1b\x07\x08\x9b\u202e")
+    if command == ["analyze"]:
+        assert "a[2Jb]0;ownedc31mdef: dp 2" in out
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("way", ["same", "link", "relative"])
+def test_a_timeline_does_not_replace_its_trace(
+    trace: Path,
+    tmp_path: Path,
+    way: str,
+    force: list[str],
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = tmp_path / "mine.parquet"
+    mine.write_bytes(trace.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    output = {"same": mine, "link": tmp_path / "link", "relative": Path("mine.parquet")}[way]
+    if way == "link":
+        output.symlink_to(mine)
+    argv = ["timeline", str(mine), "--scenario", "ideal", "-o", str(output), *force]
+    assert run(argv) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert mine.read_bytes() == trace.read_bytes()
