@@ -80,7 +80,7 @@ def test_out_is_filled_once(trace: Path, tmp_path: Path, capsys: Captured) -> No
     ideal = json.loads(gzip.decompress((out / "ideal.json.gz").read_bytes()))
     assert ideal["otherData"]["scenario"] == "ideal"
     (out / "result.json").write_text("mine")
-    assert "exists already (and 2 more)" in fails(argv, capsys)
+    assert "exists already (and 3 more)" in fails(argv, capsys)
     assert (out / "result.json").read_text() == "mine"
     assert run([*argv, "--force"]) == 0
     assert json.loads((out / "result.json").read_text()) == document

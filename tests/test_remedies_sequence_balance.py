@@ -148,6 +148,7 @@ SIZES = [
     {"dp": 4, "pp": 4, "microbatches": 8, "vpp": 2},
     {"dp": 4, "pp": 2, "microbatches": (8, 8, 6, 10)},
     {"dp": 4, "pp": 4, "microbatches": 8, "slow_workers": (SlowWorker(1, 2, 1.3),)},
+    {"dp": 4, "pp": 2, "microbatches": 8, "gc_pauses": (0.02, 0.3)},
     {"dp": 4, "pp": 4, "microbatches": 8, "stage_factors": ((1, 1),) * 3 + ((1.5, 1.3),)},
 ]
 
@@ -168,7 +169,7 @@ def test_the_predicted_gain_is_what_the_job_then_gains(size, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("size", SIZES[:4], ids=str)
+@pytest.mark.parametrize("size", [*SIZES[:4], *SIZES[5:7]], ids=str)
 def test_without_lengths_whole_microbatches_are_exchanged(size, seed):
     lens = draw_seqlens(size["dp"], size["microbatches"], 4, 32_768, seed)
     spec = SynthSpec(steps=4, noise=0.02, seed=seed, seqlens=lens, **size)
@@ -182,6 +183,7 @@ def test_without_lengths_whole_microbatches_are_exchanged(size, seed):
     assert remedy.gain > 0.01
     assert remedy.change["max_tokens"] is None
     assert "only whole microbatches" in remedy.notes[0]
+    assert ("looks like costly sequences" in remedy.notes[-1]) == (size["pp"] == 1)
 
 
 def test_a_32k_job_gains_tens_of_percent_as_in_the_paper():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,6 @@ def step_times(
     _check(durations, rules, lanes, delays)
     walk = _prepare(durations, rules, delays, durations.graph.slots)
     fast = _worth_compiling(durations.graph.n_ops, len(lanes), len(rules.keep))
-    if fast:
-        _compiled_walk()  # here, once: the threads of _map would each make their own
     result = np.zeros(lanes.n_sets)
     blocks = list(_blocks(lanes, walk.block_lanes(fast)))
     done = 0
@@ -300,7 +299,7 @@ class _Prepared:
         missing = self.n_variants + 1 - len(block.variant_ptr)
         last = np.full(n_lanes, -np.inf)
         meeting = np.empty(block.n_sets)
-        walk: Callable[..., None] = _compiled_walk() if fast else _walk
+        walk: Callable[..., None] = _shared_walk() if fast else _walk
         walk(
             *self.arrays,
             np.pad(block.variant_ptr, (0, missing), mode="edge"),
@@ -466,6 +465,15 @@ def _walk(
             if tracked[op]:
                 a, b = lane_ptr[v], lane_ptr[v + 1]
                 _maximum(last[a:b], last[a:b], rows[slot[op], a:b])
+
+
+_COMPILING = Lock()
+
+
+def _shared_walk() -> Callable[..., None]:
+    """The compiled walk; threads that ask for it at once wait for one of them to make it."""
+    with _COMPILING:
+        return _compiled_walk()
 
 
 @cache

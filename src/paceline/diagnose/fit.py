@@ -7,6 +7,7 @@ leak into the other factors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -77,8 +78,17 @@ class Fit:
         return self.worker + self.level
 
 
+_FITTED: WeakKeyDictionary[Durations, Fit] = WeakKeyDictionary()
+
+
 def fit_computes(durations: Durations) -> Fit:
-    """Fit the factors of all forward and backward computes."""
+    """The factors of all forward and backward computes; fitted once per durations."""
+    if durations not in _FITTED:
+        _FITTED[durations] = _fit(durations)
+    return _FITTED[durations]
+
+
+def _fit(durations: Durations) -> Fit:
     graph = durations.graph
     n_chunks = int(graph.chunk[graph.kind <= OpKind.BACKWARD_COMPUTE].max()) + 1
     ops = [_compute_ops(graph, v, n_chunks) for v in range(graph.n_variants)]

@@ -230,7 +230,7 @@ def make_graph(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Durations:
     """Seconds per op, step and data-parallel rank: the OpDuration tensor (what-if paper, 3.2).
 

@@ -41,12 +41,19 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
     causes = {finding.cause for finding in case.diagnosis.findings}
     if not causes:  # healthy: nothing to answer
         return [], {kind.name: "the job has no findings" for kind in kinds}
-    for kind in kinds:
+
+    def ask(kind: RemedyKind) -> Remedy | str:
         if kind.causes and not kind.causes & causes:
-            refused[kind.name] = f"no finding of {' or '.join(sorted(kind.causes))}"
-            continue
+            return f"no finding of {' or '.join(sorted(kind.causes))}"
         try:
-            proposed.append(kind.propose(case))
+            return kind.propose(case)
         except RemedyError as error:
-            refused[kind.name] = str(error)
+            return str(error)
+
+    for kind in kinds:
+        answer = ask(kind)
+        if isinstance(answer, str):
+            refused[kind.name] = answer
+        else:
+            proposed.append(answer)
     return sorted(proposed, key=lambda remedy: -remedy.gain), refused

@@ -38,6 +38,11 @@ IN_ORDER = {
     "hill": "the cheap ones first and last, the dear ones in between",
 }
 
+AMBIGUOUS = (
+    "with so few stages or replicas a slow worker looks like costly sequences, and moving its "
+    "microbatches would not help: make sure that no worker is slow, or give the lengths"
+)
+
 
 def propose(case: Case) -> Remedy:
     """Redistribute sequences; without lengths, exchange whole microbatches.
@@ -70,8 +75,13 @@ def propose(case: Case) -> Remedy:
         found.step_s,
         _change(found, exchanged, known),
         causes=KIND.causes,
-        notes=tuple(_notes(found, exchanged, known)),
+        notes=(*_notes(found, exchanged, known), *([AMBIGUOUS] if _ambiguous(case) else [])),
     )
+
+
+def _ambiguous(case: Case) -> bool:
+    graph = case.measured.graph
+    return case.seqlens is None and (graph.n_pp == 1 or graph.n_dp == 2)
 
 
 def _change(found: Balancing, exchanged: str, known: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit, fit_computes
+from paceline.diagnose.fit import KINDS, Fit, fit_computes, pauses
 from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
 from paceline.errors import RemedyError
 from paceline.graph import Durations, Measured
@@ -143,7 +143,10 @@ def balance_microbatches(measured: Measured) -> Balancing:
     )
     logs = np.zeros(exists.shape)
     for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
-        logs[:, dps, : len(variant.micro)] = variant.micro.transpose(1, 2, 0)
+        # What slows a replica on all its stages alike is counted as its microbatches', unless it
+        # stands out; what one of its workers adds is not: the least slow place has none of it.
+        own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
+        logs[:, dps, : len(own)] = own.transpose(1, 2, 0)
     of_item = logs[exists]  # an item is a microbatch: the one that starts there
 
     def log_cost(plan: SequencePlan) -> Array:
@@ -159,6 +162,13 @@ def balance_microbatches(measured: Measured) -> Balancing:
     start = unchanged(whole)
     plans = [exchange_microbatches(whole, relative(start)), start]
     return _best(measured.durations, fit, plans, relative, ratio)
+
+
+def _lower_median(values: Array) -> Array:
+    """The lower median along the first axis."""
+    middle = (len(values) - 1) // 2
+    median: Array = np.partition(values, middle, axis=0)[middle]
+    return median
 
 
 def _best(
@@ -179,12 +189,13 @@ def _best(
     """
     n_steps = durations.n_steps
     some = np.unique(np.linspace(0, n_steps - 1, min(COMPARED_STEPS, n_steps)).astype(np.int64))
-    before = float(predicted_step_s(_scaled(durations, fit, None, some)).mean())
+    scaler = _Scaler(durations, fit)
+    before = float(predicted_step_s(scaler.scaled(None, some)).mean())
     tried: dict[tuple[str, str], tuple[float, SequencePlan]] = {}
     for plan in plans:
         for order in ORDERS:
             ordered = in_order(plan, cost(plan), order)
-            step_s = predicted_step_s(_scaled(durations, fit, ratio(ordered), some))
+            step_s = predicted_step_s(scaler.scaled(ratio(ordered), some))
             tried.setdefault((plan.mostly, order), (1 - float(step_s.mean()) / before, ordered))
     gains = dict(sorted(((key, gain) for key, (gain, _) in tried.items()), key=lambda g: -g[1]))
     chosen = next(iter(gains))
@@ -192,26 +203,37 @@ def _best(
     return Balancing(
         plan=best,
         order=chosen[1],
-        step_s=predicted_step_s(_scaled(durations, fit, ratio(best), np.arange(n_steps))),
+        step_s=predicted_step_s(scaler.scaled(ratio(best), np.arange(n_steps))),
         cost_before=cost(unchanged(best.before)),
         cost_after=cost(best),
         gains=gains,
     )
 
 
-def _scaled(
-    durations: Durations, fit: Fit, ratio: Array | None, steps: npt.NDArray[np.int64]
-) -> Durations:
-    """Durations of some steps, computes multiplied by [kind, place, step, dp, microbatch]."""
-    graph = durations.graph
-    changed = Durations.empty(graph, len(steps))
-    for v, (variant, dps) in enumerate(zip(fit.variants, graph.variant_dps, strict=True)):
-        block = changed.block(v)
-        block[:] = durations.block(v)[:, steps]
-        if ratio is None:
-            continue
-        for k in range(len(KINDS)):
-            for place, ops in enumerate(variant.ops[k]):
-                part = ratio[k, place][np.ix_(steps, dps, np.arange(len(ops)))]
-                block[ops] *= part.transpose(2, 0, 1)
-    return changed
+class _Scaler:
+    """Makes computes longer or shorter, but for their pauses, which stay where they are."""
+
+    def __init__(self, durations: Durations, fit: Fit) -> None:
+        self.durations, self.fit = durations, fit
+        found = [pauses(durations, fit, k) for k in range(len(KINDS))]
+        # [kind][variant] [place, microbatch, step, dp] seconds; None where nothing pauses
+        self.excess = [part if any(e.any() for e in part) else None for part in found]
+
+    def scaled(self, ratio: Array | None, steps: npt.NDArray[np.int64]) -> Durations:
+        """Durations of some steps, computes multiplied by [kind, place, step, dp, microbatch]."""
+        graph = self.durations.graph
+        changed = Durations.empty(graph, len(steps))
+        for v, (variant, dps) in enumerate(zip(self.fit.variants, graph.variant_dps, strict=True)):
+            block = changed.block(v)
+            block[:] = self.durations.block(v)[:, steps]
+            if ratio is None:
+                continue
+            for k, of_kind in enumerate(self.excess):
+                for place, ops in enumerate(variant.ops[k]):
+                    part = ratio[k, place][np.ix_(steps, dps, np.arange(len(ops)))]
+                    factor = part.transpose(2, 0, 1)
+                    table = block[ops] * factor
+                    if of_kind is not None:
+                        table += of_kind[v][place][:, steps] * (1 - factor)
+                    block[ops] = table
+        return changed
