@@ -91,5 +91,5 @@ def diagnosed(
         from paceline.sources.seqlens import read_seqlens
 
         seqlens = read_seqlens(args.seqlens)
-    diagnosis = diagnose(measured, result, known)
+    diagnosis = diagnose(measured, result, known, seqlens)
     return Case(measured, result, diagnosis, args.layers, seqlens, options or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
@@ -48,6 +49,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     options = parser.add_argument_group("options of single remedies")
     for flag, kind, metavar, text in OPTIONS:
         options.add_argument(flag, type=kind, metavar=metavar, help=text)
+    options.add_argument(
+        "--assignment-out",
+        type=Path,
+        metavar="FILE",
+        help="sequence-balance: write which sequence goes where (parquet)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -55,6 +63,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from paceline.errors import RemedyError
+    from paceline.files import check_not_input, check_targets
     from paceline.remedies import REMEDIES
 
     kinds = {kind.name: kind for kind in REMEDIES}
@@ -62,7 +71,15 @@ def run(args: argparse.Namespace) -> int:
         return _list(args, REMEDIES)
     if args.remedy not in kinds:
         raise RemedyError(f"there is no remedy {args.remedy!r}; known are {', '.join(kinds)}")
-    remedy = kinds[args.remedy].propose(_case(args))
+    if args.assignment_out:
+        check_not_input([args.assignment_out], [args.trace, args.job, args.seqlens])
+        check_targets([args.assignment_out], force=args.force)
+    case = _case(args)
+    remedy = kinds[args.remedy].propose(case)
+    if args.assignment_out and args.remedy == "sequence-balance":
+        from paceline.remedies.sequence_search import balance_of
+
+        balance_of(case).write(args.assignment_out, force=args.force)
     if args.json:
         from paceline.report.result_json import lines_of_json
 

@@ -175,7 +175,8 @@ def _microbatches(durations: Durations, fit: Fit) -> list[Candidate | None]:
     if varied.mean() < MANY:
         return []
     effect = tuple(fit.slope[:, :, None, None, None] * variant.micro for variant in fit.variants)
-    cv = float(np.sqrt(np.mean(spread**2)))
+    cost = np.concatenate([np.exp(v.micro).ravel() for v in fit.variants])
+    cv = float(cost.std() / cost.mean())
     text = (
         f"microbatches differ in cost by {cv:.0%} (standard deviation), forward and backward "
         "alike: sequence lengths"

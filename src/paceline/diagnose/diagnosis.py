@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.remove import Effect
+from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
 from paceline.diagnose.transfers import transfer_causes
 from paceline.graph import Measured
+from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf, ideal_durations
 
 Array = npt.NDArray[np.float64]
@@ -43,7 +45,10 @@ class Diagnosis:
 
 
 def diagnose(
-    measured: Measured, result: WhatIf, hosts: Mapping[tuple[int, int], tuple[str, str]] = NO_HOSTS
+    measured: Measured,
+    result: WhatIf,
+    hosts: Mapping[tuple[int, int], tuple[str, str]] = NO_HOSTS,
+    seqlens: SeqLens | None = None,
 ) -> Diagnosis:
     """Find the causes of a job's slowness and what each costs.
 
@@ -51,14 +56,35 @@ def diagnose(
         measured: the graph and durations of the trace.
         result: its what-if analysis.
         hosts: (dp, pp) -> (host, gpu), to name machines where they are known.
+        seqlens: sequence lengths, to fit the cost of microbatches where they are known.
+
+    Raises:
+        TraceError: the sequence lengths do not match the trace.
     """
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
     inside = [] if result.healthy else _inside(measured, result, resamples)
     outside = outside_causes(measured, result, resamples)
-    findings = tuple(name_hosts(finding, hosts) for finding in (*inside, *outside))
+    found = _with_lengths(measured, seqlens, [*inside, *outside])
+    findings = tuple(name_hosts(finding, hosts) for finding in found)
     return Diagnosis(findings, (low, high))
+
+
+def _with_lengths(
+    measured: Measured, seqlens: SeqLens | None, findings: list[Finding]
+) -> list[Finding]:
+    """The findings, with the cost of microbatches fitted to their lengths in the evidence."""
+    if seqlens is None:
+        return findings
+    fit = fit_computes(measured.durations)
+    cost = fit_sequence_cost(measured.durations, fit, matching(seqlens, measured))
+    return [
+        replace(f, evidence={**f.evidence, "lengths": dict(cost.evidence())})
+        if f.cause == "sequence-length"
+        else f
+        for f in findings
+    ]
 
 
 def _resamples(n_steps: int) -> Array:

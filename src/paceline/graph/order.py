@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.jit import compiled
 
-#: Above this many ops a compiled loop pays for the import of numba.
-COMPILE_ABOVE_OPS = 50_000
+#: Above this many ops a compiled loop pays for the import of numba; once it is there, above fewer.
+COMPILE_ABOVE_OPS, COMPILE_ABOVE_OPS_WARM = 50_000, 4_000
 
 
 def topological(
@@ -79,7 +80,8 @@ def _run(
     loop: Callable[..., int], n_ops: int, out: npt.NDArray[np.int64], *arrays: npt.NDArray[Any]
 ) -> tuple[int, npt.NDArray[np.int64]]:
     """Run a loop that fills ``out``: compiled where long, else over lists (fast to index)."""
-    if n_ops > COMPILE_ABOVE_OPS:
+    least = COMPILE_ABOVE_OPS_WARM if "numba" in sys.modules else COMPILE_ABOVE_OPS
+    if n_ops > least:
         return int(compiled(loop)(out, *arrays)), out
     filled = out.tolist()
     result = loop(filled, *(array.tolist() for array in arrays))

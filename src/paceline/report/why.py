@@ -13,6 +13,9 @@ from paceline.whatif import WhatIf
 
 _BAR = 24
 
+#: Parts of a change that are for machines: result.json has them.
+_TOO_LONG = frozenset({"alternatives", "assignment"})
+
 
 def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
     """Findings and the best remedies, a few lines for the screen of ``analyze``."""
@@ -139,7 +142,8 @@ def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
         f"  (90% interval {low:.1%} to {high:.1%}; new mean step {remedy.step_time_s:.3g} s)"
     )
     lines = [head, *wrapped(f"  {remedy.text}", width, indent="  ")]
-    change = ", ".join(f"{key} {_value(value)}" for key, value in remedy.change.items())
+    told = {key: value for key, value in remedy.change.items() if key not in _TOO_LONG}
+    change = ", ".join(f"{key} {_value(value)}" for key, value in told.items())
     if change:
         lines += wrapped(f"  {change}", width, indent="    ", style="dim")
     for note in remedy.notes:
