@@ -28,6 +28,7 @@ demo: $(VENV)/installed  ## synthesise a job with a slow worker and find it
 	$(BIN)/paceline synth --dp 8 --pp 4 --microbatches 16 --steps 10 --slow-worker 3,1,1.5 \
 	  -o $(DEMO)/trace.parquet --force
 	$(BIN)/paceline analyze $(DEMO)/trace.parquet --out $(DEMO) --force
+	@echo "Open the report: $(CURDIR)/$(DEMO)/report.html"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

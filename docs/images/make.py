@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline import SynthSpec, analyze, synthesize
+from paceline import SynthSpec, analyze, from_trace, synthesize
+from paceline.diagnose import diagnose
+from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.terminal import print_result
 from paceline.synth import SlowWorker
 
@@ -19,7 +21,10 @@ def main() -> None:
     console = Console(
         record=True, width=92, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-    print_result(analyze(synthesize(job)), console)
+    measured = from_trace(synthesize(job))
+    result = analyze(measured)
+    advice = advise(Case(measured, result, diagnose(measured, result)), REMEDIES)
+    print_result(result, console, advice)
     svg = console.export_svg(title="paceline analyze trace.parquet")
     # The fonts would come from the network; any fixed-width font of the reader's will do.
     head, _, rest = svg.partition("@font-face")
