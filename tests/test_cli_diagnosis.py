@@ -141,3 +141,36 @@ def test_no_diagnose_leaves_all_of_it_out(traces, tmp_path, capsys):
     assert "why" not in capsys.readouterr().out
     assert "findings" not in json.loads((out / "result.json").read_text())
     assert not Path(out / "report.html").exists()
+
+
+def test_format_json_is_json(traces, capsys):
+    assert run(["diagnose", str(traces / "slow.parquet"), "--format", "json"]) == 0
+    assert "findings" in json.loads(capsys.readouterr().out)
+    assert run(["diagnose", str(traces / "slow.parquet"), "--format", "text"]) == 0
+    assert capsys.readouterr().out.startswith("S ")
+    assert run(["diagnose", str(traces / "slow.parquet"), "--format", "xml"]) == 2
+
+
+def test_layers_that_do_not_match_the_stages_are_said(traces, capsys):
+    assert run(["analyze", str(traces / "slow.parquet"), "--layers", "9,9"]) == 2
+    assert "--layers gives 2 numbers; the job has 4 stages" in capsys.readouterr().err
+
+
+def test_sequence_lengths_are_fitted_and_balanced(tmp_path, capsys):
+    trace, lengths, plan = (str(tmp_path / f"{n}.parquet") for n in ("trace", "lengths", "plan"))
+    synth = ["synth", "--dp", "4", "--pp", "2", "--microbatches", "8", "--steps", "4", "-o", trace]
+    assert run([*synth, "--seqlens-out", lengths, "--max-tokens", "32768"]) == 0
+    capsys.readouterr()
+    assert run(["diagnose", trace, "--seqlens", lengths, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    finding = next(f for f in document["findings"] if f["cause"] == "sequence-length")
+    assert min(finding["evidence"]["lengths"]["r2"].values()) > 0.9
+    argv = ["remedy", trace, "sequence-balance", "--seqlens", lengths, "--max-tokens", "32768"]
+    assert run([*argv, "--assignment-out", plan]) == 0
+    assert "sequence-balance" in capsys.readouterr().out
+    assert Path(plan).read_bytes()[:4] == b"PAR1"
+    assert run([*argv, "--assignment-out", plan]) == 2
+    assert run(["synth", "--dp", "2", "--pp", "2", "-o", trace, "--force"]) == 0
+    capsys.readouterr()
+    assert run(["diagnose", trace, "--seqlens", lengths]) == 2
+    assert "paceline: error: " in capsys.readouterr().err

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline import plot
     from paceline.errors import PacelineError
     from paceline.graph import from_trace
     from paceline.sources import load
@@ -38,6 +39,7 @@ __all__ = [
     "analyze",
     "from_trace",
     "load",
+    "plot",
     "synthesize",
 ]
 
@@ -53,6 +55,7 @@ _HOME = {
     "analyze": "paceline.whatif",
     "from_trace": "paceline.graph",
     "load": "paceline.sources",
+    "plot": "paceline.plot",
     "synthesize": "paceline.synth",
 }
 
@@ -62,7 +65,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    value = home if name == "plot" else getattr(home, name)
     globals()[name] = value
     return value
 

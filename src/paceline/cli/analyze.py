@@ -45,9 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="write result.json, by_worker.csv, report.html and ideal.json.gz (for Perfetto) into "
         "this folder",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print result.json instead of the summary"
-    )
+    case_input.add_json(parser, "result.json")
     parser.add_argument(
         "--per-step-workers",
         action="store_true",
@@ -82,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             advice=advice,
             hosts=case_input.hosts(args, measured),
+            gpu_hour_cost=args.gpu_hour_cost,
             per_step_workers=args.per_step_workers,
             force=args.force,
         )

@@ -16,6 +16,25 @@ if TYPE_CHECKING:
     from paceline.remedies import Case
 
 
+def add_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:
+    """--json, also spelled --format json."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} instead of text")
+    parser.add_argument(
+        "--format",
+        dest="json",
+        choices=(False, True),
+        type=_is_json,
+        metavar="{text,json}",
+        help="the same as a choice (default: text)",
+    )
+
+
+def _is_json(text: str) -> bool:
+    if text not in ("text", "json"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither text nor json")
+    return text == "json"
+
+
 def add_steps(parser: argparse.ArgumentParser) -> None:
     """--steps of the analysis."""
     parser.add_argument(
@@ -47,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="where ranks run (CSV: rank, host, gpu), so that findings name machines",
     )
+    group.add_argument(
+        "--gpu-hour-cost",
+        metavar="MONEY",
+        type=float,
+        help="price of a GPU-hour, for the waterfall",
+    )
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -71,6 +96,15 @@ def load_case(args: argparse.Namespace, options: Mapping[str, Any] | None = None
     return diagnosed(args, measured, result, options)
 
 
+def _check_layers(layers: tuple[int, ...] | None, measured: Any) -> None:
+    from paceline.errors import RemedyError
+
+    pp, vpp = measured.job.pp_size, measured.job.vpp_size
+    if layers is not None and len(layers) not in (pp, pp * vpp):
+        chunks = f" or {pp * vpp} (one per chunk)" if vpp > 1 else ""
+        raise RemedyError(f"--layers gives {len(layers)} numbers; the job has {pp} stages{chunks}")
+
+
 def hosts(args: argparse.Namespace, measured: Any) -> dict[tuple[int, int], tuple[str, str]]:
     """(dp, pp) -> (host, gpu), where the arguments say."""
     from paceline.sources.hosts import hosts_of_workers, read_hosts
@@ -85,6 +119,7 @@ def diagnosed(
     from paceline.diagnose import diagnose
     from paceline.remedies import Case
 
+    _check_layers(args.layers, measured)
     known = hosts(args, measured)
     seqlens = None
     if args.seqlens:

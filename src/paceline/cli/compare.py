@@ -22,7 +22,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--job-after", metavar="YAML", type=Path, help="the job of AFTER, if another than --job"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    case_input.add_json(parser)
     parser.set_defaults(run=run, steps=None, layers=None, seqlens=None, hosts=None)
 
 

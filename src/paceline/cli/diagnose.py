@@ -27,13 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     trace_input.add_arguments(parser)
     case_input.add_steps(parser)
     case_input.add_arguments(parser)
-    parser.add_argument(
-        "--gpu-hour-cost",
-        metavar="MONEY",
-        type=float,
-        help="price of a GPU-hour, for the waterfall",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    case_input.add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -56,7 +56,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="sequence-balance: write which sequence goes where (parquet)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    case_input.add_json(parser)
     parser.set_defaults(run=run)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit, pause_residual, pauses
+from paceline.diagnose.fit import KINDS, Fit, pause_residual
 from paceline.diagnose.remove import Effect
 from paceline.graph import Durations
 
@@ -27,10 +27,6 @@ VARIED = 0.02
 
 #: At one stage, where stages cannot agree, this share of the replicas must show the pattern.
 MANY = 0.25
-
-#: Fewer pauses than this in the whole trace, or not this many times as often in forwards as in
-#: backwards, are no garbage collection (paper, 5.4: only forwards are launched from Python).
-MIN_PAUSES, FORWARD_TO_BACKWARD = 3, 3.0
 
 #: Deviations of a worker in single steps count from so many standard errors.
 STEP_ERRORS = 6.0
@@ -51,7 +47,7 @@ class Candidate:
 def compute_causes(durations: Durations, fit: Fit) -> list[Candidate]:
     """Causes that show in forward and backward computes."""
     found = (_stages(durations, fit), _workers(durations, fit), *_microbatches(durations, fit))
-    return [candidate for candidate in (*found, _collections(durations, fit)) if candidate]
+    return [candidate for candidate in found if candidate]
 
 
 def _loads(fit: Fit) -> Array:
@@ -210,48 +206,3 @@ def _correlations(fit: Fit, n_pp: int) -> Array:
         norm = np.sqrt((both**2).sum(axis=1)).prod(axis=0)
         found.append((both[0] * both[1]).sum(axis=0) / np.maximum(norm, 1e-300))
     return np.concatenate(found)
-
-
-def _collections(durations: Durations, fit: Fit) -> Candidate | None:
-    """Garbage collection: pauses of forwards, here and there."""
-    forward, backward = pauses(durations, fit, 0), pauses(durations, fit, 1)
-    n_forward = sum(int((excess > 0).sum()) for excess in forward)
-    n_backward = sum(int((excess > 0).sum()) for excess in backward)
-    if n_forward < MIN_PAUSES or n_forward < FORWARD_TO_BACKWARD * n_backward:
-        return None
-    seconds = np.concatenate([excess[excess > 0] for excess in forward])
-    hit = _workers_paused(durations, fit, forward)
-    n_workers = durations.graph.n_dp * durations.graph.n_pp
-    if len(hit) == 1 < n_workers:
-        return None
-    n_computes = sum(excess.size for excess in forward)
-    return Candidate(
-        "gc",
-        f"{n_forward} forwards ({n_forward / n_computes:.2%}) on {len(hit)} workers pause for "
-        f"{np.median(seconds) * 1e3:.0f} ms (median), no backwards do: garbage collection",
-        {"workers": [[dp, pp] for pp, dp in hit[:16]]},
-        {
-            "pauses": n_forward,
-            "backward_pauses": n_backward,
-            "median_s": float(np.median(seconds)),
-            "total_s": float(seconds.sum()),
-            "workers": len(hit),
-            "source": "what-if paper, 5.4",
-        },
-        Effect(excess=tuple(forward)),
-    )
-
-
-def _workers_paused(
-    durations: Durations, fit: Fit, excess: Sequence[Array]
-) -> list[tuple[int, int]]:
-    """(stage, dp) of workers with pauses, those with the longest first."""
-    graph = durations.graph
-    total = np.zeros((graph.n_pp, graph.n_dp))
-    for part, dps in zip(excess, graph.variant_dps, strict=True):
-        by_place = part.sum(axis=(1, 2))  # [place, dp]
-        for place, stage in enumerate(fit.stage_of_place):
-            total[stage, dps] += by_place[place]
-    order = np.argsort(-total, axis=None, kind="stable")
-    hit = order[: int((total > 0).sum())]
-    return [(int(i // graph.n_dp), int(i % graph.n_dp)) for i in hit]

@@ -11,15 +11,16 @@ import numpy.typing as npt
 from paceline.diagnose.causes import Candidate, compute_causes
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
+from paceline.diagnose.garbage import garbage_cause
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
 from paceline.diagnose.transfers import transfer_causes
-from paceline.graph import Measured
+from paceline.graph import Durations, Measured
 from paceline.trace.seqlens import SeqLens
-from paceline.whatif import WhatIf, ideal_durations
+from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
 
 Array = npt.NDArray[np.float64]
 
@@ -98,7 +99,11 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
     durations = measured.durations
     fit = fit_computes(durations)
     candidates = compute_causes(durations, fit)
-    candidates += transfer_causes(durations, ideal_durations(durations))
+    garbage = garbage_cause(durations, fit)
+    candidates += [garbage] if garbage else []
+    ideal = ideal_durations(durations)
+    candidates += transfer_causes(durations, ideal)
+    candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())
     gap = result.simulated_s - result.ideal_s  # [step]
@@ -160,6 +165,24 @@ class _Judge:
             evidence=evidence,
             ambiguous=candidate.ambiguous,
         )
+
+
+def _with_metrics(
+    candidate: Candidate, durations: Durations, ideal: Array, result: WhatIf
+) -> Candidate:
+    """The candidate with the paper's own measures: S_w and M_W of workers, M of any stage."""
+    more: dict[str, float | None] = {}
+    if candidate.cause == "worker":
+        dp, pp = candidate.where["workers"][0]
+        more = {"worst_slowdown": float(result.by_worker[pp, dp]), "m_w": result.m_w}
+    elif candidate.cause == "stage-imbalance":
+        stage = candidate.where["stage"]
+        scenario = Scenario.without(Part.of_stage(stage))
+        times = simulate_scenarios(durations, ideal, [scenario])[0]
+        gap = float((result.simulated_s - result.ideal_s).mean())
+        m_stage = float((result.simulated_s - times).mean()) / gap
+        more = {"stage_slowdown": result.by_stage[stage], "m_stage": m_stage}
+    return replace(candidate, evidence={**candidate.evidence, **more})
 
 
 def _worth_it(savings: Savings, n: int, t: float) -> list[int]:

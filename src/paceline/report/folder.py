@@ -37,6 +37,7 @@ def write_folder(
     *,
     advice: Advice | None = None,
     hosts: Mapping[tuple[int, int], tuple[str, str]] | None = None,
+    gpu_hour_cost: float | None = None,
     per_step_workers: bool = False,
     force: bool = False,
 ) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ def write_folder(
             advice.remedies,
             measured,
             hosts=hosts,
+            gpu_hour_cost=gpu_hour_cost,
             perfetto=IDEAL if folder / IDEAL in writers else None,
             not_applicable=advice.not_applicable,
         )
