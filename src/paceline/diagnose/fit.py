@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations, StepGraph
-from paceline.trace import OpKind
+from paceline.graph.computes import KINDS, computes_of
 
 Array = npt.NDArray[np.float64]
-
-KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 #: A whole replica counts as slower only if its level stands out by so many standard errors, and by
 #: this much; else the difference is that of its microbatches.
@@ -90,8 +88,8 @@ def fit_computes(durations: Durations) -> Fit:
 
 def _fit(durations: Durations) -> Fit:
     graph = durations.graph
-    n_chunks = int(graph.chunk[graph.kind <= OpKind.BACKWARD_COMPUTE].max()) + 1
-    ops = [_compute_ops(graph, v, n_chunks) for v in range(graph.n_variants)]
+    computes = computes_of(graph)
+    ops, stage_of_place = computes.ops, computes.stage
     logs = [
         np.log(np.maximum(durations.block(v)[ops[v]], _TINY_S)) for v in range(graph.n_variants)
     ]
@@ -105,7 +103,6 @@ def _fit(durations: Durations) -> Fit:
             for k in range(len(KINDS))
         ]
     )
-    stage_of_place = np.repeat(np.arange(graph.n_pp), n_chunks)
     for log in logs:
         log -= place[:, :, None, None, None]
     micro = [_lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
@@ -127,18 +124,6 @@ def _fit(durations: Durations) -> Fit:
     )
     variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
     return Fit(place, slope, stage_of_place, level, worker, variants, sigma)
-
-
-def _compute_ops(graph: StepGraph, variant: int, n_chunks: int) -> npt.NDArray[np.int64]:
-    """[kind, place, microbatch] ops of a variant, counted from its first."""
-    span = graph.variant_ops(variant)
-    tables = []
-    for kind in KINDS:
-        ops = np.flatnonzero(graph.kind[span] == kind)
-        place = graph.pp[span][ops] * n_chunks + np.maximum(graph.chunk[span][ops], 0)
-        ops = ops[np.lexsort((graph.microbatch[span][ops], place))]
-        tables.append(ops.reshape(graph.n_pp * n_chunks, -1))
-    return np.stack(tables)
 
 
 def _lower_median(values: Array) -> Array:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.graph.graph import StepGraph, make_graph
 from paceline.trace.job import Job
-from paceline.trace.kinds import DP_KINDS, OpKind
+from paceline.trace.kinds import DP_KINDS, TRANSFERS, OpKind
 
 K = OpKind
 Ops = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class _Stage:
         self.noops: list[Ops] = []
         self.compute = self.ordered(K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE)
         self.dp_stream = self.ordered(K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
-        self.valid = {kind: self._match(kind) for kind in _TRANSFERS}
+        self.valid = {kind: self._match(kind) for kind in TRANSFERS}
 
     def ordered(self, *kinds: OpKind) -> Ops:
         """Ops of some kinds in the order in which they run."""
@@ -78,7 +78,7 @@ class _Stage:
         Returns those that move data. At the model's two ends there is nobody to send to; virtual
         pipelines record no-ops there, or nothing: then only the other computes are counted.
         """
-        direction, at_first_stage, _ = _TRANSFERS[kind]
+        direction, at_first_stage = TRANSFERS[kind]
         transfers, computes = self.of[kind], self.of[direction]
         if self.n_pp == 1 and not len(transfers):
             return transfers  # chunks of one stage hand over in memory
@@ -169,15 +169,6 @@ class _Stage:
         self.chain(np.concatenate([self.compute[-1:], self.of[K.GC], tail]))
         if self.overlapped and len(scatters) and len(tail):
             self.add(scatters[-1], tail[0])
-
-
-#: Transfer -> (the compute it serves, whether the model's first stage has none, its peer kind).
-_TRANSFERS: dict[OpKind, tuple[OpKind, bool, OpKind]] = {
-    K.FORWARD_SEND: (K.FORWARD_COMPUTE, False, K.FORWARD_RECV),
-    K.FORWARD_RECV: (K.FORWARD_COMPUTE, True, K.FORWARD_SEND),
-    K.BACKWARD_SEND: (K.BACKWARD_COMPUTE, True, K.BACKWARD_RECV),
-    K.BACKWARD_RECV: (K.BACKWARD_COMPUTE, False, K.BACKWARD_SEND),
-}
 
 
 def build_graph(

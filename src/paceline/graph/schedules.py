@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError
 from paceline.graph.build import ReplicaOps
-from paceline.trace.kinds import OpKind
+from paceline.trace.kinds import TRANSFERS, OpKind
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ def _ops_of_kind(
     if kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
         at = np.flatnonzero(order.backward == (kind == OpKind.BACKWARD_COMPUTE))
         return order.chunk[at], order.microbatch[at], at
-    if kind in _END_OF_MODEL:
+    if kind in TRANSFERS:
         if n_pp == 1:
             return none, none, none
-        backward, at_first = _END_OF_MODEL[kind]
-        chunk = order.chunk[order.backward == backward]
+        compute, at_first = TRANSFERS[kind]
+        chunk = order.chunk[order.backward == (compute == OpKind.BACKWARD_COMPUTE)]
         end_stage, end_chunk = (0, 0) if at_first else (n_pp - 1, n_chunks - 1)
         idle = (chunk == end_chunk) & (pp == end_stage)
         size = len(chunk) if noops else int((~idle).sum())
@@ -168,12 +168,3 @@ def _ops_of_kind(
         OpKind.EMBEDDING_GRADS_ALL_REDUCE: n_pp > 1 and pp in (0, n_pp - 1),
     }.get(kind, True)
     return (np.full(int(present), -1), np.full(int(present), -1), np.zeros(int(present), np.int64))
-
-
-#: Transfer -> (it serves backwards, the end without one is the model's first stage).
-_END_OF_MODEL = {
-    OpKind.FORWARD_SEND: (False, False),
-    OpKind.FORWARD_RECV: (False, True),
-    OpKind.BACKWARD_SEND: (True, True),
-    OpKind.BACKWARD_RECV: (True, False),
-}

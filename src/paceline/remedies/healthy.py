@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import RemedyError
 from paceline.graph import Durations
-from paceline.remedies.computes import Computes
+from paceline.graph.computes import Computes
 from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]

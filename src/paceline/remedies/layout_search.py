@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations
-from paceline.remedies.computes import KINDS, Computes, computes_of
+from paceline.graph.computes import KINDS, Computes, computes_of
 from paceline.remedies.outcome import copy_of
 from paceline.remedies.remedy import predicted_step_s
 from paceline.remedies.stage_split import (

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import RemedyError
 from paceline.graph import Durations
+from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Positions, Search
-from paceline.remedies.computes import computes_of
 from paceline.remedies.healthy import Worker, heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s

@@ -12,7 +12,7 @@ from paceline.diagnose import Finding
 from paceline.diagnose.transfers import SLOW_TIMES
 from paceline.errors import RemedyError
 from paceline.graph import Durations
-from paceline.remedies.computes import computes_of
+from paceline.graph.computes import computes_of
 from paceline.remedies.healthy import Worker, heal_links, healthy_workers
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s

@@ -12,15 +12,9 @@ import numpy.typing as npt
 from paceline.graph import StepGraph
 from paceline.simulate import Timeline
 from paceline.trace import OpKind, Trace
+from paceline.trace.kinds import TRANSFERS
 
 Ints = npt.NDArray[np.integer[Any]]
-
-_SERVES = {
-    OpKind.FORWARD_SEND: OpKind.FORWARD_COMPUTE,
-    OpKind.FORWARD_RECV: OpKind.FORWARD_COMPUTE,
-    OpKind.BACKWARD_SEND: OpKind.BACKWARD_COMPUTE,
-    OpKind.BACKWARD_RECV: OpKind.BACKWARD_COMPUTE,
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ def _served(graph: StepGraph) -> tuple[Ints, Ints]:
     chunk, microbatch = graph.chunk.astype(np.int64), graph.microbatch.astype(np.int64)
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     before = graph.dep
-    for transfer, compute in _SERVES.items():
+    for transfer, (compute, _) in TRANSFERS.items():
         receives = transfer in (OpKind.FORWARD_RECV, OpKind.BACKWARD_RECV)
         first, second = (before, after) if receives else (after, before)
         tied = (graph.kind[first] == transfer) & (graph.kind[second] == compute)
@@ -120,7 +114,7 @@ def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
     first = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
     cell = np.repeat(np.arange(counts.size), counts.ravel())
     seq = np.arange(len(trace)) - first.ravel()[cell]
-    for transfer, compute in _SERVES.items():
+    for transfer, (compute, _) in TRANSFERS.items():
         alike = counts[..., transfer] == counts[..., compute]
         towards = np.full(counts.shape, -1)
         towards[..., transfer] = np.where(alike, first[..., compute], -1)

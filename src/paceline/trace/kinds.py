@@ -55,6 +55,17 @@ MICROBATCH_KINDS: Final = frozenset(
 #: Point-to-point transfers between neighbouring stages.
 P2P_KINDS: Final = MICROBATCH_KINDS - {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE}
 
+#: Send or recv -> the compute it serves, and whether it is the model's first stage that has none of
+#: it (the last stage otherwise).
+TRANSFERS: Final = MappingProxyType(
+    {
+        OpKind.FORWARD_SEND: (OpKind.FORWARD_COMPUTE, False),
+        OpKind.FORWARD_RECV: (OpKind.FORWARD_COMPUTE, True),
+        OpKind.BACKWARD_SEND: (OpKind.BACKWARD_COMPUTE, True),
+        OpKind.BACKWARD_RECV: (OpKind.BACKWARD_COMPUTE, False),
+    }
+)
+
 #: Kinds that occupy their worker alone: end = launch + duration. Layernorm's all-reduce runs inside
 #: the tensor-parallel group, which a trace does not show, so it counts as compute.
 LOCAL_KINDS: Final = frozenset(

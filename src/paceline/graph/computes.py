@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import Durations, StepGraph
-from paceline.trace import OpKind
+from paceline.graph.graph import Durations, StepGraph
+from paceline.trace.kinds import OpKind
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
