@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit, pause_residual
+from paceline.diagnose.fit import Fit, pause_residual
 from paceline.diagnose.remove import Effect
 from paceline.graph import Durations
+from paceline.graph.computes import KINDS
 
 Array = npt.NDArray[np.float64]
 

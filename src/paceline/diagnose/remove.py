@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit
+from paceline.diagnose.fit import Fit
 from paceline.graph import Durations
+from paceline.graph.computes import KINDS
 
 Array = npt.NDArray[np.float64]
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit
+from paceline.diagnose.fit import Fit
 from paceline.graph import Durations, Measured, StepGraph
+from paceline.graph.computes import KINDS
 from paceline.trace import OpKind
 from paceline.trace.seqlens import SeqLens
 

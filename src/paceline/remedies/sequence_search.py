@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import KINDS, Fit, fit_computes, pauses
+from paceline.diagnose.fit import Fit, fit_computes, pauses
 from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
 from paceline.errors import RemedyError
 from paceline.graph import Durations, Measured
+from paceline.graph.computes import KINDS
 from paceline.remedies.remedy import Case, predicted_step_s
 from paceline.remedies.sequence_assign import exchange_microbatches, plan_sequences
 from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged

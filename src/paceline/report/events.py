@@ -130,7 +130,7 @@ def label(kind: OpKind, microbatch: int, chunk: int, seq: int) -> str:
 
     ``chunk`` is to be -1 where the job has one per stage.
     """
-    if kind not in _SERVES and kind > OpKind.BACKWARD_COMPUTE:
+    if kind not in TRANSFERS and kind > OpKind.BACKWARD_COMPUTE:
         return kind.label if chunk < 0 else f"{kind.label} c{chunk}"
     direction = "F" if kind.name.startswith("FORWARD") else "B"
     what = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
