@@ -241,6 +241,7 @@ class _Block:
     segment_ptr: npt.NDArray[np.int64]  # [variant + 1] segments of each variant
     segment_rule: npt.NDArray[np.int64]  # [segment] lanes next to each other with one rule
     segment_end: npt.NDArray[np.int64]  # [segment] where its lanes end
+    segment_column: npt.NDArray[np.int64]  # [segment] first column if they are consecutive, or -1
 
 
 def _blocks(lanes: Lanes, block_lanes: int) -> Iterator[_Block]:
@@ -264,16 +265,21 @@ def _block(lanes: Lanes, low: int, high: int, cut: slice) -> _Block:
     variant, rule = variant[order], rule[order]
     key = variant * (int(rule.max()) + 1) + rule
     ends = np.append(np.flatnonzero(np.diff(key)) + 1, len(key))
+    begins = np.append(0, ends[:-1])
+    column = column[order]
+    steady = np.append(0, np.cumsum(np.diff(column) == 1))  # steps of one column so far
+    consecutive = steady[ends - 1] - steady[begins] == ends - 1 - begins
     bounds = np.arange(n_variants + 1)
     return _Block(
         first_set=low,
         n_sets=high - low,
         set=lanes.set[cut][order] - low,
-        column=column[order],
+        column=column,
         variant_ptr=np.searchsorted(variant, bounds),
         segment_ptr=np.searchsorted(variant[ends - 1], bounds),
         segment_rule=rule[ends - 1],
         segment_end=ends,
+        segment_column=np.where(consecutive, column[begins], -1),
     )
 
 
@@ -306,6 +312,7 @@ class _Prepared:
             np.pad(block.segment_ptr, (0, missing), mode="edge"),
             block.segment_rule,
             block.segment_end,
+            block.segment_column,
             block.column,
             block.set,
             rows,
@@ -374,6 +381,10 @@ def _add_columns(row: Any, values: Any, first: int, column: Any) -> None:
     row += values[first + column]
 
 
+def _add_run(row: Any, values: Any, first: int) -> None:
+    row += values[first : first + len(row)]
+
+
 def _meet(meeting: Any, row: Any, sets: Any) -> None:
     np.maximum.at(meeting, sets, row)
 
@@ -400,6 +411,7 @@ def _walk(
     segment_ptr: Any,
     segment_rule: Any,
     segment_end: Any,
+    segment_column: Any,
     column: Any,
     sets: Any,
     rows: Any,
@@ -458,7 +470,10 @@ def _walk(
                 high = segment_end[segment]
                 row = rows[slot[op], low:high]
                 if keep[segment_rule[segment], op]:
-                    _add_columns(row, values, row_ptr[op], column[low:high])
+                    if segment_column[segment] >= 0:
+                        _add_run(row, values, row_ptr[op] + segment_column[segment])
+                    else:
+                        _add_columns(row, values, row_ptr[op], column[low:high])
                 else:
                     _add(row, base[op])
                 low = high
@@ -486,6 +501,7 @@ def _compiled_walk() -> Callable[..., None]:
         _maximum: _maximum_loop,
         _add: _add_loop,
         _add_columns: _add_columns_loop,
+        _add_run: _add_run_loop,
         _meet: _meet_loop,
         _leave: _leave_loop,
     }
@@ -523,6 +539,14 @@ def _add_columns_loop(row: Any, values: Any, first: Any, column: Any) -> Callabl
     def loop(row: Any, values: Any, first: Any, column: Any) -> None:
         for lane in range(len(row)):
             row[lane] += values[first + column[lane]]
+
+    return loop
+
+
+def _add_run_loop(row: Any, values: Any, first: Any) -> Callable[..., None]:
+    def loop(row: Any, values: Any, first: Any) -> None:
+        for lane in range(len(row)):
+            row[lane] += values[first + lane]
 
     return loop
 

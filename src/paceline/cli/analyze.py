@@ -58,10 +58,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Analyse, print, and write what is asked for."""
     from paceline.graph import from_trace
-    from paceline.report.folder import check_folder, write_folder
     from paceline.whatif import analyze
 
     if args.out is not None:
+        from paceline.report.folder import check_folder, write_folder
+
         check_folder(args.out, force=args.force)
     # The trace itself is let go before the analysis: it is as large as what is made of it.
     measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)

@@ -95,11 +95,11 @@ def read(
 
 def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:
     """The columns of a trace, row group by row group where only some steps are wanted."""
+    if steps is None:
+        return file.read(columns=list(COLUMNS))
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if steps is None:
-        return file.read(columns=list(COLUMNS))
     parts = []
     for group in range(file.num_row_groups):
         part = file.read_row_group(group, columns=list(COLUMNS))
