@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from threading import Lock
 from typing import Any
 
@@ -291,6 +291,19 @@ class _Prepared:
     n_rows: int
     n_variants: int
 
+    @cached_property
+    def lists(self) -> tuple[Any, ...]:
+        """The arrays for the interpreter, which indexes lists several times faster."""
+        *per_op, values, base, keep, delays, keep_delay = self.arrays
+        return (
+            *(array.tolist() for array in per_op),
+            values,
+            base.tolist(),
+            keep,
+            delays,
+            keep_delay,
+        )
+
     def block_lanes(self, fast: bool) -> int:
         rows_bytes = _COMPILED_BYTES if fast else _INTERPRETED_BYTES
         return max(64, rows_bytes // (8 * max(1, self.n_rows)))
@@ -305,14 +318,17 @@ class _Prepared:
         missing = self.n_variants + 1 - len(block.variant_ptr)
         last = np.full(n_lanes, -np.inf)
         meeting = np.empty(block.n_sets)
-        walk: Callable[..., None] = _shared_walk() if fast else _walk
-        walk(
-            *self.arrays,
+        bounds = (
             np.pad(block.variant_ptr, (0, missing), mode="edge"),
             np.pad(block.segment_ptr, (0, missing), mode="edge"),
             block.segment_rule,
             block.segment_end,
             block.segment_column,
+        )
+        walk: Callable[..., None] = _shared_walk() if fast else _walk
+        walk(
+            *(self.arrays if fast else self.lists),
+            *(bounds if fast else (array.tolist() for array in bounds)),
             block.column,
             block.set,
             rows,
