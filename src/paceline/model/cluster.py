@@ -1,0 +1,205 @@
+"""The machines that a plan runs on: GPU, node, network, price.
+
+``cluster_presets`` holds the known ones, ``cluster_yaml`` reads and writes a user's own.
+Units: FLOP/s without sparsity, bytes (decimal prefixes), byte/s in ONE direction, seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelError
+
+if TYPE_CHECKING:
+    from paceline.model.efficiency import Efficiency
+
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
+TOPOLOGIES = ("switch", "mesh", "pcie")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU (or one accelerator package), by its datasheet.
+
+    Attributes:
+        name: what it is called.
+        peak_flops: dense FLOP/s (no sparsity) per precision of the matrix multiplications; "fp32"
+            is plain fp32, not TF32; a precision that is missing is not supported.
+        memory_bytes: size of its memory.
+        memory_bandwidth: byte/s of its memory.
+        sms: streaming multiprocessors (compute units).
+        source: where the numbers come from.
+    """
+
+    name: str
+    peak_flops: Mapping[str, float] = field(hash=False)
+    memory_bytes: float
+    memory_bandwidth: float
+    sms: int
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text(self, "name", "the GPU")
+        if not isinstance(self.peak_flops, Mapping) or not self.peak_flops:
+            raise ModelError(
+                f"the GPU's peak_flops must map a precision to FLOP/s ({{bf16: 312e12}}), not "
+                f"{reprlib.repr(self.peak_flops)}"
+            )
+        for precision, peak in self.peak_flops.items():
+            if precision not in PRECISIONS:
+                raise ModelError(
+                    f"the GPU's peak_flops names the precision {reprlib.repr(precision)}; known "
+                    f"are {', '.join(PRECISIONS)}"
+                )
+            _check_number(peak, f"the GPU's peak_flops for {precision}", "FLOP/s")
+        object.__setattr__(self, "peak_flops", dict(self.peak_flops))
+        _check_number(self.memory_bytes, "the GPU's memory_bytes", "bytes")
+        _check_number(self.memory_bandwidth, "the GPU's memory_bandwidth", "byte/s")
+        _check_count(self.sms, "the GPU's sms")
+
+    def peak(self, precision: str) -> float:
+        """Dense peak [FLOP/s] at a precision.
+
+        Raises:
+            ModelError: this GPU does not support the precision.
+        """
+        try:
+            return self.peak_flops[precision]
+        except KeyError:
+            raise ModelError(
+                f"the GPU {self.name} has no {precision}; it supports "
+                f"{', '.join(self.peak_flops)}: choose one, or give its peak_flops in the cluster"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The GPUs that share a fast interconnect (NVLink, Infinity Fabric, PCIe).
+
+    Attributes:
+        gpus: GPUs in it.
+        bandwidth: byte/s per GPU in one direction, all of its links together.
+        latency_s: seconds per hop of a collective inside the node, without the data.
+        topology: "switch" (any GPU reaches any other at full bandwidth), "mesh" (the bandwidth is
+            divided among links to each of the others) or "pcie" (shared bus).
+        source: where the numbers come from.
+    """
+
+    gpus: int
+    bandwidth: float
+    latency_s: float
+    topology: str = "switch"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_count(self.gpus, "the node's gpus")
+        _check_number(self.bandwidth, "the node's bandwidth", "byte/s")
+        _check_number(self.latency_s, "the node's latency_s", "seconds", zero=True)
+        if self.topology not in TOPOLOGIES:
+            raise ModelError(
+                f"the node's topology must be {', '.join(TOPOLOGIES[:-1])} or {TOPOLOGIES[-1]}, "
+                f"not {reprlib.repr(self.topology)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What joins the nodes.
+
+    Attributes:
+        nics: network adapters per node.
+        nic_bandwidth: byte/s of each adapter in one direction.
+        latency_s: seconds per hop between nodes, without the data.
+        oversubscription: how many times more bandwidth the nodes have than the core (1 = none).
+        source: where the numbers come from.
+    """
+
+    nics: int
+    nic_bandwidth: float
+    latency_s: float
+    oversubscription: float = 1.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_count(self.nics, "the network's nics")
+        _check_number(self.nic_bandwidth, "the network's nic_bandwidth", "byte/s")
+        _check_number(self.latency_s, "the network's latency_s", "seconds", zero=True)
+        _check_number(self.oversubscription, "the network's oversubscription", "(1 = none)")
+        if self.oversubscription < 1:
+            raise ModelError(
+                f"the network's oversubscription must be >= 1 (1 = none), not "
+                f"{self.oversubscription:g}"
+            )
+
+    @property
+    def node_bandwidth(self) -> float:
+        """byte/s that leave (or enter) one node when all nodes send at once."""
+        return self.nics * self.nic_bandwidth / self.oversubscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal GPUs, with the network between them.
+
+    Attributes:
+        name: what it is called.
+        gpu: one of its GPUs.
+        node: what joins the GPUs of a node.
+        network: what joins the nodes.
+        price_per_gpu_hour: dollars; None = unknown.
+        price_source: where the price comes from, with its date.
+        efficiency: which shares of the peaks are reached.
+        calibration: constants fitted to measured step times; None = not calibrated.
+    """
+
+    name: str
+    gpu: Gpu
+    node: Node
+    network: Network
+    price_per_gpu_hour: float | None = None
+    price_source: str = ""
+    efficiency: Efficiency = field(default_factory=lambda: _default_efficiency())
+    calibration: Any = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_text(self, "name", "the cluster")
+        for part, kind in (("gpu", Gpu), ("node", Node), ("network", Network)):
+            if not isinstance(getattr(self, part), kind):
+                shown = reprlib.repr(getattr(self, part))
+                raise ModelError(f"the cluster's {part} must be a {kind.__name__}, not {shown}")
+        if self.price_per_gpu_hour is not None:
+            what = "the cluster's price_per_gpu_hour"
+            _check_number(self.price_per_gpu_hour, what, "dollars", zero=True)
+
+    def nodes(self, gpus: int) -> int:
+        """Nodes that so many GPUs take."""
+        return -(-gpus // self.node.gpus)
+
+
+def _default_efficiency() -> Any:
+    from paceline.model.efficiency import Efficiency
+
+    return Efficiency()
+
+
+def _check_text(owner: object, name: str, what: str) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, str) or not value.strip():
+        raise ModelError(f"{what}'s {name} must be a text, not {reprlib.repr(value)}")
+
+
+def _check_count(value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{what} must be a whole number >= 1, not {reprlib.repr(value)}")
+
+
+def _check_number(value: object, what: str, unit: str, *, zero: bool = False) -> None:
+    """A finite number above 0 (or from 0 on)."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+        least = ">= 0" if zero else "> 0"
+        raise ModelError(f"{what} must be a number {least} [{unit}], not {reprlib.repr(value)}")

@@ -1,0 +1,374 @@
+"""What one step of a plan costs, stage by stage: the durations that ``graph.from_plan`` lays out.
+
+Seconds of one microbatch on one GPU of each place; a *place* is a chunk's position in the model,
+``chunk * pp + stage`` (so with vpp = 1, the stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.model.cluster import Cluster
+from paceline.model.compute import ComputeCost, roofline
+from paceline.model.llm import LLM
+from paceline.model.memory import place_parameters
+from paceline.model.network import Fabric, Group
+from paceline.model.operators import (
+    Collective,
+    LayerWork,
+    Operator,
+    Work,
+    embedding_work,
+    head_work,
+    layer_kind,
+    layer_work,
+)
+from paceline.model.plan import Plan
+
+Array = npt.NDArray[np.float64]
+
+#: What the duration of a compute is made of.
+PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep")
+_LAUNCH = PARTS.index("launch")
+
+#: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
+#: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
+_ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
+#: Gradients travel in buckets of this many elements where they overlap with the backward pass:
+#: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
+_BUCKET_ELEMENTS = 40_000_000
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The part of a plan's cost that does not depend on the number of replicas.
+
+    Attributes:
+        parts_s: [direction, part, place] as in :class:`PlanCosts`.
+        flops: [direction, place] floating-point operations of one microbatch, recomputation
+            included.
+        parameters: [place] parameters on one GPU that all data-parallel ranks share.
+        expert_parameters: [place] parameters on one GPU of its experts.
+    """
+
+    parts_s: Array
+    flops: Array
+    parameters: Array
+    expert_parameters: Array
+
+
+@dataclass(frozen=True)
+class PlanCosts:
+    """Durations of one step of one replica.
+
+    Attributes:
+        parts_s: [direction, part, place] seconds of one microbatch: forward (0) and backward (1,
+            recomputation included), by :data:`PARTS`; their sum is the duration of the compute.
+        p2p_s: [place] seconds to hand one microbatch from a place to the next (the same for its
+            gradient on the way back); the last place sends nothing: 0.
+        all_gather_s: [place] exposed seconds of gathering the parameters before the first forward.
+        reduce_scatter_s: [place] exposed seconds of reducing the gradients after the last backward.
+        hidden_dp_s: [place] seconds of both that overlap with compute.
+        layernorm_grads_s: [pp] seconds of the tail's all-reduce over the tensor-parallel ranks.
+        embedding_grads_s: seconds of the all-reduce between the first and the last stage.
+        clip_s: seconds of the norm over all ranks.
+        optimizer_s: [pp] seconds of the update.
+        fixed_s: seconds of each step that no op accounts for (data loading, logging, ...).
+        overlapped: whether gradients are reduced during the backward pass.
+        flops: [direction, place] as in :class:`StageWork`.
+    """
+
+    parts_s: Array
+    p2p_s: Array
+    all_gather_s: Array
+    reduce_scatter_s: Array
+    hidden_dp_s: Array
+    layernorm_grads_s: Array
+    embedding_grads_s: float
+    clip_s: float
+    optimizer_s: Array
+    fixed_s: float
+    overlapped: bool
+    flops: Array = field(default_factory=lambda: np.zeros((2, 1)))
+
+    @property
+    def forward_s(self) -> Array:
+        """[place] seconds of one forward compute."""
+        return self.parts_s[0].sum(axis=0)
+
+    @property
+    def backward_s(self) -> Array:
+        """[place] seconds of one backward compute."""
+        return self.parts_s[1].sum(axis=0)
+
+
+def plan_costs(
+    llm: LLM, plan: Plan, cluster: Cluster, cost: ComputeCost | None = None
+) -> PlanCosts:
+    """The durations of one step.
+
+    Args:
+        llm: the model.
+        plan: a legal plan for it (``plan.check``).
+        cluster: the machines.
+        cost: seconds of an operator; None = the roofline of the cluster's GPU.
+    """
+    return CostModel(llm, cluster, cost).costs(plan)
+
+
+class CostModel:
+    """Costs of many plans of one model on one cluster; what plans share is computed once."""
+
+    def __init__(self, llm: LLM, cluster: Cluster, cost: ComputeCost | None = None) -> None:
+        self.llm, self.cluster = llm, cluster
+        self.efficiency = cluster.efficiency
+        self.cost = cost or roofline(cluster.gpu, cluster.efficiency)
+        self._layers: dict[object, tuple[Array, Array]] = {}
+        self._stages: dict[object, StageWork] = {}
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The collectives of the cluster."""
+        return Fabric(self.cluster)
+
+    # Compute.
+
+    def stage_work(self, plan: Plan) -> StageWork:
+        """What does not depend on the number of replicas."""
+        key = (*_layer_key(plan), plan.pp, plan.vpp, plan.layers_per_stage)
+        if key not in self._stages:
+            self._stages[key] = self._stage_work(plan)
+        return self._stages[key]
+
+    def _stage_work(self, plan: Plan) -> StageWork:
+        llm = self.llm
+        parts = np.zeros((2, len(PARTS), plan.chunks))
+        flops = np.zeros((2, plan.chunks))
+
+        def add(place: int, name: object, maker: object = None) -> None:
+            seconds, counted = self._layer(name, plan)
+            parts[:, :, place] += seconds
+            flops[:, place] += counted
+
+        for place, layers in enumerate(plan.chunk_layers(llm)):
+            for i in layers:
+                add(place, layer_kind(llm, i))
+        add(0, "embedding")
+        for _ in range(1 + llm.mtp_layers):
+            add(plan.chunks - 1, "head")
+        for _ in range(llm.mtp_layers):
+            add(plan.chunks - 1, layer_kind(llm, llm.layers - 1))
+        return StageWork(parts, flops, *place_parameters(llm, plan))
+
+    def _layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
+        """[direction, part] seconds and [direction] FLOPs of a layer or an end of the model."""
+        key = (name, *_layer_key(plan))
+        if key not in self._layers:
+            if name == "embedding":
+                work = embedding_work(self.llm, plan)
+            elif name == "head":
+                work = head_work(self.llm, plan)
+            else:
+                work = layer_work(self.llm, name, plan)  # type: ignore[arg-type]
+            self._layers[key] = self._seconds(work, plan), np.array(work.flops())
+        return self._layers[key]
+
+    def _seconds(self, work: LayerWork, plan: Plan) -> Array:
+        return np.stack([self._direction(part, plan) for part in work.directions()])
+
+    def _direction(self, work: Iterable[Work], plan: Plan) -> Array:
+        """[part] seconds of one pass.
+
+        The GPU runs kernel after kernel; where the host needs longer to launch them, the rest is
+        "launch". Collectives are exposed but for what hides behind compute.
+        """
+        seconds = dict.fromkeys(PARTS, 0.0)
+        by_name: dict[str, float] = {}
+        kernels = 0
+        hidden: list[tuple[Collective, float]] = []
+        for each in work:
+            if isinstance(each, Operator):
+                took = self.cost(each)
+                seconds[each.part] += took
+                by_name[each.name] = by_name.get(each.name, 0.0) + took
+                kernels += each.kernels
+            elif each.hidden_behind:
+                hidden.append((each, self._collective_s(each, plan)))
+            else:
+                seconds[each.part] += self._collective_s(each, plan)
+        room = {"*": seconds["gemm"], **by_name}
+        for each, took in hidden:
+            under = min(took, room.get(each.hidden_behind, 0.0))
+            room[each.hidden_behind] = room.get(each.hidden_behind, 0.0) - under
+            seconds[each.part] += took - under + self.efficiency.overlap * under
+        busy = sum(seconds.values())
+        seconds["launch"] += max(0.0, kernels * self.efficiency.launch_s - busy)
+        return np.array(list(seconds.values()))
+
+    def _collective_s(self, each: Collective, plan: Plan) -> float:
+        size, stride = {
+            "tp": (plan.tp, 1),
+            "cp": (plan.cp, plan.tp),
+            "ep": (plan.ep, 1),
+        }[each.part]
+        if each.op == "p2p":
+            return self.fabric.p2p(each.bytes, stride)
+        call = getattr(self.fabric, each.op)
+        return float(call(each.bytes, Group(size, stride)))
+
+    # What depends on the number of replicas.
+
+    def costs(self, plan: Plan) -> PlanCosts:
+        """The durations of one step."""
+        work = self.stage_work(plan)
+        gather, reduce = self._gradients(plan, work)
+        exposed_gather, exposed_reduce, hidden = self._overlap(plan, work, gather, reduce)
+        return PlanCosts(
+            parts_s=self._sharded(plan, work),
+            p2p_s=self._p2p(plan),
+            all_gather_s=exposed_gather,
+            reduce_scatter_s=exposed_reduce,
+            hidden_dp_s=hidden,
+            layernorm_grads_s=self._layernorm(plan),
+            embedding_grads_s=self._embedding(plan),
+            clip_s=self.fabric.all_reduce(4.0, Group(plan.gpus, 1)),
+            optimizer_s=self._optimizer(plan, work),
+            fixed_s=self.efficiency.fixed_s,
+            overlapped=plan.overlap_dp and plan.dp * plan.cp > 1,
+            flops=work.flops,
+        )
+
+    def _groups(self, plan: Plan) -> tuple[Group, Group]:
+        """Ranks that share the dense parameters, and those that share one rank's experts."""
+        dense = Group(plan.dp * plan.cp, plan.tp)
+        return dense, Group(max(1, plan.dp * plan.cp * plan.tp // plan.ep), plan.ep)
+
+    def _gradients(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
+        """[place] seconds of gathering parameters and of reducing gradients, once per step."""
+        weight = 4 if plan.precision == "fp32" else 2
+        gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
+        sizes = (work.parameters, work.expert_parameters)
+        for group, parameters in zip(self._groups(plan), sizes, strict=True):
+            if group.size == 1:
+                continue
+            for count in set(parameters.tolist()) - {0.0}:
+                where = parameters == count
+                if plan.zero == 0:
+                    reduce[where] += self.fabric.all_reduce(plan.grad_bytes * count, group)
+                    continue
+                reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                if plan.zero < 3:
+                    gather[where] += self.fabric.all_gather(weight * count, group)
+        return gather, reduce
+
+    def _overlap(
+        self, plan: Plan, work: StageWork, gather: Array, reduce: Array
+    ) -> tuple[Array, Array, Array]:
+        """Exposed gathers, exposed reductions and what is hidden, [place] seconds.
+
+        Gathers hide behind the first forward of a chunk, reductions behind its last backward; at
+        least one bucket stays exposed at each end, and hidden traffic slows the compute.
+        """
+        if not plan.overlap_dp:
+            return gather, reduce, np.zeros_like(gather)
+        elements = np.maximum(work.parameters + work.expert_parameters, 1.0)
+        bucket = (plan.bucket_bytes or _BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
+        least = np.minimum(1.0, bucket / elements)
+        share = self.efficiency.overlap
+        exposed = []
+        hidden = np.zeros_like(gather)
+        for total, room in ((gather, work.parts_s[0].sum(0)), (reduce, work.parts_s[1].sum(0))):
+            under = np.minimum(total * (1 - least), room)
+            exposed.append(total - under + share * under)
+            hidden += under
+        return exposed[0], exposed[1], hidden
+
+    def _sharded(self, plan: Plan, work: StageWork) -> Array:
+        """ZeRO-3 gathers every layer's parameters again in each pass, ahead of their use."""
+        if plan.zero < 3 or plan.dp * plan.cp == 1:
+            return work.parts_s
+        weight = 4 if plan.precision == "fp32" else 2
+        groups = self._groups(plan)
+        parts = work.parts_s.copy()
+        for place in range(plan.chunks):
+            sizes = (work.parameters[place], work.expert_parameters[place])
+            seconds = sum(
+                self.fabric.all_gather(weight * size, group)
+                for size, group in zip(sizes, groups, strict=True)
+                if size and group.size > 1
+            )
+            for direction in (0, 1):
+                room = parts[direction, :, place].sum()
+                under = min(seconds, room)
+                parts[direction, _LAUNCH + 1, place] += (
+                    seconds - under + self.efficiency.overlap * under
+                )
+        return parts
+
+    def _p2p(self, plan: Plan) -> Array:
+        """[place] seconds of one microbatch's activations to the next place.
+
+        Each tensor-parallel rank sends its share and the receivers gather it among themselves
+        (Narayanan et al. 2021, 4.1); with sequence parallelism the shares are all there is.
+        """
+        seconds = np.zeros(plan.chunks)
+        if plan.pp == 1:
+            return seconds
+        element = 4 if plan.precision == "fp32" else 2
+        tokens = plan.micro_batch * self.llm.seq_len / plan.cp
+        size = element * tokens * self.llm.hidden
+        stride = plan.tp * plan.cp * plan.dp
+        one = self.fabric.p2p(size / plan.tp, stride)
+        if plan.tp > 1 and not plan.sequence_parallel:
+            one += self.fabric.all_gather(size, Group(plan.tp, 1))
+        seconds[:-1] = one * (self.efficiency.overlap if plan.overlap_pp else 1.0)
+        return seconds
+
+    def _layernorm(self, plan: Plan) -> Array:
+        """[pp] sequence parallelism leaves partial gradients of the norms (Megatron-LM)."""
+        if not plan.sequence_parallel:
+            return np.zeros(plan.pp)
+        layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
+        size = 4.0 * self.llm.norm_parameters * layers.reshape(plan.vpp, plan.pp).sum(axis=0)
+        group = Group(plan.tp, 1)
+        return np.array([self.fabric.all_reduce(float(x), group) for x in size])
+
+    def _embedding(self, plan: Plan) -> float:
+        """Both copies of a tied embedding take the sum of their gradients (Megatron-LM)."""
+        if plan.pp == 1 or not self.llm.tied:
+            return 0.0
+        size = plan.grad_bytes * self.llm.padded_vocab(plan.tp) * self.llm.hidden / plan.tp
+        last = (plan.pp - 1) * plan.tp * plan.cp * plan.dp
+        return self.fabric.all_reduce(size, Group(2, last))
+
+    def _optimizer(self, plan: Plan, work: StageWork) -> Array:
+        """[pp] seconds of the update; it is memory-bound."""
+        ranks = 1 if plan.zero == 0 else plan.dp * plan.cp
+        expert_ranks = 1 if plan.zero == 0 else self._groups(plan)[1].size
+        count = work.parameters / ranks + work.expert_parameters / expert_ranks
+        size = _ADAM_BYTES * count.reshape(plan.vpp, plan.pp).sum(axis=0)
+        each: list[float] = []
+        for amount in size.tolist():
+            each.append(self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4)))
+        return np.array(each)
+
+
+def _layer_key(plan: Plan) -> tuple[object, ...]:
+    """What the work of a layer depends on."""
+    return (
+        plan.tp,
+        plan.cp,
+        plan.ep,
+        plan.micro_batch,
+        plan.recompute,
+        plan.sequence_parallel,
+        plan.precision,
+        plan.flash,
+        plan.overlap_tp,
+        plan.grad_bytes,
+    )

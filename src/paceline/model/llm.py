@@ -1,0 +1,429 @@
+"""The workload: a decoder-only language model by its usual fields, counted exactly.
+
+Parameters are counted tensor by tensor (biases, norms and the router included), FLOPs by the
+matrix products alone, two per multiply-add.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from paceline.errors import ModelError
+
+MAX_FIELD = 1 << 40  # beyond any real model; keeps the counts within a float
+
+Norm = Literal["layernorm", "rmsnorm"]
+Positions = Literal["learned", "rotary", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """The mixture-of-experts blocks of a model.
+
+    Attributes:
+        experts: routed experts of one layer.
+        top_k: experts that each token visits.
+        ffn: inner width of one expert.
+        shared_experts: experts that every token visits.
+        shared_ffn: total inner width of the shared experts; 0 = ``shared_experts * ffn``.
+        dense_layers: leading layers that stay dense.
+        every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
+        capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
+            evenly loaded.
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    shared_experts: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    every: int = 1
+    capacity: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("experts", "top_k", "ffn", "every"):
+            _whole(self, field, 1, "the mixture of experts")
+        for field in ("shared_experts", "shared_ffn", "dense_layers"):
+            _whole(self, field, 0, "the mixture of experts")
+        if self.top_k > self.experts:
+            raise ModelError(
+                f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
+                "more experts than there are"
+            )
+        if self.shared_ffn and not self.shared_experts:
+            raise ModelError(
+                f"shared_ffn is {self.shared_ffn} but shared_experts is 0; give both or neither"
+            )
+        if self.capacity is not None and not (
+            isinstance(self.capacity, int | float)
+            and not isinstance(self.capacity, bool)
+            and 0 < self.capacity < float("inf")
+        ):
+            raise ModelError(
+                f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}"
+            )
+        if not self.shared_ffn:
+            object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values from one low-rank latent (DeepSeek-V2, 2.1).
+
+    Attributes:
+        q_rank: rank of the queries' down-projection; None = queries are projected in one product.
+        kv_rank: rank of the latent that keys and values are expanded from.
+        nope_dim: per head, the part of queries and keys without positions.
+        rope_dim: per head, the part with rotary positions (one key for all heads).
+        value_dim: per head, the width of the values.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        if self.q_rank is not None:
+            _whole(self, "q_rank", 1, "the latent attention")
+        for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
+            _whole(self, field, 1, "the latent attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLM:
+    """A decoder-only transformer.
+
+    A field whose default is 0 is filled in at construction, as described: a finished LLM has its
+    number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
+
+    Attributes:
+        name: what the model is called.
+        layers: transformer layers (multi-token-prediction layers not among them).
+        hidden: width of the residual stream.
+        heads: query heads.
+        vocab: rows of the word embedding, unpadded.
+        seq_len: tokens of one training sample.
+        kv_heads: key and value heads; 0 = ``heads``.
+        head_dim: width of one head; 0 = ``hidden // heads``.
+        ffn: inner width of the dense MLP; 0 = ``4 * hidden``.
+        gated: three matrices in every MLP (SwiGLU) instead of two.
+        norm: "layernorm" (scale and shift) or "rmsnorm" (scale).
+        positions: "learned" (a table of parameters), "rotary" or "none".
+        max_positions: rows of the learned table; 0 = ``seq_len``.
+        tied: the output projection is the word embedding.
+        bias: every linear layer but the output projection has a bias.
+        qkv_bias: queries, keys and values have one even where ``bias`` is False; True with it.
+        qk_norm: a norm over the head width on queries and on keys (Qwen3).
+        window: tokens that a sliding-window layer attends to, itself included; None = all.
+        window_every: layers 0, n, 2n, ... use the window, the others see all (1 = all use it;
+            GPT-OSS alternates: 2).
+        moe: the mixture of experts; None = dense.
+        latent: multi-head latent attention in place of the grouped-query one.
+        mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
+            with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
+
+    Raises:
+        ModelError: a value is out of range or two contradict each other.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    seq_len: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    gated: bool = False
+    norm: Norm = "layernorm"
+    positions: Positions = "learned"
+    max_positions: int = 0
+    tied: bool = True
+    bias: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+    window_every: int = 1
+    moe: MoE | None = None
+    latent: LatentAttention | None = None
+    mtp_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ModelError(f"a model needs a name, not {reprlib.repr(self.name)}")
+        where = f"the model {self.name}"
+        for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
+            _whole(self, field, 1, where)
+        for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers"):
+            _whole(self, field, 0, where)
+        if self.window is not None:
+            _whole(self, "window", 1, where)
+        for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm"):
+            if not isinstance(getattr(self, field), bool):
+                shown = reprlib.repr(getattr(self, field))
+                raise ModelError(f"{where}: {field} must be true or false, not {shown}")
+        _one_of(self, "norm", get_args(Norm), where)
+        _one_of(self, "positions", get_args(Positions), where)
+        self._fill_in(where)
+        self._agree(where)
+
+    def _fill_in(self, where: str) -> None:
+        if not self.head_dim and self.latent is None and self.hidden % self.heads:
+            raise ModelError(
+                f"{where}: hidden {self.hidden} is not a multiple of heads {self.heads}; "
+                "give head_dim"
+            )
+        filled = {
+            "kv_heads": self.kv_heads or self.heads,
+            "head_dim": self.head_dim or max(1, self.hidden // self.heads),
+            "ffn": self.ffn or 4 * self.hidden,
+            "max_positions": self.max_positions or self.seq_len,
+            "qkv_bias": self.qkv_bias or self.bias,
+        }
+        for field, value in filled.items():
+            object.__setattr__(self, field, value)
+
+    def _agree(self, where: str) -> None:
+        if self.heads % self.kv_heads:
+            raise ModelError(
+                f"{where}: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
+            )
+        if self.positions == "learned" and self.seq_len > self.max_positions:
+            raise ModelError(
+                f"{where}: seq_len {self.seq_len} exceeds max_positions {self.max_positions}, the "
+                "rows of its learned positions"
+            )
+        if self.moe is not None and not self.moe_layers:
+            raise ModelError(
+                f"{where}: no layer is a mixture of experts with {self.layers} layers, "
+                f"dense_layers {self.moe.dense_layers} and every {self.moe.every}"
+            )
+
+    # Which layer is what.
+
+    def is_moe_layer(self, i: int) -> bool:
+        """Whether layer ``i`` (from 0) has experts in place of the dense MLP."""
+        if self.moe is None or i < self.moe.dense_layers:
+            return False
+        return (i - self.moe.dense_layers + 1) % self.moe.every == 0
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        if self.moe is None:
+            return 0
+        return max(0, self.layers - self.moe.dense_layers) // self.moe.every
+
+    def layer_window(self, i: int) -> int | None:
+        """Tokens that layer ``i`` attends to at most; None = all before it."""
+        return None if i % self.window_every else self.window
+
+    # Widths of the attention products.
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of one head's query and key."""
+        return self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one head's value."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    # Parameters.
+
+    @property
+    def attention_matmul(self) -> int:
+        """Elements of one layer's attention projections, without biases and norms."""
+        h, out = self.hidden, self.heads * self.value_dim * self.hidden
+        if self.latent is None:
+            return h * (self.heads + 2 * self.kv_heads) * self.head_dim + out
+        m = self.latent
+        q_width = self.heads * self.qk_dim
+        q = h * q_width if m.q_rank is None else m.q_rank * (h + q_width)
+        down = h * (m.kv_rank + m.rope_dim)
+        return q + down + m.kv_rank * self.heads * (m.nope_dim + m.value_dim) + out
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's attention, its own norms and biases included."""
+        count = self.attention_matmul + (self.hidden if self.bias else 0)
+        if self.latent is not None:
+            return count + self._norm_size * ((self.latent.q_rank or 0) + self.latent.kv_rank)
+        if self.qkv_bias:
+            count += (self.heads + 2 * self.kv_heads) * self.head_dim
+        return count + (2 * self._norm_size * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def dense_ffn_parameters(self) -> int:
+        """Parameters of one dense layer's MLP."""
+        return self._mlp_parameters(self.ffn)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert; 0 for a dense model."""
+        return self._mlp_parameters(self.moe.ffn) if self.moe else 0
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Parameters of one layer's shared experts together; 0 without any."""
+        if self.moe is None or not self.moe.shared_experts:
+            return 0
+        return self._mlp_parameters(self.moe.shared_ffn)
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of one layer's router; 0 for a dense model."""
+        return self.moe.experts * (self.hidden + self.bias) if self.moe else 0
+
+    @property
+    def moe_ffn_parameters(self) -> int:
+        """Parameters of one MoE layer's MLP: all experts, the shared ones and the router."""
+        if self.moe is None:
+            return 0
+        experts = self.moe.experts * self.expert_parameters
+        return experts + self.shared_expert_parameters + self.router_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one layer's two norms (before the attention, before the MLP)."""
+        return 2 * self.final_norm_parameters
+
+    @property
+    def final_norm_parameters(self) -> int:
+        """Parameters of the norm before the output projection."""
+        return self._norm_size * self.hidden
+
+    def layer_parameters(self, i: int) -> int:
+        """Parameters of layer ``i`` (from 0)."""
+        return self._layer(self.is_moe_layer(i))
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the word embedding and of learned positions."""
+        learned = self.max_positions if self.positions == "learned" else 0
+        return (self.vocab + learned) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output projection; 0 when it is the word embedding."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all multi-token-prediction modules: layer, projection and three norms."""
+        if not self.mtp_layers:
+            return 0
+        one = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2
+        return self.mtp_layers * (one + 3 * self.final_norm_parameters)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in all."""
+        layers = (self.layers - self.moe_layers) * self._layer(False)
+        layers += self.moe_layers * self._layer(True)
+        ends = self.embedding_parameters + self.final_norm_parameters + self.head_parameters
+        return layers + ends + self.mtp_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: all but the experts that it does not visit."""
+        if self.moe is None:
+            return self.parameters
+        idle = (self.moe.experts - self.moe.top_k) * self.expert_parameters
+        mtp = self.mtp_layers if self.is_moe_layer(self.layers - 1) else 0
+        return self.parameters - idle * (self.moe_layers + mtp)
+
+    def padded_vocab(self, tp: int, multiple: int = 128) -> int:
+        """Rows of the embedding once it splits over ``tp`` ranks, ``multiple`` rows to each.
+
+        The rule of Megatron-LM's ``make-vocab-size-divisible-by``, 128 by default.
+        """
+        unit = multiple * tp
+        return -(-self.vocab // unit) * unit
+
+    # FLOPs.
+
+    def attention_pairs(self, i: int, seq_len: int | None = None, causal: bool = False) -> float:
+        """Keys that one query of layer ``i`` meets, on average over the sequence.
+
+        The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens; without ``causal``
+        it is twice that, as if the masked half were computed too.
+        """
+        s = self.seq_len if seq_len is None else seq_len
+        w = min(s, self.layer_window(i) or s)
+        mean = w * (1 - w / (2 * s))
+        return mean if causal else 2 * mean
+
+    def model_flops_per_token(self, seq_len: int | None = None, causal: bool = False) -> float:
+        """FLOPs of one token's forward and backward, recomputation not counted.
+
+        6 per element of each matrix that the token meets (2 forward, 4 backward; the output
+        projection once, the embedding's look-up free) and, per layer, 6 s heads (qk_dim +
+        value_dim) for the attention's two products. For a GPT this is Eq. 7 of Korthikanti et al.
+        2022 ("Reducing activation recomputation in large transformer models") per token,
+        72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
+        language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
+        V / 16hL), adds the forward that full recomputation repeats.
+
+        Args:
+            seq_len: tokens in the sequence; None = the model's.
+            causal: count the half of the attention that the causal mask leaves; both papers, and
+                so the usual MFU, count all of it.
+        """
+        pairs = sum(self.attention_pairs(i, seq_len, causal) for i in range(self.layers))
+        pairs += self.mtp_layers * self.attention_pairs(self.layers - 1, seq_len, causal)
+        attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
+        return 6.0 * self._active_matmul + attention
+
+    @property
+    def _active_matmul(self) -> int:
+        """Elements of the matrices that one token is multiplied by."""
+        last = self._layer_matmul(self.is_moe_layer(self.layers - 1))
+        dense = (self.layers - self.moe_layers) * self._layer_matmul(False)
+        moe = self.moe_layers * self._layer_matmul(True) if self.moe else 0
+        head = self.vocab * self.hidden
+        return dense + moe + head + self.mtp_layers * (last + 2 * self.hidden**2 + head)
+
+    def _layer_matmul(self, moe: bool) -> int:
+        matrices = (3 if self.gated else 2) * self.hidden
+        if not moe or self.moe is None:
+            return self.attention_matmul + matrices * self.ffn
+        width = self.moe.top_k * self.moe.ffn + self.moe.shared_ffn
+        return self.attention_matmul + matrices * width + self.hidden * self.moe.experts
+
+    @property
+    def _norm_size(self) -> int:
+        return 2 if self.norm == "layernorm" else 1
+
+    def _mlp_parameters(self, width: int) -> int:
+        into = 2 if self.gated else 1
+        bias = into * width + self.hidden if self.bias else 0
+        return (into + 1) * self.hidden * width + bias
+
+    def _layer(self, moe: bool) -> int:
+        mlp = self.moe_ffn_parameters if moe else self.dense_ffn_parameters
+        return self.attention_parameters + self.norm_parameters + mlp
+
+
+def _whole(record: Any, field: str, least: int, where: str) -> None:
+    value = getattr(record, field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        shown = reprlib.repr(value)
+        raise ModelError(f"{where}: {field} must be a whole number >= {least}, not {shown}")
+    if value > MAX_FIELD:
+        raise ModelError(f"{where}: {field} is {reprlib.repr(value)}, beyond any real model")
+
+
+def _one_of(record: Any, field: str, words: tuple[str, ...], where: str) -> None:
+    value = getattr(record, field)
+    if value not in words:
+        raise ModelError(
+            f"{where}: {field} must be one of {', '.join(words)}, not {reprlib.repr(value)}"
+        )

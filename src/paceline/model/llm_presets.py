@@ -1,0 +1,286 @@
+"""Published models by name, each with the source of its dimensions.
+
+``seq_len`` is the length of the (first stage of) pre-training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.model.llm import LLM, LatentAttention, MoE
+
+
+def llm_preset(name: str) -> LLM:
+    """The preset that ``name`` means, however it is spelled.
+
+    Case, dashes, underscores, blanks and parentheses do not count, nor does the organisation of a
+    Hugging Face name: "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
+
+    Raises:
+        ModelError: no preset has that name; the nearest are named.
+    """
+    shown = str(name)[:80]
+    for spelled in (shown, shown.rpartition("/")[2]):
+        found = _BY_KEY.get(_key(spelled))
+        if found is not None:
+            return LLM_PRESETS[found]
+    near = get_close_matches(_key(shown), _BY_KEY, n=6, cutoff=0.5)
+    names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3] or sorted(LLM_PRESETS)
+    which = "the nearest are" if near else "there are"
+    raise ModelError(f"there is no model preset {shown!r}; {which} {', '.join(names)}")
+
+
+def _key(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum() or c == ".")
+
+
+def _family(
+    prefix: str, rows: tuple[tuple[str, int, int, int], ...], **shared: Any
+) -> Iterator[LLM]:
+    """One LLM per row (size, layers, hidden, heads) with the ``shared`` fields."""
+    for size, layers, hidden, heads in rows:
+        yield LLM(name=f"{prefix}-{size}", layers=layers, hidden=hidden, heads=heads, **shared)
+
+
+def _gpt2() -> Iterator[LLM]:
+    # Radford et al. 2019, "Language models are unsupervised multitask learners", Table 2; heads
+    # from the released checkpoints' hparams.json.
+    rows = (
+        ("124m", 12, 768, 12),
+        ("355m", 24, 1024, 16),
+        ("774m", 36, 1280, 20),
+        ("1.5b", 48, 1600, 25),
+    )
+    return _family("gpt2", rows, vocab=50257, seq_len=1024)
+
+
+def _gpt3() -> Iterator[LLM]:
+    # Brown et al. 2020, "Language models are few-shot learners", Table 2.1. Two rows of it
+    # contradict themselves: 1.3b has 24 heads of 128 for a width of 2048, 13b a width of 5140;
+    # 16 heads and 5120 give the counts that the table states. The alternating sparse attention
+    # of the paper is modelled as dense.
+    rows = (
+        ("125m", 12, 768, 12),
+        ("350m", 24, 1024, 16),
+        ("760m", 24, 1536, 16),
+        ("1.3b", 24, 2048, 16),
+        ("2.7b", 32, 2560, 32),
+        ("6.7b", 32, 4096, 32),
+        ("13b", 40, 5120, 40),
+        ("175b", 96, 12288, 96),
+    )
+    return _family("gpt3", rows, vocab=50257, seq_len=2048)
+
+
+def _megatron() -> Iterator[LLM]:
+    # Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
+    # Megatron-LM", Table 1; 22b and 175b: Korthikanti et al. 2022, "Reducing activation
+    # recomputation in large transformer models", Table 3 (whose 530B and 1T are 529.6b and 1008b).
+    rows = (
+        ("1.7b", 24, 2304, 24),
+        ("3.6b", 30, 3072, 32),
+        ("7.5b", 36, 4096, 32),
+        ("18.4b", 40, 6144, 48),
+        ("22b", 48, 6144, 64),
+        ("39.1b", 48, 8192, 64),
+        ("76.1b", 60, 10240, 80),
+        ("145.6b", 80, 12288, 96),
+        ("175b", 96, 12288, 96),
+        ("310.1b", 96, 16384, 128),
+        ("529.6b", 105, 20480, 128),
+        ("1008b", 128, 25600, 160),
+    )
+    return _family("megatron", rows, vocab=51200, seq_len=2048)
+
+
+def _mt_nlg() -> Iterator[LLM]:
+    # Smith et al. 2022, "Using DeepSpeed and Megatron to train Megatron-Turing NLG 530B", 2.2-3.1.
+    yield LLM(name="mt-nlg-530b", layers=105, hidden=20480, heads=128, vocab=50257, seq_len=2048)
+
+
+def _opt() -> Iterator[LLM]:
+    # Zhang et al. 2022, "OPT: open pre-trained transformer language models", Table 1; vocabulary
+    # and the 2 spare positions from the checkpoints' config.json (facebook/opt-*). Its 350m, with
+    # narrow embeddings and norms after the blocks, is not modelled.
+    rows = (
+        ("125m", 12, 768, 12),
+        ("1.3b", 24, 2048, 32),
+        ("2.7b", 32, 2560, 32),
+        ("6.7b", 32, 4096, 32),
+        ("13b", 40, 5120, 40),
+        ("30b", 48, 7168, 56),
+        ("66b", 64, 9216, 72),
+        ("175b", 96, 12288, 96),
+    )
+    return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
+
+
+# What Llama and all later models here share.
+_MODERN: dict[str, Any] = {
+    "gated": True,
+    "norm": "rmsnorm",
+    "positions": "rotary",
+    "tied": False,
+    "bias": False,
+}
+
+
+def _llama() -> Iterator[LLM]:
+    # Touvron et al. 2023, "Llama 2", Table 1, and config.json of meta-llama/Llama-2-{7b,13b,70b}.
+    llama2: dict[str, Any] = {"vocab": 32000, "seq_len": 4096, **_MODERN}
+    yield LLM(name="llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008, **llama2)
+    yield LLM(name="llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824, **llama2)
+    yield LLM(name="llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, **llama2)
+    # Grattafiori et al. 2024, "The Llama 3 herd of models", Table 3 and 3.4 (8,192 tokens until
+    # the long-context stage).
+    llama3: dict[str, Any] = {"kv_heads": 8, "vocab": 128256, "seq_len": 8192, **_MODERN}
+    for family in ("llama3", "llama3.1"):
+        yield LLM(name=f"{family}-8b", layers=32, hidden=4096, heads=32, ffn=14336, **llama3)
+        yield LLM(name=f"{family}-70b", layers=80, hidden=8192, heads=64, ffn=28672, **llama3)
+    yield LLM(name="llama3.1-405b", layers=126, hidden=16384, heads=128, ffn=53248, **llama3)
+
+
+def _mixtral() -> Iterator[LLM]:
+    # Jiang et al. 2024, "Mixtral of experts", Table 1, and config.json of
+    # mistralai/Mixtral-8x{7B,22B}-v0.1. Their contexts are 32k and 64k; 4,096 is what training
+    # benchmarks use (NVIDIA's Megatron-Bridge recipes).
+    shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, **_MODERN}
+    yield LLM(
+        name="mixtral-8x7b",
+        layers=32,
+        hidden=4096,
+        heads=32,
+        vocab=32000,
+        ffn=14336,
+        moe=MoE(experts=8, top_k=2, ffn=14336),
+        **shared,
+    )
+    yield LLM(
+        name="mixtral-8x22b",
+        layers=56,
+        hidden=6144,
+        heads=48,
+        vocab=32768,
+        ffn=16384,
+        moe=MoE(experts=8, top_k=2, ffn=16384),
+        **shared,
+    )
+
+
+def _deepseek() -> Iterator[LLM]:
+    # DeepSeek-AI 2024, "DeepSeek-V3 technical report", 4.2, and its config.json. Published counts
+    # (671B, 37B active) leave the multi-token-prediction module out; "-mtp" has it.
+    for name, mtp in (("deepseek-v3", 0), ("deepseek-v3-mtp", 1)):
+        yield LLM(
+            name=name,
+            layers=61,
+            hidden=7168,
+            heads=128,
+            vocab=129280,
+            ffn=18432,
+            seq_len=4096,
+            moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
+            latent=LatentAttention(
+                q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
+            ),
+            mtp_layers=mtp,
+            **_MODERN,
+        )
+
+
+def _qwen3() -> Iterator[LLM]:
+    # Qwen Team 2025, "Qwen3 technical report", Table 2 and 3.2 (4,096 tokens in the first stage),
+    # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}.
+    shared: dict[str, Any] = {"kv_heads": 4, "head_dim": 128, "vocab": 151936, "seq_len": 4096}
+    yield LLM(
+        name="qwen3-30b-a3b",
+        layers=48,
+        hidden=2048,
+        heads=32,
+        ffn=6144,
+        qk_norm=True,
+        moe=MoE(experts=128, top_k=8, ffn=768),
+        **shared,
+        **_MODERN,
+    )
+    yield LLM(
+        name="qwen3-235b-a22b",
+        layers=94,
+        hidden=4096,
+        heads=64,
+        ffn=12288,
+        qk_norm=True,
+        moe=MoE(experts=128, top_k=8, ffn=1536),
+        **shared,
+        **_MODERN,
+    )
+
+
+def _gpt_oss() -> Iterator[LLM]:
+    # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b model card", Table 1 and 2.1-2.3, and config.json of
+    # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
+    # are left out).
+    shared: dict[str, Any] = {**_MODERN, "bias": True, "window": 128, "window_every": 2}
+    for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128)):
+        yield LLM(
+            name=f"gpt-oss-{size}",
+            layers=layers,
+            hidden=2880,
+            heads=64,
+            kv_heads=8,
+            head_dim=64,
+            ffn=2880,
+            vocab=201088,
+            seq_len=4096,
+            moe=MoE(experts=experts, top_k=4, ffn=2880),
+            **shared,
+        )
+
+
+_FAMILIES = (
+    _gpt2,
+    _gpt3,
+    _megatron,
+    _mt_nlg,
+    _opt,
+    _llama,
+    _mixtral,
+    _deepseek,
+    _qwen3,
+    _gpt_oss,
+)
+
+LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
+    {llm.name: llm for family in _FAMILIES for llm in family()}
+)
+
+# What people and published tables call them besides.
+_ALIASES = {
+    "gpt2": "gpt2-124m",
+    "gpt2-small": "gpt2-124m",
+    "gpt2-medium": "gpt2-355m",
+    "gpt2-large": "gpt2-774m",
+    "gpt2-xl": "gpt2-1.5b",
+    "gpt3": "gpt3-175b",
+    "megatron-530b": "megatron-529.6b",
+    "megatron-1t": "megatron-1008b",
+    "mt-nlg": "mt-nlg-530b",
+    "megatron-turing-nlg-530b": "mt-nlg-530b",
+    "opt": "opt-175b",
+    "llama3-405b": "llama3.1-405b",
+    "mixtral": "mixtral-8x7b",
+    "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
+    "deepseek-v3 (w/o mtp)": "deepseek-v3",
+    "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
+    "qwen3-30b": "qwen3-30b-a3b",
+    "qwen3-235b": "qwen3-235b-a22b",
+}
+
+_BY_KEY = {_key(name): name for name in LLM_PRESETS} | {
+    _key(alias): name for alias, name in _ALIASES.items()
+}

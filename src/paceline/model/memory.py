@@ -1,0 +1,243 @@
+"""What a plan needs of each GPU's memory, stage by stage.
+
+Activations follow Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
+models", tensor by tensor, so that models it does not cover (gated MLPs, grouped-query attention,
+experts, fused attention) are counted by the same rules; for its models the sums equal its Table 2
+and Equations 1 to 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.model.cluster import Cluster
+from paceline.model.llm import LLM
+from paceline.model.operators import LayerKind, layer_kind
+from paceline.model.plan import Plan
+
+Array = npt.NDArray[np.float64]
+
+#: CUDA context, libraries, NCCL's buffers and the allocator's unused rest. PyTorch's CUDA context
+#: alone is 0.5 to 0.8 GB, NCCL's channels 1 GB and more in hybrid-parallel jobs.
+FRAMEWORK_BYTES = 3e9
+
+#: Master copy and two moments of Adam in fp32 (Rajbhandari et al. 2020, ZeRO, 3.1: K = 12).
+OPTIMIZER_BYTES = 12
+PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "framework")
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on a GPU of one stage at its peak.
+
+    Attributes:
+        stage: which.
+        parameters: weights.
+        gradients: their gradients.
+        optimizer: master weights and moments.
+        activations: kept for the backward passes of all microbatches in flight.
+        transient: of the layer at work: recomputed activations, gathered parameters, logits.
+        framework: CUDA, NCCL, allocator.
+    """
+
+    stage: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    transient: float
+    framework: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return float(sum(getattr(self, part) for part in PARTS))
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by name."""
+        return {part: getattr(self, part) for part in PARTS}
+
+
+def stage_memory(llm: LLM, plan: Plan, cluster: Cluster | None = None) -> list[StageMemory]:
+    """What each stage needs on each of its GPUs; ``cluster`` changes nothing today."""
+    table = memory_table(llm, plan)
+    return [StageMemory(i, *(float(x) for x in table[:, i])) for i in range(plan.pp)]
+
+
+def memory_table(llm: LLM, plan: Plan) -> Array:
+    """[part, stage] bytes, in the order of :data:`PARTS`."""
+    dense, expert = stage_parameters(llm, plan)
+    states = model_states(plan, dense, expert)
+    activations, transient = stage_activations(llm, plan)
+    framework = np.full(plan.pp, FRAMEWORK_BYTES)
+    return np.stack([*states, activations, transient, framework])
+
+
+def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
+    """[place] parameters on one GPU: those that all DP ranks share, and those of experts.
+
+    Embedding and output projection lie on the first and last place, split over the TP ranks; tied
+    ones are held twice when these are two stages.
+    """
+    dense, expert = np.zeros(plan.chunks), np.zeros(plan.chunks)
+    of_kind = {}
+    for place, layers in enumerate(plan.chunk_layers(llm)):
+        for i in layers:
+            moe = llm.is_moe_layer(i)
+            if moe not in of_kind:
+                of_kind[moe] = _layer_parameters(llm, moe, plan)
+            dense[place] += of_kind[moe][0]
+            expert[place] += of_kind[moe][1]
+    rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
+    learned = llm.embedding_parameters - llm.vocab * llm.hidden
+    dense[0] += rows + learned
+    if plan.chunks > 1 or not llm.tied:
+        dense[-1] += rows
+    dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
+    if llm.moe and llm.mtp_layers:
+        more = _layer_parameters(llm, llm.is_moe_layer(llm.layers - 1), plan)
+        dense[-1] += llm.mtp_layers * (more[0] + 2 * llm.hidden**2 / plan.tp)
+        expert[-1] += llm.mtp_layers * more[1]
+    return dense, expert
+
+
+def _layer_parameters(llm: LLM, moe: bool, plan: Plan) -> tuple[float, float]:
+    """(shared by all DP ranks, of experts) on one GPU of a layer."""
+    kv_copies = max(1, plan.tp // llm.kv_heads) if llm.latent is None else 1
+    matmul = llm.attention_matmul
+    if kv_copies > 1:
+        matmul += 2 * (kv_copies - 1) * llm.kv_heads * llm.head_dim * llm.hidden
+    small = llm.attention_parameters - llm.attention_matmul + llm.norm_parameters
+    if moe:
+        shared = llm.shared_expert_parameters / plan.tp + llm.router_parameters
+        experts = (llm.moe.experts if llm.moe else 0) * llm.expert_parameters / plan.ep
+        return matmul / plan.tp + small + shared, experts
+    return matmul / plan.tp + small + llm.dense_ffn_parameters / plan.tp, 0.0
+
+
+def stage_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
+    """[stage] parameters on one GPU: those that all DP ranks share, and those of experts."""
+    dense, expert = place_parameters(llm, plan)
+    by_chunk = dense.reshape(plan.vpp, plan.pp), expert.reshape(plan.vpp, plan.pp)
+    return by_chunk[0].sum(axis=0), by_chunk[1].sum(axis=0)
+
+
+def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array, Array]:
+    """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5)."""
+    ranks = plan.dp * plan.cp
+    expert_ranks = max(1, ranks * plan.tp // plan.ep)
+    weight = 4 if plan.precision == "fp32" else 2
+    optimizer = 8 if plan.precision == "fp32" else OPTIMIZER_BYTES
+
+    def held(each: float, sharded: bool) -> Array:
+        if not sharded:
+            return each * (dense + expert)
+        return each * (dense / ranks + expert / expert_ranks)
+
+    return (
+        held(weight, plan.zero >= 3),
+        held(plan.grad_bytes, plan.zero >= 2),
+        held(optimizer, plan.zero >= 1),
+    )
+
+
+def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, float]:
+    """Bytes that one layer keeps of one microbatch, and those it holds while at work.
+
+    The first depends on the plan's recomputation, the second is what no recomputation would keep.
+    """
+    tokens = plan.micro_batch * llm.seq_len / plan.cp
+    t = plan.tp
+    split = t if plan.sequence_parallel else 1
+    element = 4 if plan.precision == "fp32" else 2
+    wide = element * tokens * llm.hidden  # one tensor of the residual stream
+    one = wide / 2 if plan.precision == "fp8" else wide  # as an input of a linear
+    dropout = llm.bias and llm.norm == "layernorm"
+    mask = tokens * llm.hidden if dropout else 0.0
+    # Inputs of the two norms and of the two blocks, masks of the two residual dropouts.
+    whole = (2 * wide + 2 * one + 2 * mask) / split
+    heads = llm.heads / t
+    kv_heads = max(1.0, llm.kv_heads / t) if llm.latent is None else heads
+    core = element * tokens * (heads * llm.qk_dim + kv_heads * (llm.qk_dim + llm.value_dim))
+    out = element * tokens * heads * llm.value_dim
+    scores = 0.0
+    if plan.flash:
+        core += 4 * tokens * heads
+    else:
+        elements = plan.micro_batch * llm.heads / t * float(llm.seq_len) ** 2
+        scores = elements * (2 * element + (1 if dropout else 0))
+    if llm.latent is not None:
+        core += element * tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
+    per_width = (3 if llm.gated else 2) * element
+    if kind.moe and llm.moe is not None:
+        moe = llm.moe
+        routed = tokens / t * moe.top_k * min(1.0, moe.capacity or 1.0)
+        mlp = routed * (2 * element * llm.hidden + per_width * moe.ffn)
+        mlp += tokens * per_width * moe.shared_ffn / t + 4 * tokens / t * moe.experts
+    else:
+        mlp = tokens * per_width * llm.ffn / t
+    full = whole + core + out + scores + mlp
+    if plan.recompute == "full":
+        return wide / split, full
+    if plan.recompute == "selective":
+        return full - scores, full
+    return full, full
+
+
+def in_flight(plan: Plan) -> Array:
+    """[stage] chunks of microbatches whose activations a stage holds at once, at its peak.
+
+    1F1B: as many as there are stages from it on (Korthikanti et al., 4.2.1, for the first);
+    interleaved: L (1 + (p - 1) / (p v)) layers' worth (4.2.3); GPipe: all.
+    """
+    p, v, m = plan.pp, plan.vpp, plan.microbatches
+    stage = np.arange(p)
+    if plan.schedule == "gpipe":
+        return np.full(p, float(m * v))
+    ahead = 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage
+    if v > 1 and m == p:
+        ahead = np.full(p, m * v)
+    return np.minimum(ahead, m * v).astype(np.float64)
+
+
+def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
+    """[stage] bytes of activations kept, and of the work at hand."""
+    kept, work = np.zeros(plan.chunks), np.zeros(plan.chunks)
+    of_kind: dict[LayerKind, tuple[float, float]] = {}
+    for place, layers in enumerate(plan.chunk_layers(llm)):
+        for i in layers:
+            kind = layer_kind(llm, i)
+            if kind not in of_kind:
+                of_kind[kind] = layer_activations(llm, kind, plan)
+            kept[place] += of_kind[kind][0]
+            work[place] = max(work[place], of_kind[kind][1])
+    chunks = kept.reshape(plan.vpp, plan.pp)
+    flight = in_flight(plan)
+    activations = chunks.mean(axis=0) * flight
+    largest = work.reshape(plan.vpp, plan.pp).max(axis=0)
+    transient = largest if plan.recompute == "full" else np.zeros(plan.pp)
+    transient = transient + _gathered(llm, plan)
+    split = plan.tp if plan.sequence_parallel else 1
+    tokens = plan.micro_batch * llm.seq_len / plan.cp
+    if llm.bias and llm.norm == "layernorm":
+        activations[0] += tokens * llm.hidden / split * min(plan.pp, plan.microbatches)
+    activations[-1] += _head_activations(llm, plan, tokens, split)
+    return activations, transient
+
+
+def _head_activations(llm: LLM, plan: Plan, tokens: float, split: int) -> float:
+    """Inputs of the final norm and the output projection, logits in fp32 (4.2.2)."""
+    return 4 * tokens * llm.hidden / split + 4 * tokens * llm.padded_vocab(plan.tp) / plan.tp
+
+
+def _gathered(llm: LLM, plan: Plan) -> float:
+    """ZeRO-3 holds the parameters of two layers (in use, and prefetched) unsharded."""
+    if plan.zero < 3:
+        return 0.0
+    most = max(llm.layer_parameters(i) for i in (0, llm.layers - 1))
+    weight = 4 if plan.precision == "fp32" else 2
+    return 2.0 * weight * most / plan.tp / (plan.ep if llm.moe else 1)

@@ -1,0 +1,398 @@
+"""What one GPU computes and sends for one microbatch, operator by operator.
+
+Counts only: shapes, FLOPs, bytes; ``compute`` and ``network`` turn them into seconds. Tensors are
+named as in Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+
+class Operator(NamedTuple):
+    """Kernels that one GPU runs.
+
+    Attributes:
+        name: of the forward operator ("qkv", "mlp-up", ...), with a suffix in the backward pass.
+        part: "gemm", "attention" or "memory".
+        flops: floating-point operations.
+        bytes: bytes that must move through the GPU's memory.
+        m, n, k, batch: shape of the matrix product (batch of them); 0 where it is none.
+        kernels: kernels that the host launches.
+        precision: of the multiplication.
+    """
+
+    name: str
+    part: str
+    flops: float
+    bytes: float
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    kernels: int = 1
+    precision: str = "bf16"
+
+
+class Collective(NamedTuple):
+    """A communication that computes of one stage wait for.
+
+    Attributes:
+        name: which.
+        part: "tp", "cp" or "ep": the ranks that take part.
+        op: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        bytes: of the whole tensor (``all_to_all``: what each rank sends).
+        hidden_behind: name of the operators whose time it overlaps with; "" = none.
+    """
+
+    name: str
+    part: str
+    op: str
+    bytes: float
+    hidden_behind: str = ""
+
+
+Work = Operator | Collective
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """One layer, or one end of the model, for one microbatch on one GPU.
+
+    Attributes:
+        forward: in order.
+        backward: in order, recomputation not included.
+        recompute: forward work that the backward pass repeats.
+    """
+
+    forward: list[Work] = field(default_factory=list)
+    backward: list[Work] = field(default_factory=list)
+    recompute: list[Work] = field(default_factory=list)
+
+    def directions(self) -> tuple[list[Work], list[Work]]:
+        """What runs in the forward and in the backward pass."""
+        return self.forward, [*self.recompute, *self.backward]
+
+    def flops(self) -> tuple[float, float]:
+        """FLOPs of the two passes."""
+        forward, backward = (
+            sum(w.flops for w in work if isinstance(w, Operator)) for work in self.directions()
+        )
+        return forward, backward
+
+
+class LayerKind(NamedTuple):
+    """What tells layers of one model apart.
+
+    Attributes:
+        moe: experts in place of the dense MLP.
+        window: tokens attended to at most; 0 = all.
+    """
+
+    moe: bool
+    window: int
+
+
+def layer_kind(llm: LLM, i: int) -> LayerKind:
+    """The kind of layer ``i``."""
+    return LayerKind(llm.is_moe_layer(i), llm.layer_window(i) or 0)
+
+
+def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
+    """A transformer layer."""
+    maker = _Maker(llm, plan)
+    maker.norm("norm-attention")
+    maker.enter("attention-in")
+    maker.attention(kind.window)
+    maker.leave("attention-out")
+    maker.residual("residual-attention")
+    maker.norm("norm-mlp")
+    if kind.moe:
+        maker.experts()
+    else:
+        maker.enter("mlp-in")
+        maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
+        maker.leave("mlp-out")
+    maker.residual("residual-mlp")
+    work = maker.work
+    if plan.recompute == "full":
+        work.recompute.extend(work.forward)
+    elif plan.recompute == "selective" and not plan.flash:
+        work.recompute.extend(w for w in work.forward if w.name.startswith("core-"))
+    return work
+
+
+def embedding_work(llm: LLM, plan: Plan) -> LayerWork:
+    """The word (and learned position) embedding before the first layer."""
+    maker = _Maker(llm, plan)
+    size = 2.0 * maker.tokens * llm.hidden
+    maker.memory("embedding", 2 * size, 3 * size, kernels=2)
+    maker.leave("embedding-out")
+    if llm.positions == "learned":
+        maker.memory("embedding-positions", 2 * size / maker.split, size / maker.split)
+    if maker.dropout:
+        maker.memory("embedding-dropout", 2.5 * size / maker.split, 2.5 * size / maker.split)
+    return maker.work
+
+
+def head_work(llm: LLM, plan: Plan) -> LayerWork:
+    """Final norm, output projection and loss behind the last layer (never recomputed)."""
+    maker = _Maker(llm, plan)
+    maker.norm("norm-final")
+    maker.enter("head-in")
+    columns = llm.padded_vocab(plan.tp) // plan.tp
+    maker.linear("head", maker.tokens, columns, llm.hidden, precision=maker.wide)
+    # fp32 copy of the logits, their maximum, exponential, sum; backward: softmax minus one, cast.
+    logits = float(maker.tokens * columns)
+    maker.memory("loss", 22 * logits, 14 * logits, kernels=8)
+    small = 4.0 * maker.tokens
+    for name in ("loss-max", "loss-target", "loss-sum"):
+        maker.collective(Collective(name, "tp", "all_reduce", small), None)
+    return maker.work
+
+
+class _Maker:
+    """Collects the work of one layer."""
+
+    def __init__(self, llm: LLM, plan: Plan) -> None:
+        self.llm, self.plan = llm, plan
+        self.work = LayerWork()
+        self.tokens = plan.micro_batch * llm.seq_len // plan.cp
+        # Sequence parallelism splits what tensor parallelism repeats.
+        self.split = plan.tp if plan.sequence_parallel else 1
+        self.dropout = llm.bias and llm.norm == "layernorm"  # the GPT family
+        self.wide = "bf16" if plan.precision == "fp8" else plan.precision
+        self.element = 4 if plan.precision == "fp32" else 2  # bytes of an activation
+
+    def memory(self, name: str, forward: float, backward: float, kernels: int = 1) -> None:
+        """Element-wise kernels that move so many bytes (given for 2-byte elements)."""
+        scale = self.element / 2
+        if forward:
+            self.work.forward.append(
+                Operator(name, "memory", 0.0, forward * scale, kernels=kernels)
+            )
+        if backward:
+            self.work.backward.append(
+                Operator(f"{name}-backward", "memory", 0.0, backward * scale, kernels=kernels)
+            )
+
+    def collective(self, forward: Collective | None, backward: Collective | None) -> None:
+        if self.plan.tp == 1 and (forward or backward).part == "tp":  # type: ignore[union-attr]
+            return
+        if forward is not None:
+            self.work.forward.append(forward)
+        if backward is not None:
+            self.work.backward.append(backward)
+
+    def norm(self, name: str) -> None:
+        """LayerNorm or RMSNorm: read and write; backward reads input and gradient, writes one."""
+        size = 2.0 * self.tokens * self.llm.hidden / self.split
+        self.memory(name, 2 * size, 4 * size, kernels=1)
+
+    def residual(self, name: str) -> None:
+        """Bias, dropout and residual addition in one kernel (GPT), or the addition alone."""
+        size = 2.0 * self.tokens * self.llm.hidden / self.split
+        forward, backward = (3.5, 5.5) if self.dropout else (3.0, 3.0)
+        self.memory(name, forward * size, backward * size)
+
+    def enter(self, name: str) -> None:
+        """The activations enter tensor-parallel operators: Megatron's f, or its g-bar."""
+        self._tensor_parallel(name, into=True)
+
+    def leave(self, name: str) -> None:
+        """Partial results leave them: Megatron's g, or its g-bar's conjugate."""
+        self._tensor_parallel(name, into=False)
+
+    def _tensor_parallel(self, name: str, *, into: bool) -> None:
+        size = float(self.element * self.tokens * self.llm.hidden)
+        behind = "*" if self.plan.overlap_tp else ""
+        if self.plan.sequence_parallel:
+            first, second = ("all_gather", "reduce_scatter")[:: 1 if into else -1]
+            self.collective(
+                Collective(name, "tp", first, size, behind),
+                Collective(f"{name}-backward", "tp", second, size, behind),
+            )
+            if into:  # the input was kept in shards: gathered once more for the weights' gradient
+                again = Collective(f"{name}-again", "tp", "all_gather", size, "*")
+                self.collective(None, again)
+        elif into:
+            # The all-reduce of the input's gradient runs beside the weights' gradient.
+            beside = Collective(f"{name}-backward", "tp", "all_reduce", size, behind)
+            self.collective(None, beside)
+        else:
+            self.collective(Collective(name, "tp", "all_reduce", size, behind), None)
+
+    def linear(
+        self, name: str, m: int, n: int, k: int, *, batch: int = 1, precision: str = ""
+    ) -> None:
+        """y = x w: one product forward, two backward (gradients of x and of w)."""
+        precision = precision or self.plan.precision
+        one = 1 if precision == "fp8" else self.element
+        flops = 2.0 * m * n * k * batch
+        x, w, y = m * k * batch, k * n * batch, m * n * batch
+        if precision == "fp8":  # quantise the inputs, kept transposed too
+            self.memory(f"{name}-cast", 4.0 * x, 4.0 * y, kernels=1)
+        grads = 2 * self.plan.grad_bytes * w  # accumulated in place
+        self.work.forward.append(
+            Operator(
+                name, "gemm", flops, one * (x + w) + self.element * y, m, n, k, batch, 1, precision
+            )
+        )
+        self.work.backward.append(
+            Operator(
+                f"{name}-dgrad",
+                "gemm",
+                flops,
+                one * (y + w) + self.element * x,
+                m,
+                k,
+                n,
+                batch,
+                1,
+                precision,
+            )
+        )
+        self.work.backward.append(
+            Operator(
+                f"{name}-wgrad", "gemm", flops, one * (x + y) + grads, k, n, m, batch, 1, precision
+            )
+        )
+
+    def attention(self, window: int) -> None:
+        """Projections and the core; multi-head latent attention has a longer way in."""
+        llm, plan = self.llm, self.plan
+        heads = llm.heads // plan.tp
+        kv_heads = max(1, llm.kv_heads // plan.tp)
+        if llm.latent is None:
+            columns = (heads + 2 * kv_heads) * llm.head_dim
+            self.linear("qkv", self.tokens, columns, llm.hidden)
+            rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
+        else:
+            latent = llm.latent
+            if latent.q_rank:
+                self.linear("q-down", self.tokens, latent.q_rank, llm.hidden)
+                self.linear("q-up", self.tokens, heads * llm.qk_dim, latent.q_rank)
+            else:
+                self.linear("q", self.tokens, heads * llm.qk_dim, llm.hidden)
+            self.linear("kv-down", self.tokens, latent.kv_rank + latent.rope_dim, llm.hidden)
+            expanded = heads * (latent.nope_dim + latent.value_dim)
+            self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
+            rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
+        if llm.positions == "rotary":
+            self.memory("rotary", 2 * rotated, 2 * rotated, kernels=2)
+        if llm.qk_norm:
+            self.memory("qk-norm", 2 * rotated, 3 * rotated, kernels=2)
+        if plan.flash:
+            self._fused_core(heads, kv_heads, window)
+        else:
+            self._unfused_core(heads)
+        self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
+
+    def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
+        """FlashAttention: only the unmasked half is computed; backward has 5 products to 2."""
+        llm, plan = self.llm, self.plan
+        s = llm.seq_len
+        reach = min(window or s, s)
+        pairs = reach * (1 - reach / (2 * s))  # keys that a query meets, on average
+        widths = llm.qk_dim + llm.value_dim
+        flops = 2.0 * self.tokens * heads * pairs * widths
+        per_token = heads * widths + (kv_heads if llm.latent is None else heads) * widths
+        size = 2.0 * self.tokens * per_token
+        self.work.forward.append(
+            Operator("core-attention", "attention", flops, size, precision=self.wide)
+        )
+        self.work.backward.append(
+            Operator(
+                "core-attention-backward",
+                "attention",
+                2.5 * flops,
+                2.5 * size,
+                kernels=3,
+                precision=self.wide,
+            )
+        )
+        if plan.cp > 1:
+            # Keys and values travel around the ring while a block is computed (Liu et al. 2023).
+            travel = 2.0 * self.tokens * kv_heads * widths * (plan.cp - 1)
+            self.collective(
+                Collective("ring", "cp", "p2p", travel, "core-attention"),
+                Collective("ring-backward", "cp", "p2p", 2 * travel, "core-attention-backward"),
+            )
+
+    def _unfused_core(self, heads: int) -> None:
+        """Scores in memory: products, fused scale-mask-softmax, dropout (Megatron-LM)."""
+        llm, plan = self.llm, self.plan
+        s, b = llm.seq_len, plan.micro_batch
+        batch = b * heads
+        scores = float(batch * s * s)
+
+        def product(name: str, m: int, n: int, k: int) -> Operator:
+            flops = 2.0 * batch * m * n * k
+            moved = self.element * batch * (m * n + k * (m + n))
+            return Operator(name, "attention", flops, moved, m, n, k, batch, 1, self.wide)
+
+        self.work.forward.append(product("core-scores", s, s, llm.qk_dim))
+        self.memory("core-softmax", 4 * scores, 6 * scores)
+        if self.dropout:
+            self.memory("core-dropout", 5 * scores, 5 * scores)
+        self.work.forward.append(product("core-values", s, llm.value_dim, s))
+        self.work.backward.extend([
+            product("core-scores-dgrad", s, llm.qk_dim, s),
+            product("core-scores-wgrad", s, llm.qk_dim, s),
+            product("core-values-dgrad", s, s, llm.value_dim),
+            product("core-values-wgrad", s, llm.value_dim, s),
+        ])
+
+    def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1) -> None:
+        """Two linears (three when gated) around the activation; ``batch`` experts at once."""
+        llm = self.llm
+        up = 2 * width if llm.gated else width
+        self.linear(f"{name}-up", tokens, up, llm.hidden, batch=batch)
+        through = 2.0 * tokens * batch
+        self.memory(f"{name}-activation", through * (up + width), through * (2 * up + width))
+        self.linear(f"{name}-down", tokens, llm.hidden, width, batch=batch)
+
+    def experts(self) -> None:
+        """Router, dispatch, the experts of this rank, combine; shared experts beside them."""
+        llm, plan = self.llm, self.plan
+        moe = llm.moe
+        if moe is None:  # pragma: no cover (a layer kind with experts has them)
+            raise AssertionError
+        local = max(1, self.tokens // plan.tp)  # experts have no tensor parallelism of their own
+        self.linear("router", local, moe.experts, llm.hidden, precision=self.wide)
+        routed = local * moe.top_k * min(1.0, moe.capacity or 1.0)
+        moved = 2.0 * routed * llm.hidden
+        # Top-k, indices and sort of the router; copies into and out of the order of the experts.
+        self.memory("router-topk", 16.0 * local * moe.experts, 8.0 * local * moe.experts, 8)
+        self.memory("permute", 4 * moved, 4 * moved, kernels=4)
+        if plan.ep > 1:
+            # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
+            ranks = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.top_k)
+            size = 2.0 * local * llm.hidden * ranks
+            for name in ("dispatch", "combine"):
+                self.collective(
+                    Collective(name, "ep", "all_to_all", size),
+                    Collective(f"{name}-backward", "ep", "all_to_all", size),
+                )
+        here = moe.experts // plan.ep
+        per_expert = max(1, round(routed * plan.ep / moe.experts))
+        self.mlp("expert", per_expert, moe.ffn, batch=here)
+        self.memory("unpermute", 4 * moved, 4 * moved, kernels=2)
+        if moe.shared_ffn:
+            self.enter("shared-in")
+            self.mlp("shared", self.tokens, moe.shared_ffn // plan.tp)
+            self.leave("shared-out")
+            size = 2.0 * local * llm.hidden
+            self.memory("shared-add", 3 * size, 3 * size)
+
+
+def all_operators(work: LayerWork) -> Iterator[Operator]:
+    """The operators of both passes, once each."""
+    for one in (*work.forward, *work.backward):
+        if isinstance(one, Operator):
+            yield one

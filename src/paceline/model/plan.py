@@ -1,0 +1,331 @@
+"""The plan: how a model is spread over GPUs and how its step is scheduled."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import accumulate
+from typing import Literal, get_args
+
+from paceline.errors import PlanError
+from paceline.model.llm import LLM
+
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+
+_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "global_batch")
+_SWITCHES = ("sequence_parallel", "flash", "overlap_dp", "overlap_tp", "overlap_pp")
+_WORDS = (
+    ("schedule", get_args(Schedule)),
+    ("recompute", get_args(Recompute)),
+    ("precision", get_args(Precision)),
+)
+# FP8 matrix products need both inner dimensions in multiples of 16 (cuBLAS, "FP8 tensor core
+# usage"; Transformer Engine refuses others).
+_FP8_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees of parallelism, batch sizes, schedule and memory savings of one training job.
+
+    Experts follow Megatron-Core with an expert tensor-parallel degree of 1: an expert-parallel
+    group of ``ep`` ranks is cut out of the ``tp * cp * dp`` ranks of a stage, and the ranks left
+    over replicate the experts (``expert_dp``).
+
+    Attributes:
+        tp: tensor-parallel ranks.
+        pp: pipeline stages.
+        dp: data-parallel replicas.
+        cp: context-parallel ranks.
+        ep: expert-parallel ranks.
+        vpp: model chunks per stage.
+        micro_batch: samples of one microbatch.
+        global_batch: samples of one step, over all replicas.
+        schedule: "1f1b", "gpipe" or "interleaved"; "1f1b" becomes "interleaved" where vpp > 1
+            (so ``dataclasses.replace`` to ``vpp=1`` has to name the schedule, too).
+        recompute: activations computed again in the backward: "none", "selective" (the attention's
+            scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
+        zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
+            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters.
+        sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
+        precision: of the matrix products.
+        flash: fused attention that never stores the scores.
+        overlap_dp: gradient reduction and parameter gathering run beside compute.
+        overlap_tp: tensor-parallel communication runs beside the product that needs it.
+        overlap_pp: a stage computes while it sends and receives.
+        bucket_bytes: size of one gradient bucket; None = one bucket per chunk.
+        grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
+            accumulation) or 2 (DeepSpeed's fp16).
+        layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
+
+    Raises:
+        PlanError: a value is out of its range whatever the model; ``check`` says what the model
+            forbids.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    micro_batch: int = 1
+    global_batch: int
+    schedule: Schedule = "1f1b"
+    recompute: Recompute = "none"
+    zero: int = 1
+    sequence_parallel: bool = False
+    precision: Precision = "bf16"
+    flash: bool = True
+    overlap_dp: bool = True
+    overlap_tp: bool = False
+    overlap_pp: bool = False
+    bucket_bytes: float | None = None
+    grad_bytes: int = 4
+    layers_per_stage: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in _DEGREES:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                shown = reprlib.repr(value)
+                raise PlanError(f"the plan's {field} must be a whole number >= 1, not {shown}")
+        for field in _SWITCHES:
+            if not isinstance(getattr(self, field), bool):
+                shown = reprlib.repr(getattr(self, field))
+                raise PlanError(f"the plan's {field} must be true or false, not {shown}")
+        for field, words in _WORDS:
+            _known(field, getattr(self, field), words)
+        if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
+            shown = reprlib.repr(self.zero)
+            raise PlanError(
+                f"the plan's zero must be 0 (nothing sharded), 1 (optimizer states), 2 (and "
+                f"gradients) or 3 (and parameters), not {shown}"
+            )
+        if isinstance(self.grad_bytes, bool) or self.grad_bytes not in (2, 4):
+            shown = reprlib.repr(self.grad_bytes)
+            raise PlanError(f"the plan's grad_bytes must be 2 or 4 bytes an element, not {shown}")
+        if self.bucket_bytes is not None and not _positive(self.bucket_bytes):
+            shown = reprlib.repr(self.bucket_bytes)
+            raise PlanError(
+                f"the plan's bucket_bytes must be a positive number or nothing, not {shown}"
+            )
+        self._settle_schedule()
+        self._check_layers()
+
+    def _settle_schedule(self) -> None:
+        if self.vpp > 1 and self.schedule == "gpipe":
+            raise PlanError(f"gpipe has one chunk per stage, not vpp {self.vpp}; use interleaved")
+        if self.vpp == 1 and self.schedule == "interleaved":
+            raise PlanError("the interleaved schedule needs vpp > 1; with vpp 1 it is 1f1b")
+        if self.vpp > 1:
+            object.__setattr__(self, "schedule", "interleaved")
+
+    def _check_layers(self) -> None:
+        layers = self.layers_per_stage
+        if layers is None:
+            return
+        if not isinstance(layers, list | tuple) or not all(
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers
+        ):
+            shown = reprlib.repr(layers)
+            raise PlanError(f"layers_per_stage must be whole numbers >= 0, not {shown}")
+        if len(layers) != self.chunks:
+            raise PlanError(
+                f"layers_per_stage has {len(layers)} entries, not pp {self.pp} x vpp {self.vpp} "
+                f"= {self.chunks}"
+            )
+        object.__setattr__(self, "layers_per_stage", tuple(layers))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all: tp * pp * dp * cp (experts are spread over these)."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks in all: pp * vpp."""
+        return self.pp * self.vpp
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one replica in one step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert within its stage: tp * cp * dp / ep."""
+        return self.tp * self.cp * self.dp // self.ep
+
+    def stage_of(self, place: int) -> int:
+        """Stage that holds the ``place``-th chunk of the model."""
+        return place % self.pp
+
+    def chunk_layers(self, llm: LLM) -> tuple[range, ...]:
+        """Layers of each chunk in model order: entry ``chunk * pp + stage``.
+
+        Raises:
+            PlanError: the layers do not divide evenly, or ``layers_per_stage`` has another sum.
+        """
+        reason = _layer_problem(self, llm)
+        if reason:
+            raise PlanError(f"{llm.name} with {self.describe()}: {reason}")
+        counts = self.layers_per_stage or (llm.layers // self.chunks,) * self.chunks
+        ends = tuple(accumulate(counts))
+        return tuple(range(end - n, end) for n, end in zip(counts, ends, strict=True))
+
+    def describe(self) -> str:
+        """The plan in a few words, defaults left out: "tp8 pp8 dp16 mb1 vpp2 full"."""
+        words = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
+        words += [f"{key}{n}" for key, n in (("cp", self.cp), ("ep", self.ep)) if n > 1]
+        words.append(f"mb{self.micro_batch}")
+        words += [f"vpp{self.vpp}"] if self.vpp > 1 else []
+        words += ["gpipe"] if self.schedule == "gpipe" else []
+        words += [self.recompute] if self.recompute != "none" else []
+        words += [f"zero{self.zero}"] if self.zero != 1 else []
+        words += ["sp"] if self.sequence_parallel else []
+        words += [self.precision] if self.precision != "bf16" else []
+        words += ["uneven"] if self.layers_per_stage and len(set(self.layers_per_stage)) > 1 else []
+        return " ".join(words)
+
+
+def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]:
+    """Every reason for which ``plan`` cannot train ``llm``; empty where it can.
+
+    Memory is not looked at. The rules are those of Megatron-LM (Megatron-Core) and, where named,
+    of DeepSpeed.
+
+    Args:
+        plan: the plan.
+        llm: the model.
+        cluster_gpus: GPUs that the plan must use up exactly; None = any number.
+    """
+    reasons = []
+    if cluster_gpus is not None and plan.gpus != cluster_gpus:
+        product = f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp {plan.cp} = {plan.gpus}"
+        reasons.append(f"{product} GPUs, not {cluster_gpus}")
+    reasons += _tensor_problems(plan, llm)
+    reasons += _sequence_problems(plan, llm)
+    reasons += _pipeline_problems(plan, llm)
+    reasons += _expert_problems(plan, llm)
+    return reasons
+
+
+def check(plan: Plan, llm: LLM, gpus: int | None = None) -> None:
+    """Raise with every reason for which ``plan`` cannot train ``llm`` on ``gpus`` GPUs.
+
+    Raises:
+        PlanError: there is one reason or more; all are named.
+    """
+    reasons = problems(plan, llm, gpus)
+    if reasons:
+        raise PlanError(f"{llm.name} cannot use {plan.describe()}: {'; '.join(reasons)}")
+
+
+def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
+    tp = plan.tp
+    reasons = []
+    widths = [("heads", llm.heads), ("hidden", llm.hidden)]
+    if llm.moe is None or llm.moe_layers < llm.layers:
+        widths.append(("ffn", llm.ffn))
+    if llm.moe is not None and llm.moe.shared_ffn:
+        widths.append(("shared_ffn", llm.moe.shared_ffn))
+    reasons += [f"{name} {n} not divisible by tp {tp}" for name, n in widths if n % tp]
+    # Megatron-Core replicates key and value heads where there are fewer of them than ranks.
+    if llm.latent is None and llm.kv_heads % tp and tp % llm.kv_heads:
+        reasons.append(f"kv_heads {llm.kv_heads} and tp {tp}: neither divides the other")
+    if plan.precision == "fp8":
+        sizes = [(name, n // tp) for name, n in widths if name != "heads" and n % tp == 0]
+        if llm.moe is not None:
+            sizes.append(("expert ffn", llm.moe.ffn))
+        reasons += [
+            f"fp8 needs {name} per rank ({n}) divisible by {_FP8_MULTIPLE}"
+            for name, n in sizes
+            if n % _FP8_MULTIPLE
+        ]
+    if plan.overlap_tp and tp > 1 and not plan.sequence_parallel:
+        reasons.append("overlap_tp needs sequence_parallel")
+    return reasons
+
+
+def _sequence_problems(plan: Plan, llm: LLM) -> list[str]:
+    reasons = []
+    s, cp, tp = llm.seq_len, plan.cp, plan.tp
+    if cp > 1 and s % (2 * cp):
+        # Each rank takes one early and one late piece, to balance the causal mask.
+        reasons.append(f"seq_len {s} not divisible by 2 x cp {cp}")
+    if cp > 1 and not plan.flash:
+        reasons.append("cp > 1 needs flash attention")
+    if plan.sequence_parallel and tp == 1:
+        reasons.append("sequence_parallel needs tp > 1")
+    elif plan.sequence_parallel and s % (cp * tp):
+        split = f"cp {cp} x tp {tp}" if cp > 1 else f"tp {tp}"
+        reasons.append(f"seq_len {s} not divisible by {split}, which sequence_parallel needs")
+    return reasons
+
+
+def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
+    reasons = [reason] if (reason := _layer_problem(plan, llm)) else []
+    samples = plan.dp * plan.micro_batch
+    if plan.global_batch % samples:
+        reasons.append(
+            f"global_batch {plan.global_batch} not divisible by dp {plan.dp} x micro_batch "
+            f"{plan.micro_batch} = {samples}"
+        )
+    elif plan.vpp > 1 and plan.microbatches % plan.pp:
+        reasons.append(
+            f"{plan.microbatches} microbatches not divisible by pp {plan.pp}, which the "
+            "interleaved schedule needs"
+        )
+    if plan.vpp > 1 and plan.pp == 1:
+        reasons.append(f"vpp {plan.vpp} needs pp > 1")
+    if plan.zero > 1 and plan.pp > 1:
+        reasons.append(
+            f"zero {plan.zero} with pp {plan.pp}: DeepSpeed and Megatron shard gradients and "
+            "parameters only without a pipeline; use zero 1 or pp 1"
+        )
+    return reasons
+
+
+def _layer_problem(plan: Plan, llm: LLM) -> str:
+    given = plan.layers_per_stage
+    if given is not None:
+        total = sum(given)
+        return (
+            f"layers_per_stage adds up to {total}, not {llm.layers}" if total != llm.layers else ""
+        )
+    if llm.layers % plan.chunks == 0:
+        return ""
+    split = f"pp {plan.pp} x vpp {plan.vpp}" if plan.vpp > 1 else f"pp {plan.pp}"
+    return f"layers {llm.layers} not divisible by {split} (or give layers_per_stage)"
+
+
+def _expert_problems(plan: Plan, llm: LLM) -> list[str]:
+    if plan.ep == 1:
+        return []
+    if llm.moe is None:
+        return [f"ep {plan.ep} but the model has no experts"]
+    reasons = []
+    if llm.moe.experts % plan.ep:
+        reasons.append(f"experts {llm.moe.experts} not divisible by ep {plan.ep}")
+    ranks = plan.tp * plan.cp * plan.dp
+    if ranks % plan.ep:
+        reasons.append(f"tp x cp x dp = {ranks} ranks not divisible by ep {plan.ep}")
+    return reasons
+
+
+def _known(field: str, value: object, words: tuple[str, ...]) -> None:
+    if value in words:
+        return
+    near = get_close_matches(str(value).lower(), words, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    shown = reprlib.repr(value)
+    raise PlanError(f"the plan's {field} must be one of {', '.join(words)}, not {shown}{hint}")
+
+
+def _positive(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < float(str(value)) < float("inf")
