@@ -174,3 +174,17 @@ def test_sequence_lengths_are_fitted_and_balanced(tmp_path, capsys):
     capsys.readouterr()
     assert run(["diagnose", trace, "--seqlens", lengths]) == 2
     assert "paceline: error: " in capsys.readouterr().err
+
+
+def test_the_name_of_a_remedy_may_stand_after_options(traces, capsys):
+    slow = str(traces / "slow.parquet")
+    assert run(["remedy", slow, "--layers", "9,9,9,9", "replace-worker"]) == 0
+    assert "replace worker dp 3 stage 1" in capsys.readouterr().out
+    assert run(["remedy", slow]) == 0  # none: all of them
+    assert "replace-worker" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("price", ["-3", "nan", "inf", "much"])
+def test_a_price_that_is_none_is_refused(traces, capsys, price):
+    assert run(["diagnose", str(traces / "slow.parquet"), f"--gpu-hour-cost={price}"]) == 2
+    assert "should be a number from 0 on" in capsys.readouterr().err

@@ -94,3 +94,30 @@ def test_a_timeline_does_not_replace_its_trace(
     assert run(argv) == 2
     assert "is an input of this command" in capsys.readouterr().err
     assert mine.read_bytes() == trace.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["", " ", "-"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["analyze", "{trace}", "--out", "{name}"],
+        ["analyze", "{trace}", "--job", "{name}"],
+        ["analyze", "{name}"],
+        ["timeline", "{trace}", "--scenario", "ideal", "-o", "{name}"],
+        ["synth", "-o", "{name}"],
+    ],
+)
+def test_a_name_that_is_none_is_refused(
+    trace: Path,
+    tmp_path: Path,
+    command: list[str],
+    name: str,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An unset shell variable must not fill the current folder."""
+    monkeypatch.chdir(tmp_path)
+    assert run([part.format(trace=trace, name=name) for part in command]) == 2
+    message = "give a name" if name == "-" else "the name is empty"
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -31,6 +31,8 @@ def test_lists_and_ranges(text: str, numbers: list[int]) -> None:
         ("1:5", "'1:5' is no number or range"),
         ("20-10", "the range 20-10 runs backwards"),
         ("0-99999999999", "names more than 1,000,000 numbers"),
+        ("9223372036854775808", "9223372036854775808 is above 9223372036854775807"),
+        ("1," + "9" * 5000, "a number has too many digits in '1,999"),
     ],
 )
 def test_mistakes_are_explained(text: str, message: str) -> None:

@@ -283,3 +283,19 @@ def test_mann_kendall_knows_its_chance():
     rejected = np.mean([_mann_kendall(rng.random(20)) < 0.05 for _ in range(400)])
     assert 0.02 < rejected < 0.08
     assert _mann_kendall(np.arange(20.0)) < 1e-6
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_one_slow_worker_of_two_replicas_is_no_slow_stage(pp):
+    job = SynthSpec(dp=2, pp=pp, microbatches=8, steps=6, noise=0.015, seed=991)
+    _, _, diagnosis = diagnosed(replace(job, slow_workers=(SlowWorker(1, 1, 1.6),)))
+    assert causes(diagnosis) == ["worker"]
+    worker = diagnosis.findings[0]
+    assert worker.where == {"workers": [[1, 1]]}
+    assert worker.evidence["factors"] == pytest.approx([1.6], rel=0.02)
+
+
+def test_a_slow_stage_of_two_replicas_is_no_slow_worker():
+    job = SynthSpec(dp=2, pp=4, microbatches=8, steps=6, noise=0.015, seed=992)
+    _, _, diagnosis = diagnosed(replace(job, slow_last_stage=(1.7, 1.5)))
+    assert causes(diagnosis) == ["stage-imbalance"]

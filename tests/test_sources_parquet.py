@@ -354,7 +354,7 @@ def test_steps_can_be_chosen(rows, path):
     assert trace.steps.tolist() == [5, 7]
     assert any("99" in warning for warning in trace.warnings)
     assert analyze(trace).steps.tolist() == [5, 7]
-    for none in ([], [99]):
+    for none in ([], [99], [10**30], [-(10**30)]):
         with pytest.raises(TraceError, match="none of"):
             load(path, steps=none)
 
@@ -401,3 +401,10 @@ def test_broken_metadata_is_said(rows, save, stored, said):
     path = save(table_of(rows).replace_schema_metadata({b"paceline": stored}))
     with pytest.raises(TraceError, match=said):
         load(path)
+
+
+def test_a_job_file_makes_up_for_broken_metadata(rows, save):
+    """The error says so."""
+    expected = load(save(table_of(rows)))
+    path = save(table_of(rows).replace_schema_metadata({b"paceline": b"not json"}))
+    assert same(load(path, job=expected.job), expected)

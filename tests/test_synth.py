@@ -251,6 +251,8 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
     [
         ({"dp": 0}, "dp must be at least 1"),
         ({"microbatches": 0}, "microbatches must be at least 1"),
+        ({"microbatches": 1.5}, "microbatches are whole numbers, not 1.5"),
+        ({"microbatches": (4, 4, 4, 4.5)}, "microbatches are whole numbers"),
         ({"microbatches": (4, 4)}, "2 numbers of microbatches for 4 dp ranks"),
         ({"schedule": "zigzag"}, "no schedule 'zigzag'"),
         ({"noise": -1.0}, "noise must be at least 0"),
@@ -270,6 +272,17 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
             {"seqlens": draw_seqlens(4, (8, 8, 7, 8), 3, 100)},
             "7 microbatches in step 0, dp rank 2, which has 8",
         ),
+        ({"dp": 1.5}, "dp must be a whole number, not 1.5"),
+        ({"dp": 10**9}, "over 1,000,000,000 operations"),
+        ({"steps": 10**12}, "over 1,000,000,000 operations"),
+        ({"microbatches": 10**400}, "over 1,000,000,000 operations"),
+        ({"pp": 1, "vpp": 40_000, "microbatches": 1}, "vpp must be at most 32768"),
+        ({"tp": 10**20}, "too many to be numbered"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"seed": 1.5}, "seed must be a whole number of at least 0"),
+        ({"noise": 1e300}, "noise must be at most 1,000,000"),
+        ({"clock_skew_s": float("inf")}, "clock_skew_s must be at most 1,000,000"),
+        ({"slow_workers": (SlowWorker(0, 0, 1e308),)}, "is above 1,000,000"),
         ({"gc_pauses": (1.5, 0.1)}, "probability lies between 0 and 1"),
         ({"launch_delay": (-1.0, 0.1)}, "seconds must be at least 0"),
     ],
@@ -277,3 +290,28 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
 def test_impossible_jobs_are_said(change, message):
     with pytest.raises(SynthError, match=message):
         synthesize(replace(SMALL, **change))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--microbatches 1.5", "--microbatches: 1.5 is no whole number"),
+        ("--microbatches nan", "--microbatches: nan is no whole number"),
+        ("--microbatches 4,inf", "--microbatches: inf is no whole number"),
+        ("--slow-worker 0.5,0,2", "the dp rank of --slow-worker: 0.5 is no whole number"),
+        ("--slow-link 0,nan,2", "the stage of --slow-link: nan is no whole number"),
+        ("--flapping-nic 1e400,0,2,0.5", "the dp rank of a NIC: inf is no whole number"),
+        ("--seed -1", "seed must be a whole number of at least 0, not -1"),
+        ("--seqlens-out {tmp}/s.parquet --dp 1000000000", "over 1,000,000,000 operations"),
+        ("--seqlens-out {tmp}/s.parquet --max-tokens 99999999999", "at most 2147483647 tokens"),
+        ("--seqlens-out {tmp}/t.parquet", "-o and --seqlens-out both name"),
+    ],
+)
+def test_the_command_refuses_odd_numbers_in_one_line(tmp_path, capsys, arguments, message):
+    size = ["--dp", "2", "--pp", "2", "--steps", "2"]
+    given = arguments.format(tmp=tmp_path).split()
+    assert run(["synth", *size, *given, "-o", str(tmp_path / "t.parquet")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,8 @@
     ├── ScenarioError       a what-if scenario names something that the job does not have
     ├── SynthError          a job that cannot be synthesised was asked for
     ├── RemedyError         a remedy does not apply to this job, or lacks what it needs to know
+    ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
+    │   └── PlanError       a plan is illegal for the model or the number of GPUs
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -41,6 +43,14 @@ class SynthError(PacelineError):
 
 class RemedyError(PacelineError):
     """A remedy does not apply to this job, or lacks what it needs to know."""
+
+
+class ModelError(PacelineError):
+    """A model, cluster or profile is not known, malformed or not modelled."""
+
+
+class PlanError(ModelError):
+    """A plan is illegal for the model or the number of GPUs."""
 
 
 class OutputError(PacelineError):

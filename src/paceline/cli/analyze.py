@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.progress import ProgressBar
@@ -41,7 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--out",
         metavar="DIR",
-        type=Path,
+        type=trace_input.file_name,
         help="write result.json, by_worker.csv, report.html and ideal.json.gz (for Perfetto) into "
         "this folder",
     )

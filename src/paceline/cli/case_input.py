@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gpu-hour-cost",
         metavar="MONEY",
-        type=float,
+        type=_price,
         help="price of a GPU-hour, for the waterfall",
     )
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not (math.isfinite(price) and price >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number from 0 on, such as 2.5")
+    return price
 
 
 def _layers(text: str) -> tuple[int, ...]:

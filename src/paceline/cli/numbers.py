@@ -11,6 +11,9 @@ from paceline.errors import SynthError
 #: A range is written out in full; more numbers than this are a slip of the pen.
 MAX_NUMBERS = 1_000_000
 
+#: No file numbers anything higher: columns hold 64 bits at most.
+LARGEST = 2**63 - 1
+
 
 def parse_numbers(text: str) -> list[int]:
     """The numbers that ``text`` names, ascending, each once.
@@ -26,8 +29,12 @@ def parse_numbers(text: str) -> list[int]:
                 f"{part.strip()!r} is no number or range" if part.strip() else "a number is missing"
             )
             raise argparse.ArgumentTypeError(f"{what} in {text!r}; write, for example, 10-20,25")
+        if max(len(number or "") for number in match.groups()) > len(str(LARGEST)):
+            raise argparse.ArgumentTypeError(f"a number has too many digits in {text[:60]!r}")
         low = int(match[1])
         high = int(match[2]) if match[2] else low
+        if max(low, high) > LARGEST:
+            raise argparse.ArgumentTypeError(f"{max(low, high)} is above {LARGEST}")
         if high < low:
             raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
         if high - low >= MAX_NUMBERS or len(numbers) > MAX_NUMBERS:
@@ -54,3 +61,14 @@ def parse_floats(text: str, n: Collection[int], what: str) -> tuple[float, ...]:
     if len(values) not in n:
         raise SynthError(f"{text!r} should be {what}")
     return values
+
+
+def whole(value: float, what: str) -> int:
+    """A whole number that came with others that are none, such as the ranks in ``3,1,1.5``.
+
+    Raises:
+        SynthError: it is none.
+    """
+    if not value.is_integer():  # nor are NaN and infinity
+        raise SynthError(f"{what}: {value:g} is no whole number")
+    return int(value)

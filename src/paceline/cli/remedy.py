@@ -40,7 +40,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     trace_input.add_arguments(parser)
-    parser.add_argument("remedy", metavar="REMEDY", nargs="?", help="its name, see --list")
+    # Not nargs="?": argparse would take the name as missing where options stand before it.
+    name = parser.add_argument("remedy", metavar="[REMEDY]", help="its name, see --list")
+    name.required = False
     parser.add_argument(
         "--list", action="store_true", help="all remedies, and which of them apply to this trace"
     )

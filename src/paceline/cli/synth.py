@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.cli.numbers import parse_floats
+from paceline.cli.numbers import parse_floats, whole
+from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
     from paceline.synth import SynthSpec
@@ -62,7 +63,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--seed", type=int, default=0, help="seed of all draws (default 0)")
     _add_causes(parser)
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FILE", help="the parquet file to write"
+        "-o",
+        "--output",
+        required=True,
+        type=file_name,
+        metavar="FILE",
+        help="the parquet file to write",
     )
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.set_defaults(run=run)
@@ -91,7 +97,7 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
     )
     causes.add_argument(
         "--seqlens-out",
-        type=Path,
+        type=file_name,
         metavar="FILE",
         help="draw long-tailed sequence lengths, let them set the cost of microbatches, and write "
         "them to this parquet file",
@@ -124,6 +130,7 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write."""
+    from paceline.errors import OutputError
     from paceline.files import check_targets
     from paceline.sources import parquet
     from paceline.sources.seqlens import write_seqlens
@@ -131,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
 
     targets = [args.output, *([args.seqlens_out] if args.seqlens_out else [])]
     check_targets(targets, force=args.force)
+    if len({target.resolve() for target in targets}) < len(targets):
+        raise OutputError(f"-o and --seqlens-out both name {args.output}")
     spec = spec_of(args)
     trace = synthesize(spec)
     parquet.write(trace, args.output, force=args.force)
@@ -154,6 +163,9 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     def numbers(text: str, flag: str, what: str, *n: int) -> tuple[float, ...]:
         return parse_floats(text, n, f"{what} after {flag}")
 
+    def at(flag: str, dp: float, pp: float) -> tuple[int, int]:
+        return whole(dp, f"the dp rank of {flag}"), whole(pp, f"the stage of {flag}")
+
     triple = "DP,PP,FACTOR"
     workers = [numbers(text, "--slow-worker", triple, 3) for text in args.slow_worker]
     links = [numbers(text, "--slow-link", triple, 3) for text in args.slow_link]
@@ -166,8 +178,9 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     stage = numbers(last, "--slow-last-stage", "FORWARD,BACKWARD", 2) if last else None
     gc = numbers(pauses, "--gc-pauses", "PROBABILITY,SECONDS", 2) if pauses else None
     launch = numbers(delay, "--launch-delay", "SECONDS[,PROBABILITY]", 1, 2) if delay else None
-    microbatches = int(counts[0]) if len(counts) == 1 else tuple(int(n) for n in counts)
-    return SynthSpec(
+    several = tuple(whole(n, "--microbatches") for n in counts)
+    microbatches = several[0] if len(several) == 1 else several
+    spec = SynthSpec(
         dp=args.dp,
         pp=args.pp,
         tp=args.tp,
@@ -179,16 +192,17 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         noops=False if args.no_noops else None,
         noise=args.noise,
         seed=args.seed,
-        slow_workers=tuple(SlowWorker(int(dp), int(pp), f) for dp, pp, f in workers),
-        slow_links=tuple(SlowLink(int(dp), int(pp), f) for dp, pp, f in links),
-        slow_nics=tuple(SlowNic(int(dp), int(pp), *rest) for dp, pp, *rest in nics),
+        slow_workers=tuple(SlowWorker(*at("--slow-worker", dp, pp), f) for dp, pp, f in workers),
+        slow_links=tuple(SlowLink(*at("--slow-link", dp, pp), f) for dp, pp, f in links),
+        slow_nics=tuple(SlowNic(*at("a NIC", dp, pp), *rest) for dp, pp, *rest in nics),
         slow_last_stage=(stage[0], stage[1]) if stage else None,
         sequence_imbalance=args.sequence_imbalance,
         gc_pauses=(gc[0], gc[1]) if gc else None,
         launch_delay=(launch[0], launch[1] if len(launch) == 2 else 1.0) if launch else None,
         clock_skew_s=args.clock_skew,
-        seqlens=_seqlens(args, microbatches),
     )
+    # Drawn last: only for a job that is known to be of a sensible size.
+    return replace(spec, seqlens=_seqlens(args, microbatches))
 
 
 def _seqlens(args: argparse.Namespace, microbatches: int | tuple[int, ...]) -> SeqLens | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
@@ -44,7 +43,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "-o",
         "--output",
         metavar="FILE",
-        type=Path,
+        type=trace_input.file_name,
         required=True,
         help="the file to write; gzipped if its name ends in .gz",
     )

@@ -1,4 +1,4 @@
-"""The arguments that name a trace, shared by the commands that read one."""
+"""The arguments that name files, above all a trace, shared by the commands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,30 @@ if TYPE_CHECKING:
     from paceline.trace import Trace
 
 
+def file_name(text: str) -> Path:
+    """The path that an argument names; as ``Path`` the empty text would be the current folder.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty (an unset shell variable?), or ``-``.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    if text == "-":
+        raise argparse.ArgumentTypeError("standard input and output will not do; give a name")
+    return Path(text)
+
+
 def add_arguments(
     parser: argparse.ArgumentParser,
     name: str = "trace",
     help_text: str = "the trace file (parquet)",
 ) -> None:
     """TRACE (or another ``name``), --job, --ignore-kinds and --keep-clocks."""
-    parser.add_argument(name, metavar=name.upper(), type=Path, help=help_text)
+    parser.add_argument(name, metavar=name.upper(), type=file_name, help=help_text)
     parser.add_argument(
         "--job",
         metavar="YAML",
-        type=Path,
+        type=file_name,
         help="the job's degrees of parallelism (dp_size, pp_size, ...); default: those stored in "
         "the trace, else what its rows show",
     )

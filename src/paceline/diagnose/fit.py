@@ -93,16 +93,10 @@ def _fit(durations: Durations) -> Fit:
     logs = [
         np.log(np.maximum(durations.block(v)[ops[v]], _TINY_S)) for v in range(graph.n_variants)
     ]
-    # [place] typical duration over everything else; replicas of all structures together
-    place = np.stack(
-        [
-            [
-                np.median(np.concatenate([log[k, p].ravel() for log in logs]))
-                for p in range(logs[0].shape[1])
-            ]
-            for k in range(len(KINDS))
-        ]
-    )
+    # [kind, place, dp in any order], then the typical replica: of two the faster one, or a slow
+    # worker among two would look like a stage that is half as slow.
+    by_replica = np.concatenate([np.median(log, axis=(2, 3)) for log in logs], axis=2)
+    place = _lower_median(np.moveaxis(by_replica, 2, 0))
     for log in logs:
         log -= place[:, :, None, None, None]
     micro = [_lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
@@ -141,7 +135,7 @@ def _levels(graph: StepGraph, micro: list[Array]) -> Array:
         level[dps] = np.median(flat, axis=0)
         spread = 1.4826 * np.median(np.abs(flat - level[dps]), axis=0)
         error[dps] = 1.2533 * spread / np.sqrt(len(flat))
-    level -= np.median(level)
+    level -= _lower_median(level)
     level[np.abs(level) < np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)] = 0.0
     return level
 
@@ -173,7 +167,7 @@ def _workers(
             of_stage = rest[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
             flat = of_stage.reshape(len(KINDS), -1, len(dps))
             worker[:, stage, dps] = np.median(flat, axis=1)
-    worker -= np.median(worker, axis=2, keepdims=True)
+    worker -= _lower_median(np.moveaxis(worker, 2, 0))[:, :, None]
     return worker
 
 

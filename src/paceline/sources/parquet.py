@@ -79,7 +79,7 @@ def read(
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
-    stored = _stored(schema.metadata or {}, path)
+    stored = _stored(schema.metadata or {}, path, forgive=job is not None)
     if job is None and "job" in stored:
         job = Job.from_mapping(stored["job"], where=f"the job in {path}")
     columns, gmc, n_ignored = _columns(table, ignore_kinds, str(path))
@@ -106,14 +106,16 @@ def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:
         column = part.column("step")
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             return part  # the door says what is wrong with it
-        wanted = pa.array(sorted(steps), pa.int64()).cast(column.type, safe=False)
+        known = sorted(step for step in steps if -(2**63) <= step < 2**63)
+        wanted = pa.array(known, pa.int64()).cast(column.type, safe=False)
         parts.append(part.filter(pc.is_in(column, value_set=wanted)))
     chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(list(COLUMNS))
     # Nothing there: read all, so that the error can say which steps there are.
     return chosen if chosen.num_rows else file.read(columns=list(COLUMNS))
 
 
-def _stored(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
+def _stored(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
+    """What Paceline stored in the file; nothing where that is broken and ``forgive`` is given."""
     text = metadata.get(METADATA_KEY)
     if text is None:
         return {}
@@ -121,6 +123,8 @@ def _stored(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
         stored = json.loads(text)
         version = stored["version"]
     except (ValueError, TypeError, KeyError):
+        if forgive:  # the job is known without it
+            return {}
         raise TraceError(f"{path}: its paceline metadata is broken; pass --job") from None
     if version != FORMAT_VERSION:
         raise TraceError(

@@ -14,8 +14,8 @@ from paceline.trace.seqlens import SeqLens
 MEDIAN_SHARE = 1 / 24
 SPREAD = 1.4
 
-#: No sequence is shorter, in tokens.
-SHORTEST = 16
+#: No sequence is shorter or longer, in tokens; files of lengths hold no longer ones.
+SHORTEST, LONGEST = 16, 2**31 - 1
 
 
 def draw_seqlens(
@@ -34,7 +34,8 @@ def draw_seqlens(
         seed: seed of the draws.
 
     Raises:
-        SynthError: there is nothing to draw, or microbatches are shorter than 16 tokens.
+        SynthError: there is nothing to draw, microbatches are shorter than 16 tokens or longer than
+            a file can say, or the seed is negative.
     """
     counts = np.array([microbatches] * dp if isinstance(microbatches, int) else microbatches)
     if min(steps, dp, *counts) < 1 or len(counts) != dp:
@@ -43,6 +44,10 @@ def draw_seqlens(
         )
     if max_tokens < SHORTEST:
         raise SynthError(f"a microbatch holds at least {SHORTEST} tokens, not {max_tokens}")
+    if max_tokens > LONGEST:
+        raise SynthError(f"a microbatch holds at most {LONGEST} tokens, not {max_tokens}")
+    if seed < 0:
+        raise SynthError(f"seed must be at least 0, not {seed}")
     rng = np.random.default_rng([seed, *b"seqlens"])
     n_lanes, most = steps * dp, int(counts.max())
     # A microbatch takes one sequence at least; how many of a lane's are needed is not known before.

@@ -30,6 +30,15 @@ BASE_S: dict[OpKind, float] = {
     OpKind.OPTIMIZER: 0.020,
 }
 
+#: More operations than this would fill the memory of any machine.
+MOST_OPS = 10**9
+
+#: Largest factor, variation and number of seconds; beyond, times lose their digits or overflow.
+LARGEST = 1e6
+
+#: Chunks per stage and ranks that a trace file can number.
+MOST_CHUNKS, MOST_RANKS = 2**15, 2**31
+
 #: Attention's share of the computes: causal attention costs s / (6 h) of a layer's other FLOPs for
 #: s tokens at hidden size h; tokens that lie in sequences of 10K on average, at h = 4,096, give 0.4
 #: of the rest.
@@ -123,25 +132,44 @@ class SynthSpec:
     base_s: dict[OpKind, float] = field(default_factory=lambda: dict(BASE_S), repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("dp", "pp", "steps", "tp", "vpp"):
-            _require(
-                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
-            )
-        counts = self.replica_microbatches
-        _require(
-            len(counts) == self.dp, f"{len(counts)} numbers of microbatches for {self.dp} dp ranks"
-        )
-        _require(min(counts) >= 1, f"microbatches must be at least 1, not {min(counts)}")
+        self._check_size()
         _require(
             self.schedule is None or self.schedule in SCHEDULES,
             f"there is no schedule {self.schedule!r}; known are {', '.join(SCHEDULES)}",
         )
         for name in ("noise", "sequence_imbalance", "clock_skew_s"):
-            value = getattr(self, name)
-            _require(0 <= value < np.inf, f"{name} must be at least 0, not {value}")
+            _check_amount(getattr(self, name), name)
+        _require(
+            isinstance(self.seed, int | np.integer) and self.seed >= 0,
+            f"seed must be a whole number of at least 0, not {self.seed}",
+        )
         self._check_causes()
         self._check_stage_factors()
         self._check_seqlens()
+
+    def _check_size(self) -> None:
+        for name in ("dp", "pp", "steps", "tp", "vpp"):
+            value = getattr(self, name)
+            _require(isinstance(value, int), f"{name} must be a whole number, not {value!r}")
+            _require(value >= 1, f"{name} must be at least 1, not {value}")
+        several = np.ravel(self.microbatches).tolist()
+        _require(
+            all(isinstance(n, int) for n in several),
+            f"microbatches are whole numbers, not {self.microbatches!r}",
+        )
+        # Before there is a number for each replica: a slip of the pen may ask for a billion.
+        each = max(1, several[0]) if len(several) == 1 else 1
+        _check_ops(self, self.dp * each)
+        counts = self.replica_microbatches
+        _require(
+            len(counts) == self.dp, f"{len(counts)} numbers of microbatches for {self.dp} dp ranks"
+        )
+        _require(min(counts) >= 1, f"microbatches must be at least 1, not {min(counts)}")
+        _check_ops(self, sum(counts))
+        _require(self.vpp <= MOST_CHUNKS, f"vpp must be at most {MOST_CHUNKS}, not {self.vpp}")
+        _require(
+            self.job.ranks <= MOST_RANKS, f"{self.job.ranks} ranks are too many to be numbered"
+        )
 
     def _check_causes(self) -> None:
         causes: tuple[SlowWorker | SlowLink | SlowNic, ...]
@@ -151,9 +179,9 @@ class SynthSpec:
             what = type(cause).__name__
             _require(0 <= cause.dp < self.dp, f"{what}: there is no dp rank {cause.dp}")
             _require(0 <= cause.pp < last, f"{what}: no such stage or link: {cause.pp}")
-            _require(0 < cause.factor < np.inf, f"{what}: factor {cause.factor} is not positive")
+            _check_factor(cause.factor, what)
         for factor in self.slow_last_stage or ():
-            _require(0 < factor < np.inf, f"slow last stage: factor {factor} is not positive")
+            _check_factor(factor, "slow last stage")
         chances = [nic.probability for nic in self.slow_nics]
         chances += [self.gc_pauses[0]] if self.gc_pauses else []
         chances += [self.launch_delay[1]] if self.launch_delay else []
@@ -162,7 +190,7 @@ class SynthSpec:
         seconds = [self.gc_pauses[1]] if self.gc_pauses else []
         seconds += [self.launch_delay[0]] if self.launch_delay else []
         for value in seconds:
-            _require(0 <= value < np.inf, f"seconds must be at least 0, not {value}")
+            _check_amount(value, "seconds")
 
     def _check_stage_factors(self) -> None:
         if self.stage_factors is None:
@@ -200,8 +228,8 @@ class SynthSpec:
     @property
     def replica_microbatches(self) -> tuple[int, ...]:
         """[dp] microbatches of each replica."""
-        if isinstance(self.microbatches, int):
-            return (self.microbatches,) * self.dp
+        if isinstance(self.microbatches, int | np.integer):
+            return (int(self.microbatches),) * self.dp
         return tuple(self.microbatches)
 
     @property
@@ -214,6 +242,23 @@ class SynthSpec:
         values = asdict(replace(self, base_s={}, seqlens=None))
         values["base_s"] = {kind.label: seconds for kind, seconds in self.base_s.items()}
         return values
+
+
+def _check_ops(spec: SynthSpec, microbatches: int) -> None:
+    """``microbatches`` of all replicas together must be few enough."""
+    # Forward and backward, each with a send and a recv.
+    n_ops = 6 * microbatches * spec.pp * spec.vpp * spec.steps
+    _require(n_ops <= MOST_OPS, f"a trace of over {MOST_OPS:,} operations is too large")
+
+
+def _check_factor(factor: float, what: str) -> None:
+    _require(factor > 0, f"{what}: factor {factor} is not positive")
+    _require(factor <= LARGEST, f"{what}: factor {factor} is above {LARGEST:,.0f}")
+
+
+def _check_amount(value: float, what: str) -> None:
+    _require(value >= 0, f"{what} must be at least 0, not {value}")
+    _require(value <= LARGEST, f"{what} must be at most {LARGEST:,.0f}, not {value}")
 
 
 def _require(condition: bool, message: str) -> None:

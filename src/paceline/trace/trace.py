@@ -116,7 +116,7 @@ class Trace:
             TraceError: none of them is in the trace.
         """
         numbers = set(wanted)
-        keep = np.isin(self.steps, list(numbers))
+        keep = np.array([step in numbers for step in self.steps.tolist()], dtype=bool)
         if not keep.any():
             have = f"{self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "none"
             raise TraceError(f"none of the {len(numbers)} steps asked for is in the trace ({have})")

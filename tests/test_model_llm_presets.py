@@ -1,0 +1,139 @@
+"""Presets: the published parameter counts, and every spelling of a name."""
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.model.llm_presets import _ALIASES, _BY_KEY, LLM_PRESETS, llm_preset
+
+# Billions of parameters: counted in the released checkpoint (safetensors index or the paper's
+# architecture appendix) where there is one, else as the paper prints it.
+PUBLISHED = {
+    "gpt2-124m": 0.124439808,
+    "gpt2-355m": 0.354823168,
+    "gpt2-774m": 0.774030080,
+    "gpt2-1.5b": 1.557611200,
+    "gpt3-125m": 0.125,
+    "gpt3-760m": 0.760,
+    "gpt3-6.7b": 6.7,
+    "gpt3-175b": 175.0,
+    "megatron-7.5b": 7.5,
+    "megatron-18.4b": 18.4,
+    "megatron-22b": 22.0,
+    "megatron-39.1b": 39.1,
+    "megatron-76.1b": 76.1,
+    "megatron-145.6b": 145.6,
+    "megatron-175b": 175.0,
+    "megatron-310.1b": 310.1,
+    "megatron-529.6b": 529.6,
+    "megatron-1008b": 1008.0,
+    "mt-nlg-530b": 530.0,
+    "opt-125m": 0.125239296,
+    "opt-1.3b": 1.315758080,
+    "opt-2.7b": 2.651596800,
+    "opt-6.7b": 6.658473984,
+    "opt-13b": 12.853473280,
+    "opt-30b": 30.0,
+    "opt-66b": 66.0,
+    "opt-175b": 175.0,
+    "llama2-7b": 6.738415616,
+    "llama2-13b": 13.015864320,
+    "llama2-70b": 68.976648192,
+    "llama3-8b": 8.030261248,
+    "llama3-70b": 70.553706496,
+    "llama3.1-8b": 8.030261248,
+    "llama3.1-70b": 70.553706496,
+    "llama3.1-405b": 405.853388800,
+    "mixtral-8x7b": 46.702792704,
+    "mixtral-8x22b": 141.0,
+    "deepseek-v3": 671.0,
+    "deepseek-v3-mtp": 685.0 - 2 * 129280 * 7168 / 1e9,  # published with a second copy of both ends
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.0,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.83,
+}
+
+# Printed with two digits or fewer than the architecture decides: (printed, its half last digit).
+ROUNDED = {
+    "gpt3-1.3b": (1.3, 0.05),
+    "gpt3-2.7b": (2.7, 0.05),
+    "gpt3-13b": (13.0, 0.5),
+    "megatron-1.7b": (1.7, 0.05),
+    "megatron-3.6b": (3.6, 0.05),
+    # The paper's 350M is GPT-2 medium's 355M (Table 2.1 repeats its shape) with 2,048 positions.
+    "gpt3-350m": (0.350, 0.01),
+}
+
+# Billions that a token meets: (published, its half last digit, whether the look-up counts).
+ACTIVE = {
+    "mixtral-8x7b": (12.9, 0.05, True),  # Mixtral paper prints 13B, Mistral's announcement 12.9B
+    "mixtral-8x22b": (39.0, 0.5, True),
+    "deepseek-v3": (37.0, 0.5, False),
+    "qwen3-30b-a3b": (3.3, 0.06, True),  # 3.35 by its config: cut, not rounded
+    "qwen3-235b-a22b": (22.0, 0.5, True),
+    "gpt-oss-20b": (3.61, 0.005, False),  # the model card leaves the embedding out
+    "gpt-oss-120b": (5.13, 0.005, False),
+}
+
+
+def test_every_preset_is_checked():
+    assert set(PUBLISHED) | set(ROUNDED) == set(LLM_PRESETS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_within_one_percent_of_the_published(name):
+    assert llm_preset(name).parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_parameters_round_to_the_printed_figure(name):
+    printed, half = ROUNDED[name]
+    assert llm_preset(name).parameters / 1e9 == pytest.approx(printed, abs=half)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_the_published(name):
+    llm = llm_preset(name)
+    published, half, look_up = ACTIVE[name]
+    active = llm.active_parameters - (0 if look_up else llm.embedding_parameters)
+    assert active / 1e9 == pytest.approx(published, abs=half)
+
+
+def test_checkpoints_are_counted_to_the_parameter():
+    assert llm_preset("llama3.1-405b").parameters == 405_853_388_800
+    assert llm_preset("qwen3-30b-a3b").parameters == 30_532_122_624
+    assert llm_preset("opt-13b").parameters == 12_853_473_280
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("llama3_8b", "llama3-8b"),
+        ("llama-3.1-405b", "llama3.1-405b"),
+        ("LLAMA3.1_405B", "llama3.1-405b"),
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+        ("gpt3", "gpt3-175b"),
+        ("DeepSeekV3 (w/o MTP)", "deepseek-v3"),
+        ("DeepSeekV3 (w/ MTP)", "deepseek-v3-mtp"),
+        ("GPT OSS 120B", "gpt-oss-120b"),
+        ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+    ],
+)
+def test_spellings(spelled, name):
+    assert llm_preset(spelled).name == name
+
+
+def test_no_two_names_are_spelled_alike():
+    assert len(_BY_KEY) == len(LLM_PRESETS) + len(_ALIASES)
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(
+        ModelError, match=r"no model preset 'llama3-80b'; the nearest are llama3-8b"
+    ):
+        llm_preset("llama3-80b")
+    with pytest.raises(ModelError, match=r"no model preset '§§§'; there are deepseek-v3, "):
+        llm_preset("§§§")
+    with pytest.raises(ModelError, match="no model preset"):
+        llm_preset("x" * 10_000)
