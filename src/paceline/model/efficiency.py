@@ -38,6 +38,9 @@ class Efficiency:
             bandwidth on a DGX A100 is about 230 of 300 GB/s: nccl-tests).
         inter: share of the network's bandwidth that NCCL reaches (DGX SuperPOD documentation,
             nccl-tests over HDR: about 85%).
+        partial: share of its part of the network that a collective reaches whose ranks are some,
+            but not one and not all, of a node's GPUs: several such groups tend to meet on the
+            same adapters. No source gives it: 1, unless fitted.
         overlap: how much slower compute runs while a collective runs beside it (share of the
             collective's time that comes back; Agrawal et al. 2024 and others report 10-30%).
         fixed_s: seconds of a step that no operator accounts for.
@@ -55,6 +58,7 @@ class Efficiency:
     launch_s: float = 8e-6
     intra: float = 0.77
     inter: float = 0.85
+    partial: float = 1.0
     overlap: float = 0.2
     fixed_s: float = 0.0
     compute: float = 1.0
@@ -73,3 +77,38 @@ class Efficiency:
             zero_ok = field.name.endswith("_s") or field.name == "overlap"
             if value == 0 and not zero_ok:
                 raise ModelError(f"the efficiency's {field.name} must be above 0")
+
+
+#: What large GEMMs reach in practice over the best that any shape does: on the A100, 0.80 (above)
+#: over 0.859 (Bekman, below).
+_TYPICAL = 0.93
+
+
+def _matmul(best_16: float, best_8: float) -> dict[str, float]:
+    return {"gemm": round(_TYPICAL * best_16, 3), "gemm_fp8": round(_TYPICAL * best_8, 3)}
+
+
+#: Preset of ``cluster_presets`` -> what differs from the defaults. GEMM: the best matrix product of
+#: any shape as a share of the datasheet's peak, from Bekman, "Machine learning engineering" (2024,
+#: 2025), table of maximum achievable matmul FLOPS: H100 SXM 0.80 in bf16 and 0.71 in fp8, B200 0.78
+#: and 0.71, MI300X 0.58 and 0.49. Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6,
+#: causal, head size 128: about 620 TFLOP/s forward and 530 backward at 8k); on Blackwell cuDNN 9 and
+#: FlashAttention-4 (2025: up to 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward about
+#: 1,050); Blackwell Ultra doubles the exponentials (NVIDIA, 2025). Volta: Markidis et al. 2018.
+_HOPPER = Efficiency(**_matmul(0.80, 0.71), attention=0.62, attention_backward=0.53)
+_BLACKWELL = Efficiency(**_matmul(0.776, 0.708), attention=0.60, attention_backward=0.47)
+_BLACKWELL_ULTRA = Efficiency(**_matmul(0.776, 0.708), attention=0.68, attention_backward=0.52)
+_VOLTA = Efficiency(gemm=0.66, attention=0.45, attention_backward=0.35)
+_CDNA3 = Efficiency(**_matmul(0.58, 0.49), attention=0.40, attention_backward=0.30, memory=0.80)
+
+EFFICIENCIES = {
+    "v100-16g": _VOLTA,
+    "v100-32g": _VOLTA,
+    "h100": _HOPPER,
+    "h200": _HOPPER,
+    "b200": _BLACKWELL,
+    "gb200": _BLACKWELL,
+    "b300": _BLACKWELL_ULTRA,
+    "gb300": _BLACKWELL_ULTRA,
+    "mi300x": _CDNA3,
+}
