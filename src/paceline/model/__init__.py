@@ -1,0 +1,1 @@
+"""Workloads, plans, machines, and what they cost: operators, seconds, bytes."""

@@ -99,12 +99,14 @@ class PlanCosts:
     @property
     def forward_s(self) -> Array:
         """[place] seconds of one forward compute."""
-        return self.parts_s[0].sum(axis=0)
+        total: Array = self.parts_s[0].sum(axis=0)
+        return total
 
     @property
     def backward_s(self) -> Array:
         """[place] seconds of one backward compute."""
-        return self.parts_s[1].sum(axis=0)
+        total: Array = self.parts_s[1].sum(axis=0)
+        return total
 
 
 def plan_costs(
@@ -150,7 +152,7 @@ class CostModel:
         parts = np.zeros((2, len(PARTS), plan.chunks))
         flops = np.zeros((2, plan.chunks))
 
-        def add(place: int, name: object, maker: object = None) -> None:
+        def add(place: int, name: object) -> None:
             seconds, counted = self._layer(name, plan)
             parts[:, :, place] += seconds
             flops[:, place] += counted
@@ -352,9 +354,10 @@ class CostModel:
         expert_ranks = 1 if plan.zero == 0 else self._groups(plan)[1].size
         count = work.parameters / ranks + work.expert_parameters / expert_ranks
         size = _ADAM_BYTES * count.reshape(plan.vpp, plan.pp).sum(axis=0)
-        each: list[float] = []
-        for amount in size.tolist():
-            each.append(self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4)))
+        each = [
+            self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4))
+            for amount in size.tolist()
+        ]
         return np.array(each)
 
 

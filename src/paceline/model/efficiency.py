@@ -34,6 +34,9 @@ class Efficiency:
             of each (NVIDIA, "Getting started with CUDA graphs", 2019).
         launch_s: time of the host per kernel in eager PyTorch (PyTorch, "Accelerating PyTorch
             with CUDA graphs", 2021: 5 to 10 us); layers too small to hide it are launch-bound.
+        collective_s: time of any collective apart from its hops and bytes: launch, synchronisation
+            (NCCL all-reduces of 1 MB to 1 GB on 2 to 8 A100s of one node, the table published with
+            vTrain: 36 us and 2.7 us per hop fit it).
         intra: share of the node's link bandwidth that NCCL's all-reduce reaches (its bus
             bandwidth on a DGX A100 is about 230 of 300 GB/s: nccl-tests).
         inter: share of the network's bandwidth that NCCL reaches (DGX SuperPOD documentation,
@@ -56,6 +59,7 @@ class Efficiency:
     memory: float = 0.85
     kernel_s: float = 2.5e-6
     launch_s: float = 8e-6
+    collective_s: float = 36e-6
     intra: float = 0.77
     inter: float = 0.85
     partial: float = 1.0
@@ -90,11 +94,11 @@ def _matmul(best_16: float, best_8: float) -> dict[str, float]:
 
 #: Preset of ``cluster_presets`` -> what differs from the defaults. GEMM: the best matrix product of
 #: any shape as a share of the datasheet's peak, from Bekman, "Machine learning engineering" (2024,
-#: 2025), table of maximum achievable matmul FLOPS: H100 SXM 0.80 in bf16 and 0.71 in fp8, B200 0.78
+#: 2025), table of maximum achievable matmul FLOPS: H100 SXM 0.80 in bf16, 0.71 in fp8, B200 0.78
 #: and 0.71, MI300X 0.58 and 0.49. Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6,
 #: causal, head size 128: about 620 TFLOP/s forward and 530 backward at 8k); on Blackwell cuDNN 9 and
-#: FlashAttention-4 (2025: up to 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward about
-#: 1,050); Blackwell Ultra doubles the exponentials (NVIDIA, 2025). Volta: Markidis et al. 2018.
+#: FlashAttention-4 (2025: up to 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward
+#: about 1,050); Blackwell Ultra doubles the exponentials (NVIDIA, 2025). Volta: Markidis et al. 2018.
 _HOPPER = Efficiency(**_matmul(0.80, 0.71), attention=0.62, attention_backward=0.53)
 _BLACKWELL = Efficiency(**_matmul(0.776, 0.708), attention=0.60, attention_backward=0.47)
 _BLACKWELL_ULTRA = Efficiency(**_matmul(0.776, 0.708), attention=0.68, attention_backward=0.52)

@@ -115,12 +115,10 @@ class Section:
         return value
 
     def _shown(self, field: str) -> str:
-        node = self.nodes[field]
-        return (
-            reprlib.repr(node.value)
-            if isinstance(node.value, str)
-            else ("a mapping" if self.is_section(field) else "a list")
-        )
+        value = self.nodes[field].value
+        if isinstance(value, str):
+            return reprlib.repr(value)
+        return "a mapping" if self.is_section(field) else "a list"
 
 
 def read_marked(path: Path) -> Section:

@@ -178,13 +178,16 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
         routed = tokens / t * moe.top_k * min(1.0, moe.capacity or 1.0)
         mlp = routed * (2 * element * llm.hidden + per_width * moe.ffn)
         mlp += tokens * per_width * moe.shared_ffn / t + 4 * tokens / t * moe.experts
+        cheap = element * (routed * moe.ffn + tokens * moe.shared_ffn / t)
     else:
         mlp = tokens * per_width * llm.ffn / t
+        cheap = element * tokens * llm.ffn / t  # what the activation gives
+    cheap += 2 * one / split  # what the norms give
     full = whole + core + out + scores + mlp
     if plan.recompute == "full":
         return wide / split, full
     if plan.recompute == "selective":
-        return full - scores, full
+        return full - (cheap if plan.flash else scores), full
     return full, full
 
 

@@ -7,7 +7,7 @@ pipeline outermost; a node holds consecutive ranks.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.errors import ModelError
@@ -16,7 +16,7 @@ from paceline.model.cluster import Cluster
 if TYPE_CHECKING:
     from paceline.model.nccl import AllReduceTable
 
-ALGORITHMS = ("auto", "ring", "tree", "hierarchical")
+_Options = Mapping[str, Callable[[], float]]
 
 
 class Group(NamedTuple):
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     stride: int
 
     def per_node(self, node_gpus: int) -> int:
-        """Members on one node."""
+        """Members on one node; a group that fits into one is placed there, as schedulers do."""
         return min(self.size, max(1, node_gpus // self.stride))
 
     def nodes(self, node_gpus: int) -> int:
@@ -65,7 +65,12 @@ class Fabric:
     def __init__(self, cluster: Cluster, table: AllReduceTable | None = None) -> None:
         self.cluster, self.table = cluster, table
         self.extrapolated = False  # whether a call went beyond the table
-        self._path = lru_cache(maxsize=4096)(self._find_path)
+        self._paths: dict[Group, _Path] = {}
+
+    def _path(self, group: Group) -> _Path:
+        if group not in self._paths:
+            self._paths[group] = self._find_path(group)
+        return self._paths[group]
 
     def _find_path(self, group: Group) -> _Path:
         node, network = self.cluster.node, self.cluster.network
@@ -91,23 +96,23 @@ class Fabric:
             seconds, inside = self.table.interpolate(size, n)
             self.extrapolated |= not inside
             return seconds
-        options = {
+        options: _Options = {
             "ring": lambda: self._ring(size, group, path, passes=2),
             "tree": lambda: self._tree(size, group, path),
             "hierarchical": lambda: self._hierarchical(size, path, passes=2),
         }
-        return _fastest(options, algorithm)
+        return _chosen(options, algorithm) + self.cluster.efficiency.collective_s
 
     def reduce_scatter(self, size: float, group: Group, algorithm: str = "auto") -> float:
         """Seconds to sum ``size`` bytes held by each rank and leave each with its share."""
         if group.size == 1 or size == 0:
             return 0.0
         path = self._path(group)
-        options = {
+        options: _Options = {
             "ring": lambda: self._ring(size, group, path, passes=1),
             "hierarchical": lambda: self._hierarchical(size, path, passes=1),
         }
-        return _fastest(options, algorithm)
+        return _chosen(options, algorithm) + self.cluster.efficiency.collective_s
 
     def all_gather(self, size: float, group: Group, algorithm: str = "auto") -> float:
         """Seconds until each rank has all ``size`` bytes, of which it held its share."""
@@ -120,12 +125,12 @@ class Fabric:
             return 0.0
         path = self._path(group)
         within = size * (path.per_node - 1) / n / path.inner
-        seconds = within + path.inner_s
-        if path.nodes > 1:
-            # All members of a node send at once through its adapters.
-            across = size * (n - path.per_node) / n * path.per_node / path.outer
-            seconds = max(within, across) + path.outer_s
-        return seconds
+        fixed = self.cluster.efficiency.collective_s
+        if path.nodes == 1:
+            return within + path.inner_s + fixed
+        # All members of a node send at once through its adapters.
+        across = size * (n - path.per_node) / n * path.per_node / path.outer
+        return max(within, across) + path.outer_s + fixed
 
     def broadcast(self, size: float, group: Group) -> float:
         """Seconds until each rank has the ``size`` bytes of one (pipelined along a chain)."""
@@ -134,7 +139,7 @@ class Fabric:
             return 0.0
         path = self._path(group)
         slowest = path.inner if path.nodes == 1 else min(path.inner, path.outer)
-        return size / slowest + self._hops_s(path)
+        return size / slowest + self._hops_s(path) + self.cluster.efficiency.collective_s
 
     def p2p(self, size: float, stride: int, senders_per_node: int | None = None) -> float:
         """Seconds to send ``size`` bytes to the rank ``stride`` further on.
@@ -159,7 +164,7 @@ class Fabric:
     # Algorithms (Thakur et al. 2005; "bus bandwidth" as in nccl-tests' PERFORMANCE.md).
 
     def _ring(self, size: float, group: Group, path: _Path, passes: int) -> float:
-        """passes (n - 1) / n S / B: Eq. 1 of vTrain for the two passes of an all-reduce."""
+        """Passes (n - 1) / n S / B: Eq. 1 of vTrain for the two passes of an all-reduce."""
         n = group.size
         slowest = path.inner if path.nodes == 1 else min(path.inner, path.outer)
         # A ring over nodes enters each once; its other steps stay inside.
@@ -186,9 +191,9 @@ class Fabric:
         return inside + math.ceil(math.log2(path.nodes)) * path.outer_s
 
 
-def _fastest(options: dict[str, object], algorithm: str) -> float:
+def _chosen(options: _Options, algorithm: str) -> float:
     if algorithm == "auto":
-        return min(option() for option in options.values())  # type: ignore[operator]
+        return min(option() for option in options.values())
     if algorithm not in options:
         raise ModelError(f"no algorithm {algorithm!r} here; choose auto, {', '.join(options)}")
-    return float(options[algorithm]())  # type: ignore[operator]
+    return options[algorithm]()

@@ -59,6 +59,8 @@ class Collective(NamedTuple):
 
 Work = Operator | Collective
 
+_NORMS_AND_ACTIVATIONS = ("norm-", "mlp-activation", "expert-activation", "shared-activation")
+
 
 @dataclass(frozen=True)
 class LayerWork:
@@ -122,8 +124,11 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     work = maker.work
     if plan.recompute == "full":
         work.recompute.extend(work.forward)
-    elif plan.recompute == "selective" and not plan.flash:
-        work.recompute.extend(w for w in work.forward if w.name.startswith("core-"))
+    elif plan.recompute == "selective":
+        # Korthikanti et al.: the core of attention. Fused attention repeats it anyway; then the
+        # norms and activations (Megatron-Core's recompute-modules layernorm, moe_act).
+        again = _NORMS_AND_ACTIVATIONS if plan.flash else ("core-",)
+        work.recompute.extend(w for w in work.forward if w.name.startswith(again))
     return work
 
 
@@ -230,17 +235,30 @@ class _Maker:
     def linear(
         self, name: str, m: int, n: int, k: int, *, batch: int = 1, precision: str = ""
     ) -> None:
-        """y = x w: one product forward, two backward (gradients of x and of w)."""
+        """A product y = x w: one product forward, two backward (gradients of x and of w).
+
+        A batch is that of experts, for each of which the host launches its own kernels
+        (Transformer Engine's GroupedLinear).
+        """
         precision = precision or self.plan.precision
         one = 1 if precision == "fp8" else self.element
         flops = 2.0 * m * n * k * batch
         x, w, y = m * k * batch, k * n * batch, m * n * batch
-        if precision == "fp8":  # quantise the inputs, kept transposed too
-            self.memory(f"{name}-cast", 4.0 * x, 4.0 * y, kernels=1)
+        if precision == "fp8":  # find the largest, scale and cast, once more transposed
+            self.memory(f"{name}-cast", 6.0 * x, 6.0 * y, kernels=2 * batch)
         grads = 2 * self.plan.grad_bytes * w  # accumulated in place
         self.work.forward.append(
             Operator(
-                name, "gemm", flops, one * (x + w) + self.element * y, m, n, k, batch, 1, precision
+                name,
+                "gemm",
+                flops,
+                one * (x + w) + self.element * y,
+                m,
+                n,
+                k,
+                batch,
+                batch,
+                precision,
             )
         )
         self.work.backward.append(
@@ -253,13 +271,22 @@ class _Maker:
                 k,
                 n,
                 batch,
-                1,
+                batch,
                 precision,
             )
         )
         self.work.backward.append(
             Operator(
-                f"{name}-wgrad", "gemm", flops, one * (x + y) + grads, k, n, m, batch, 1, precision
+                f"{name}-wgrad",
+                "gemm",
+                flops,
+                one * (x + y) + grads,
+                k,
+                n,
+                m,
+                batch,
+                batch,
+                precision,
             )
         )
 
@@ -341,12 +368,14 @@ class _Maker:
         if self.dropout:
             self.memory("core-dropout", 5 * scores, 5 * scores)
         self.work.forward.append(product("core-values", s, llm.value_dim, s))
-        self.work.backward.extend([
-            product("core-scores-dgrad", s, llm.qk_dim, s),
-            product("core-scores-wgrad", s, llm.qk_dim, s),
-            product("core-values-dgrad", s, s, llm.value_dim),
-            product("core-values-wgrad", s, llm.value_dim, s),
-        ])
+        self.work.backward.extend(
+            [
+                product("core-scores-dgrad", s, llm.qk_dim, s),
+                product("core-scores-wgrad", s, llm.qk_dim, s),
+                product("core-values-dgrad", s, s, llm.value_dim),
+                product("core-values-wgrad", s, llm.value_dim, s),
+            ]
+        )
 
     def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1) -> None:
         """Two linears (three when gated) around the activation; ``batch`` experts at once."""

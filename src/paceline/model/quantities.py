@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 from paceline.errors import ModelError
 
@@ -59,7 +60,9 @@ def parse_quantity(value: object, measure: str) -> float:
         if unit and unit not in units:
             kind = f"is no unit of {measure}" if measure else "is unexpected: it has no unit"
             raise ModelError(f"{unit!r} {kind}; {example}")
-        number *= units.get(unit, 1.0)
+        if math.isfinite(number):
+            # In decimals, so that 2.039 TB/s is the 2.039e12 that a literal means.
+            number = float(Decimal(match[1].replace("_", "")) * Decimal(str(units.get(unit, 1.0))))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
     else:

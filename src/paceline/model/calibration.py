@@ -1,0 +1,129 @@
+"""What a calibration was fitted to, kept in the cluster file beside the constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+#: Beyond the fitted range by less than this factor is no news.
+_MARGIN = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Where the constants of a cluster's efficiency come from.
+
+    Attributes:
+        runs: measured steps that were fitted.
+        constants: fitted constant -> its relative standard error.
+        fixed: constants that the runs do not determine, left at their sourced values.
+        mape: mean absolute error of the fitted runs, as a share.
+        median: median absolute error, as a share.
+        ranges: what the runs cover: name -> [lowest, highest].
+        words: what the runs cover: name -> values seen.
+    """
+
+    runs: int
+    constants: Mapping[str, float] = field(hash=False)
+    fixed: tuple[str, ...]
+    mape: float
+    median: float
+    ranges: Mapping[str, tuple[float, float]] = field(hash=False)
+    words: Mapping[str, tuple[str, ...]] = field(hash=False)
+
+    def outside(self, llm: LLM, plan: Plan) -> list[str]:
+        """What of a job lies beyond the runs, in words; empty where nothing does."""
+        found = []
+        for name, value in features(llm, plan).items():
+            if isinstance(value, str):
+                seen = self.words.get(name, ())
+                if seen and value not in seen:
+                    found.append(f"{name} {value} (calibrated: {', '.join(seen)})")
+            elif name in self.ranges:
+                low, high = self.ranges[name]
+                if not low / _MARGIN <= value <= high * _MARGIN:
+                    found.append(f"{name} {value:g} (calibrated: {low:g} to {high:g})")
+        return found
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As YAML knows it."""
+        return {
+            "runs": self.runs,
+            "constants": dict(self.constants),
+            "fixed": list(self.fixed),
+            "mape": self.mape,
+            "median": self.median,
+            "ranges": {name: list(pair) for name, pair in self.ranges.items()},
+            "words": {name: list(seen) for name, seen in self.words.items()},
+        }
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Calibration:
+        """The opposite of :meth:`to_mapping`.
+
+        Raises:
+            ModelError: a field is missing or wrong.
+        """
+        try:
+            return cls(
+                runs=int(mapping["runs"]),
+                constants={str(k): float(v) for k, v in mapping["constants"].items()},
+                fixed=tuple(str(name) for name in mapping["fixed"]),
+                mape=float(mapping["mape"]),
+                median=float(mapping["median"]),
+                ranges={
+                    str(name): (float(low), float(high))
+                    for name, (low, high) in mapping["ranges"].items()
+                },
+                words={
+                    str(name): tuple(str(word) for word in seen)
+                    for name, seen in mapping["words"].items()
+                },
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"the cluster's calibration is not what calibrate writes ({error!r}); remove it or "
+                "calibrate again"
+            ) from None
+
+
+def features(llm: LLM, plan: Plan) -> dict[str, float | str]:
+    """What of a job decides how far its prediction can be trusted."""
+    return {
+        "gpus": plan.gpus,
+        "hidden": llm.hidden,
+        "layers": llm.layers,
+        "seq_len": llm.seq_len,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "dp": plan.dp,
+        "cp": plan.cp,
+        "ep": plan.ep,
+        "vpp": plan.vpp,
+        "micro_batch": plan.micro_batch,
+        "microbatches": plan.microbatches,
+        "recompute": plan.recompute,
+        "precision": plan.precision,
+    }
+
+
+def covered(
+    jobs: list[tuple[LLM, Plan]],
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[str, ...]]]:
+    """Ranges and words of a calibration's runs."""
+    seen = [features(llm, plan) for llm, plan in jobs]
+    ranges: dict[str, tuple[float, float]] = {}
+    words: dict[str, tuple[str, ...]] = {}
+    for name, first in seen[0].items():
+        values = [one[name] for one in seen]
+        if isinstance(first, str):
+            words[name] = tuple(sorted({str(value) for value in values}))
+        else:
+            numbers = [float(value) for value in values]
+            ranges[name] = (min(numbers), max(numbers))
+    return ranges, words
