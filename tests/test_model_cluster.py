@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import ModelError, OutputError
+from paceline.model.calibration import Calibration
 from paceline.model.cluster import Gpu, Network, Node
 from paceline.model.cluster_presets import CLUSTER_PRESETS, cluster_preset
 from paceline.model.cluster_yaml import cluster_text, load_cluster, save_cluster
@@ -179,7 +180,15 @@ def test_a_saved_cluster_reads_back_equal(name, tmp_path):
     cluster = replace(
         cluster_preset(name),
         efficiency=Efficiency(gemm=1 / 3, launch_s=7.1e-6),
-        calibration={"rows": 52, "range": {"hidden": [1024, 12288]}, "mape": 0.064},
+        calibration=Calibration(
+            runs=52,
+            constants={"gemm": 0.02},
+            fixed=("memory",),
+            mape=0.05,
+            median=0.02,
+            ranges={"hidden": (1024.0, 12288.0)},
+            words={"recompute": ("full",)},
+        ),
     )
     path = tmp_path / "saved.yaml"
     save_cluster(cluster, path)

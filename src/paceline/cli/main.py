@@ -16,12 +16,26 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import analyze, compare, completion, diagnose, remedy, synth, timeline
+from paceline.cli import (
+    analyze,
+    compare,
+    completion,
+    diagnose,
+    optimal,
+    plan,
+    profile,
+    remedy,
+    synth,
+    timeline,
+)
 from paceline.errors import PacelineError
 
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
-COMMANDS = (analyze, diagnose, remedy, compare, timeline, synth, completion)
+COMMANDS = (
+    *(analyze, diagnose, remedy, compare, timeline, synth),
+    *(plan, optimal, profile, completion),
+)
 
 DESCRIPTION = """\
 How fast should a distributed training job be, why is it not, and what would each

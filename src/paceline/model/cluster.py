@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ModelError
 
 if TYPE_CHECKING:
+    from paceline.model.calibration import Calibration
     from paceline.model.efficiency import Efficiency
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
@@ -153,7 +154,7 @@ class Cluster:
         price_per_gpu_hour: dollars; None = unknown.
         price_source: where the price comes from, with its date.
         efficiency: which shares of the peaks are reached.
-        calibration: constants fitted to measured step times; None = not calibrated.
+        calibration: what the efficiencies were fitted to; None = not calibrated.
     """
 
     name: str
@@ -163,7 +164,7 @@ class Cluster:
     price_per_gpu_hour: float | None = None
     price_source: str = ""
     efficiency: Efficiency = field(default_factory=lambda: _default_efficiency())
-    calibration: Any = field(default=None, hash=False)
+    calibration: Calibration | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         _check_text(self, "name", "the cluster")

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from paceline.errors import ModelError
 from paceline.files import write_files
+from paceline.model.calibration import Calibration
 from paceline.model.cluster import PRECISIONS, Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.efficiency import Efficiency
@@ -69,7 +70,7 @@ def cluster_from_section(section: Section) -> Cluster:
         given = base.efficiency if base else Efficiency()
         values["efficiency"] = _part(section, "efficiency", Efficiency, given)
     if "calibration" in section:
-        values["calibration"] = section.plain("calibration")
+        values["calibration"] = Calibration.from_mapping(section.plain("calibration"))
     try:
         if base is not None:
             return replace(base, **values)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from paceline.plan.predict import step_time_s
+from paceline.plan.step import step_time_s
 
 from paceline.errors import ModelError
 from paceline.model.calibration import Calibration, covered
@@ -164,7 +164,7 @@ def cross_validate(
         rest = sorted(set(range(len(jobs))) - set(part))
         fit = calibrate([jobs[i] for i in rest], [measured_s[i] for i in rest], cluster)
         predicted[list(part)] = [
-            step_time_s(CostModel(jobs[i][0], fit.cluster).costs(jobs[i][1]), jobs[i][1])
+            step_time_s(CostModel(jobs[i][0], fit.cluster).costs(jobs[i][1]), jobs[i][1], fast=True)
             for i in part
         ]
         if progress is not None:
@@ -201,7 +201,7 @@ class _Fitter:
         seconds = []
         for llm, plan in self.jobs:
             model = models.setdefault(llm, CostModel(llm, cluster))
-            seconds.append(step_time_s(model.costs(plan), plan))
+            seconds.append(step_time_s(model.costs(plan), plan, fast=True))
         return np.array(seconds)
 
     def touched(self) -> list[str]:

@@ -1,0 +1,174 @@
+"""How far predictions are from measured steps: the tables of docs/accuracy.md.
+
+    python benchmarks/predict.py [--data ../shared/data/llm] [--published FILE] [--runs FILE]
+
+1. Measured A100 runs (``megatron_a100_calibration.csv``): datasheet presets, no calibration.
+2. The same, calibrated, each run predicted without itself: five folds, and each model size in turn.
+3. Throughput published for newer GPUs (``published_2025.csv``): presets, and one efficiency factor
+   per GPU and precision, fitted on the dense models, each row predicted without itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import re
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+from paceline.model.memory import memory_table
+from paceline.model.plan import Plan
+from paceline.plan.calibrate import calibrate, cross_validate, folds
+from paceline.plan.predict import predict
+from paceline.plan.runs import error_table, load_runs, runs_cluster
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "llm"
+
+
+def show(name, measured, predicted):
+    errors = error_table(measured, predicted)
+    share = np.asarray(predicted) / np.asarray(measured) - 1
+    print(
+        f"{name:58s} n {len(share):3d}  MAPE {errors['mape']:6.1%}  median {errors['median']:6.1%}  "
+        f"p90 {errors['p90']:6.1%}  R2 {errors['r2']:.4f}  mean {share.mean():+.1%}"
+    )
+
+
+def worst(names, measured, predicted, count=5):
+    share = np.asarray(predicted) / np.asarray(measured) - 1
+    for i in np.argsort(-np.abs(share))[:count]:
+        print(f"    {share[i]:+.0%}  {names[i]}")
+
+
+def a100(path):
+    runs = load_runs(path, need_times=True)
+    cluster = runs_cluster(runs, None)
+    jobs = [(run.llm, run.plan) for run in runs]
+    measured = [run.measured_s for run in runs]
+    names = [f"h{llm.hidden} {plan.describe()}" for llm, plan in jobs]
+    preset = [predict(llm, plan, cluster).step_time_s for llm, plan in jobs]
+    show("A100, presets", measured, preset)
+    worst(names, measured, preset)
+    start = time.perf_counter()
+    fit = calibrate(jobs, measured, cluster)
+    seconds = time.perf_counter() - start
+    show("A100, calibrated, in sample", measured, fit.predicted_s)
+    for name, error in fit.cluster.calibration.constants.items():
+        value = getattr(fit.cluster.efficiency, name)
+        before = getattr(cluster.efficiency, name)
+        print(f"    {name:10s} {before:.4g} -> {value:.4g}  (±{error:.0%})")
+    print(f"    not determined: {', '.join(fit.cluster.calibration.fixed)}; {seconds:.1f} s")
+    for seed in range(3):
+        predicted = cross_validate(jobs, measured, cluster, folds(len(jobs), 5, seed))
+        show(f"A100, calibrated, five folds, seed {seed}", measured, predicted)
+    worst(names, measured, predicted)
+    sizes = sorted({llm.hidden for llm, _ in jobs})
+    parts = [[i for i, (llm, _) in enumerate(jobs) if llm.hidden == size] for size in sizes]
+    predicted = cross_validate(jobs, measured, cluster, parts)
+    show("A100, calibrated, each model size left out in turn", measured, predicted)
+    for size, part in zip(sizes, parts, strict=True):
+        show(f"    hidden {size}", np.array(measured)[part], predicted[part])
+
+
+def even(layers, chunks):
+    """Layers per chunk where they do not divide: the first and the last get fewer."""
+    low, more = divmod(layers, chunks)
+    if not more:
+        return None
+    counts = [low] * chunks
+    order = [*range(1, chunks - 1), chunks - 1, 0]
+    for i in range(more):
+        counts[order[i]] += 1
+    return tuple(counts)
+
+
+def published_job(row):
+    """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
+
+    Recomputation is not published: the least with which the plan fits into memory.
+    """
+    llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
+    cluster = cluster_preset(row["system"])
+    tp, pp, cp, ep = (int(row[name]) for name in ("tp", "pp", "cp", "ep"))
+    vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
+    base = Plan(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        vpp=vpp,
+        dp=int(row["gpus"]) // (tp * pp * cp),
+        micro_batch=int(row["micro_batch"]),
+        global_batch=int(row["global_batch"]),
+        zero=3 if int(row["fsdp"]) > 1 else 1,
+        sequence_parallel=tp > 1,
+        overlap_tp=tp > 1,
+        precision="fp8" if row["precision"].startswith("FP8") else "bf16",
+        layers_per_stage=even(llm.layers, pp * vpp),
+    )
+    for recompute in ("none", "selective", "full"):
+        plan = dataclasses.replace(base, recompute=recompute)
+        if memory_table(llm, plan).sum(axis=0).max() <= cluster.gpu.memory_bytes:
+            break
+    return llm, plan, cluster
+
+
+def published(path):
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    measured, predicted, names, groups = [], [], [], []
+    for row in rows:
+        llm, plan, cluster = published_job(row)
+        tokens = float(re.split(r"[ (]", row["tokens_per_s_per_gpu"])[0])
+        measured.append(plan.global_batch * llm.seq_len / plan.gpus / tokens)
+        predicted.append(predict(llm, plan, cluster).step_time_s)
+        names.append(f"{row['system']} {llm.name} {plan.describe()}")
+        groups.append((row["system"], plan.precision, llm.moe is not None))
+    measured, predicted = np.array(measured), np.array(predicted)
+    dense = np.array([not moe for *_, moe in groups])
+    show("published 2025, presets", measured, predicted)
+    worst(names, measured, predicted, 8)
+    show("    dense", measured[dense], predicted[dense])
+    show("    mixture of experts", measured[~dense], predicted[~dense])
+    # One factor per GPU and precision: the geometric mean of the others' ratios.
+    by_group = defaultdict(list)
+    for i, key in enumerate(groups):
+        if dense[i]:
+            by_group[key].append(i)
+    scaled, fitted = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for key, members in by_group.items():
+        ratio = np.log(measured[members] / predicted[members])
+        print(f"    factor {key[0]} {key[1]}: {np.exp(ratio.mean()):.3f} from {len(members)} rows")
+        for place, i in enumerate(members):
+            fitted[i] = predicted[i] * np.exp(ratio.mean())
+            others = np.delete(ratio, place)
+            scaled[i] = predicted[i] * np.exp(others.mean() if len(others) else 0.0)
+    show("published 2025, dense, one factor, in sample", measured[dense], fitted[dense])
+    show("published 2025, dense, one factor, row left out", measured[dense], scaled[dense])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--runs", type=Path, help="measured A100 runs (default: of --data)")
+    parser.add_argument("--published", type=Path, help="published throughputs (default: of --data)")
+    args = parser.parse_args()
+    runs = args.runs or args.data / "megatron_a100_calibration.csv"
+    table = args.published or args.data / "published_2025.csv"
+    for path in (runs, table):
+        if not path.is_file():
+            sys.exit(f"{path} is not there; give --data")
+    a100(runs)
+    print()
+    published(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``paceline calibrate``: fit a cluster's efficiencies to measured step times."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.progress import ProgressBar
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.plan.calibrate import Fit
+
+EPILOG = """\
+examples:
+  paceline calibrate runs.csv -o mycluster.yaml
+  paceline calibrate runs.csv --cluster mycluster.yaml --folds 5 -o better.yaml
+
+runs.csv: a row per run with gpus, global_batch, micro_batch, hidden, heads, layers, seq_len, tp,
+dp, pp, step_time_s; optionally vpp, cp, ep, recompute, sequence_parallel, precision, zero, vocab,
+kv_heads, ffn, gpu, model. Eight runs are the least; vary tp, pp, dp and the micro batch.
+Needs SciPy: pip install 'paceline[calibrate]'
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit a cluster's efficiencies to your own measured step times",
+        description="Fit the shares of the datasheet that your jobs reach, for predict and plan.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", metavar="RUNS", type=file_name, help="measured runs (CSV)")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="the cluster to begin from: a preset or a file (default: that of the runs' gpu)",
+    )
+    parser.add_argument(
+        "--folds",
+        type=int,
+        default=5,
+        metavar="K",
+        help="also report the error on runs left out, K parts in turn; 0: do not (default 5)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=file_name, required=True, help="the cluster file"
+    )
+    parser.add_argument("--json", action="store_true", help="print the fit as JSON")
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit, write, print."""
+    from paceline.errors import ModelError
+    from paceline.files import check_not_input, check_targets
+    from paceline.model.cluster_yaml import save_cluster
+    from paceline.plan.calibrate import calibrate, cross_validate, folds
+    from paceline.plan.runs import error_table, load_runs, runs_cluster
+
+    check_not_input([args.output], [args.runs])
+    check_targets([args.output], force=args.force)
+    if args.folds < 0 or args.folds == 1:
+        raise ModelError(f"--folds must be 0 or at least 2, not {args.folds}")
+    runs = load_runs(args.runs, need_times=True)
+    cluster = runs_cluster(runs, args.cluster)
+    jobs = [(run.llm, run.plan) for run in runs]
+    measured = [float(run.measured_s or 0.0) for run in runs]
+    with ProgressBar("fitting") as progress:
+        fit = calibrate(jobs, measured, cluster, progress=progress)
+    left_out = None
+    if args.folds and len(runs) >= 2 * args.folds:
+        with ProgressBar("leaving out runs in turn") as progress:
+            predicted = cross_validate(
+                jobs, measured, cluster, folds(len(runs), args.folds), progress=progress
+            )
+        left_out = error_table(measured, predicted)
+    save_cluster(fit.cluster, args.output, force=args.force)
+    about = {
+        "runs": len(runs),
+        "error": error_table(measured, fit.predicted_s),
+        "error_left_out": left_out,
+        "constants": {
+            name: getattr(fit.cluster.efficiency, name) for name in fit.cluster.calibration.constants
+        },
+        "relative_standard_error": dict(fit.cluster.calibration.constants),
+        "not_determined": list(fit.cluster.calibration.fixed),
+        "output": str(args.output),
+    }
+    if args.json:
+        sys.stdout.write(json.dumps(about, indent=1) + "\n")
+    else:
+        _show(about, cluster.efficiency, fit)
+    return 0
+
+
+def _show(about: dict[str, Any], before: object, fit: Fit) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{about['runs']} runs", title_justify="left")
+    for column in ("constant", "before", "fitted", "±"):
+        table.add_column(column, justify="left" if column == "constant" else "right")
+    for name, value in about["constants"].items():
+        error = about["relative_standard_error"][name]
+        table.add_row(name, f"{getattr(before, name):.3g}", f"{value:.3g}", f"{error:.0%}")
+    console.print(table)
+    console.print(f"not determined by these runs, left as they were: {about['not_determined']}")
+    for name, errors in (("fitted", about["error"]), ("left out", about["error_left_out"])):
+        if errors is not None:
+            console.print(
+                f"error on runs {name}: mean {errors['mape']:.1%}, median {errors['median']:.1%}, "
+                f"p90 {errors['p90']:.1%}, R² {errors['r2']:.4f}"
+            )
+    console.print(f"wrote {about['output']}")

@@ -1,0 +1,235 @@
+"""``paceline plan``: the best way to spread a model over some GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.case_input import add_json
+from paceline.cli.numbers import parse_numbers
+from paceline.cli.progress import ProgressBar
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.model.job_yaml import PlannedJob
+
+EXAMPLES = """\
+examples:
+  paceline plan --model gpt3-175b --gpu a100-80g --gpus 1024 --global-batch 1536 --tokens 300B
+  paceline plan job.yaml --gpus 2000-3400 --objective cost --top 20 -o out/
+  paceline plan job.yaml --max-days 30 --objective gpus
+
+job.yaml: model, cluster, gpus, plan, training, as for `paceline predict`. Degrees, micro batch,
+recomputation and ZeRO of its plan are searched; the rest (precision, flash, schedule, overlaps,
+global batch) holds for all plans.
+"""
+
+#: Fields of a plan that a search keeps; the others are what it searches.
+KEPT = (
+    *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
+    *("grad_bytes", "bucket_bytes"),
+)
+
+#: Whole-numbered limits: option, what it bounds.
+LIMITS = (
+    ("--max-tp", "tensor-parallel ranks (default: the GPUs of a node)"),
+    ("--max-pp", "stages (default: the layers)"),
+    ("--max-dp", "replicas (default: any)"),
+    ("--max-cp", "context-parallel ranks (default: one per 4,096 tokens of a sample)"),
+    ("--max-ep", "expert-parallel ranks (default: the experts)"),
+    ("--max-vpp", "chunks per stage (default: 8)"),
+)
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="the best plan for a model: every legal one, evaluated",
+        description="Evaluate every legal plan for a number of GPUs (or a range): step time, "
+        "memory, cost; rank those that fit, and say what was ruled out and why.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "job_yaml", nargs="?", metavar="YAML", type=file_name, help="the job (or use the options)"
+    )
+    job = parser.add_argument_group("the job")
+    job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
+    job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
+    job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
+    job.add_argument(
+        "--gpus", metavar="N-M,...", type=parse_numbers, help="numbers of GPUs to try"
+    )
+    job.add_argument("--global-batch", metavar="N", type=int, help="samples of one step")
+    job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
+    job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
+    job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
+    add_space(parser)
+    wish = parser.add_argument_group("what is wanted")
+    wish.add_argument(
+        "--objective",
+        choices=("time", "cost", "gpus"),
+        default="time",
+        help="rank by step time (default), GPU-time, or number of GPUs",
+    )
+    wish.add_argument("--max-days", metavar="D", type=float, help="the training's days at most")
+    wish.add_argument("--budget", metavar="$", type=float, help="the training's dollars at most")
+    wish.add_argument("--top", metavar="N", type=int, default=10, help="plans to show (default 10)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=file_name,
+        help="write plans.parquet (all that fit), result.json and report.html into this folder",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files in --out")
+    add_json(parser, "result.json")
+    parser.set_defaults(run=run)
+
+
+def add_space(parser: argparse.ArgumentParser) -> None:
+    """What plans are tried, for all commands that search."""
+    space = parser.add_argument_group("what is tried")
+    for option, text in LIMITS:
+        space.add_argument(option, metavar="N", type=int, help=text)
+    space.add_argument(
+        "--micro-batch", metavar="N,...", type=parse_numbers, help="(default: 1,2,4,8)"
+    )
+    space.add_argument(
+        "--recompute", metavar="NAME,...", type=_names, help="(default: none,selective,full)"
+    )
+    space.add_argument("--zero", metavar="N,...", type=parse_numbers, help="(default: 0-3)")
+    space.add_argument(
+        "--sequence-parallel", choices=("yes", "no", "both"), help="(default: both)"
+    )
+    space.add_argument(
+        "--even", action="store_true", help="only plans with as many layers on every stage"
+    )
+    space.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"), help="of all plans")
+    space.add_argument("--no-flash", action="store_true", help="attention is not fused")
+    space.add_argument("--schedule", choices=("1f1b", "gpipe"), help="of all plans")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print, write."""
+    from paceline.plan.search import search
+    from paceline.report import search as report
+
+    if args.out is not None:
+        report.check_folder(args.out, force=args.force)
+    job, batch, kept = _job(args)
+    counts = args.gpus or [job.gpus]
+    with ProgressBar("searching") as progress:
+        result = search(
+            job.llm,
+            job.cluster,
+            counts,
+            batch,
+            objective=args.objective,
+            tokens=args.tokens or job.tokens,
+            max_days=args.max_days,
+            budget=args.budget,
+            progress=progress,
+            **{**kept, **space_options(args)},
+        )
+    note = None
+    if args.out is not None:
+        note = report.write_folder(result, args.top, args.out, force=args.force)
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        sys.stdout.write(lines_of_json(report.to_mapping(result, args.top)))
+    else:
+        from paceline.report.terminal import print_lines, standard_output
+
+        console = standard_output()
+        print_lines(report.lines(result, args.top, console.width), console)
+    if note:
+        print(note, file=sys.stderr)
+    return 0
+
+
+def space_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of ``plan.search.search`` that the arguments give."""
+    options: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in (option[2:].replace("-", "_") for option, _ in LIMITS)
+        if getattr(args, name) is not None
+    }
+    both = {"yes": (True,), "no": (False,), "both": (False, True), None: None}
+    given = {
+        "micro_batches": args.micro_batch and tuple(args.micro_batch),
+        "recomputes": args.recompute,
+        "zeros": args.zero and tuple(args.zero),
+        "sequence_parallels": both[args.sequence_parallel],
+        "uneven": False if args.even else None,
+        "precision": args.precision,
+        "flash": False if args.no_flash else None,
+        "schedule": args.schedule,
+    }
+    return {**options, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
+    """The job, its global batch, and what its plan says of all plans."""
+    from dataclasses import replace
+
+    from paceline.errors import ModelError, PlanError
+    from paceline.model.job_yaml import job_from_options, load_job
+
+    if args.job_yaml is not None:
+        given = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
+        if given:
+            option = given[0].replace("_", "-")
+            raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
+        job = load_job(args.job_yaml)
+        if args.price is not None:
+            cluster = replace(job.cluster, price_per_gpu_hour=args.price, price_source="given")
+            job = replace(job, cluster=cluster)
+    elif args.model is None:
+        raise ModelError("say what to train: a job file, or --model with --gpu and --global-batch")
+    else:
+        job = job_from_options(
+            model=args.model,
+            gpu=args.gpu,
+            cluster=args.cluster,
+            seq_len=args.seq_len,
+            price_per_gpu_hour=args.price,
+        )
+    batch = args.global_batch or (job.plan.global_batch if job.plan else None)
+    if batch is None:
+        raise PlanError("the samples of one step are missing; give --global-batch")
+    if args.gpus is None and job.gpus is None:
+        raise PlanError("the number of GPUs is missing; give --gpus 1024 or --gpus 2000-3400")
+    kept = {name: getattr(job.plan, name) for name in KEPT} if job.plan else {}
+    if kept.get("schedule") == "interleaved":
+        kept["schedule"] = "1f1b"  # its vpp is searched
+    return job, batch, kept
+
+
+def tokens(text: str) -> float:
+    """A number of tokens, such as 300B.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    from paceline.errors import ModelError
+    from paceline.model.quantities import parse_quantity
+
+    try:
+        number = parse_quantity(text, "tokens")
+    except ModelError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    known = ("none", "selective", "full")
+    names = tuple(part.strip() for part in text.split(","))
+    if not set(names) <= set(known):
+        raise argparse.ArgumentTypeError(f"{text!r} names another than {', '.join(known)}")
+    return tuple(dict.fromkeys(names))

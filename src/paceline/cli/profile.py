@@ -1,0 +1,207 @@
+"""``paceline profile``: time the operators that predictions need, on the GPU at hand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from paceline.cli.numbers import parse_numbers
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.model.llm import LLM
+    from paceline.model.plan import Precision
+    from paceline.model.profile import OperatorProfile
+    from paceline.model.profiler import Effort, Shapes
+
+    _Shapes = tuple[list[int], list[int], list[int], list[int], Precision]
+
+EXAMPLES = """\
+examples:
+  paceline profile -o h100.profile.json
+  paceline profile -o h100.profile.json --model llama3.1-70b --tp 4,8 --micro-batch 1,2
+  paceline profile -o cpu.profile.json --device cpu --precision fp32 --hidden 256,512 --seq-len 128
+"""
+
+#: Device -> what is profiled unless the user says otherwise: (hidden, tp, micro batch, sequence,
+#: precision). A CPU's are those of models that it can train in the first place.
+DEFAULTS: dict[str, _Shapes] = {
+    "cuda": ([1024, 2048, 4096, 8192, 12288], [1, 2, 4, 8], [1, 2, 4], [2048], "bf16"),
+    "cpu": ([256, 512, 768], [1], [1, 2, 4], [128, 256], "fp32"),
+}
+QUICK_DEFAULTS: dict[str, _Shapes] = {
+    "cuda": ([1024, 4096, 12288], [1, 8], [1], [2048], "bf16"),
+    "cpu": ([128, 256], [1], [1, 2], [64], "fp32"),
+}
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="time the operators of a model on this machine's GPU",
+        description="Time the operators that predictions need, each once per shape, on the GPU (or "
+        "CPU) of this machine, and write their seconds to a file for `paceline predict --profile`. "
+        "Needs PyTorch: pip install 'paceline[profile]'.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=file_name,
+        metavar="FILE",
+        help="the JSON file to write",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="where to run (default auto: a GPU if there is one)",
+    )
+    parser.add_argument(
+        "--precision", choices=("bf16", "fp16", "fp32"), help="default bf16; on a CPU fp32"
+    )
+    parser.add_argument(
+        "--no-flash",
+        action="store_true",
+        help="time attention as products and softmax, not fused",
+    )
+    _add_shapes(parser)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer shapes and repeats: a minute or two"
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="SECONDS",
+        type=float,
+        help="stop measuring after so long (default 900; with --quick 120)",
+    )
+    parser.add_argument("--threads", metavar="N", type=int, help="threads of a CPU (default: all)")
+    parser.set_defaults(run=run)
+
+
+def _add_shapes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "shapes", "Lists such as 1024,4096; predictions interpolate between them."
+    )
+    group.add_argument(
+        "--model", nargs="+", metavar="NAME", help="models to profile, in place of --hidden"
+    )
+    for flag, text in (
+        ("--hidden", "widths of GPTs to profile"),
+        ("--tp", "tensor-parallel ranks"),
+        ("--micro-batch", "samples of a microbatch"),
+        ("--seq-len", "tokens of a sample (default 2048; with --model the model's)"),
+    ):
+        group.add_argument(flag, metavar="N,...", type=parse_numbers, help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, write and say what was measured."""
+    from paceline.cli.progress import ProgressBar
+    from paceline.errors import ModelError
+    from paceline.files import check_targets
+    from paceline.model.profile import save_profile
+    from paceline.model.profiler import choose_device, import_torch, take_profile
+
+    check_targets([args.output], force=args.force)
+    _check_folder(args.output)  # before minutes of work
+    for name in ("limit", "threads"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e9:
+            raise ModelError(f"--{name} must be above 0, not {value:g}")
+    torch = import_torch()
+    device = choose_device(torch, args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    shapes = shapes_of(args, device)
+    with ProgressBar("timing operators") as bar:
+        profile = take_profile(shapes, device, effort_of(args), bar)
+    save_profile(profile, args.output, force=args.force)
+    print(f"{args.output}: {summary(profile)}")
+    for each in profile.left_out:
+        print(f"  not measured: {each}")
+    return 0
+
+
+def _check_folder(path: Path) -> None:
+    from paceline.errors import OutputError
+
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} cannot be written: the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path} cannot be written: no permission in {folder}")
+
+
+def shapes_of(args: argparse.Namespace, device: str) -> Shapes:
+    """What the arguments ask for.
+
+    Raises:
+        ModelError: a model or a width that cannot be profiled, or contradicting arguments.
+    """
+    from paceline.errors import ModelError
+    from paceline.model.profiler import Shapes, made_up
+
+    defaults = (QUICK_DEFAULTS if args.quick else DEFAULTS)[device]
+    hidden, tp, micro_batch, seq_len, precision = defaults
+    given = {"hidden": args.hidden, "tp": args.tp, "micro-batch": args.micro_batch}
+    for name, numbers in (*given.items(), ("seq-len", args.seq_len)):
+        if numbers is not None and numbers[0] < 1:
+            raise ModelError(f"--{name} must be at least 1, not {numbers[0]}")
+    if args.model and args.hidden:
+        raise ModelError("--model and --hidden contradict each other; give one of them")
+    models: tuple[LLM, ...]
+    if args.model:
+        models = tuple(llm for name in args.model for llm in _with_lengths(name, args.seq_len))
+    else:
+        models = tuple(
+            llm
+            for width in args.hidden or hidden
+            for length in args.seq_len or seq_len
+            for llm in made_up(width, length)
+        )
+    return Shapes(
+        models=models,
+        tp=tuple(args.tp or tp),
+        micro_batch=tuple(args.micro_batch or micro_batch),
+        precision=args.precision or precision,
+        flash=not args.no_flash,
+    )
+
+
+def _with_lengths(name: str, lengths: list[int] | None) -> list[LLM]:
+    """A preset, at its own sequence length or at others."""
+    from dataclasses import replace
+
+    from paceline.model.llm_presets import llm_preset
+
+    llm = llm_preset(name)
+    return [replace(llm, seq_len=n, max_positions=n) for n in lengths] if lengths else [llm]
+
+
+def effort_of(args: argparse.Namespace) -> Effort:
+    """How long to measure."""
+    from dataclasses import replace
+
+    from paceline.model.profiler import QUICK, Effort
+
+    effort = QUICK if args.quick else Effort()
+    return replace(effort, total_s=args.limit) if args.limit else effort
+
+
+def summary(profile: OperatorProfile) -> str:
+    """The profile in a line."""
+    products = profile.peak_flops
+    rate = f"{products / 1e12:.0f} TFLOP/s" if products > 1e13 else f"{products / 1e9:.0f} GFLOP/s"
+    return (
+        f"{len(profile.timings):,} operators on {profile.device}, torch {profile.torch}; products "
+        f"up to {rate} in {profile.precision}, copies {profile.memory_bandwidth / 1e9:,.0f} GB/s, "
+        f"{profile.launch_s * 1e6:.1f} us of the host per kernel"
+    )

@@ -1,0 +1,105 @@
+"""A plan -> step graph and modelled durations: the second source of what the simulator runs.
+
+The ops have the kinds of a trace's, so that whatever reads a measured step reads a predicted one.
+All replicas of a plan are equal: one stands for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph.build import build_graph
+from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.schedules import SCHEDULES, replica_ops
+from paceline.model.costs import PlanCosts
+from paceline.model.plan import Plan
+from paceline.trace import Job, OpKind
+
+Array = npt.NDArray[np.float64]
+K = OpKind
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step as a plan would run it.
+
+    Attributes:
+        job: degrees of parallelism.
+        graph: the ops of one replica.
+        durations: their modelled durations, one step of one replica.
+    """
+
+    job: Job
+    graph: StepGraph
+    durations: Durations
+
+
+def from_plan(plan: Plan, costs: PlanCosts, name: str = "") -> Planned:
+    """The step graph of a plan with modelled durations.
+
+    Args:
+        plan: a legal plan.
+        costs: what it costs (``model.costs.plan_costs``).
+        name: what the job is called.
+
+    Raises:
+        GraphError: the schedule cannot run so many microbatches.
+    """
+    graph = plan_graph(plan.schedule, plan.pp, plan.microbatches, plan.vpp, costs.overlapped)
+    durations = Durations.empty(graph, 1)
+    durations.block(0)[:, 0, 0] = op_seconds(graph, plan, costs)
+    return Planned(job_of(plan, name), graph, durations)
+
+
+def job_of(plan: Plan, name: str = "") -> Job:
+    """The plan's degrees as those of a trace."""
+    return Job(
+        dp_size=plan.dp,
+        pp_size=plan.pp,
+        tp_size=plan.tp,
+        dsp_size=plan.cp,
+        vpp_size=plan.vpp,
+        name=name,
+    )
+
+
+@lru_cache(maxsize=8)
+def plan_graph(
+    schedule: str, pp: int, microbatches: int, vpp: int, overlapped: bool, dp: int = 1
+) -> StepGraph:
+    """The ops of ``dp`` equal replicas, and what waits for what."""
+    ops = replica_ops(SCHEDULES[schedule], pp, microbatches, vpp, overlap=overlapped)
+    job = Job(dp_size=dp, pp_size=pp, vpp_size=vpp)
+    return build_graph([ops], np.zeros(dp, dtype=np.int64), job)
+
+
+def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
+    """[op] modelled seconds."""
+    seconds = np.zeros(graph.n_ops)
+    place = np.maximum(graph.chunk, 0) * plan.pp + graph.pp
+    of_place = {
+        K.FORWARD_COMPUTE: costs.forward_s,
+        K.BACKWARD_COMPUTE: costs.backward_s,
+        K.PARAMS_ALL_GATHER: costs.all_gather_s,
+        K.GRADS_REDUCE_SCATTER: costs.reduce_scatter_s,
+    }
+    for kind, each in of_place.items():
+        ops = graph.kind == kind
+        seconds[ops] = each[place[ops]]
+    of_stage = {
+        K.LAYERNORM_GRADS_ALL_REDUCE: costs.layernorm_grads_s,
+        K.OPTIMIZER: costs.optimizer_s,
+    }
+    for kind, each in of_stage.items():
+        ops = graph.kind == kind
+        seconds[ops] = each[graph.pp[ops]]
+    # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
+    transfer = np.isin(graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV])
+    seconds[transfer & ~graph.noop] = costs.p2p_s.max()
+    seconds[graph.kind == K.EMBEDDING_GRADS_ALL_REDUCE] = costs.embedding_grads_s
+    seconds[graph.kind == K.OPTIMIZER_CLIP_MAIN_GRAD] = costs.clip_s
+    return seconds

@@ -1,0 +1,1 @@
+"""Before the run: predict plans, search them, fit the model to measurements."""

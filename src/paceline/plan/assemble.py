@@ -1,0 +1,295 @@
+"""Memory and step time of many plans at once, from parts that they share.
+
+A layer costs the same in all plans of equal (tp, cp, ep, micro batch, recomputation, sequence
+parallelism), gradients take the same in all of equal (tp, cp, ep, dp, ZeRO) and layout; each is
+computed once, by the model's own functions. What remains is array arithmetic over the plans of one
+pipeline shape. Results are those of ``memory_table`` and ``step_time_s`` plan by plan (a test
+compares them on random plans, to 1e-12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.model.costs import _BUCKET_ELEMENTS, CostModel, StageWork
+from paceline.model.memory import (
+    FRAMEWORK_BYTES,
+    _gathered,
+    _head_activations,
+    in_flight,
+    layer_activations,
+    model_states,
+    place_parameters,
+)
+from paceline.model.network import Group
+from paceline.model.operators import LayerKind, layer_kind
+from paceline.model.plan import Plan
+from paceline.plan.pipeline import Pipelines
+from paceline.plan.space import RECOMPUTES, Candidates
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# What the shared parts depend on, within one shape of pipeline.
+_LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
+_SHARDS = ("tp", "cp", "ep", "dp", "zero")
+_HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
+_ENDS = ("tp", "cp", "micro_batch", "sequence_parallel")
+_FLIGHT = ("dp", "micro_batch")
+_NORMS = ("tp", "sequence_parallel")
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """What depends on the replicas: of several such cases, [case, place] or [case, stage]."""
+
+    gather: Array
+    reduce: Array
+    again: Array  # gathers of ZeRO-3 in each pass
+    elements: Array
+    optimizer: Array
+    embedding: Array  # [case, 1]
+    clip: Array  # [case, 1]
+
+
+class Assembly:
+    """Evaluates the plans of a search.
+
+    Args:
+        model: costs of the model on the cluster.
+        found: the plans.
+    """
+
+    def __init__(self, model: CostModel, found: Candidates) -> None:
+        self.model, self.llm, self.found = model, model.llm, found
+        self.kinds = [layer_kind(self.llm, i) for i in range(self.llm.layers)]
+        self.distinct = sorted(set(self.kinds))
+        self._kept: dict[tuple[int, ...], Array] = {}
+        self._seconds: dict[tuple[int, ...], Array] = {}
+        self._parameters: dict[object, tuple[Array, Array]] = {}
+
+    def shapes(self) -> Iterator[Ints]:
+        """Rows of plans that share (pp, vpp, layers of each chunk)."""
+        c = self.found.columns
+        key = (c["pp"] * (1 + c["vpp"].max()) + c["vpp"]) * (1 + c["layout"].max()) + c["layout"]
+        order = np.argsort(key, kind="stable")
+        yield from np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+
+    def _shared(
+        self, rows: Ints, names: tuple[str, ...], make: Callable[[tuple[int, ...], int], Any]
+    ) -> tuple[list[Any], Ints]:
+        """What ``make(key, first row)`` gives for each distinct key, and [row] which it has."""
+        key = np.stack([self.found.columns[name][rows] for name in names])
+        distinct, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        made = [
+            make(tuple(values), int(rows[i]))
+            for values, i in zip(distinct.T.tolist(), first.tolist(), strict=True)
+        ]
+        return made, which.reshape(-1)
+
+    def _counts(self, plan: Plan) -> Array:
+        """[place, kind] layers."""
+        counts = np.zeros((plan.chunks, len(self.distinct)))
+        for place, layers in enumerate(plan.chunk_layers(self.llm)):
+            for i in layers:
+                counts[place, self.distinct.index(self.kinds[i])] += 1
+        return counts
+
+    # Memory.
+
+    def peak_bytes(self, rows: Ints) -> Array:
+        """[row] bytes on a GPU of the fullest stage; ``rows`` are of one shape."""
+        shape, c = self.found.plan(int(rows[0])), self.found.columns
+        counts = self._counts(shape)
+        made, layer = self._shared(rows, _LAYER, self._activations)
+        per_layer = np.stack(made)  # [case, kept or at work, kind]
+        kept, work = per_layer[layer, 0] @ counts.T, per_layer[layer, 1]
+        flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.found.plan(i)))
+        held = kept.reshape(len(rows), shape.vpp, shape.pp).mean(axis=1) * np.stack(flight)[mb]
+        ends, end = self._shared(rows, _ENDS, lambda _, i: self._end_bytes(self.found.plan(i)))
+        first, last = np.array(ends).T
+        microbatches = self._microbatches(rows)
+        held[:, 0] += first[end] * np.minimum(shape.pp, microbatches)
+        held[:, -1] += last[end]
+        full = c["recompute"][rows] == RECOMPUTES.index("full")
+        present = counts.reshape(shape.vpp, shape.pp, -1).max(axis=0) > 0  # [stage, kind]
+        largest = np.where(present, work[:, None, :], 0.0).max(axis=2) * full[:, None]
+        states, shard = self._shared(
+            rows, _SHARDS, lambda _, i: self._state_bytes(self.found.plan(i))
+        )
+        total: Array = held + largest + np.stack(states)[shard] + FRAMEWORK_BYTES
+        peak: Array = total.max(axis=1)
+        return peak
+
+    def _activations(self, key: tuple[int, ...], row: int) -> Array:
+        """[kept or at work, kind] bytes of a layer."""
+        if key not in self._kept:
+            plan = self.found.plan(row)
+            self._kept[key] = np.array(
+                [layer_activations(self.llm, kind, plan) for kind in self.distinct]
+            ).T
+        return self._kept[key]
+
+    def _end_bytes(self, plan: Plan) -> tuple[float, float]:
+        """Activations of the embedding (each microbatch in flight) and of the output."""
+        split = plan.tp if plan.sequence_parallel else 1
+        tokens = plan.micro_batch * self.llm.seq_len / plan.cp
+        dropout = self.llm.bias and self.llm.norm == "layernorm"
+        first = tokens * self.llm.hidden / split if dropout else 0.0
+        return first, _head_activations(self.llm, plan, tokens, split)
+
+    def _state_bytes(self, plan: Plan) -> Array:
+        """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
+        places = self._place_parameters(plan)
+        dense, expert = (x.reshape(plan.vpp, plan.pp).sum(axis=0) for x in places)
+        states: Array = np.sum(model_states(plan, dense, expert), axis=0)
+        return states + _gathered(self.llm, plan)
+
+    def _place_parameters(self, plan: Plan) -> tuple[Array, Array]:
+        key = (plan.tp, plan.ep, plan.pp, plan.vpp, plan.layers_per_stage)
+        if key not in self._parameters:
+            self._parameters[key] = place_parameters(self.llm, plan)
+        return self._parameters[key]
+
+    # Time.
+
+    def computes(self, rows: Ints) -> Ints:
+        """[row] forwards and backwards of a pipeline: what the time to evaluate it grows with."""
+        c = self.found.columns
+        computes: Ints = 2 * c["pp"][rows] * c["vpp"][rows] * self._microbatches(rows)
+        return computes
+
+    def step_times(self, rows: Ints, fast: bool | None = None) -> Array:
+        """[row] seconds of a step; ``rows`` are of one shape, ``fast`` as in :class:`Pipelines`."""
+        shape = self.found.plan(int(rows[0]))
+        forward, backward = self._compute_s(rows, shape)
+        made, shard = self._shared(rows, _SHARDS, lambda _, i: self._shard(self.found.plan(i)))
+        shards = _Shards(*(np.stack(part)[shard] for part in zip(*made, strict=True)))
+        gather, reduce = self._exposed(shape, shards, forward, backward)
+        share = self.model.efficiency.overlap
+        for seconds in (forward, backward):
+            under = np.minimum(shards.again, seconds)
+            seconds += shards.again - under + share * under
+        hand, pair = self._shared(
+            rows, _HAND_OVER, lambda _, i: self.model._p2p(self.found.plan(i))
+        )
+        by_chunk = (len(rows), shape.vpp, shape.pp)
+        pipelines = Pipelines(
+            shape.schedule,
+            *(shape.pp, shape.vpp, self._microbatches(rows), forward, backward),
+            np.stack(hand)[pair],
+            np.cumsum(gather.reshape(by_chunk), axis=1).reshape(forward.shape),
+        )
+        norms, norm = self._shared(
+            rows, _NORMS, lambda _, i: self.model._layernorm(self.found.plan(i))
+        )
+        ends = pipelines.ends(fast).reshape(by_chunk)
+        overlapped = shape.overlap_dp & (self._ranks(rows) > 1)
+        times = (gather.reshape(by_chunk), reduce.reshape(by_chunk), np.stack(norms)[norm])
+        return _tail(ends, *times, shards, overlapped) + self.model.efficiency.fixed_s
+
+    def _microbatches(self, rows: Ints) -> Ints:
+        c = self.found.columns
+        m: Ints = self.found.base.global_batch // (c["dp"][rows] * c["micro_batch"][rows])
+        return m
+
+    def _ranks(self, rows: Ints) -> Ints:
+        c = self.found.columns
+        ranks: Ints = c["dp"][rows] * c["cp"][rows]
+        return ranks
+
+    def _compute_s(self, rows: Ints, shape: Plan) -> tuple[Array, Array]:
+        """[row, place] seconds of a forward and of a backward compute."""
+        mtp = self.llm.mtp_layers
+        counts = np.zeros((shape.chunks, len(self.distinct) + 2))
+        counts[:, :-2] = self._counts(shape)
+        counts[0, -2] += 1
+        counts[-1, -1] += 1 + mtp
+        counts[-1, self.distinct.index(self.kinds[-1])] += mtp
+        made, layer = self._shared(rows, _LAYER, self._layer_s)
+        seconds = np.stack(made)[layer]  # [row, direction, kind]
+        return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
+
+    def _layer_s(self, key: tuple[int, ...], row: int) -> Array:
+        """[direction, kind] seconds of each kind of layer, the embedding and the output."""
+        if key not in self._seconds:
+            plan = self.found.plan(row)
+            names: list[LayerKind | str] = [*self.distinct, "embedding", "head"]
+            parts = [self.model._layer(name, plan)[0].sum(axis=1) for name in names]
+            self._seconds[key] = np.stack(parts, axis=1)
+        return self._seconds[key]
+
+    def _shard(self, plan: Plan) -> tuple[Array, ...]:
+        """The fields of :class:`_Shards` for one plan."""
+        model = self.model
+        dense, expert = self._place_parameters(plan)
+        work = StageWork(np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert)
+        gather, reduce = model._gradients(plan, work)
+        return (
+            *(gather, reduce, self._again(plan, dense, expert)),
+            *(np.maximum(dense + expert, 1.0), model._optimizer(plan, work)),
+            np.array([model._embedding(plan)]),
+            np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
+        )
+
+    def _again(self, plan: Plan, dense: Array, expert: Array) -> Array:
+        """[place] seconds to gather the parameters in each pass (ZeRO-3)."""
+        again = np.zeros(plan.chunks)
+        if plan.zero < 3 or plan.dp * plan.cp == 1:
+            return again
+        weight = 4 if plan.precision == "fp32" else 2
+        for sizes, group in zip((dense, expert), self.model._groups(plan), strict=True):
+            if group.size > 1:
+                again += [self.model.fabric.all_gather(weight * x, group) for x in sizes.tolist()]
+        return again
+
+    def _exposed(
+        self, plan: Plan, shards: _Shards, forward: Array, backward: Array
+    ) -> tuple[Array, Array]:
+        """[row, place] exposed seconds of gathers and reductions (``CostModel._overlap``)."""
+        if not plan.overlap_dp:
+            return shards.gather, shards.reduce
+        bucket = (plan.bucket_bytes or _BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
+        least = np.minimum(1.0, bucket / shards.elements)
+        exposed = []
+        for total, room in ((shards.gather, forward), (shards.reduce, backward)):
+            under = np.minimum(total * (1 - least), room)
+            exposed.append(total - under + self.model.efficiency.overlap * under)
+        return exposed[0], exposed[1]
+
+
+def _tail(
+    ends: Array,
+    gather: Array,
+    reduce: Array,
+    norms: Array,
+    shards: _Shards,
+    overlapped: npt.NDArray[np.bool_],
+) -> Array:
+    """[row] seconds until the last stage has updated its parameters, as in ``plan.step``.
+
+    Args:
+        ends: [row, chunk, stage] end of the last backward; ``gather`` and ``reduce`` alike.
+        gather: seconds before the first forward.
+        reduce: seconds after the last backward.
+        norms: [row, stage] seconds of the norms' gradients.
+        shards: of each row.
+        overlapped: [row] whether gradients are reduced during the backward pass.
+    """
+    time: Array = ends.max(axis=1)
+    stream = gather.sum(axis=1)
+    for chunk in reversed(range(ends.shape[1])):
+        stream = np.maximum(stream, ends[:, chunk]) + reduce[:, chunk]
+    time = np.where(overlapped[:, None], np.maximum(time, stream), time) + norms
+    if time.shape[1] > 1:
+        both = np.maximum(time[:, :1], time[:, -1:]) + shards.embedding
+        time[:, :1], time[:, -1:] = both, both
+    time = time + np.where(overlapped[:, None], 0.0, reduce.sum(axis=1))
+    updated: Array = time.max(axis=1, keepdims=True) + shards.clip + shards.optimizer
+    latest: Array = updated.max(axis=1)
+    return latest

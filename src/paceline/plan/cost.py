@@ -1,0 +1,37 @@
+"""How long a training takes and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.model.llm import LLM
+
+Array = npt.NDArray[np.float64]
+
+SECONDS_PER_DAY = 86_400.0
+HOURS_PER_DAY = 24.0
+
+
+def training_steps(tokens: float, llm: LLM, global_batch: int) -> int:
+    """Steps until ``tokens`` have been seen."""
+    return math.ceil(tokens / (global_batch * llm.seq_len))
+
+
+def training_days(steps: int, step_time_s: Array | float) -> Array | float:
+    """Days without interruptions."""
+    return steps * step_time_s / SECONDS_PER_DAY
+
+
+def dollars_per_day(gpus: Array | float, price_per_gpu_hour: float) -> Array | float:
+    """Dollars of one day."""
+    return gpus * price_per_gpu_hour * HOURS_PER_DAY
+
+
+def mfu(llm: LLM, global_batch: int, step_time_s: Array, gpus: Array, peak_flops: float) -> Array:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, B), recomputation not counted."""
+    flops = llm.model_flops_per_token() * global_batch * llm.seq_len
+    share: Array = flops / (step_time_s * gpus * peak_flops)
+    return share

@@ -1,0 +1,271 @@
+"""Predict one plan: step time, what it is made of, memory, MFU, days, dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations
+from paceline.graph.from_plan import Planned, from_plan
+from paceline.model.cluster import Cluster
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.compute import ComputeCost
+from paceline.model.costs import PARTS, CostModel, PlanCosts
+from paceline.model.llm import LLM
+from paceline.model.llm_presets import llm_preset
+from paceline.model.memory import StageMemory, stage_memory
+from paceline.model.plan import Plan, check, problems
+from paceline.plan.cost import dollars_per_day, training_days, training_steps
+from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
+from paceline.trace import OpKind
+from paceline.trace.kinds import P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+
+_COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+_DP_KINDS = (
+    OpKind.PARAMS_ALL_GATHER,
+    OpKind.GRADS_REDUCE_SCATTER,
+    OpKind.SEPARATE_GRADS_ALL_REDUCE,
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of a plan, predicted.
+
+    Attributes:
+        llm: the model.
+        plan: the plan.
+        cluster: the machines.
+        step_time_s: seconds of one step.
+        breakdown: what these are made of, in seconds; they add up to ``step_time_s``. First the
+            compute of a GPU, the mean over the stages, by part (``gemm``, ``attention``,
+            ``memory``, ``launch``, and the exposed communication inside computes: ``tp``, ``cp``,
+            ``ep``), then what each of the following adds when it is put back into the simulation:
+            ``bubble`` (stages waiting for each other), ``p2p``, ``dp`` (gradients and parameters),
+            ``tail`` (norms' and embedding's gradients, clipping, optimizer), ``fixed``.
+        costs: the durations behind it.
+        memory: what each stage needs.
+        recomputed: all floating-point operations over those without recomputation.
+        tokens: tokens to train on; None = not said.
+        warnings: what the user should know.
+    """
+
+    llm: LLM
+    plan: Plan
+    cluster: Cluster
+    step_time_s: float
+    breakdown: Mapping[str, float]
+    costs: PlanCosts
+    memory: tuple[StageMemory, ...]
+    recomputed: float
+    tokens: float | None
+    warnings: tuple[str, ...]
+
+    @cached_property
+    def planned(self) -> Planned:
+        """The step's graph and durations, for the tools that read a trace's."""
+        return from_plan(self.plan, self.costs, self.llm.name)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When every op of the step runs."""
+        return timeline(self.planned.durations)
+
+    # Speed.
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch."""
+        return self.plan.global_batch * self.llm.seq_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of the whole job."""
+        return self.tokens_per_step / self.step_time_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second of one GPU."""
+        return self.tokens_per_s / self.plan.gpus
+
+    @property
+    def model_flops_per_gpu(self) -> float:
+        """Model FLOP/s of one GPU, recomputation not counted."""
+        return self.llm.model_flops_per_token() * self.tokens_per_s_per_gpu
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the GPUs' peak could do in that time (Chowdhery et al. 2022)."""
+        return self.model_flops_per_gpu / self.cluster.gpu.peak(self.plan.precision)
+
+    @property
+    def hfu(self) -> float:
+        """The same with what is computed twice counted twice (Korthikanti et al. 2022)."""
+        return self.mfu * self.recomputed
+
+    # Memory.
+
+    @property
+    def memory_bytes(self) -> tuple[float, ...]:
+        """[stage] bytes on each GPU."""
+        return tuple(stage.total_bytes for stage in self.memory)
+
+    @property
+    def memory_headroom_bytes(self) -> float:
+        """What the fullest GPU has left; negative where it does not fit."""
+        return self.cluster.gpu.memory_bytes - max(self.memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits into its GPUs."""
+        return self.memory_headroom_bytes >= 0
+
+    @cached_property
+    def to_fit(self) -> tuple[str, ...]:
+        """Single changes to the plan that would make it fit; empty where it fits."""
+        return () if self.fits else what_fits(self.llm, self.plan, self.cluster)
+
+    # Training.
+
+    @property
+    def days(self) -> float | None:
+        """Days of the whole training; None where its tokens are not said."""
+        if self.tokens is None:
+            return None
+        steps = training_steps(self.tokens, self.llm, self.plan.global_batch)
+        return float(training_days(steps, self.step_time_s))
+
+    @property
+    def dollars(self) -> float | None:
+        """Dollars of the whole training; None where tokens or price are not said."""
+        price = self.cluster.price_per_gpu_hour
+        if self.days is None or price is None:
+            return None
+        return float(self.days * dollars_per_day(self.plan.gpus, price))
+
+
+def predict(
+    model: LLM | str,
+    plan: Plan | Mapping[str, Any],
+    cluster: Cluster | str,
+    *,
+    cost: ComputeCost | None = None,
+    tokens: float | None = None,
+    price: float | None = None,
+) -> Prediction:
+    """Predict one step of a plan.
+
+    Args:
+        model: the model, or the name of a preset ("llama3.1-405b").
+        plan: the plan, or its fields.
+        cluster: the machines, or the name of a preset ("h100").
+        cost: seconds of an operator; None = the roofline of the cluster's GPU.
+        tokens: tokens to train on, for days and dollars.
+        price: dollars per GPU and hour; None = the cluster's.
+
+    Raises:
+        ModelError: a name is unknown, or the GPU lacks the plan's precision.
+        PlanError: the plan cannot train the model; all reasons are named.
+    """
+    llm = llm_preset(model) if isinstance(model, str) else model
+    plan = plan if isinstance(plan, Plan) else Plan(**plan)
+    cluster = cluster_preset(cluster) if isinstance(cluster, str) else cluster
+    if price is not None:
+        cluster = replace(cluster, price_per_gpu_hour=price, price_source="given")
+    check(plan, llm)
+    cluster.gpu.peak(plan.precision)
+    costs_of = CostModel(llm, cluster, cost)
+    costs = costs_of.costs(plan)
+    breakdown = break_down(plan, costs)
+    once = costs_of.stage_work(replace(plan, recompute="none"))
+    return Prediction(
+        llm=llm,
+        plan=plan,
+        cluster=cluster,
+        step_time_s=sum(breakdown.values()),
+        breakdown=breakdown,
+        costs=costs,
+        memory=tuple(stage_memory(llm, plan, cluster)),
+        recomputed=float(costs.flops.sum() / once.flops.sum()),
+        tokens=tokens,
+        warnings=tuple(_warnings(llm, plan, cluster)),
+    )
+
+
+def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
+    """Seconds of a step by what they are spent on; they add up to its time.
+
+    A telescoping series of simulations: computes alone, then with the hand-overs between stages,
+    with the data-parallel collectives, with the rest of the step's tail.
+    """
+    planned = from_plan(plan, costs)
+    graph, seconds = planned.graph, planned.durations.block(0)[:, 0, 0]
+    computes = np.isin(graph.kind, [int(k) for k in _COMPUTES])
+    with_p2p = computes | np.isin(graph.kind, [int(k) for k in P2P_KINDS])
+    with_dp = with_p2p | np.isin(graph.kind, [int(k) for k in _DP_KINDS])
+    stages = (computes, with_p2p, with_dp, np.ones(graph.n_ops, dtype=bool))
+    each = Durations.empty(graph, len(stages))
+    for column, kept in enumerate(stages):
+        each.block(0)[:, column, 0] = np.where(kept, seconds, 0.0)
+    own = Rules(np.ones((1, graph.n_ops), dtype=bool), np.zeros(graph.n_ops))
+    times = step_times(each, own, all_lanes(graph, len(stages))).tolist()
+    mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
+    found = dict(zip(PARTS, mean.tolist(), strict=True))
+    found["bubble"] = times[0] - float(mean.sum())
+    for name, before, after in zip(("p2p", "dp", "tail"), times, times[1:], strict=False):
+        found[name] = after - before
+    found["fixed"] = costs.fixed_s
+    return found
+
+
+def what_fits(llm: LLM, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Single changes that would make a plan fit into the GPUs' memory, mildest first."""
+    room = cluster.gpu.memory_bytes
+    changes: list[tuple[str, dict[str, Any]]] = []
+    for recompute in ("selective", "full"):
+        changes.append((f"recompute {recompute}", {"recompute": recompute}))
+    if plan.tp > 1:
+        changes.append(("sequence parallelism", {"sequence_parallel": True}))
+    for zero in range(plan.zero + 1, 4):
+        changes.append((f"zero {zero}", {"zero": zero}))
+    if plan.micro_batch > 1:
+        smaller = plan.micro_batch // 2
+        changes.append((f"micro batch {smaller}", {"micro_batch": smaller}))
+    for name in ("tp", "pp", "cp"):
+        for factor in (2, 4, 8):
+            wider = {name: getattr(plan, name) * factor}
+            if plan.dp % factor == 0 and plan.layers_per_stage is None:
+                text = f"{name} {wider[name]} (dp {plan.dp // factor})"
+                changes.append((text, {**wider, "dp": plan.dp // factor}))
+    if llm.moe is not None:
+        for factor in (2, 4, 8):
+            changes.append((f"ep {plan.ep * factor}", {"ep": plan.ep * factor}))
+    found = []
+    for text, change in changes:
+        other = replace(plan, **change)
+        if other == plan or problems(other, llm):
+            continue
+        if max(stage.total_bytes for stage in stage_memory(llm, other, cluster)) <= room:
+            found.append(text)
+    return tuple(found)
+
+
+def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
+    found = []
+    if cluster.calibration is not None:
+        beyond = cluster.calibration.outside(llm, plan)
+        if beyond:
+            found.append(f"outside what the cluster was calibrated with: {'; '.join(beyond)}")
+    if plan.tp > cluster.node.gpus:
+        found.append(
+            f"tp {plan.tp} exceeds the {cluster.node.gpus} GPUs of a node: its collectives cross "
+            "the network in every layer"
+        )
+    return found

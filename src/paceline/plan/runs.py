@@ -1,0 +1,333 @@
+"""Measured (or wanted) runs in a CSV file, one per row, and how far predictions are from them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError, PacelineError
+from paceline.model.cluster import Cluster
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.cluster_yaml import load_cluster
+from paceline.model.llm import LLM
+from paceline.model.llm_presets import llm_preset
+from paceline.model.plan import Plan, check
+
+#: What a row must say; without ``model`` also the model's own fields.
+NEEDED = ("gpus", "global_batch", "micro_batch", "tp", "dp", "pp")
+MODEL_FIELDS = ("hidden", "heads", "layers", "seq_len")
+OPTIONAL = (
+    *("vpp", "cp", "ep", "recompute", "sequence_parallel", "precision", "zero", "vocab"),
+    *("kv_heads", "ffn", "gpu", "model", "flash", "schedule", "step_time_s"),
+)
+
+#: A row's GPU where neither it nor the user says one: the cluster of vTrain's runs.
+DEFAULT_GPU = "a100-80g-4nic"
+DEFAULT_VOCAB = 51_200
+
+#: GPUs of the years before fused attention was what everyone trained with.
+_UNFUSED = ("v100", "a100")
+
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row.
+
+    Attributes:
+        llm: the model.
+        plan: the plan.
+        gpu: name of the GPU, "" = not said.
+        measured_s: its step time; None = not said.
+        line: line of the file, from 1.
+    """
+
+    llm: LLM
+    plan: Plan
+    gpu: str
+    measured_s: float | None
+    line: int
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A file of runs.
+
+    Attributes:
+        columns: its header.
+        rows: its rows, as text.
+        runs: what they say.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, str], ...]
+    runs: tuple[Run, ...]
+
+
+def load_runs(path: Path, *, need_times: bool = False) -> list[Run]:
+    """The runs of a file; see :func:`read_runs`."""
+    return list(read_runs(path, need_times=need_times).runs)
+
+
+def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
+    """Read a file of runs.
+
+    What a row does not say is as in the runs published with vTrain: full recomputation, fp16,
+    gradients in 16 bits reduced after the backward pass, no ZeRO, 51,200 words, and attention
+    that is not fused on V100 and A100.
+
+    Args:
+        path: CSV with a header.
+        need_times: every row must have ``step_time_s``.
+
+    Raises:
+        ModelError: the file cannot be read or lacks columns, or a value is wrong (line and
+            column).
+        PlanError: a row's plan cannot train its model.
+    """
+    columns, rows = _read(path)
+    missing = [name for name in NEEDED if name not in columns]
+    if "model" not in columns:
+        missing += [name for name in MODEL_FIELDS if name not in columns]
+    if need_times and "step_time_s" not in columns:
+        missing.append("step_time_s")
+    if missing:
+        raise ModelError(
+            f"{path} lacks the columns {', '.join(missing)}{_near(missing, columns)}; it has "
+            f"{', '.join(columns)[:200]}"
+        )
+    runs = []
+    for line, row in enumerate(rows, start=2):
+        cells = _Row(path, line, row)
+        try:
+            run = _run(cells)
+            check(run.plan, run.llm)
+        except ModelError as error:
+            if str(error).startswith(f"{path}:"):
+                raise
+            raise type(error)(f"{path}:{line}: {error}") from None
+        if need_times and run.measured_s is None:
+            cells.fail("step_time_s", "is empty; every run needs its measured seconds")
+        runs.append(run)
+    return RunTable(columns, tuple(rows), tuple(runs))
+
+
+def runs_cluster(runs: Sequence[Run], given: str | None) -> Cluster:
+    """The one cluster that runs are compared on.
+
+    Args:
+        runs: with their GPUs.
+        given: a preset's name or a cluster file, which counts before what the rows say.
+
+    Raises:
+        ModelError: the rows name several GPUs and none is given.
+    """
+    if given is not None:
+        return named_cluster(given)
+    names = sorted({run.gpu for run in runs})
+    if len(names) > 1:
+        shown = ", ".join(name or "(none)" for name in names)
+        raise ModelError(f"the runs are of several GPUs ({shown}); fit each on its own")
+    return cluster_preset(names[0] or DEFAULT_GPU)
+
+
+def named_cluster(name: str) -> Cluster:
+    """A cluster file where there is one of that name, else a preset."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return load_cluster(path)
+    return cluster_preset(name)
+
+
+def run_clusters(runs: Sequence[Run], given: str | None) -> list[Cluster]:
+    """The cluster of each run."""
+    if given is not None:
+        return [named_cluster(given)] * len(runs)
+    known = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
+    return [known[run.gpu] for run in runs]
+
+
+def predicted_csv(table: RunTable, predicted_s: Sequence[float]) -> str:
+    """The file with a column ``predicted_step_time_s``; what was there is kept."""
+    column = "predicted_step_time_s"
+    columns = [name for name in table.columns if name != column]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, column])
+    for row, seconds in zip(table.rows, predicted_s, strict=True):
+        writer.writerow([*(row[name] for name in columns), f"{seconds:.6g}"])
+    return text.getvalue()
+
+
+def error_table(measured: Any, predicted: Any) -> dict[str, float]:
+    """Errors of predictions as shares of the measured: n, mape, median, p90, and R^2 of seconds."""
+    y = np.asarray(measured, dtype=np.float64)
+    x: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
+    share = np.abs(x / y - 1)
+    spread = float(((y - y.mean()) ** 2).sum())
+    return {
+        "n": len(y),
+        "mape": float(share.mean()),
+        "median": float(np.median(share)),
+        "p90": float(np.quantile(share, 0.9)),
+        "r2": 1.0 - float(((x - y) ** 2).sum()) / spread if spread else math.nan,
+    }
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} is no text (UTF-8); runs are read from CSV") from None
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    try:
+        reader = csv.reader(io.StringIO(text), strict=True)
+        lines = [[cell.strip() for cell in line] for line in reader]
+    except csv.Error as error:
+        raise ModelError(f"{path} is no CSV: {error}") from None
+    if not lines or not any(lines[0]):
+        raise ModelError(f"{path} is empty; the first line names the columns")
+    columns = tuple(lines[0])
+    twice = [name for name in columns if columns.count(name) > 1]
+    if twice:
+        raise ModelError(f"{path} has the column {twice[0]!r} more than once")
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        if not any(line):
+            continue
+        if len(line) != len(columns):
+            raise ModelError(f"{path}:{number} has {len(line)} cells, the header {len(columns)}")
+        rows.append(dict(zip(columns, line, strict=True)))
+    if not rows:
+        raise ModelError(f"{path} has a header but no run")
+    return columns, rows
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Cells of a row by column, with errors that say where."""
+
+    path: Path
+    line: int
+    cells: Mapping[str, str]
+
+    def fail(self, column: str, problem: str) -> None:
+        raise ModelError(f"{self.path}:{self.line}: {column} {problem}")
+
+    def text(self, column: str, default: str = "") -> str:
+        return self.cells.get(column) or default
+
+    def number(self, column: str) -> float | None:
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            self.fail(column, f"must be a number, not {text[:40]!r}")
+        return value
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        value = self.number(column)
+        if value is None:
+            if default is None:
+                self.fail(column, "is empty")
+            return int(default or 0)
+        if value != int(value):
+            self.fail(column, f"must be a whole number, not {self.text(column)}")
+        return int(value)
+
+
+def _run(row: _Row) -> Run:
+    gpu = row.text("gpu")
+    if gpu:
+        _checked(row, "gpu", lambda: cluster_preset(gpu))
+    llm = _llm(row)
+    unfused = not gpu or any(name in gpu.lower() for name in _UNFUSED)
+    seconds = row.number("step_time_s")
+    if seconds is not None and seconds <= 0:
+        row.fail("step_time_s", f"must be above 0, not {seconds:g}")
+    vpp = row.whole("vpp", 1)
+    plan = Plan(
+        tp=row.whole("tp"),
+        pp=row.whole("pp"),
+        dp=row.whole("dp"),
+        cp=row.whole("cp", 1),
+        ep=row.whole("ep", 1),
+        vpp=vpp,
+        micro_batch=row.whole("micro_batch"),
+        global_batch=row.whole("global_batch"),
+        schedule=_word(row, "schedule", "interleaved" if vpp > 1 else "1f1b"),
+        recompute=_word(row, "recompute", "full"),
+        sequence_parallel=bool(row.whole("sequence_parallel", 0)),
+        precision=_word(row, "precision", "fp16"),
+        zero=row.whole("zero", 0),
+        flash=bool(row.whole("flash", 0 if unfused else 1)),
+        overlap_dp=not unfused,
+        grad_bytes=2 if unfused else 4,
+    )
+    if plan.gpus != row.whole("gpus"):
+        row.fail(
+            "gpus",
+            f"is {row.whole('gpus')}, but tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp "
+            f"{plan.cp} = {plan.gpus}",
+        )
+    return Run(llm, plan, gpu, seconds, row.line)
+
+
+def _llm(row: _Row) -> LLM:
+    """The row's model: a preset, a preset with other fields, or a GPT of these fields."""
+    changes: dict[str, Any] = {
+        name: row.whole(name)
+        for name in (*MODEL_FIELDS, "vocab", "kv_heads", "ffn")
+        if row.text(name)
+    }
+    name = row.text("model")
+    preset = _checked(row, "model", lambda: llm_preset(name)) if name else None
+    if preset is not None:
+        different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
+        if set(different) <= {"seq_len", "vocab"}:
+            if different.get("seq_len", 0) > preset.max_positions:
+                different["max_positions"] = different["seq_len"]
+            return replace(preset, **different)
+    for column in MODEL_FIELDS:
+        if column not in changes:
+            row.fail(column, "is empty")
+    changes.setdefault("vocab", DEFAULT_VOCAB)
+    if preset is not None:
+        # Of a preset's family, but of another size: what follows from the size follows anew.
+        fresh = {"kv_heads": 0, "head_dim": 0, "ffn": 0, "max_positions": 0}
+        return replace(preset, **{**fresh, **changes})
+    return LLM(name=name or f"{changes['layers']} x {changes['hidden']}", **changes)
+
+
+def _word(row: _Row, column: str, default: str) -> Any:
+    return row.text(column, default).lower()
+
+
+def _checked(row: _Row, column: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except PacelineError as error:
+        row.fail(column, f"is unknown: {error}")
+
+
+def _near(missing: Sequence[str], columns: Sequence[str]) -> str:
+    hints = {name: get_close_matches(name, columns, n=1) for name in missing}
+    shown = [f"{near[0]} for {name}" for name, near in hints.items() if near]
+    return f" (did you mean {', '.join(shown)}?)" if shown else ""

@@ -1,0 +1,322 @@
+"""Search: every legal plan for a number of GPUs, what fits, ranked by time, cost or GPUs.
+
+    found = search(llm, cluster, 1024, 1536, tokens=300e9)
+    found.plan(0), found.step_time_s[0], found.dollars[0]
+
+Every plan that fits is evaluated exactly (``plan.assemble``): there is no shortlist whose order a
+cheaper estimate could get wrong, and the numbers are those of ``predict``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import PlanError
+from paceline.model.cluster import Cluster
+from paceline.model.compute import ComputeCost
+from paceline.model.costs import CostModel
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+from paceline.plan.assemble import Assembly
+from paceline.plan.cost import dollars_per_day, mfu, training_days, training_steps
+from paceline.plan.pipeline import INTERPRETED_COMPUTES
+from paceline.plan.space import Candidates, Space, candidates
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+Objective = Literal["time", "cost", "gpus"]
+
+#: Computes that one call of the compiled walk takes on (0.2 s), so that Ctrl-C is heard.
+_BLOCK = 20_000_000
+
+#: How many times the GPUs are multiplied in search of what would fit.
+_DOUBLINGS = 8
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Plans that fit, best first.
+
+    Attributes:
+        llm: the model.
+        cluster: the machines.
+        objective: what they are ranked by.
+        found: all legal plans.
+        rows: [plan] which of them these are.
+        step_time_s: [plan].
+        memory_bytes: [plan] on each GPU of the fullest stage.
+        mfu: [plan] model FLOPs utilisation.
+        tokens: tokens to train on; None = not said.
+        pruned: reason -> plans that it rules out.
+        seconds: how long the search took.
+    """
+
+    llm: LLM
+    cluster: Cluster
+    objective: Objective
+    found: Candidates
+    rows: Ints
+    step_time_s: Array
+    memory_bytes: Array
+    mfu: Array
+    tokens: float | None
+    pruned: dict[str, int]
+    seconds: float
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def plan(self, i: int) -> Plan:
+        """The plan at place ``i``."""
+        return self.found.plan(int(self.rows[i]))
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """[plan] GPUs."""
+        gpus: Ints = self.found.gpus[self.rows]
+        return gpus
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the training."""
+        if self.tokens is None:
+            return None
+        return training_steps(self.tokens, self.llm, self.found.base.global_batch)
+
+    @cached_property
+    def days(self) -> Array | None:
+        """[plan] days to train on the tokens."""
+        return None if self.steps is None else training_days(self.steps, self.step_time_s)  # type: ignore[return-value]
+
+    @cached_property
+    def dollars_per_day(self) -> Array | None:
+        """[plan] dollars."""
+        price = self.cluster.price_per_gpu_hour
+        return None if price is None else dollars_per_day(self.gpus, price)  # type: ignore[return-value]
+
+    @cached_property
+    def dollars(self) -> Array | None:
+        """[plan] dollars to train on the tokens."""
+        if self.days is None or self.dollars_per_day is None:
+            return None
+        dollars: Array = self.days * self.dollars_per_day
+        return dollars
+
+    @cached_property
+    def gpu_seconds(self) -> Array:
+        """[plan] GPU-seconds of one step: the cost of a plan, whatever a GPU costs."""
+        work: Array = self.step_time_s * self.gpus
+        return work
+
+    @cached_property
+    def pareto(self) -> npt.NDArray[np.bool_]:
+        """[plan] whether no plan is both faster and cheaper."""
+        return pareto(self.step_time_s, self.gpu_seconds)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it by name, one value per plan; what is not known is left out."""
+        names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
+        columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
+        columns |= {name: self.found.columns[name][self.rows] for name in names}
+        from paceline.plan.space import RECOMPUTES
+
+        recompute = self.found.columns["recompute"][self.rows]
+        columns["recompute"] = np.array(RECOMPUTES)[recompute]
+        columns["even_layers"] = self.found.columns["layout"][self.rows] == 0
+        measures = ("step_time_s", "memory_bytes", "mfu", "days", "dollars_per_day", "dollars")
+        for name in (*measures, "pareto"):
+            values = getattr(self, name)
+            columns |= {} if values is None else {name: values}
+        return columns
+
+
+def pareto(time_s: Array, cost: Array) -> npt.NDArray[np.bool_]:
+    """[plan] whether no other is as good in both and better in one; of equal ones the first."""
+    order = np.lexsort((cost, time_s))
+    before = np.append(np.inf, np.minimum.accumulate(cost[order])[:-1])
+    best = np.zeros(len(time_s), dtype=bool)
+    best[order] = cost[order] < before
+    return best
+
+
+def search(
+    llm: LLM,
+    cluster: Cluster,
+    gpus: int | Sequence[int],
+    global_batch: int,
+    *,
+    objective: Objective = "time",
+    tokens: float | None = None,
+    max_days: float | None = None,
+    budget: float | None = None,
+    cost: ComputeCost | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> SearchResult:
+    """Evaluate every legal plan.
+
+    Args:
+        llm: the model.
+        cluster: the machines.
+        gpus: how many GPUs, or several such numbers (``range(2000, 3401)``).
+        global_batch: samples of a step.
+        objective: "time" (of a step), "cost" (GPU-time), "gpus" (fewest).
+        tokens: tokens to train on, for days and dollars.
+        max_days: leave out what takes longer.
+        budget: leave out what costs more [dollars].
+        cost: seconds of an operator; None = the roofline of the cluster's GPU.
+        progress: called with (done, total).
+        options: fields of :class:`Space` (``max_tp``, ``micro_batches``, ...) or of ``Plan``, which
+            then hold for all plans (``precision``, ``flash``, ``schedule``, ...).
+
+    Raises:
+        PlanError: nothing is legal, nothing fits, or nothing is within the limits; the message says
+            what comes closest.
+        ModelError: an option is out of range.
+    """
+    begin = time.perf_counter()
+    if objective not in get_args(Objective):
+        raise PlanError(f"objective must be one of {', '.join(get_args(Objective))}")
+    space = _space(cluster, gpus, global_batch, options)
+    cluster.gpu.peak(space.base.precision)  # raises where the GPU lacks it
+    found = candidates(llm, space)
+    assembly = Assembly(CostModel(llm, cluster, cost), found)
+    memory = _memory(assembly, progress)
+    fits = memory <= cluster.gpu.memory_bytes
+    if not fits.any():
+        raise PlanError(_too_large(llm, cluster, space, found, memory))
+    rows, times = _times(assembly, np.flatnonzero(fits), progress)
+    pruned = {**found.pruned}
+    if not fits.all():
+        pruned["does not fit into memory"] = int((~fits).sum())
+    result = _result(llm, cluster, objective, found, rows, times, memory[rows], tokens, pruned)
+    result = _limited(result, max_days, budget)
+    return replace(result, seconds=time.perf_counter() - begin)
+
+
+def _space(
+    cluster: Cluster, gpus: int | Sequence[int], global_batch: int, options: dict[str, Any]
+) -> Space:
+    counts = (gpus,) if isinstance(gpus, int) else gpus
+    known = set(Space.__dataclass_fields__) - {"gpus", "base", "node_gpus"}
+    limits = {name: value for name, value in options.items() if name in known}
+    shared = {name: value for name, value in options.items() if name not in known}
+    base = Plan(global_batch=global_batch, **shared)
+    return Space(gpus=counts, base=base, node_gpus=cluster.node.gpus, **limits)
+
+
+def _memory(assembly: Assembly, progress: Progress | None) -> Array:
+    memory = np.zeros(len(assembly.found))
+    for rows in assembly.shapes():
+        memory[rows] = assembly.peak_bytes(rows)
+        if progress is not None:
+            progress(0, len(memory))
+    return memory
+
+
+def _times(assembly: Assembly, fits: Ints, progress: Progress | None) -> tuple[Ints, Array]:
+    """Rows in the order of their evaluation, and [row] seconds of a step."""
+    kept = np.zeros(len(assembly.found), dtype=bool)
+    kept[fits] = True
+    computes = assembly.computes(np.arange(len(kept)))
+    fast = int(computes[kept].sum()) > INTERPRETED_COMPUTES
+    rows, times = [], []
+    done, total = 0, int(computes[kept].sum())
+    for shape in assembly.shapes():
+        for block in _blocks(shape[kept[shape]], computes):
+            rows.append(block)
+            times.append(assembly.step_times(block, fast))
+            done += int(computes[block].sum())
+            if progress is not None:
+                progress(done, total)
+    return np.concatenate(rows), np.concatenate(times)
+
+
+def _blocks(rows: Ints, computes: Ints) -> Iterator[Ints]:
+    if len(rows):
+        work = np.cumsum(computes[rows]) // _BLOCK
+        yield from np.split(rows, np.flatnonzero(np.diff(work)) + 1)
+
+
+def _result(
+    llm: LLM,
+    cluster: Cluster,
+    objective: Objective,
+    found: Candidates,
+    rows: Ints,
+    times: Array,
+    memory: Array,
+    tokens: float | None,
+    pruned: dict[str, int],
+) -> SearchResult:
+    """Ranked; of equally good plans the one that needs less memory comes first."""
+    gpus = found.gpus[rows]
+    first = {"time": times, "cost": times * gpus, "gpus": gpus}[objective]
+    order = np.lexsort((memory, times * gpus, times, first))
+    rows, times, memory = rows[order], times[order], memory[order]
+    peak = cluster.gpu.peak(found.base.precision)
+    share = mfu(llm, found.base.global_batch, times, gpus[order].astype(np.float64), peak)
+    return SearchResult(
+        llm, cluster, objective, found, rows, times, memory, share, tokens, pruned, 0.0
+    )
+
+
+def _limited(result: SearchResult, max_days: float | None, budget: float | None) -> SearchResult:
+    """Without what takes or costs too much."""
+    for name, limit, values, unit in (
+        ("max_days", max_days, result.days, "days"),
+        ("budget", budget, result.dollars, "dollars"),
+    ):
+        if limit is None:
+            continue
+        if values is None:
+            lacking = "tokens" if result.tokens is None else "a price per GPU-hour"
+            raise PlanError(f"{name} needs {lacking}")
+        kept = values <= limit
+        if not kept.any():
+            best = int(np.argmin(values))
+            raise PlanError(
+                f"no plan stays within {limit:,g} {unit}; the closest, "
+                f"{result.plan(best).describe()} on {result.gpus[best]:,} GPUs, takes "
+                f"{values[best]:,.1f}"
+            )
+        pruned = {**result.pruned}
+        if not kept.all():
+            pruned[f"more than {limit:,g} {unit}"] = int((~kept).sum())
+        arrays = ("rows", "step_time_s", "memory_bytes", "mfu")
+        kept_arrays: dict[str, Any] = {each: getattr(result, each)[kept] for each in arrays}
+        result = replace(result, pruned=pruned, **kept_arrays)
+    return result
+
+
+def _too_large(
+    llm: LLM, cluster: Cluster, space: Space, found: Candidates, memory: Array
+) -> str:
+    """What comes closest to fitting, and how many GPUs would do."""
+    least = int(np.argmin(memory))
+    room = cluster.gpu.memory_bytes
+    text = (
+        f"none of {len(found):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB of "
+        f"{cluster.gpu.name}; the closest, {found.plan(least).describe()} on "
+        f"{found.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
+    )
+    for doubling in range(1, _DOUBLINGS + 1):
+        more = tuple(n << doubling for n in (min(space.gpus), max(space.gpus)))
+        wider = replace(space, gpus=sorted(set(more)))
+        try:
+            legal = candidates(llm, wider)
+        except PlanError:
+            continue
+        bytes_ = _memory(Assembly(CostModel(llm, cluster), legal), None)
+        if bytes_.min() <= room:
+            i = int(np.argmin(bytes_))
+            return f"{text}; {legal.gpus[i]:,} GPUs would do ({legal.plan(i).describe()})"
+    return f"{text}; use GPUs with more memory, a larger max_tp or smaller micro batches"

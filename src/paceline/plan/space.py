@@ -1,0 +1,303 @@
+"""The plans that a search tries: every combination of degrees, and why some are illegal.
+
+The rules are those of ``model.plan.problems``; a test compares the two plan by plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import PlanError
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan, Recompute, problems
+
+Ints = npt.NDArray[np.int64]
+Columns = dict[str, Ints]
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+#: Context parallelism pays from about this many tokens per rank on; fewer are not tried unasked.
+_CP_TOKENS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What to try; the bounds are inclusive.
+
+    Attributes:
+        gpus: numbers of GPUs, ascending.
+        base: what all plans have in common (global batch, precision, flash, overlaps, schedule);
+            its degrees, micro batch, recomputation and ZeRO stage do not matter.
+        node_gpus: GPUs of a node; tp must divide it or be a multiple, because groups that lie
+            across nodes' boundaries now and then are not modelled.
+        max_tp: tensor-parallel ranks; None = a node's GPUs.
+        max_pp: stages; None = as many as layers.
+        max_dp: replicas; None = any.
+        max_cp: context-parallel ranks (powers of two); None = by the sequence length.
+        max_ep: expert-parallel ranks (powers of two); None = as many as experts.
+        max_vpp: chunks per stage.
+        micro_batches: samples per microbatch.
+        recomputes: what is computed again.
+        zeros: ZeRO stages.
+        sequence_parallels: False, True or both.
+        uneven: where layers do not divide evenly, the first and the last chunk have fewer, beside
+            the embedding and the output (as Llama 3 and DeepSeek-V3 were trained); with vpp > 1 at
+            most one each (Megatron-Core's account-for-embedding and account-for-loss).
+    """
+
+    gpus: Sequence[int]
+    base: Plan
+    node_gpus: int = 8
+    max_tp: int | None = None
+    max_pp: int | None = None
+    max_dp: int | None = None
+    max_cp: int | None = None
+    max_ep: int | None = None
+    max_vpp: int = 8
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
+    recomputes: tuple[Recompute, ...] = RECOMPUTES
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    sequence_parallels: tuple[bool, ...] = (False, True)
+    uneven: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.gpus or min(self.gpus) < 1:
+            raise PlanError("the search needs a number of GPUs >= 1")
+        for name in ("max_tp", "max_pp", "max_dp", "max_cp", "max_ep", "max_vpp"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"{name} must be at least 1, not {value}")
+        for name in ("micro_batches", "recomputes", "zeros", "sequence_parallels"):
+            if not getattr(self, name):
+                raise PlanError(f"the search has no {name} to try")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Legal plans, one per row.
+
+    Attributes:
+        columns: tp, pp, dp, cp, ep, vpp, micro_batch, zero, sequence_parallel (0, 1), recompute
+            (index into :data:`RECOMPUTES`), layout (index into ``layouts``).
+        layouts: layers of each chunk; None = even.
+        pruned: reason -> how many plans it rules out (each counted once, by its first reason).
+        base: what they have in common.
+    """
+
+    columns: Columns
+    layouts: tuple[tuple[int, ...] | None, ...]
+    pruned: dict[str, int]
+    base: Plan
+
+    def __len__(self) -> int:
+        return len(self.columns["tp"])
+
+    def plan(self, i: int) -> Plan:
+        """Plan ``i``."""
+        row = {name: int(column[i]) for name, column in self.columns.items()}
+        return replace(
+            self.base,
+            schedule="1f1b" if row["vpp"] > 1 else self.base.schedule,
+            recompute=RECOMPUTES[row.pop("recompute")],
+            sequence_parallel=bool(row.pop("sequence_parallel")),
+            layers_per_stage=self.layouts[row.pop("layout")],
+            **row,
+        )
+
+    @property
+    def gpus(self) -> Ints:
+        """[plan] GPUs."""
+        c = self.columns
+        gpus: Ints = c["tp"] * c["pp"] * c["dp"] * c["cp"]
+        return gpus
+
+
+def candidates(llm: LLM, space: Space) -> Candidates:
+    """All legal plans of a space.
+
+    Raises:
+        PlanError: nothing is left; the message counts the reasons.
+    """
+    listing = _Listing(llm, space)
+    columns = listing.degrees()
+    columns = listing.tensor(columns)
+    columns = listing.batches(columns)
+    columns = listing.layouts(columns)
+    columns = listing.memory_savings(columns)
+    if not len(columns["tp"]):
+        raise PlanError(_nothing(llm, space, listing.pruned))
+    return Candidates(columns, tuple(listing.layers), listing.pruned, space.base)
+
+
+def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
+    low, high = min(space.gpus), max(space.gpus)
+    gpus = f"{low} GPUs" if low == high else f"{low} to {high} GPUs"
+    if not pruned:
+        return (
+            f"no combination of degrees within the limits multiplies to {gpus}; allow larger "
+            "max_tp, max_pp or max_dp, or give a range of GPUs"
+        )
+    reasons = sorted(pruned.items(), key=lambda item: -item[1])
+    counted = "; ".join(f"{reason} ({count:,})" for reason, count in reasons[:4])
+    return (
+        f"no legal plan for {llm.name} on {gpus} with global_batch {space.base.global_batch}; "
+        f"plans ruled out: {counted}. Another global batch, or a range of GPUs, may help"
+    )
+
+
+def label(reason: str) -> str:
+    """A reason without its numbers: "heads 96 not divisible by tp 7" and others in one."""
+    return re.sub(r"(?<!>) \d+\b", "", reason.partition(":")[0])
+
+
+class _Listing:
+    """Crosses one choice after another, and counts what each rule takes away."""
+
+    def __init__(self, llm: LLM, space: Space) -> None:
+        self.llm, self.space = llm, space
+        self.pruned: dict[str, int] = {}
+        self.layers: list[tuple[int, ...] | None] = [None]
+        self.vpps = range(1, space.max_vpp + 1)
+        self.left = len(space.micro_batches) * len(self.vpps) * len(space.zeros)
+        self.left *= len(space.sequence_parallels) * len(space.recomputes)
+
+    def _drop(self, columns: Columns, bad: npt.NDArray[np.bool_], reason: str) -> Columns:
+        count = int(bad.sum()) * self.left
+        if not count:
+            return columns
+        self.pruned[reason] = self.pruned.get(reason, 0) + count
+        return {name: column[~bad] for name, column in columns.items()}
+
+    def _cross(self, columns: Columns, name: str, values: Sequence[int]) -> Columns:
+        n = len(columns["tp"])
+        crossed = {key: np.repeat(column, len(values)) for key, column in columns.items()}
+        crossed[name] = np.tile(np.array(values, dtype=np.int64), n)
+        return crossed
+
+    def degrees(self) -> Columns:
+        """All tp, pp, dp, cp (and ep) that multiply to one of the numbers of GPUs."""
+        space, llm = self.space, self.llm
+        gpus = np.unique(np.array(space.gpus, dtype=np.int64))
+        top = int(gpus[-1])
+        max_cp = space.max_cp or min(16, max(1, llm.seq_len // _CP_TOKENS))
+        tp = np.arange(1, min(space.max_tp or space.node_gpus, top) + 1)
+        cp = _powers(min(max_cp, top))
+        pp = np.arange(1, min(space.max_pp or llm.layers, llm.layers, top) + 1)
+        replica = (tp[:, None, None] * cp[:, None] * pp).ravel()
+        first, last = -(-gpus[0] // replica), top // replica
+        if space.max_dp is not None:
+            last = np.minimum(last, space.max_dp)
+        many = np.maximum(last - first + 1, 0)
+        row = np.repeat(np.arange(len(replica)), many)
+        dp = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
+        kept = np.isin(replica[row] * dp, gpus)
+        row, dp = row[kept], dp[kept]
+        i, rest = np.divmod(row, len(cp) * len(pp))
+        columns = {"tp": tp[i], "cp": cp[rest // len(pp)], "pp": pp[rest % len(pp)], "dp": dp}
+        eps = [1]
+        if llm.moe is not None:
+            eps = _powers(min(space.max_ep or llm.moe.experts, llm.moe.experts)).tolist()
+        return self._cross(columns, "ep", eps)
+
+    def tensor(self, columns: Columns) -> Columns:
+        """Rules about tp, cp and ep."""
+        columns = self._probe(columns, sequence_parallel=False)
+        node, tp = self.space.node_gpus, columns["tp"]
+        if max(self.space.gpus) > node:
+            bad = (node % tp != 0) & (tp % node != 0)
+            columns = self._drop(columns, bad, "tp groups across the boundaries of nodes")
+        if self.llm.moe is not None:
+            bad = (self.llm.moe.experts % columns["ep"]) != 0
+            columns = self._drop(columns, bad, "experts not divisible by ep")
+            ranks = columns["tp"] * columns["cp"] * columns["dp"]
+            bad = ranks % columns["ep"] != 0
+            columns = self._drop(columns, bad, "tp x cp x dp not divisible by ep")
+        return columns
+
+    def _probe(self, columns: Columns, *, sequence_parallel: bool) -> Columns:
+        """Drop what ``problems`` says about tp and cp alone."""
+        for tp, cp in np.unique(np.stack([columns["tp"], columns["cp"]]), axis=1).T.tolist():
+            probe = replace(
+                self.space.base,
+                **{"tp": tp, "cp": cp, "pp": 1, "dp": 1, "ep": 1, "vpp": 1, "zero": 0},
+                **{"micro_batch": 1, "global_batch": 1, "layers_per_stage": None},
+                schedule="1f1b",
+                sequence_parallel=sequence_parallel,
+                overlap_tp=self.space.base.overlap_tp and sequence_parallel,
+            )
+            reasons = problems(probe, self.llm)
+            if reasons:
+                bad = (columns["tp"] == tp) & (columns["cp"] == cp)
+                if sequence_parallel:
+                    bad &= columns["sequence_parallel"] == 1
+                columns = self._drop(columns, bad, label(reasons[0]))
+        return columns
+
+    def batches(self, columns: Columns) -> Columns:
+        """Micro batches, and whether they divide the global one."""
+        sizes = self.space.micro_batches
+        columns = self._cross(columns, "micro_batch", sizes)
+        self.left //= len(sizes)
+        bad = self.space.base.global_batch % (columns["dp"] * columns["micro_batch"]) != 0
+        return self._drop(columns, bad, "global_batch not divisible by dp x micro_batch")
+
+    def layouts(self, columns: Columns) -> Columns:
+        """Chunks per stage, and the layers of each chunk."""
+        columns = self._cross(columns, "vpp", self.vpps)
+        self.left //= len(self.vpps)
+        bad = (columns["vpp"] > 1) & (columns["pp"] == 1)
+        columns = self._drop(columns, bad, "vpp needs pp > 1")
+        if self.space.base.schedule == "gpipe":
+            columns = self._drop(columns, columns["vpp"] > 1, "gpipe has one chunk per stage")
+        shapes = np.stack([columns["pp"], columns["vpp"]])
+        distinct, which = np.unique(shapes, axis=1, return_inverse=True)
+        layout = [self._layout(pp * vpp, vpp) for pp, vpp in distinct.T.tolist()]
+        columns["layout"] = np.array(layout, dtype=np.int64)[which.reshape(-1)]
+        columns = self._drop(columns, columns["layout"] < 0, "layers not divisible by pp x vpp")
+        samples = columns["dp"] * columns["micro_batch"]
+        odd = self.space.base.global_batch // samples % columns["pp"] != 0
+        reason = "microbatches not divisible by pp, which the interleaved schedule needs"
+        return self._drop(columns, odd & (columns["vpp"] > 1), reason)
+
+    def _layout(self, chunks: int, vpp: int) -> int:
+        """Index of the layers of so many chunks; -1 = there is none."""
+        layers = self.llm.layers
+        each = -(-layers // chunks)
+        fewer = each * chunks - layers
+        last = -(-fewer // 2)
+        if fewer == 0:
+            return 0
+        if not self.space.uneven or chunks < 2 or last >= each or (vpp > 1 and fewer > 2):
+            return -1
+        counts = (each - fewer // 2, *[each] * (chunks - 2), each - last)
+        if counts not in self.layers:
+            self.layers.append(counts)
+        return self.layers.index(counts)
+
+    def memory_savings(self, columns: Columns) -> Columns:
+        """ZeRO, sequence parallelism, recomputation."""
+        space = self.space
+        columns = self._cross(columns, "zero", space.zeros)
+        self.left //= len(space.zeros)
+        bad = (columns["zero"] > 1) & (columns["pp"] > 1)
+        columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
+        columns = self._cross(columns, "sequence_parallel", [int(x) for x in space.sequence_parallels])
+        self.left //= len(space.sequence_parallels)
+        columns = self._probe(columns, sequence_parallel=True)
+        if space.base.overlap_tp:
+            bad = (columns["tp"] > 1) & (columns["sequence_parallel"] == 0)
+            columns = self._drop(columns, bad, "overlap_tp needs sequence_parallel")
+        indices = [RECOMPUTES.index(name) for name in space.recomputes]
+        columns = self._cross(columns, "recompute", indices)
+        self.left //= len(space.recomputes)
+        return columns
+
+
+def _powers(most: int) -> Ints:
+    """Powers of two up to ``most``."""
+    return 2 ** np.arange(most.bit_length())

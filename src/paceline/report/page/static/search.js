@@ -1,0 +1,31 @@
+"use strict";
+/* The plot of a search for plans. Needs base.js and chart.js. */
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const box = document.getElementById("fig-front");
+  const order = [...data.x.keys()].sort((a, b) => data.x[a] - data.x[b]);
+  const digits = (v) => Number(v.toPrecision(4)).toLocaleString("en");
+  const linesOf = (i) => [
+    data.name[i],
+    `${data.gpus[i].toLocaleString("en")} GPUs`,
+    `${digits(data.step_s[i])} s a step`,
+    `${digits(data.x[i])} ${data.x_label}`,
+    `${digits(data.y[i])} ${data.y_label}`,
+  ];
+  const dots = order.map((i) => ({ x: data.x[i], y: data.y[i], name: data.pareto[i] ? "dot blamed" : "dot" }));
+  const stops = order.map((i) => ({ x: data.x[i], y: data.y[i], lines: linesOf(i) }));
+  const points = order.filter((i) => data.pareto[i]).map((i) => [data.x[i], data.y[i]]);
+  const series = [{ label: "no plan is both faster and cheaper", name: "c-ideal", points, stairs: true }];
+  if (data.x.length < data.all)
+    box.append(Paceline.el("p", {}, `Of ${data.all.toLocaleString("en")} plans the ${data.x.length.toLocaleString("en")} nearest to the line are drawn.`));
+  Paceline.chart(box, {
+    label: "Plans by time and cost; arrow keys go from plan to plan",
+    xLabel: data.x_label,
+    yLabel: data.y_label,
+    dots,
+    series,
+    stops,
+  });
+  Paceline.startThemes();
+  document.documentElement.dataset.ready = "true";
+})();

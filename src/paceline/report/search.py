@@ -1,0 +1,300 @@
+"""A search for plans: its table on the terminal, as JSON, as parquet and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any, BinaryIO
+
+import numpy as np
+from rich.text import Text
+
+from paceline.errors import OutputError
+from paceline.files import Writer, check_targets, make_folder, write_files
+from paceline.plan.search import SearchResult
+from paceline.report.html import _policy, _version
+from paceline.report.layout import wrapped
+from paceline.report.page.markup import escaped, foreign, table
+from paceline.report.page.pack import rounded, safe_json
+
+SCHEMA = 1
+PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
+
+#: Points of the page's plot; beyond them those are left out that are slow and dear.
+MAX_POINTS = 2000
+
+_SCRIPTS = ("base.js", "chart.js", "search.js")
+_OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
+
+Row = tuple[str, ...]
+
+
+def describe(result: SearchResult) -> str:
+    """What was searched, in a line."""
+    gpus = result.found.gpus
+    low, high = int(gpus.min()), int(gpus.max())
+    batch = result.found.base.global_batch
+    tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
+    count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
+    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {batch:,}{tokens}"
+
+
+def columns(result: SearchResult) -> Row:
+    """Heads of :func:`row`."""
+    more = [*(["days"] if result.days is not None else [])]
+    more += ["million $"] if result.dollars is not None else []
+    return ("plan", "GPUs", "step s", "MFU", "GB", *more)
+
+
+def row(result: SearchResult, i: int) -> Row:
+    """The plan at place ``i``, as texts."""
+    cells = [
+        result.plan(i).describe(),
+        f"{result.gpus[i]:,}",
+        f"{result.step_time_s[i]:#.4g}",
+        f"{result.mfu[i]:.1%}",
+        f"{result.memory_bytes[i] / 1e9:.1f}",
+    ]
+    if result.days is not None:
+        cells.append(f"{result.days[i]:,.1f}")
+    if result.dollars is not None:
+        cells.append(f"{result.dollars[i] / 1e6:,.3f}")
+    return tuple(cells)
+
+
+def front(result: SearchResult) -> list[int]:
+    """Places of the Pareto front, fastest first."""
+    places = np.flatnonzero(result.pareto)
+    order: list[int] = places[np.argsort(result.step_time_s[places], kind="stable")].tolist()
+    return order
+
+
+# Terminal.
+
+
+def lines(result: SearchResult, top: int, width: int) -> list[Text]:
+    """The screen: what was searched, the best plans, the rest of the front, what was pruned."""
+    width = max(40, min(width, 132))
+    legal, fits = len(result.found), len(result)
+    words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
+    best = list(range(min(top, fits)))
+    rest = [i for i in front(result) if i not in set(best)][:top]
+    text = [
+        *wrapped(describe(result), width, style="bold"),
+        *wrapped(f"{words} {_OBJECTIVES[result.objective]}", width),
+        Text(""),
+        *_table(result, best),
+    ]
+    if rest:
+        text += [Text(""), Text("Others that no plan beats in both time and cost", style="bold")]
+        text += _table(result, rest)
+    text += [Text(""), Text("Ruled out", style="bold")]
+    for reason, count in pruned(result):
+        text += wrapped(f"{count:>14,}  {reason}", width, indent=" " * 16)
+    notes = ["* no plan is both faster and cheaper."]
+    if result.dollars is not None and result.cluster.price_source:
+        price = result.cluster.price_per_gpu_hour
+        notes.append(f"{price:,.2f} $ per GPU-hour: {result.cluster.price_source}.")
+    return [*text, Text(""), *wrapped(" ".join(notes), width, style="dim")]
+
+
+def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
+    rows = [columns(result), *(row(result, i) for i in places)]
+    widths = [max(len(cells[k]) for cells in rows) for k in range(len(rows[0]))]
+    text = []
+    for i, cells in enumerate(rows):
+        mark = "*" if i and result.pareto[places[i - 1]] else " "
+        aligned = (f"{cell:>{size}}" for cell, size in zip(cells[1:], widths[1:], strict=True))
+        line = f"{mark} {cells[0]:<{widths[0]}}  {'  '.join(aligned)}"
+        text.append(Text(line, style="" if i else "dim"))
+    return text
+
+
+def pruned(result: SearchResult) -> list[tuple[str, int]]:
+    """Reasons and counts, the largest first."""
+    return sorted(result.pruned.items(), key=lambda item: -item[1])
+
+
+# Data.
+
+
+def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
+    """The result as JSON knows it: the best plans, the front, what was ruled out."""
+    data = result.columns()
+    gpus = result.found.gpus
+    return {
+        "schema": SCHEMA,
+        "model": result.llm.name,
+        "cluster": result.cluster.name,
+        "gpus": [int(gpus.min()), int(gpus.max())],
+        "global_batch": result.found.base.global_batch,
+        "precision": result.found.base.precision,
+        "tokens": result.tokens,
+        "price_per_gpu_hour": result.cluster.price_per_gpu_hour,
+        "objective": result.objective,
+        "legal": len(result.found),
+        "fit": len(result),
+        "seconds": result.seconds,
+        "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
+        "pareto": [_record(result, data, i) for i in front(result)],
+        "pruned": dict(pruned(result)),
+    }
+
+
+def _record(result: SearchResult, data: dict[str, Any], i: int) -> dict[str, Any]:
+    record = {name: values[i].item() for name, values in data.items()}
+    layers = result.plan(i).layers_per_stage
+    return {"rank": i + 1, "plan": result.plan(i).describe(), **record, "layers_per_stage": layers}
+
+
+def json_writer(result: SearchResult, top: int) -> Writer:
+    """What writes ``result.json``."""
+    content = f"{json.dumps(to_mapping(result, top), indent=1)}\n".encode()
+    return lambda file: _write(file, content)
+
+
+def parquet_writer(result: SearchResult) -> Writer:
+    """What writes ``plans.parquet``: every plan that fits, best first."""
+
+    def write(file: BinaryIO) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table(result.columns()), file)
+
+    return write
+
+
+def check_folder(folder: Path, *, force: bool = False) -> None:
+    """Make sure that :func:`write_folder` may write.
+
+    Raises:
+        OutputError: a file of that name or one of the results exists.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; --out takes a folder")
+    check_targets([folder / name for name in (PLANS, RESULT, REPORT)], force=force)
+
+
+def write_folder(result: SearchResult, top: int, folder: Path, *, force: bool = False) -> str:
+    """Write all plans, the result and the page; returns a note for the user.
+
+    Raises:
+        OutputError: a file exists and ``force`` is not given, or cannot be written.
+    """
+    writers = {
+        folder / PLANS: parquet_writer(result),
+        folder / RESULT: json_writer(result, top),
+        folder / REPORT: page_writer(result, top),
+    }
+    make_folder(folder)
+    write_files(writers, force=force)
+    return f"wrote {', '.join(str(path) for path in writers)}"
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+# The page.
+
+
+def page_writer(result: SearchResult, top: int) -> Writer:
+    """What writes ``report.html``: one file that fetches nothing, like that of ``analyze``."""
+    script = "\n".join(_static(name) for name in _SCRIPTS)
+    head = columns(result)
+    best = range(min(top, len(result)))
+    page = Template(_static("search.html")).substitute(
+        title=escaped(f"Plans for {result.llm.name} · Paceline"),
+        policy=escaped(_policy(script)),
+        style=_static("page.css"),
+        job=foreign(describe(result)),
+        headline=_headline(result),
+        numbers=_numbers(result),
+        plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
+        front=table(("rank", *head), _page_rows(result, front(result)), numeric_from=2),
+        pruned=table(
+            ("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]
+        ),
+        price=escaped(_price(result)),
+        version=escaped(_version()),
+        data=safe_json(_points(result)),
+        script=script,
+    )
+    content = page.encode("utf-8", "replace")
+    return lambda file: _write(file, content)
+
+
+def _static(name: str) -> str:
+    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
+
+
+def _headline(result: SearchResult) -> str:
+    plan = f"<b>{escaped(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
+    text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
+    if result.days is not None:
+        text += f", {result.days[0]:,.1f} days"
+    if result.dollars is not None:
+        text += f", {result.dollars[0] / 1e6:,.2f} million $"
+    return text
+
+
+def _numbers(result: SearchResult) -> str:
+    memory = result.memory_bytes[0] / result.cluster.gpu.memory_bytes
+    items = [
+        ("Ranked by", result.objective, _OBJECTIVES[result.objective]),
+        ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
+        ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
+        ("Memory", f"{result.memory_bytes[0] / 1e9:.1f} GB", f"{memory:.0%} of a GPU's"),
+        ("Legal plans", f"{len(result.found):,}", f"of which {len(result):,} fit"),
+        ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
+    ]
+    cells = (
+        f"<div><dt>{name}</dt><dd>{escaped(number)}</dd><dd>{escaped(more)}</dd></div>"
+        for name, number, more in items
+    )
+    return f'<dl class="numbers">{"".join(cells)}</dl>'
+
+
+def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
+    rows = []
+    for i in places:
+        name, *cells = (escaped(cell) for cell in row(result, i))
+        mark = " *" if result.pareto[i] else ""
+        rows.append((f"{i + 1}{mark}", name, *cells))
+    return rows
+
+
+def _price(result: SearchResult) -> str:
+    price = result.cluster.price_per_gpu_hour
+    if price is None:
+        return "No price per GPU-hour is known, so the cost is that of GPU-time."
+    return f"{price:,.2f} $ per GPU-hour ({result.cluster.price_source or 'given'})."
+
+
+def _points(result: SearchResult) -> dict[str, Any]:
+    """What the plot draws: time against cost, in the largest units that are known."""
+    x, x_label = result.step_time_s, "seconds per step"
+    y, y_label = result.gpu_seconds, "GPU-seconds per step"
+    if result.days is not None:
+        x, x_label = result.days, "days"
+        y, y_label = result.days * result.gpus, "GPU-days"
+    if result.dollars is not None:
+        y, y_label = result.dollars / 1e6, "million $"
+    apart = np.hypot(x / x.min(), y / y.min())
+    shown = np.sort(np.argsort(apart, kind="stable")[:MAX_POINTS])
+    shown = np.union1d(shown, front(result))
+    return {
+        "x": rounded(x[shown]),
+        "y": rounded(y[shown]),
+        "pareto": result.pareto[shown].tolist(),
+        "name": [result.plan(i).describe() for i in shown.tolist()],
+        "gpus": result.gpus[shown].tolist(),
+        "step_s": rounded(result.step_time_s[shown]),
+        "x_label": x_label,
+        "y_label": y_label,
+        "all": len(result),
+    }
