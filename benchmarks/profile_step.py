@@ -170,7 +170,7 @@ def main() -> int:
         profile_to(file, args.quick)
         for size, parts in measured.items():
             parts += measured_parts(*size, repeats)
-        print(f"{'':36}{'measured':>10}{'predicted':>11}{'error':>8}")
+        print(f"{'':37}{'measured':>10}{'predicted':>11}{'error':>8}")
         worst = max([abs(compare(file, size, measured[size])) for size in SIZES])
         compare(file, BEYOND, measured[BEYOND])
     print(f"largest error between profiled shapes {worst:.1%} (limit {LIMIT:.0%})")

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -450,3 +452,9 @@ def test_a_gpu_is_timed_by_events_around_queued_runs() -> None:
     assert clock.samples(thunks) == [4e-3, 4e-3]
     one = ["hold", "record", "run", "run", "record", "wait"]
     assert calls == ["run", "run", "synchronize", *one, *one]
+
+
+def test_torch_is_loaded_when_a_profile_is_taken_not_before() -> None:
+    modules = "paceline.cli.profile, paceline.model.profiler, paceline.model.profile_cost"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

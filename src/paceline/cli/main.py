@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from paceline import __version__
 from paceline.cli import (
     analyze,
+    calibrate,
     compare,
     completion,
     diagnose,
     optimal,
     plan,
+    predict,
     profile,
     remedy,
     synth,
@@ -34,7 +36,7 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(analyze, diagnose, remedy, compare, timeline, synth),
-    *(plan, optimal, profile, completion),
+    *(predict, plan, optimal, profile, calibrate, completion),
 )
 
 DESCRIPTION = """\

@@ -21,6 +21,9 @@ Columns = dict[str, Ints]
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
+#: More combinations than this take gigabytes.
+_MOST = 20_000_000
+
 #: Context parallelism pays from about this many tokens per rank on; fewer are not tried unasked.
 _CP_TOKENS = 4096
 
@@ -175,6 +178,7 @@ class _Listing:
 
     def _cross(self, columns: Columns, name: str, values: Sequence[int]) -> Columns:
         n = len(columns["tp"])
+        _check_size(n * len(values))
         crossed = {key: np.repeat(column, len(values)) for key, column in columns.items()}
         crossed[name] = np.tile(np.array(values, dtype=np.int64), n)
         return crossed
@@ -193,6 +197,7 @@ class _Listing:
         if space.max_dp is not None:
             last = np.minimum(last, space.max_dp)
         many = np.maximum(last - first + 1, 0)
+        _check_size(int(many.sum()))
         row = np.repeat(np.arange(len(replica)), many)
         dp = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
         kept = np.isin(replica[row] * dp, gpus)
@@ -296,6 +301,14 @@ class _Listing:
         columns = self._cross(columns, "recompute", indices)
         self.left //= len(space.recomputes)
         return columns
+
+
+def _check_size(n: int) -> None:
+    if n > _MOST:
+        raise PlanError(
+            f"{n:,} combinations are more than a search can hold; give fewer numbers of GPUs, or "
+            "smaller max_tp, max_pp, max_dp, max_cp or max_vpp"
+        )
 
 
 def _powers(most: int) -> Ints:

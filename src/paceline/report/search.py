@@ -14,7 +14,7 @@ from rich.text import Text
 
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
-from paceline.plan.search import SearchResult
+from paceline.plan.search import SearchResult, pareto
 from paceline.report.html import _policy, _version
 from paceline.report.layout import wrapped
 from paceline.report.page.markup import escaped, foreign, table
@@ -23,8 +23,8 @@ from paceline.report.page.pack import rounded, safe_json
 SCHEMA = 1
 PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
 
-#: Points of the page's plot; beyond them those are left out that are slow and dear.
-MAX_POINTS = 2000
+#: Points of the page's plot at most, and how many times as dear as the line they may be.
+MAX_POINTS, _FAR = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
 _OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
@@ -215,10 +215,11 @@ def page_writer(result: SearchResult, top: int) -> Writer:
         headline=_headline(result),
         numbers=_numbers(result),
         plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
-        front=table(("rank", *head), _page_rows(result, front(result)), numeric_from=2),
+        front=_front_table(result),
         pruned=table(
             ("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]
         ),
+        against="Time against memory" if _one_count(result) else "Time against cost",
         price=escaped(_price(result)),
         version=escaped(_version()),
         data=safe_json(_points(result)),
@@ -259,6 +260,12 @@ def _numbers(result: SearchResult) -> str:
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
+def _front_table(result: SearchResult) -> str:
+    if _one_count(result):
+        return ""
+    return table(("rank", *columns(result)), _page_rows(result, front(result)), numeric_from=2)
+
+
 def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
     rows = []
     for i in places:
@@ -276,7 +283,11 @@ def _price(result: SearchResult) -> str:
 
 
 def _points(result: SearchResult) -> dict[str, Any]:
-    """What the plot draws: time against cost, in the largest units that are known."""
+    """What the plot draws: time against cost, in the largest units that are known.
+
+    With one number of GPUs cost is time; then memory is what is traded for it. Plans far from the
+    line would make it a point in a corner, and are left out.
+    """
     x, x_label = result.step_time_s, "seconds per step"
     y, y_label = result.gpu_seconds, "GPU-seconds per step"
     if result.days is not None:
@@ -284,13 +295,20 @@ def _points(result: SearchResult) -> dict[str, Any]:
         y, y_label = result.days * result.gpus, "GPU-days"
     if result.dollars is not None:
         y, y_label = result.dollars / 1e6, "million $"
-    apart = np.hypot(x / x.min(), y / y.min())
-    shown = np.sort(np.argsort(apart, kind="stable")[:MAX_POINTS])
-    shown = np.union1d(shown, front(result))
+    line = result.pareto
+    if _one_count(result):
+        y, y_label = result.memory_bytes / 1e9, "GB on the fullest GPU"
+        line = pareto(x, y)
+    order = np.argsort(x, kind="stable")
+    least = np.empty_like(y)
+    least[order] = np.minimum.accumulate(y[order])
+    off = np.maximum(y / least, x / x[line].max())
+    near = np.argsort(off, kind="stable")[:MAX_POINTS]
+    shown = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
     return {
         "x": rounded(x[shown]),
         "y": rounded(y[shown]),
-        "pareto": result.pareto[shown].tolist(),
+        "pareto": line[shown].tolist(),
         "name": [result.plan(i).describe() for i in shown.tolist()],
         "gpus": result.gpus[shown].tolist(),
         "step_s": rounded(result.step_time_s[shown]),
@@ -298,3 +316,7 @@ def _points(result: SearchResult) -> dict[str, Any]:
         "y_label": y_label,
         "all": len(result),
     }
+
+
+def _one_count(result: SearchResult) -> bool:
+    return int(result.gpus.min()) == int(result.gpus.max())

@@ -15,7 +15,7 @@
   const dots = order.map((i) => ({ x: data.x[i], y: data.y[i], name: data.pareto[i] ? "dot blamed" : "dot" }));
   const stops = order.map((i) => ({ x: data.x[i], y: data.y[i], lines: linesOf(i) }));
   const points = order.filter((i) => data.pareto[i]).map((i) => [data.x[i], data.y[i]]);
-  const series = [{ label: "no plan is both faster and cheaper", name: "c-ideal", points, stairs: true }];
+  const series = [{ label: "no plan is better in both", name: "c-ideal", points, stairs: true }];
   if (data.x.length < data.all)
     box.append(Paceline.el("p", {}, `Of ${data.all.toLocaleString("en")} plans the ${data.x.length.toLocaleString("en")} nearest to the line are drawn.`));
   Paceline.chart(box, {

@@ -1,0 +1,260 @@
+"""``paceline predict``: step time, memory and cost of a plan before the run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.case_input import add_json
+from paceline.cli.plan import tokens
+from paceline.cli.progress import ProgressBar
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.model.job_yaml import PlannedJob
+
+EXAMPLES = """\
+examples:
+  paceline predict --model gpt3-175b --gpus 1024 --gpu a100-80g --tp 8 --pp 8 \\
+    --micro-batch 1 --global-batch 1536 --tokens 300B
+  paceline predict job.yaml --timeline step.json.gz
+  paceline predict --runs runs.csv --cluster mycluster.yaml -o predicted.csv
+
+job.yaml: model, cluster, gpus, plan, training; see docs/predict.md. runs.csv: a row per run, as
+for `paceline calibrate`; with step_time_s in it, the errors are shown.
+"""
+
+#: Option -> what it is; whole numbers, fields of the plan.
+DEGREES = (
+    ("--tp", "tensor-parallel ranks"),
+    ("--pp", "pipeline stages"),
+    ("--dp", "replicas (default: what the GPUs leave)"),
+    ("--cp", "context-parallel ranks"),
+    ("--ep", "expert-parallel ranks"),
+    ("--vpp", "model chunks per stage"),
+    ("--micro-batch", "samples of one microbatch (default 1)"),
+    ("--global-batch", "samples of one step"),
+    ("--zero", "0: nothing sharded, 1: optimizer (default), 2: gradients, 3: parameters"),
+)
+SWITCHES = (
+    ("--sequence-parallel", "sequence_parallel", True, "split norms and residuals over tp"),
+    ("--no-flash", "flash", False, "attention is not fused"),
+    ("--no-overlap-dp", "overlap_dp", False, "gradients are reduced after the backward pass"),
+    ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
+    ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
+)
+_WORST = 5
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "predict",
+        help="step time, memory and cost of a plan before the run",
+        description="Predict a training step: how long, made of what, does it fit, what it costs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "job_yaml", nargs="?", metavar="YAML", type=file_name, help="the job (or use the options)"
+    )
+    job = parser.add_argument_group("the job")
+    job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
+    job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
+    job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
+    job.add_argument("--profile", metavar="FILE", type=file_name, help="of `paceline profile`")
+    job.add_argument("--gpus", metavar="N", type=int, help="GPUs in all")
+    job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
+    job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
+    job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
+    plan = parser.add_argument_group("the plan")
+    for option, text in DEGREES:
+        plan.add_argument(option, metavar="N", type=int, help=text)
+    plan.add_argument("--recompute", choices=("none", "selective", "full"))
+    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"))
+    plan.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved"))
+    plan.add_argument(
+        "--layers", metavar="N,N,...", type=_layers, help="layers of each stage (and chunk)"
+    )
+    for option, field, value, text in SWITCHES:
+        plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
+    parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
+    parser.add_argument(
+        "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        type=file_name,
+        help="write the predicted step for Perfetto; gzipped if its name ends in .gz",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    add_json(parser, "the prediction")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, print, write."""
+    if args.runs is not None:
+        return _run_all(args)
+    from paceline.errors import ModelError, PlanError
+    from paceline.files import check_not_input, check_targets, write_files
+    from paceline.plan.predict import predict
+    from paceline.report import prediction as report
+
+    if args.output is not None:
+        raise ModelError("-o is for --runs; for the step itself there are --json and --timeline")
+    if args.timeline is not None:
+        check_not_input([args.timeline], [args.job_yaml, args.profile])
+        check_targets([args.timeline], force=args.force)
+    job = planned_job(args)
+    if job.plan is None:
+        raise PlanError(
+            "there is no plan; give --tp, --pp, --micro-batch, --global-batch and the like (or let "
+            "`paceline plan` find one)"
+        )
+    cost, notes = None, []
+    if args.profile is not None:
+        from paceline.model.profile import cost_from_profile
+
+        cost, notes = cost_from_profile(args.profile, job.cluster)
+    found = predict(job.llm, job.plan, job.cluster, cost=cost, tokens=job.tokens)
+    if args.timeline is not None:
+        writer = report.timeline_writer(found, compress=args.timeline.suffix == ".gz")
+        write_files({args.timeline: writer}, force=args.force)
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        mapping = report.to_mapping(found)
+        mapping["warnings"] = [*mapping["warnings"], *notes]
+        sys.stdout.write(lines_of_json(mapping))
+    else:
+        from paceline.report.terminal import print_lines, standard_output
+
+        console = standard_output()
+        print_lines(report.lines(found, console.width), console)
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    if args.timeline is not None:
+        print(f"wrote {args.timeline}; open it in ui.perfetto.dev", file=sys.stderr)
+    return 0
+
+
+def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the plan that the options give."""
+    names = [option[2:].replace("-", "_") for option, _ in DEGREES]
+    names += [field for _, field, _, _ in SWITCHES]
+    fields = {name: getattr(args, name) for name in (*names, "recompute", "precision", "schedule")}
+    fields["layers_per_stage"] = args.layers
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def planned_job(args: argparse.Namespace) -> PlannedJob:
+    """The job that the file, or the options, describe; options change a file's plan."""
+    from dataclasses import replace
+
+    from paceline.errors import ModelError
+    from paceline.model.job_yaml import derive_dp, job_from_options, load_job
+
+    fields = plan_fields(args)
+    if args.job_yaml is None:
+        if args.model is None:
+            raise ModelError("say what to train: a job file, or --model with --gpu and a plan")
+        return job_from_options(
+            model=args.model,
+            gpu=args.gpu,
+            cluster=args.cluster,
+            gpus=args.gpus,
+            tokens=args.tokens,
+            price_per_gpu_hour=args.price,
+            seq_len=args.seq_len,
+            **fields,
+        )
+    given = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
+    if given:
+        option = given[0].replace("_", "-")
+        raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
+    job = load_job(args.job_yaml)
+    cluster = job.cluster
+    if args.price is not None:
+        cluster = replace(cluster, price_per_gpu_hour=args.price, price_source="given")
+    plan, gpus = job.plan, args.gpus or job.gpus
+    if plan is not None and (fields or args.gpus):
+        plan = replace(plan, **fields)
+        if gpus is not None and "dp" not in fields:
+            plan = replace(plan, dp=derive_dp(gpus, plan.tp, plan.pp, plan.cp))
+        gpus = plan.gpus
+    return replace(job, cluster=cluster, plan=plan, gpus=gpus, tokens=args.tokens or job.tokens)
+
+
+def _run_all(args: argparse.Namespace) -> int:
+    """Predict every row of a file of runs."""
+    from paceline.errors import ModelError
+    from paceline.files import check_not_input, check_targets, write_files
+    from paceline.plan.predict import predict
+    from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
+    from paceline.report.prediction import error_lines
+    from paceline.report.terminal import print_lines, standard_output
+
+    others = [args.job_yaml, args.model, args.timeline, args.profile, *plan_fields(args).values()]
+    if any(value is not None for value in others):
+        raise ModelError("--runs predicts the rows of a file; leave out the job and its plan")
+    if args.gpu is not None and args.cluster is not None:
+        raise ModelError("give --gpu or --cluster, not both")
+    if args.output is not None:
+        check_not_input([args.output], [args.runs])
+        check_targets([args.output], force=args.force)
+    table = read_runs(args.runs)
+    clusters = run_clusters(table.runs, args.cluster or args.gpu)
+    predicted, notes = [], []
+    with ProgressBar("predicting") as progress:
+        for done, (one, cluster) in enumerate(zip(table.runs, clusters, strict=True), start=1):
+            found = predict(one.llm, one.plan, cluster)
+            predicted.append(found.step_time_s)
+            notes += [f"line {one.line}: {warning}" for warning in found.warnings]
+            progress(done, len(table.runs))
+    text = predicted_csv(table, predicted)
+    known = [i for i, one in enumerate(table.runs) if one.measured_s is not None]
+    measured = [float(table.runs[i].measured_s or 0.0) for i in known]
+    errors = error_table(measured, [predicted[i] for i in known]) if known else None
+    if args.output is not None:
+        write_files({args.output: lambda file: file.write(text.encode())}, force=args.force)
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        rows = [
+            {"line": run.line, "step_time_s": run.measured_s, "predicted_step_time_s": seconds}
+            for run, seconds in zip(table.runs, predicted, strict=True)
+        ]
+        sys.stdout.write(
+            lines_of_json({"schema": 1, "errors": errors, "runs": rows, "warnings": notes})
+        )
+        return 0
+    if args.output is None:
+        sys.stdout.write(text)
+    console = standard_output()
+    if errors is not None:
+        share = {i: predicted[i] / seconds - 1 for i, seconds in zip(known, measured, strict=True)}
+        far = sorted(known, key=lambda i: -abs(share[i]))[:_WORST]
+        worst = [
+            (f"line {table.runs[i].line}: {table.runs[i].plan.describe()}", share[i]) for i in far
+        ]
+        if args.output is not None:
+            print_lines(error_lines(errors, worst, console.width), console)
+        else:
+            for line in error_lines(errors, worst, console.width):
+                print(line.plain, file=sys.stderr)
+    if notes:
+        more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
+        print(f"note: {notes[0]}{more}", file=sys.stderr)
+    if args.output is not None:
+        print(f"wrote {args.output}: {len(predicted)} rows", file=sys.stderr)
+    return 0
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of layers, such as 9,9,9,8") from None

@@ -1,0 +1,236 @@
+"""A prediction on the terminal, as JSON, and as a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from rich.text import Text
+
+from paceline.plan.predict import Prediction
+from paceline.report import events, perfetto
+from paceline.report.layout import wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.plan.expect import Expectation
+
+SCHEMA = 1
+
+_BAR = 24  # characters of the longest bar
+_GB = 1e9
+#: Part of the breakdown -> what it is, for people.
+_WORDS = {
+    "gemm": "matrix products",
+    "attention": "attention",
+    "memory": "norms, activations, residuals, loss",
+    "launch": "waiting for the host to launch kernels",
+    "tp": "tensor-parallel collectives",
+    "cp": "context-parallel exchange",
+    "ep": "expert-parallel exchange",
+    "bubble": "pipeline bubble and uneven stages",
+    "p2p": "hand-over between stages",
+    "dp": "gradients and parameters over replicas",
+    "tail": "optimizer and the rest of the tail",
+    "fixed": "fixed time per step",
+}
+
+
+def to_mapping(prediction: Prediction) -> dict[str, Any]:
+    """The prediction as JSON knows it; ``docs/predict.md`` lists the keys."""
+    plan, cluster = prediction.plan, prediction.cluster
+    fullest = int(np.argmax(prediction.memory_bytes))
+    return {
+        "schema": SCHEMA,
+        "model": {
+            "name": prediction.llm.name,
+            "parameters": prediction.llm.parameters,
+            "active_parameters": prediction.llm.active_parameters,
+        },
+        "cluster": {"name": cluster.name, "gpu": cluster.gpu.name, "gpus": plan.gpus},
+        "plan": {**asdict(plan), "microbatches": plan.microbatches, "text": plan.describe()},
+        "step_time_s": prediction.step_time_s,
+        "breakdown_s": dict(prediction.breakdown),
+        "tokens_per_s": prediction.tokens_per_s,
+        "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
+        "model_tflops_per_gpu": prediction.model_flops_per_gpu / 1e12,
+        "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
+        "memory": {
+            "capacity_bytes": cluster.gpu.memory_bytes,
+            "by_stage": [
+                {"stage": stage.stage, "total_bytes": stage.total_bytes, **stage.parts}
+                for stage in prediction.memory
+            ],
+            "fullest_stage": fullest,
+            "headroom_bytes": prediction.memory_headroom_bytes,
+            "fits": prediction.fits,
+            "to_fit": list(prediction.to_fit),
+        },
+        "training": {
+            "tokens": prediction.tokens,
+            "days": prediction.days,
+            "dollars": prediction.dollars,
+            "price_per_gpu_hour": cluster.price_per_gpu_hour,
+            "price_source": cluster.price_source,
+        },
+        "warnings": list(prediction.warnings),
+    }
+
+
+def lines(prediction: Prediction, width: int) -> list[Text]:
+    """The screen of a prediction."""
+    width = max(40, min(width, 132))
+    blocks = [
+        _head(prediction, width),
+        _breakdown(prediction),
+        _memory(prediction, width),
+        _training(prediction, width),
+        [
+            line
+            for note in prediction.warnings
+            for line in wrapped(f"! {note}", width, indent="  ", style="yellow")
+        ],
+    ]
+    found: list[Text] = []
+    for block in filter(None, blocks):
+        found += [*([Text("")] if found else []), *block]
+    return found
+
+
+def _head(prediction: Prediction, width: int) -> list[Text]:
+    llm, plan, cluster = prediction.llm, prediction.plan, prediction.cluster
+    size = f"{llm.parameters / 1e9:,.1f} billion parameters"
+    if llm.moe is not None:
+        size += f", {llm.active_parameters / 1e9:,.1f} active"
+    title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
+    about = (
+        f"{plan.describe()} · {plan.microbatches:,} microbatches · "
+        f"{prediction.tokens_per_step:,} tokens per step"
+    )
+    first = Text("step ", style="bold")
+    first.append(seconds(prediction.step_time_s), style="bold cyan")
+    first.append(
+        f"   MFU {prediction.mfu:.1%}   HFU {prediction.hfu:.1%}   "
+        f"{prediction.model_flops_per_gpu / 1e12:,.0f} TFLOP/s and "
+        f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+    )
+    return [*wrapped(title, width, style="bold"), *wrapped(about, width), Text(""), first]
+
+
+def _breakdown(prediction: Prediction) -> list[Text]:
+    shown = {k: v for k, v in prediction.breakdown.items() if abs(v) > 5e-5 * prediction.step_time_s}
+    most = max(shown.values())
+    found = []
+    for name, value in shown.items():
+        bar = "█" * max(0, round(_BAR * value / most))
+        line = Text(f"  {bar:<{_BAR}} {value / prediction.step_time_s:6.1%} {seconds(value):>9}  ")
+        line.append(_WORDS[name])
+        found.append(line)
+    return found
+
+
+def _memory(prediction: Prediction, width: int) -> list[Text]:
+    room = prediction.cluster.gpu.memory_bytes
+    total = prediction.memory_bytes
+    fullest = prediction.memory[int(np.argmax(total))]
+    parts = ", ".join(f"{k} {v / _GB:.1f}" for k, v in fullest.parts.items() if v > 5e7)
+    if prediction.fits:
+        verdict = Text(f"memory: fits, {prediction.memory_headroom_bytes / _GB:.1f} GB to spare")
+        verdict.stylize("green")
+    else:
+        short = -prediction.memory_headroom_bytes / _GB
+        verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much", style="bold red")
+    found = [verdict]
+    found += wrapped(
+        f"  fullest is stage {fullest.stage}: {fullest.total_bytes / _GB:.1f} of "
+        f"{room / _GB:.1f} GB: {parts}",
+        width,
+        indent="  ",
+    )
+    if len(total) > 1:
+        each = " ".join(f"{x / _GB:.0f}" for x in total[:24])
+        more = f" ... ({len(total)} stages)" if len(total) > 24 else ""
+        found += wrapped(f"  GB by stage: {each}{more}", width, indent="  ")
+    if not prediction.fits:
+        ways = "; ".join(prediction.to_fit) or "no single change to the plan"
+        found += wrapped(f"  would fit with: {ways}", width, indent="  ")
+    return found
+
+
+def _training(prediction: Prediction, width: int) -> list[Text]:
+    if prediction.days is None or prediction.tokens is None:
+        return []
+    text = f"training on {prediction.tokens / 1e9:,.6g} billion tokens: {prediction.days:,.1f} days"
+    if prediction.dollars is not None:
+        text += (
+            f", ${prediction.dollars / 1e6:,.2f} million at "
+            f"${prediction.cluster.price_per_gpu_hour:,.2f} per GPU-hour "
+            f"({prediction.cluster.price_source})"
+        )
+    return wrapped(text, width, indent="  ")
+
+
+def seconds(value: float) -> str:
+    """Seconds or milliseconds with three digits that count."""
+    return f"{value:.3g} s" if abs(value) >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:
+    """What writes the predicted step for Perfetto.
+
+    Raises:
+        OutputError: too many operations for a viewer.
+    """
+    drawn = events.from_timeline(prediction.timeline, np.zeros(1, dtype=np.int64))
+    perfetto.check_size(len(drawn), 1, 1)
+    about = {
+        "model": prediction.llm.name,
+        "plan": prediction.plan.describe(),
+        "cluster": prediction.cluster.name,
+        "step_time_s": prediction.step_time_s,
+    }
+    names = {0: f"one of {prediction.plan.dp} equal replicas"}
+    return perfetto.trace_writer(
+        drawn, prediction.planned.job, about, replica_names=names, compress=compress
+    )
+
+
+def error_lines(
+    errors: Mapping[str, float], worst: Sequence[tuple[str, float]], width: int
+) -> list[Text]:
+    """How far predictions are from measured runs."""
+    found = [
+        Text(
+            f"{errors['n']} measured runs: mean error {errors['mape']:.1%}, median "
+            f"{errors['median']:.1%}, p90 {errors['p90']:.1%}, R² {errors['r2']:.4f}",
+            style="bold",
+        )
+    ]
+    for name, share in worst:
+        found += wrapped(f"  {share:+.0%}  {name}", width, indent="        ")
+    return found
+
+
+def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
+    """Measured beside modelled."""
+    e = expectation
+    head = (
+        f"the model of this job ({e.model}, {e.plan}) takes {seconds(e.modelled_step_s)} per step; "
+        f"it took {seconds(e.traced_step_s)}: {e.traced_ratio:.3f} times as long"
+    )
+    split = (
+        f"  = {e.launch_slowdown:.3f} launch delays × {e.slowdown:.3f} stragglers × "
+        f"{e.ideal_ratio:.3f} hardware and software (computes alone: {e.compute_ratio:.3f})"
+    )
+    kinds = ", ".join(f"{k} {v:.2f}" for k, v in e.by_kind.items() if v is not None)
+    stages = " ".join(f"{ratio:.2f}" for ratio in e.by_stage[:32])
+    return [
+        *wrapped(head, width, style="bold"),
+        *wrapped(split, width, indent="    "),
+        *wrapped(f"  measured over modelled by kind: {kinds}", width, indent="    "),
+        *wrapped(f"  computes by stage: {stages}", width, indent="    "),
+    ]

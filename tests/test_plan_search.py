@@ -1,0 +1,213 @@
+"""The search against plan-by-plan evaluation, brute force and the paper's case study."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError, PlanError
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.costs import CostModel
+from paceline.model.llm import LLM, MoE
+from paceline.model.llm_presets import llm_preset
+from paceline.model.memory import memory_table
+from paceline.model.plan import Plan, problems
+from paceline.plan.assemble import Assembly
+from paceline.plan.predict import predict
+from paceline.plan.search import pareto, search
+from paceline.plan.space import RECOMPUTES, Space, candidates, label
+from paceline.plan.step import step_time_s
+
+SMALL = LLM(name="small", layers=12, hidden=768, heads=12, vocab=50257, seq_len=1024)
+MIXED = LLM(
+    **{"name": "mixed", "layers": 11, "hidden": 1024, "heads": 16, "kv_heads": 4},
+    **{"vocab": 32000, "seq_len": 8192, "gated": True, "norm": "rmsnorm", "positions": "rotary"},
+    **{"tied": False, "bias": False, "mtp_layers": 1},
+    moe=MoE(experts=8, top_k=2, ffn=512, dense_layers=1),
+)
+A100 = cluster_preset("a100-80g")
+
+Case = tuple[LLM, Space]
+CASES: dict[str, Case] = {
+    "small": (SMALL, Space(gpus=range(2, 33), base=Plan(global_batch=48))),
+    "gpipe": (SMALL, Space(gpus=(16,), base=Plan(global_batch=32, schedule="gpipe", flash=False))),
+    "mixture": (MIXED, Space(gpus=(8, 16, 24), base=Plan(global_batch=48, grad_bytes=2))),
+    "buckets": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, bucket_bytes=1e6))),
+    "nothing hidden": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, overlap_dp=False))),
+    "fp32": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, precision="fp32"))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_times_and_memory_are_those_of_each_plan_alone(case: str) -> None:
+    llm, space = CASES[case]
+    found = candidates(llm, space)
+    model = CostModel(llm, A100)
+    assembly = Assembly(model, found)
+    times, memory = np.zeros(len(found)), np.zeros(len(found))
+    for rows in assembly.shapes():
+        times[rows], memory[rows] = assembly.step_times(rows), assembly.peak_bytes(rows)
+    for i in random.Random(1).sample(range(len(found)), min(60, len(found))):
+        plan = found.plan(i)
+        alone = step_time_s(model.costs(plan), plan)
+        assert times[i] == pytest.approx(alone, rel=1e-12), plan
+        peak = memory_table(llm, plan).sum(axis=0).max()
+        assert memory[i] == pytest.approx(peak, rel=1e-12), plan
+
+
+def every_plan(space: Space, llm: LLM):
+    """All plans of a small space, by brute force; only even layouts."""
+    powers = (1, 2, 4)
+    for tp, pp, dp, vpp, mb, zero, sp, again in itertools.product(
+        *(range(1, 9), range(1, 13), range(1, 9), range(1, 5)),
+        *(powers, range(4), (False, True), RECOMPUTES),
+    ):
+        if tp * pp * dp in space.gpus and not (8 % tp and tp % 8):
+            plan = replace(
+                space.base,
+                **{"tp": tp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch": mb, "zero": zero},
+                **{"sequence_parallel": sp, "recompute": again},
+            )
+            if not problems(plan, llm):
+                yield plan
+
+
+def test_every_legal_plan_is_found_and_no_other() -> None:
+    space = Space(
+        **{"gpus": (8, 12), "base": Plan(global_batch=24), "max_vpp": 4, "uneven": False},
+        micro_batches=(1, 2, 4),
+    )
+    found = candidates(SMALL, space)
+    plans = [found.plan(i) for i in range(len(found))]
+    assert len(set(plans)) == len(plans)
+    assert set(plans) == set(every_plan(space, SMALL))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_listed_is_legal(case: str) -> None:
+    llm, space = CASES[case]
+    found = candidates(llm, space)
+    for i in random.Random(2).sample(range(len(found)), min(200, len(found))):
+        plan = found.plan(i)
+        assert problems(plan, llm) == []
+        assert plan.gpus in space.gpus
+        assert found.gpus[i] == plan.gpus
+
+
+def test_uneven_layouts_have_fewer_layers_at_the_ends() -> None:
+    llm = llm_preset("llama3.1-405b")  # 126 layers; trained on 16 stages
+    found = candidates(llm, Space(gpus=(16384,), base=Plan(global_batch=2048)))
+    layouts = {len(x): x for x in found.layouts if x}
+    assert layouts[16] == (7, *[8] * 14, 7)
+    assert layouts[4] == (31, 32, 32, 31)
+    deep = candidates(llm_preset("deepseek-v3"), Space(gpus=(2048,), base=Plan(global_batch=4096)))
+    assert (3, *[4] * 14, 2) in deep.layouts
+
+
+def test_ruled_out_plans_are_counted_by_their_first_reason() -> None:
+    """24 options each (2 micro batches x 3 ZeRO stages x 4 recomputations and so on)."""
+    space = Space(
+        **{"gpus": (2,), "base": Plan(global_batch=3), "max_vpp": 1, "micro_batches": (1, 2)},
+        **{"recomputes": ("none",), "zeros": (0, 1, 2), "sequence_parallels": (False,)},
+    )
+    found = candidates(SMALL, space)
+    # tp 2, pp 2 or dp 2; micro batch 2 and dp 2 do not divide the batch of 3.
+    assert len(found) == 3 + 2
+    assert found.pruned == {
+        "global_batch not divisible by dp x micro_batch": 3 * (2 + 1 + 1),
+        "zero 2 and 3 need pp 1": 1,
+    }
+
+
+def test_labels_have_no_numbers() -> None:
+    assert label("heads 96 not divisible by tp 7") == "heads not divisible by tp"
+    assert label("sequence_parallel needs tp > 1") == "sequence_parallel needs tp > 1"
+
+
+def test_the_best_is_what_predict_says() -> None:
+    result = search(SMALL, A100, 8, 64, tokens=1e9)
+    for i in (0, 1, len(result) - 1):
+        alone = predict(SMALL, result.plan(i), A100, tokens=1e9)
+        assert result.step_time_s[i] == pytest.approx(alone.step_time_s, rel=1e-9)
+        assert result.mfu[i] == pytest.approx(alone.mfu, rel=1e-9)
+        assert result.memory_bytes[i] == pytest.approx(max(alone.memory_bytes), rel=1e-9)
+        assert result.days is not None
+        assert result.days[i] == pytest.approx(alone.days, rel=1e-9)
+        assert result.dollars is not None
+        assert result.dollars[i] == pytest.approx(alone.dollars, rel=1e-9)
+    assert (np.diff(result.step_time_s) >= 0).all()
+
+
+def test_the_three_objectives() -> None:
+    counts = (4, 8, 16)
+    fast, cheap, few = (
+        search(SMALL, A100, counts, 64, objective=objective)
+        for objective in ("time", "cost", "gpus")
+    )
+    assert fast.step_time_s[0] == cheap.step_time_s.min() == few.step_time_s.min()
+    assert cheap.gpu_seconds[0] == fast.gpu_seconds.min()
+    assert few.gpus[0] == 4
+    assert few.step_time_s[0] == few.step_time_s[few.gpus == 4].min()
+    assert cheap.pareto[0]
+    assert fast.pareto[0]
+
+
+def test_the_front_by_hand() -> None:
+    seconds = np.array([1.0, 2.0, 2.0, 3.0, 4.0])
+    cost = np.array([9.0, 5.0, 4.0, 4.0, 1.0])
+    assert pareto(seconds, cost).tolist() == [True, False, True, False, True]
+
+
+def test_limits_leave_out_what_is_too_slow_or_too_dear() -> None:
+    every = search(SMALL, A100, (4, 8), 64, tokens=1e9)
+    assert every.days is not None
+    assert every.dollars is not None
+    days, dollars = float(np.median(every.days)), float(np.median(every.dollars))
+    some = search(SMALL, A100, (4, 8), 64, tokens=1e9, max_days=days, budget=dollars)
+    assert len(some) == int(((every.days <= days) & (every.dollars <= dollars)).sum())
+    with pytest.raises(PlanError, match=r"within 1e-06 days; the closest, tp\d .* takes 0"):
+        search(SMALL, A100, 8, 64, tokens=1e9, max_days=1e-6)
+    with pytest.raises(PlanError, match="max_days needs tokens"):
+        search(SMALL, A100, 8, 64, max_days=3)
+
+
+def test_nothing_legal_and_nothing_that_fits() -> None:
+    with pytest.raises(PlanError, match=r"on 7 GPUs with global_batch 64; plans ruled out: .*\(\d"):
+        search(SMALL, A100, 7, 64, max_pp=1)
+    with pytest.raises(PlanError, match="no combination of degrees within the limits"):
+        search(SMALL, A100, 1024, 64, max_dp=1)
+    with pytest.raises(PlanError, match=r"none of .* needs .* GB; \d+ GPUs would do \(tp8"):
+        search(llm_preset("gpt3-175b"), A100, 8, 64)
+    with pytest.raises(ModelError, match="has no fp8"):
+        search(SMALL, A100, 8, 64, precision="fp8")
+    with pytest.raises(PlanError, match="combinations are more than"):
+        search(SMALL, A100, range(1, 3_000_000), 64)
+
+
+def test_interrupting_a_search_stops_it() -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(SMALL, A100, 8, 64, progress=interrupt)
+
+
+def test_cheaper_plans_for_mt_nlg_than_the_published_ones() -> None:
+    """vTrain, V-A: over (t, d, p) up to 16, 32, 105, plans cheaper by 4% at similar GPU counts."""
+    llm = llm_preset("mt-nlg-530b")
+    shared = {"precision": "fp16", "flash": False}
+    result = search(
+        *(llm, A100, range(1, 16 * 32 * 105 + 1), 1920),
+        **{"max_tp": 16, "max_dp": 32, "max_pp": 105, "max_cp": 1, "max_vpp": 1},
+        **{"recomputes": ("full",), "sequence_parallels": (False,), "uneven": False},
+        objective="cost",
+        **shared,
+    )
+    model = CostModel(llm, A100)
+    for dp in (8, 10, 12):
+        published = Plan(tp=8, dp=dp, pp=35, global_batch=1920, recompute="full", **shared)
+        cost = step_time_s(model.costs(published), published) * published.gpus
+        similar = np.abs(result.gpus / published.gpus - 1) <= 0.15
+        assert result.gpu_seconds[similar].min() <= 0.96 * cost
