@@ -60,11 +60,11 @@ def a100(path):
     fit = calibrate(jobs, measured, cluster)
     seconds = time.perf_counter() - start
     show("A100, calibrated, in sample", measured, fit.predicted_s)
-    for name, error in fit.cluster.calibration.constants.items():
+    for name, error in fit.calibration.constants.items():
         value = getattr(fit.cluster.efficiency, name)
         before = getattr(cluster.efficiency, name)
         print(f"    {name:10s} {before:.4g} -> {value:.4g}  (±{error:.0%})")
-    print(f"    not determined: {', '.join(fit.cluster.calibration.fixed)}; {seconds:.1f} s")
+    print(f"    not determined: {', '.join(fit.calibration.fixed)}; {seconds:.1f} s")
     for seed in range(3):
         predicted = cross_validate(jobs, measured, cluster, folds(len(jobs), 5, seed))
         show(f"A100, calibrated, five folds, seed {seed}", measured, predicted)

@@ -6,6 +6,9 @@
     result = paceline.analyze(trace)
     result.slowdown, result.by_worker, result.m_w
 
+    plan = {"tp": 8, "pp": 8, "dp": 16, "global_batch": 1536}
+    paceline.predict("gpt3-175b", plan, "a100-80g").step_time_s
+
 The names in ``__all__`` are the public interface. They are imported when first used, so that
 ``import paceline`` costs nothing.
 """
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
     from paceline import plot
     from paceline.errors import PacelineError
     from paceline.graph import from_trace
+    from paceline.model.cluster import Cluster
+    from paceline.model.cluster_presets import cluster_preset
+    from paceline.model.llm import LLM
+    from paceline.model.llm_presets import llm_preset
+    from paceline.model.plan import Plan
+    from paceline.plan.predict import Prediction, predict
     from paceline.sources import load
     from paceline.synth import SynthSpec, synthesize
     from paceline.trace import Job, OpKind, Trace
@@ -27,35 +36,49 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
+    "Cluster",
     "Job",
     "OpKind",
     "PacelineError",
     "Part",
+    "Plan",
+    "Prediction",
     "Scenario",
     "SynthSpec",
     "Trace",
     "WhatIf",
     "__version__",
     "analyze",
+    "cluster_preset",
     "from_trace",
+    "llm_preset",
     "load",
     "plot",
+    "predict",
     "synthesize",
 ]
 
 _HOME = {
+    "Cluster": "paceline.model.cluster",
     "Job": "paceline.trace",
+    "LLM": "paceline.model.llm",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",
     "Part": "paceline.whatif",
+    "Plan": "paceline.model.plan",
+    "Prediction": "paceline.plan.predict",
     "Scenario": "paceline.whatif",
     "SynthSpec": "paceline.synth",
     "Trace": "paceline.trace",
     "WhatIf": "paceline.whatif",
     "analyze": "paceline.whatif",
+    "cluster_preset": "paceline.model.cluster_presets",
     "from_trace": "paceline.graph",
+    "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
     "plot": "paceline.plot",
+    "predict": "paceline.plan.predict",
     "synthesize": "paceline.synth",
 }
 

@@ -13,6 +13,15 @@ from paceline.errors import OutputError
 Writer = Callable[[BinaryIO], None]
 
 
+def text_writer(text: str) -> Writer:
+    """What writes a text, as UTF-8."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    return write
+
+
 def check_targets(paths: Sequence[Path], *, force: bool = False) -> None:
     """Make sure that all of ``paths`` may be written; call it before the work, too.
 

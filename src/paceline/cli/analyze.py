@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from paceline.model.cluster import Cluster
+    from paceline.model.llm import LLM
+    from paceline.model.plan import Plan
 
 DESCRIPTION = """\
 Simulate the traced job with its stragglers and without; say how much they cost, and
@@ -17,6 +23,7 @@ EXAMPLES = """\
 examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
   paceline analyze trace.parquet --steps 10-20,25 --json
+  paceline analyze trace.parquet --expect job.yaml
 """
 
 
@@ -50,6 +57,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="add the slowdown of every worker in every step to result.json",
     )
+    parser.add_argument(
+        "--expect",
+        metavar="YAML",
+        type=trace_input.file_name,
+        help="a job file of `paceline predict`: how far is the job from what its hardware can do?",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
     parser.set_defaults(run=run)
 
@@ -63,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         from paceline.report.folder import check_folder, write_folder
 
         check_folder(args.out, force=args.force)
+    expected = _expected_job(args)
     # The trace itself is let go before the analysis: it is as large as what is made of it.
     measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
     with ProgressBar("simulating") as progress:
@@ -72,6 +86,12 @@ def run(args: argparse.Namespace) -> int:
         from paceline.remedies import REMEDIES, advise
 
         advice = advise(case_input.diagnosed(args, measured, result), REMEDIES)
+    expectation = None
+    if expected is not None:
+        from paceline.plan.expect import expect
+
+        llm, plan, cluster = expected
+        expectation = expect(measured, result, llm, plan, cluster)
     notes: tuple[str, ...] = ()
     if args.out is not None:
         notes = write_folder(
@@ -81,17 +101,43 @@ def run(args: argparse.Namespace) -> int:
             advice=advice,
             hosts=case_input.hosts(args, measured),
             gpu_hour_cost=args.gpu_hour_cost,
+            expectation=expectation,
             per_step_workers=args.per_step_workers,
             force=args.force,
         )
     if args.json:
         from paceline.report.result_json import dumps
 
-        sys.stdout.write(dumps(result, advice, per_step_workers=args.per_step_workers))
+        sys.stdout.write(
+            dumps(result, advice, expectation=expectation, per_step_workers=args.per_step_workers)
+        )
     else:
         from paceline.report.terminal import print_result
 
         print_result(result, advice=advice)
+        if expectation is not None:
+            from rich.text import Text
+
+            from paceline.report.prediction import expectation_lines
+            from paceline.report.terminal import print_lines, standard_output
+
+            console = standard_output()
+            print_lines([Text(""), *expectation_lines(expectation, console.width)], console)
     for note in notes:
         print(note, file=sys.stderr)
     return 0
+
+
+def _expected_job(args: argparse.Namespace) -> tuple[LLM, Plan, Cluster] | None:
+    """Model, plan and machines of ``--expect``; read before the long work."""
+    if args.expect is None:
+        return None
+    from paceline.errors import PlanError
+    from paceline.model.job_yaml import load_job
+    from paceline.model.plan import check
+
+    job = load_job(args.expect)
+    if job.plan is None:
+        raise PlanError(f"{args.expect} has no plan to compare the trace with")
+    check(job.plan, job.llm)
+    return job.llm, job.plan, job.cluster

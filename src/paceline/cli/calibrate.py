@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
-
-if TYPE_CHECKING:
-    from paceline.plan.calibrate import Fit
 
 EPILOG = """\
 examples:
@@ -81,25 +78,26 @@ def run(args: argparse.Namespace) -> int:
             )
         left_out = error_table(measured, predicted)
     save_cluster(fit.cluster, args.output, force=args.force)
+    calibration = fit.calibration
     about = {
         "runs": len(runs),
         "error": error_table(measured, fit.predicted_s),
         "error_left_out": left_out,
         "constants": {
-            name: getattr(fit.cluster.efficiency, name) for name in fit.cluster.calibration.constants
+            name: getattr(fit.cluster.efficiency, name) for name in calibration.constants
         },
-        "relative_standard_error": dict(fit.cluster.calibration.constants),
-        "not_determined": list(fit.cluster.calibration.fixed),
+        "relative_standard_error": dict(calibration.constants),
+        "not_determined": list(calibration.fixed),
         "output": str(args.output),
     }
     if args.json:
         sys.stdout.write(json.dumps(about, indent=1) + "\n")
     else:
-        _show(about, cluster.efficiency, fit)
+        _show(about, cluster.efficiency)
     return 0
 
 
-def _show(about: dict[str, Any], before: object, fit: Fit) -> None:
+def _show(about: dict[str, Any], before: object) -> None:
     from rich.console import Console
     from rich.table import Table
 

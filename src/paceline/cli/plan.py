@@ -59,9 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
     job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
     job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
-    job.add_argument(
-        "--gpus", metavar="N-M,...", type=parse_numbers, help="numbers of GPUs to try"
-    )
+    job.add_argument("--gpus", metavar="N-M,...", type=parse_numbers, help="numbers of GPUs to try")
     job.add_argument("--global-batch", metavar="N", type=int, help="samples of one step")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
@@ -101,9 +99,7 @@ def add_space(parser: argparse.ArgumentParser) -> None:
         "--recompute", metavar="NAME,...", type=_names, help="(default: none,selective,full)"
     )
     space.add_argument("--zero", metavar="N,...", type=parse_numbers, help="(default: 0-3)")
-    space.add_argument(
-        "--sequence-parallel", choices=("yes", "no", "both"), help="(default: both)"
-    )
+    space.add_argument("--sequence-parallel", choices=("yes", "no", "both"), help="(default: both)")
     space.add_argument(
         "--even", action="store_true", help="only plans with as many layers on every stage"
     )

@@ -63,7 +63,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
     job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
     job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
-    job.add_argument("--profile", metavar="FILE", type=file_name, help="of `paceline profile`")
+    job.add_argument(
+        "--profile",
+        metavar="FILE",
+        type=file_name,
+        help="operator times of `paceline profile`; without --gpu, of that very machine",
+    )
     job.add_argument("--gpus", metavar="N", type=int, help="GPUs in all")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
@@ -114,12 +119,16 @@ def run(args: argparse.Namespace) -> int:
             "there is no plan; give --tp, --pp, --micro-batch, --global-batch and the like (or let "
             "`paceline plan` find one)"
         )
-    cost, notes = None, []
+    cost, cluster, notes = None, job.cluster, list[str]()
     if args.profile is not None:
-        from paceline.model.profile import cost_from_profile
+        from paceline.model.profile_cost import cost_from_profile
 
-        cost, notes = cost_from_profile(args.profile, job.cluster)
-    found = predict(job.llm, job.plan, job.cluster, cost=cost, tokens=job.tokens)
+        cost, notes = cost_from_profile(args.profile, cluster)
+        # The profiled host, not a typical one, launches the kernels.
+        cluster = cost.with_launches(cluster)
+    found = predict(job.llm, job.plan, cluster, cost=cost, tokens=job.tokens)
+    if cost is not None:
+        notes = [*notes, *(f"beyond the profile: {text}" for text in cost.outside)]
     if args.timeline is not None:
         writer = report.timeline_writer(found, compress=args.timeline.suffix == ".gz")
         write_files({args.timeline: writer}, force=args.force)
@@ -134,8 +143,9 @@ def run(args: argparse.Namespace) -> int:
 
         console = standard_output()
         print_lines(report.lines(found, console.width), console)
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+        if notes:
+            more = f" (and {len(notes) - 1} more notes; --json has all)" if len(notes) > 1 else ""
+            print(f"note: {notes[0]}{more}", file=sys.stderr)
     if args.timeline is not None:
         print(f"wrote {args.timeline}; open it in ui.perfetto.dev", file=sys.stderr)
     return 0
@@ -161,10 +171,16 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
     if args.job_yaml is None:
         if args.model is None:
             raise ModelError("say what to train: a job file, or --model with --gpu and a plan")
+        cluster = args.cluster
+        if args.profile is not None and args.gpu is None and cluster is None:
+            from paceline.model.profile import load_profile
+            from paceline.model.profile_cost import cluster_from_profile
+
+            cluster = cluster_from_profile(load_profile(args.profile))
         return job_from_options(
             model=args.model,
             gpu=args.gpu,
-            cluster=args.cluster,
+            cluster=cluster,
             gpus=args.gpus,
             tokens=args.tokens,
             price_per_gpu_hour=args.price,
@@ -191,7 +207,7 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
 def _run_all(args: argparse.Namespace) -> int:
     """Predict every row of a file of runs."""
     from paceline.errors import ModelError
-    from paceline.files import check_not_input, check_targets, write_files
+    from paceline.files import check_not_input, check_targets, text_writer, write_files
     from paceline.plan.predict import predict
     from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
     from paceline.report.prediction import error_lines
@@ -219,7 +235,7 @@ def _run_all(args: argparse.Namespace) -> int:
     measured = [float(table.runs[i].measured_s or 0.0) for i in known]
     errors = error_table(measured, [predicted[i] for i in known]) if known else None
     if args.output is not None:
-        write_files({args.output: lambda file: file.write(text.encode())}, force=args.force)
+        write_files({args.output: text_writer(text)}, force=args.force)
     if args.json:
         from paceline.report.result_json import lines_of_json
 
@@ -257,4 +273,6 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of layers, such as 9,9,9,8") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of layers, such as 9,9,9,8"
+        ) from None

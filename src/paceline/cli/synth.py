@@ -11,6 +11,7 @@ from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
     from paceline.synth import SynthSpec
+    from paceline.trace import Trace
     from paceline.trace.seqlens import SeqLens
 
 #: A 32K job, as in Figure 10 of the what-if paper.
@@ -33,6 +34,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     job = parser.add_argument_group("the job")
+    job.add_argument(
+        "--from-plan",
+        metavar="YAML",
+        type=file_name,
+        help="durations and shape of a job that `paceline predict` reads; --dp, --pp, --tp, --vpp, "
+        "--microbatches, --schedule and --overlap then do not count",
+    )
+    job.add_argument(
+        "--scale", type=float, help="with --from-plan: factor on all of its durations (default 1)"
+    )
     job.add_argument("--dp", type=int, default=8, help="data-parallel ranks (default 8)")
     job.add_argument("--pp", type=int, default=4, help="pipeline stages (default 4)")
     job.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
@@ -134,14 +145,12 @@ def run(args: argparse.Namespace) -> int:
     from paceline.files import check_targets
     from paceline.sources import parquet
     from paceline.sources.seqlens import write_seqlens
-    from paceline.synth import synthesize
 
     targets = [args.output, *([args.seqlens_out] if args.seqlens_out else [])]
     check_targets(targets, force=args.force)
     if len({target.resolve() for target in targets}) < len(targets):
         raise OutputError(f"-o and --seqlens-out both name {args.output}")
-    spec = spec_of(args)
-    trace = synthesize(spec)
+    trace, spec = _planned(args) if args.from_plan else _invented(args)
     parquet.write(trace, args.output, force=args.force)
     if spec.seqlens is not None:
         write_seqlens(spec.seqlens, args.seqlens_out, force=args.force)
@@ -154,6 +163,42 @@ def run(args: argparse.Namespace) -> int:
         f"{trace.job.workers} workers"
     )
     return 0
+
+
+def _invented(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+    """A job of the arguments' shape."""
+    from paceline.errors import SynthError
+    from paceline.synth import synthesize
+
+    if args.scale is not None:
+        raise SynthError("--scale is for --from-plan, whose durations it multiplies")
+    spec = spec_of(args)
+    return synthesize(spec), spec
+
+
+def _planned(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+    """A job of the plan's shape, with the durations that the model predicts."""
+    from paceline.errors import PlanError
+    from paceline.files import check_not_input
+    from paceline.model.costs import plan_costs
+    from paceline.model.job_yaml import load_job
+    from paceline.model.plan import check
+    from paceline.synth.from_plan import plan_spec, synthesize_plan
+
+    check_not_input([args.output], [args.from_plan])
+    job = load_job(args.from_plan)
+    if job.plan is None:
+        raise PlanError(
+            f"{args.from_plan} has no plan; add one, such as plan: {{tp: 8, pp: 8, ...}}"
+        )
+    check(job.plan, job.llm)
+    plan = job.plan
+    args.dp, args.pp, args.tp, args.vpp = plan.dp, plan.pp, plan.tp, plan.vpp
+    args.microbatches, args.schedule = str(plan.microbatches), plan.schedule
+    costs = plan_costs(job.llm, plan, job.cluster)
+    spec = plan_spec(plan, costs, spec_of(args))
+    scale = 1.0 if args.scale is None else args.scale
+    return synthesize_plan(plan, costs, spec, scale=scale), spec
 
 
 def spec_of(args: argparse.Namespace) -> SynthSpec:

@@ -98,7 +98,9 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
         ops = graph.kind == kind
         seconds[ops] = each[graph.pp[ops]]
     # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
-    transfer = np.isin(graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV])
+    transfer = np.isin(
+        graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV]
+    )
     seconds[transfer & ~graph.noop] = costs.p2p_s.max()
     seconds[graph.kind == K.EMBEDDING_GRADS_ALL_REDUCE] = costs.embedding_grads_s
     seconds[graph.kind == K.OPTIMIZER_CLIP_MAIN_GRAD] = costs.clip_s

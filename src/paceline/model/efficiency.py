@@ -98,7 +98,7 @@ def _matmul(best_16: float, best_8: float) -> dict[str, float]:
 #: and 0.71, MI300X 0.58 and 0.49. Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6,
 #: causal, head size 128: about 620 TFLOP/s forward, 530 backward at 8k); on Blackwell cuDNN 9 and
 #: FlashAttention-4 (2025: up to 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward
-#: about 1,050); Blackwell Ultra doubles the exponentials (NVIDIA 2025). Volta: Markidis et al. 2018.
+#: about 1,050); Blackwell Ultra has twice the exponentials (NVIDIA). Volta: Markidis et al. 2018.
 _HOPPER = Efficiency(**_matmul(0.80, 0.71), attention=0.62, attention_backward=0.53)
 _BLACKWELL = Efficiency(**_matmul(0.776, 0.708), attention=0.60, attention_backward=0.47)
 _BLACKWELL_ULTRA = Efficiency(**_matmul(0.776, 0.708), attention=0.68, attention_backward=0.52)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,6 +156,14 @@ class ProfileCost:
     def outside(self) -> list[str]:
         """What has been asked for that the profile does not cover, in words."""
         return [self._say(*key, *span) for key, span in sorted(self._notes.items())]
+
+    def with_launches(self, cluster: Cluster) -> Cluster:
+        """``cluster`` whose host launches kernels as fast as the profiled one.
+
+        On a CPU the host's part of an operator is in its seconds.
+        """
+        launch_s = 0.0 if self.profile.device_kind == "cpu" else self.profile.launch_s
+        return replace(cluster, efficiency=replace(cluster.efficiency, launch_s=launch_s))
 
     def reset(self) -> None:
         """Forget what has been asked for; call it between two predictions."""

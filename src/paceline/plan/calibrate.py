@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from paceline.plan.step import step_time_s
 
 from paceline.errors import ModelError
 from paceline.model.calibration import Calibration, covered
@@ -24,6 +23,7 @@ from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
+from paceline.plan.step import step_time_s
 
 Array = npt.NDArray[np.float64]
 Job = tuple[LLM, Plan]
@@ -79,10 +79,12 @@ class Fit:
 
     Attributes:
         cluster: with the fitted efficiency and its calibration.
+        calibration: the same, of the cluster.
         predicted_s: [run] seconds.
     """
 
     cluster: Cluster
+    calibration: Calibration
     predicted_s: Array
 
 
@@ -139,7 +141,7 @@ def calibrate(
     )
     name = cluster.name if cluster.name.endswith("calibrated") else f"{cluster.name} calibrated"
     fitted = replace(cluster, name=name, efficiency=efficiency, calibration=calibration)
-    return Fit(fitted, predicted)
+    return Fit(fitted, calibration, predicted)
 
 
 def cross_validate(
@@ -210,7 +212,7 @@ class _Fitter:
         names = []
         for constant in CONSTANTS:
             value = getattr(self.cluster.efficiency, constant.name)
-            other = replace(self.cluster.efficiency, **{constant.name: value * 0.8})  # type: ignore[arg-type]
+            other = replace(self.cluster.efficiency, **{constant.name: value * 0.8})
             if np.any(np.abs(self.predict(other) / base - 1) > 1e-6):
                 names.append(constant.name)
         return names
@@ -230,7 +232,7 @@ class _Fitter:
 
         def residuals(x: Array) -> Array:
             values = {c.name: exp(v) for c, v in zip(constants, x, strict=True)}
-            trial: Any = replace(self.cluster.efficiency, **values)  # type: ignore[arg-type]
+            trial: Any = replace(self.cluster.efficiency, **values)
             error = np.log(self.predict(trial) / self.measured) / _SCALE
             # Charbonnier ("soft L1"): square for small errors, linear for large ones.
             robust = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))

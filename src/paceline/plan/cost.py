@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from paceline.model.llm import LLM
 
 Array = npt.NDArray[np.float64]
+#: One number, or one per plan.
+Number = TypeVar("Number", float, Array)
 
 SECONDS_PER_DAY = 86_400.0
 HOURS_PER_DAY = 24.0
@@ -20,12 +23,12 @@ def training_steps(tokens: float, llm: LLM, global_batch: int) -> int:
     return math.ceil(tokens / (global_batch * llm.seq_len))
 
 
-def training_days(steps: int, step_time_s: Array | float) -> Array | float:
+def training_days(steps: int, step_time_s: Number) -> Number:
     """Days without interruptions."""
     return steps * step_time_s / SECONDS_PER_DAY
 
 
-def dollars_per_day(gpus: Array | float, price_per_gpu_hour: float) -> Array | float:
+def dollars_per_day(gpus: Number, price_per_gpu_hour: float) -> Number:
     """Dollars of one day."""
     return gpus * price_per_gpu_hour * HOURS_PER_DAY
 

@@ -1,15 +1,16 @@
 """A measured job beside the model of it: how far it is from what its hardware can do.
 
-    traced / modelled = launch delays x stragglers (S) x hardware
+    traced / modelled = launch delays x stragglers x hardware
 
-The first two are the what-if analysis' own; the last compares the job without stragglers to the
-model, and the ratios of its computes, stage by stage, say where the difference lies.
+"Hardware" (and software) is what the model would take if each kind of operation took as much longer
+than modelled as the typical one did in the trace; "stragglers" is what the job took beyond that.
+Unlike S, which compares with equal stages, it does not count what the model knows to be uneven.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ class Expectation:
         modelled_step_s: the model's step time.
         traced_step_s: the mean step as traced.
         ideal_step_s: the same without launch delays and stragglers (T_ideal).
-        traced_ratio: traced over modelled.
+        traced_ratio: traced over modelled: the product of the next three.
         launch_slowdown: what launch delays cost (traced over T).
-        slowdown: what stragglers cost (S).
-        ideal_ratio: T_ideal over modelled: what is neither. The three multiply to ``traced_ratio``.
+        straggler_ratio: T over the model with typical durations of the trace.
+        hardware_ratio: that model over the model as it is.
+        slowdown: S of the what-if analysis, for comparison.
         compute_ratio: seconds of all computes, the median of each over replicas, steps and
             microbatches, over the modelled: how far the hardware is, whatever single workers do.
         by_kind: kind label -> measured over modelled; None where the model has 0.
@@ -56,8 +58,9 @@ class Expectation:
     ideal_step_s: float
     traced_ratio: float
     launch_slowdown: float
+    straggler_ratio: float
+    hardware_ratio: float
     slowdown: float
-    ideal_ratio: float
     compute_ratio: float
     by_kind: Mapping[str, float | None]
     by_stage: tuple[float, ...]
@@ -72,8 +75,9 @@ class Expectation:
             "ideal_step_s": self.ideal_step_s,
             "traced_ratio": self.traced_ratio,
             "launch_slowdown": self.launch_slowdown,
+            "straggler_ratio": self.straggler_ratio,
+            "hardware_ratio": self.hardware_ratio,
             "slowdown": self.slowdown,
-            "ideal_ratio": self.ideal_ratio,
             "compute_ratio": self.compute_ratio,
             "by_kind": dict(self.by_kind),
             "by_stage": {str(stage): ratio for stage, ratio in enumerate(self.by_stage)},
@@ -96,7 +100,9 @@ def expect(
     typical = computes_of(measured.graph).typical(measured.durations)  # [kind, stage x chunk]
     typical = typical.reshape(2, plan.pp, plan.vpp)
     model = np.stack([_by_stage(x, plan) for x in (costs.forward_s, costs.backward_s)])
-    traced_s = float(measured.traced_step_s.mean())
+    by_kind = _by_kind(measured, costs, typical, model)
+    typical_s = step_time_s(_scaled(costs, by_kind), plan)
+    traced_s, simulated_s = float(result.traced_s.mean()), float(result.simulated_s.mean())
     ideal_s = float(result.ideal_s.mean())
     return Expectation(
         model=llm.name,
@@ -106,10 +112,11 @@ def expect(
         ideal_step_s=ideal_s,
         traced_ratio=traced_s / modelled_s,
         launch_slowdown=result.launch_slowdown,
+        straggler_ratio=simulated_s / typical_s,
+        hardware_ratio=typical_s / modelled_s,
         slowdown=result.slowdown,
-        ideal_ratio=ideal_s / modelled_s,
         compute_ratio=float(typical.sum() / model.sum()),
-        by_kind=_by_kind(measured, costs, plan, typical, model),
+        by_kind=by_kind,
         by_stage=tuple((typical.sum(axis=(0, 2)) / model.sum(axis=(0, 2))).tolist()),
     )
 
@@ -121,12 +128,14 @@ def _by_stage(place: Array, plan: Plan) -> Array:
 
 def _same_job(measured: Measured, plan: Plan) -> None:
     job, counts = measured.job, sorted(set(measured.microbatches.tolist()))
+    # A trace may count the context-parallel ranks among the replicas, apart, or not at all.
+    dp = plan.dp if job.dp_size == plan.dp else plan.dp * plan.cp
     different = [
         f"{name} is {given} in the plan, {traced} in the trace"
         for name, given, traced in (
             ("pp", plan.pp, job.pp_size),
             ("vpp", plan.vpp, job.vpp_size),
-            ("dp x cp", plan.dp * plan.cp, job.dp_size * job.dsp_size),
+            ("dp", dp, job.dp_size),
             ("microbatches", plan.microbatches, counts[0] if len(counts) == 1 else counts),
         )
         if given != traced
@@ -135,8 +144,29 @@ def _same_job(measured: Measured, plan: Plan) -> None:
         raise ModelError(f"the expected job is another one: {'; '.join(different)}")
 
 
+def _scaled(costs: PlanCosts, by_kind: Mapping[str, float | None]) -> PlanCosts:
+    """The model with each kind as much longer as the trace's typical op of it."""
+
+    def ratio(kind: OpKind) -> float:
+        return by_kind.get(kind.label) or 1.0
+
+    computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+    factors = np.array([ratio(kind) for kind in computes])
+    return replace(
+        costs,
+        parts_s=costs.parts_s * factors[:, None, None],
+        p2p_s=costs.p2p_s * ratio(OpKind.FORWARD_SEND),
+        all_gather_s=costs.all_gather_s * ratio(OpKind.PARAMS_ALL_GATHER),
+        reduce_scatter_s=costs.reduce_scatter_s * ratio(OpKind.GRADS_REDUCE_SCATTER),
+        layernorm_grads_s=costs.layernorm_grads_s * ratio(OpKind.LAYERNORM_GRADS_ALL_REDUCE),
+        embedding_grads_s=costs.embedding_grads_s * ratio(OpKind.EMBEDDING_GRADS_ALL_REDUCE),
+        clip_s=costs.clip_s * ratio(OpKind.OPTIMIZER_CLIP_MAIN_GRAD),
+        optimizer_s=costs.optimizer_s * ratio(OpKind.OPTIMIZER),
+    )
+
+
 def _by_kind(
-    measured: Measured, costs: PlanCosts, plan: Plan, typical: Array, model: Array
+    measured: Measured, costs: PlanCosts, typical: Array, model: Array
 ) -> dict[str, float | None]:
     """Measured over modelled seconds, per kind; the median over ops stands for the measured."""
     ratios: dict[str, float | None] = {
@@ -153,6 +183,7 @@ def _by_kind(
         OpKind.GRADS_REDUCE_SCATTER: costs.reduce_scatter_s,
         OpKind.LAYERNORM_GRADS_ALL_REDUCE: costs.layernorm_grads_s,
         OpKind.EMBEDDING_GRADS_ALL_REDUCE: np.array([costs.embedding_grads_s]),
+        OpKind.OPTIMIZER_CLIP_MAIN_GRAD: np.array([costs.clip_s]),
         OpKind.OPTIMIZER: costs.optimizer_s,
     }
     graph = measured.graph

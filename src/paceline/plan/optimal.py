@@ -154,7 +154,7 @@ def gpt(hidden: int, layers: int, *, seq_len: int = 2048, vocab: int = 50257) ->
 
 
 def default_grid(parameters: float) -> tuple[tuple[int, int], ...]:
-    """(hidden, layers) around and below a size: the paper's grid where its sizes are asked for.
+    """(hidden, layers) up to a size: the paper's grid where its sizes are asked for.
 
     Elsewhere depths in steps of about a seventh, widths in multiples of 128 at usual aspects.
     """
@@ -167,7 +167,7 @@ def default_grid(parameters: float) -> tuple[tuple[int, int], ...]:
         for aspect in (110, 130, 150, 170, 200):
             unit = 1024 if depth * aspect > 6000 else _HEAD_DIM
             hidden = max(1, round(depth * aspect / unit)) * unit
-            if 0.25 * parameters <= 12 * depth * hidden**2 <= 1.02 * parameters:
+            if 0.25 * parameters <= gpt(hidden, depth).parameters <= 1.02 * parameters:
                 shapes.append((hidden, depth))
         depth += max(2, round(depth / 7 / 2) * 2)
     return tuple(dict.fromkeys(shapes))
@@ -205,7 +205,11 @@ def optimal(
     Raises:
         ModelError: a number is out of range.
     """
-    for name, value in (("gpus", gpus), ("days", days), ("tokens per parameter", tokens_per_parameter)):
+    for name, value in (
+        ("gpus", gpus),
+        ("days", days),
+        ("tokens per parameter", tokens_per_parameter),
+    ):
         if not 0 < value < math.inf:
             raise ModelError(f"{name} must be above 0, not {value}")
     flops = compute_budget(gpus, cluster.gpu.peak(precision), days)

@@ -228,25 +228,20 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
 def what_fits(llm: LLM, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Single changes that would make a plan fit into the GPUs' memory, mildest first."""
     room = cluster.gpu.memory_bytes
-    changes: list[tuple[str, dict[str, Any]]] = []
-    for recompute in ("selective", "full"):
-        changes.append((f"recompute {recompute}", {"recompute": recompute}))
-    if plan.tp > 1:
-        changes.append(("sequence parallelism", {"sequence_parallel": True}))
-    for zero in range(plan.zero + 1, 4):
-        changes.append((f"zero {zero}", {"zero": zero}))
-    if plan.micro_batch > 1:
-        smaller = plan.micro_batch // 2
-        changes.append((f"micro batch {smaller}", {"micro_batch": smaller}))
+    half = plan.micro_batch // 2
+    changes: list[tuple[str, dict[str, Any]]] = [
+        *((f"recompute {name}", {"recompute": name}) for name in ("selective", "full")),
+        ("sequence parallelism", {"sequence_parallel": plan.tp > 1}),
+        *((f"zero {zero}", {"zero": zero}) for zero in range(plan.zero + 1, 4)),
+        *([(f"micro batch {half}", {"micro_batch": half})] if half else []),
+    ]
     for name in ("tp", "pp", "cp"):
         for factor in (2, 4, 8):
-            wider = {name: getattr(plan, name) * factor}
             if plan.dp % factor == 0 and plan.layers_per_stage is None:
-                text = f"{name} {wider[name]} (dp {plan.dp // factor})"
-                changes.append((text, {**wider, "dp": plan.dp // factor}))
+                wider = {name: getattr(plan, name) * factor, "dp": plan.dp // factor}
+                changes.append((f"{name} {wider[name]} (dp {wider['dp']})", wider))
     if llm.moe is not None:
-        for factor in (2, 4, 8):
-            changes.append((f"ep {plan.ep * factor}", {"ep": plan.ep * factor}))
+        changes += [(f"ep {plan.ep * n}", {"ep": plan.ep * n}) for n in (2, 4, 8)]
     found = []
     for text, change in changes:
         other = replace(plan, **change)

@@ -298,7 +298,7 @@ def _llm(row: _Row) -> LLM:
         if row.text(name)
     }
     name = row.text("model")
-    preset = _checked(row, "model", lambda: llm_preset(name)) if name else None
+    preset: LLM | None = _checked(row, "model", lambda: llm_preset(name)) if name else None
     if preset is not None:
         different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
         if set(different) <= {"seq_len", "vocab"}:

@@ -27,7 +27,7 @@ from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import dollars_per_day, mfu, training_days, training_steps
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
-from paceline.plan.space import Candidates, Space, candidates
+from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -94,13 +94,13 @@ class SearchResult:
     @cached_property
     def days(self) -> Array | None:
         """[plan] days to train on the tokens."""
-        return None if self.steps is None else training_days(self.steps, self.step_time_s)  # type: ignore[return-value]
+        return None if self.steps is None else training_days(self.steps, self.step_time_s)
 
     @cached_property
     def dollars_per_day(self) -> Array | None:
         """[plan] dollars."""
         price = self.cluster.price_per_gpu_hour
-        return None if price is None else dollars_per_day(self.gpus, price)  # type: ignore[return-value]
+        return None if price is None else dollars_per_day(self.gpus.astype(np.float64), price)
 
     @cached_property
     def dollars(self) -> Array | None:
@@ -126,8 +126,6 @@ class SearchResult:
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.found.columns[name][self.rows] for name in names}
-        from paceline.plan.space import RECOMPUTES
-
         recompute = self.found.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
         columns["even_layers"] = self.found.columns["layout"][self.rows] == 0
@@ -206,6 +204,8 @@ def _space(
     cluster: Cluster, gpus: int | Sequence[int], global_batch: int, options: dict[str, Any]
 ) -> Space:
     counts = (gpus,) if isinstance(gpus, int) else gpus
+    if not isinstance(counts, range) or counts.step < 1:
+        counts = sorted(set(counts))
     known = set(Space.__dataclass_fields__) - {"gpus", "base", "node_gpus"}
     limits = {name: value for name, value in options.items() if name in known}
     shared = {name: value for name, value in options.items() if name not in known}
@@ -271,12 +271,10 @@ def _result(
 
 def _limited(result: SearchResult, max_days: float | None, budget: float | None) -> SearchResult:
     """Without what takes or costs too much."""
-    for name, limit, values, unit in (
-        ("max_days", max_days, result.days, "days"),
-        ("budget", budget, result.dollars, "dollars"),
-    ):
+    for name, limit, unit in (("max_days", max_days, "days"), ("budget", budget, "dollars")):
         if limit is None:
             continue
+        values: Array | None = getattr(result, unit)
         if values is None:
             lacking = "tokens" if result.tokens is None else "a price per GPU-hour"
             raise PlanError(f"{name} needs {lacking}")
@@ -297,9 +295,7 @@ def _limited(result: SearchResult, max_days: float | None, budget: float | None)
     return result
 
 
-def _too_large(
-    llm: LLM, cluster: Cluster, space: Space, found: Candidates, memory: Array
-) -> str:
+def _too_large(llm: LLM, cluster: Cluster, space: Space, found: Candidates, memory: Array) -> str:
     """What comes closest to fitting, and how many GPUs would do."""
     least = int(np.argmin(memory))
     room = cluster.gpu.memory_bytes
@@ -309,8 +305,8 @@ def _too_large(
         f"{found.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
     )
     for doubling in range(1, _DOUBLINGS + 1):
-        more = tuple(n << doubling for n in (min(space.gpus), max(space.gpus)))
-        wider = replace(space, gpus=sorted(set(more)))
+        more = {n << doubling for n in (space.gpus[0], space.gpus[-1])}
+        wider = replace(space, gpus=sorted(more))
         try:
             legal = candidates(llm, wider)
         except PlanError:

@@ -18,6 +18,7 @@ from paceline.model.plan import Plan, Recompute, problems
 
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, Ints]
+_Layouts = tuple[tuple[int, ...] | None, ...]
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -69,7 +70,7 @@ class Space:
     uneven: bool = True
 
     def __post_init__(self) -> None:
-        if not self.gpus or min(self.gpus) < 1:
+        if not self.gpus or self.gpus[0] < 1:
             raise PlanError("the search needs a number of GPUs >= 1")
         for name in ("max_tp", "max_pp", "max_dp", "max_cp", "max_ep", "max_vpp"):
             value = getattr(self, name)
@@ -93,7 +94,7 @@ class Candidates:
     """
 
     columns: Columns
-    layouts: tuple[tuple[int, ...] | None, ...]
+    layouts: _Layouts
     pruned: dict[str, int]
     base: Plan
 
@@ -105,11 +106,18 @@ class Candidates:
         row = {name: int(column[i]) for name, column in self.columns.items()}
         return replace(
             self.base,
+            tp=row["tp"],
+            pp=row["pp"],
+            dp=row["dp"],
+            cp=row["cp"],
+            ep=row["ep"],
+            vpp=row["vpp"],
+            micro_batch=row["micro_batch"],
             schedule="1f1b" if row["vpp"] > 1 else self.base.schedule,
-            recompute=RECOMPUTES[row.pop("recompute")],
-            sequence_parallel=bool(row.pop("sequence_parallel")),
-            layers_per_stage=self.layouts[row.pop("layout")],
-            **row,
+            recompute=RECOMPUTES[row["recompute"]],
+            zero=row["zero"],
+            sequence_parallel=bool(row["sequence_parallel"]),
+            layers_per_stage=self.layouts[row["layout"]],
         )
 
     @property
@@ -126,19 +134,25 @@ def candidates(llm: LLM, space: Space) -> Candidates:
     Raises:
         PlanError: nothing is left; the message counts the reasons.
     """
+    columns, layouts, pruned = _legal(llm, space)
+    if not len(columns["tp"]):
+        raise PlanError(_nothing(llm, space, pruned))
+    return Candidates(columns, layouts, pruned, space.base)
+
+
+def _legal(llm: LLM, space: Space) -> tuple[Columns, _Layouts, dict[str, int]]:
+    """Columns of :class:`Candidates`, its layouts, and what was ruled out."""
     listing = _Listing(llm, space)
     columns = listing.degrees()
     columns = listing.tensor(columns)
     columns = listing.batches(columns)
     columns = listing.layouts(columns)
     columns = listing.memory_savings(columns)
-    if not len(columns["tp"]):
-        raise PlanError(_nothing(llm, space, listing.pruned))
-    return Candidates(columns, tuple(listing.layers), listing.pruned, space.base)
+    return columns, tuple(listing.layers), listing.pruned
 
 
 def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
-    low, high = min(space.gpus), max(space.gpus)
+    low, high = space.gpus[0], space.gpus[-1]
     gpus = f"{low} GPUs" if low == high else f"{low} to {high} GPUs"
     if not pruned:
         return (
@@ -149,8 +163,21 @@ def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
     counted = "; ".join(f"{reason} ({count:,})" for reason, count in reasons[:4])
     return (
         f"no legal plan for {llm.name} on {gpus} with global_batch {space.base.global_batch}; "
-        f"plans ruled out: {counted}. Another global batch, or a range of GPUs, may help"
+        f"plans ruled out: {counted}. {_nearest(llm, space)}"
     )
+
+
+def _nearest(llm: LLM, space: Space) -> str:
+    """The numbers of GPUs closest to those asked for that some legal plan has."""
+    low, high = space.gpus[0], space.gpus[-1]
+    around = range(max(1, low * 3 // 4), high * 5 // 4 + 8)
+    columns = _legal(llm, replace(space, gpus=around))[0]
+    gpus = columns["tp"] * columns["pp"] * columns["dp"] * columns["cp"]
+    below, above = gpus[gpus < low], gpus[gpus > high]
+    near = [f"{n:,}" for n in (*below[below == below.max(initial=0)][:1], *np.sort(above)[:1])]
+    if not near:
+        return "Nor are there any on about as many GPUs; try another global batch"
+    return f"{' or '.join(near)} GPUs have legal plans; or try another global batch"
 
 
 def label(reason: str) -> str:
@@ -186,7 +213,11 @@ class _Listing:
     def degrees(self) -> Columns:
         """All tp, pp, dp, cp (and ep) that multiply to one of the numbers of GPUs."""
         space, llm = self.space, self.llm
-        gpus = np.unique(np.array(space.gpus, dtype=np.int64))
+        counts = space.gpus
+        if isinstance(counts, range):
+            gpus = np.arange(counts.start, counts.stop, counts.step)
+        else:
+            gpus = np.array(counts, dtype=np.int64)
         top = int(gpus[-1])
         max_cp = space.max_cp or min(16, max(1, llm.seq_len // _CP_TOKENS))
         tp = np.arange(1, min(space.max_tp or space.node_gpus, top) + 1)
@@ -213,7 +244,7 @@ class _Listing:
         """Rules about tp, cp and ep."""
         columns = self._probe(columns, sequence_parallel=False)
         node, tp = self.space.node_gpus, columns["tp"]
-        if max(self.space.gpus) > node:
+        if self.space.gpus[-1] > node:
             bad = (node % tp != 0) & (tp % node != 0)
             columns = self._drop(columns, bad, "tp groups across the boundaries of nodes")
         if self.llm.moe is not None:
@@ -227,12 +258,13 @@ class _Listing:
     def _probe(self, columns: Columns, *, sequence_parallel: bool) -> Columns:
         """Drop what ``problems`` says about tp and cp alone."""
         for tp, cp in np.unique(np.stack([columns["tp"], columns["cp"]]), axis=1).T.tolist():
-            probe = replace(
-                self.space.base,
-                **{"tp": tp, "cp": cp, "pp": 1, "dp": 1, "ep": 1, "vpp": 1, "zero": 0},
-                **{"micro_batch": 1, "global_batch": 1, "layers_per_stage": None},
-                schedule="1f1b",
+            probe = Plan(
+                tp=tp,
+                cp=cp,
+                global_batch=1,
                 sequence_parallel=sequence_parallel,
+                precision=self.space.base.precision,
+                flash=self.space.base.flash,
                 overlap_tp=self.space.base.overlap_tp and sequence_parallel,
             )
             reasons = problems(probe, self.llm)
@@ -291,7 +323,9 @@ class _Listing:
         self.left //= len(space.zeros)
         bad = (columns["zero"] > 1) & (columns["pp"] > 1)
         columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
-        columns = self._cross(columns, "sequence_parallel", [int(x) for x in space.sequence_parallels])
+        columns = self._cross(
+            columns, "sequence_parallel", [int(x) for x in space.sequence_parallels]
+        )
         self.left //= len(space.sequence_parallels)
         columns = self._probe(columns, sequence_parallel=True)
         if space.base.overlap_tp:

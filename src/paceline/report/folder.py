@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.graph import Measured
+from paceline.plan.expect import Expectation
 from paceline.remedies import Advice
 from paceline.report.html import report_writer
 from paceline.report.perfetto import trace_writer
@@ -38,6 +39,7 @@ def write_folder(
     advice: Advice | None = None,
     hosts: Mapping[tuple[int, int], tuple[str, str]] | None = None,
     gpu_hour_cost: float | None = None,
+    expectation: Expectation | None = None,
     per_step_workers: bool = False,
     force: bool = False,
 ) -> tuple[str, ...]:
@@ -49,7 +51,9 @@ def write_folder(
         OutputError: a file exists and ``force`` is not given, or cannot be written.
     """
     writers: dict[Path, Writer] = {
-        folder / RESULT: json_writer(result, advice, per_step_workers=per_step_workers),
+        folder / RESULT: json_writer(
+            result, advice, expectation=expectation, per_step_workers=per_step_workers
+        ),
         folder / WORKERS: worker_csv_writer(result),
     }
     notes = []

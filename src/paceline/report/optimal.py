@@ -54,11 +54,10 @@ def explanation(result: Optimal) -> list[str]:
     naive, real = result.naive, result.realistic
     text = []
     if naive is not None:
+        fate = f"with its best plan it takes {naive.days:,.1f}" if naive.plan else naive.why_not
         text.append(
             f"At the GPUs' peak the largest candidate would be {_named(naive)}, done in "
-            f"{naive.ideal_days:.1f} days; with its best plan it takes {naive.days:,.1f}."
-            if naive.plan
-            else f"At the GPUs' peak the largest candidate would be {_named(naive)}; {naive.why_not}."
+            f"{naive.ideal_days:.1f} days; {fate}."
         )
     if real is None:
         return [*text, "No candidate can really be trained in the time; add days, GPUs or --grid."]

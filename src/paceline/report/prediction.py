@@ -115,14 +115,16 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     first.append(seconds(prediction.step_time_s), style="bold cyan")
     first.append(
         f"   MFU {prediction.mfu:.1%}   HFU {prediction.hfu:.1%}   "
-        f"{prediction.model_flops_per_gpu / 1e12:,.0f} TFLOP/s and "
+        f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
     return [*wrapped(title, width, style="bold"), *wrapped(about, width), Text(""), first]
 
 
 def _breakdown(prediction: Prediction) -> list[Text]:
-    shown = {k: v for k, v in prediction.breakdown.items() if abs(v) > 5e-5 * prediction.step_time_s}
+    shown = {
+        k: v for k, v in prediction.breakdown.items() if abs(v) > 5e-5 * prediction.step_time_s
+    }
     most = max(shown.values())
     found = []
     for name, value in shown.items():
@@ -223,8 +225,8 @@ def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
         f"it took {seconds(e.traced_step_s)}: {e.traced_ratio:.3f} times as long"
     )
     split = (
-        f"  = {e.launch_slowdown:.3f} launch delays × {e.slowdown:.3f} stragglers × "
-        f"{e.ideal_ratio:.3f} hardware and software (computes alone: {e.compute_ratio:.3f})"
+        f"  = {e.launch_slowdown:.3f} launch delays × {e.straggler_ratio:.3f} stragglers × "
+        f"{e.hardware_ratio:.3f} hardware and software (computes alone: {e.compute_ratio:.3f})"
     )
     kinds = ", ".join(f"{k} {v:.2f}" for k, v in e.by_kind.items() if v is not None)
     stages = " ".join(f"{ratio:.2f}" for ratio in e.by_stage[:32])

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from paceline.plan.expect import Expectation
 from paceline.remedies import Advice
 from paceline.whatif import WhatIf
 
@@ -19,7 +20,11 @@ SCHEMA = 1
 
 
 def to_mapping(
-    result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False
+    result: WhatIf,
+    advice: Advice | None = None,
+    *,
+    expectation: Expectation | None = None,
+    per_step_workers: bool = False,
 ) -> dict[str, Any]:
     """The result as JSON knows it; ``docs/result-json.md`` lists the keys.
 
@@ -29,6 +34,7 @@ def to_mapping(
     Args:
         result: a finished analysis.
         advice: its diagnosis; None leaves out ``findings``, ``waterfall`` and ``remedies``.
+        expectation: the model of the job beside it; None leaves out ``expected``.
         per_step_workers: add ``by_worker_by_step``, one table [pp][dp] per step.
     """
     steps = [str(step) for step in result.steps.tolist()]
@@ -76,6 +82,8 @@ def to_mapping(
     if per_step_workers:
         tables = _numbers(result.by_worker_by_step)
         mapping["by_worker_by_step"] = dict(zip(steps, tables, strict=True))
+    if expectation is not None:
+        mapping["expected"] = expectation.to_mapping()
     return mapping | (advice_mapping(advice) if advice else {})
 
 
@@ -92,9 +100,17 @@ def advice_mapping(advice: Advice) -> dict[str, Any]:
     }
 
 
-def dumps(result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False) -> str:
+def dumps(
+    result: WhatIf,
+    advice: Advice | None = None,
+    *,
+    expectation: Expectation | None = None,
+    per_step_workers: bool = False,
+) -> str:
     """The result as one line of JSON per key, so that people and ``diff`` can read it."""
-    return lines_of_json(to_mapping(result, advice, per_step_workers=per_step_workers))
+    return lines_of_json(
+        to_mapping(result, advice, expectation=expectation, per_step_workers=per_step_workers)
+    )
 
 
 def lines_of_json(mapping: Mapping[str, Any]) -> str:
@@ -106,10 +122,14 @@ def lines_of_json(mapping: Mapping[str, Any]) -> str:
 
 
 def json_writer(
-    result: WhatIf, advice: Advice | None = None, *, per_step_workers: bool = False
+    result: WhatIf,
+    advice: Advice | None = None,
+    *,
+    expectation: Expectation | None = None,
+    per_step_workers: bool = False,
 ) -> Callable[[BinaryIO], None]:
     """What writes ``result.json``."""
-    text = dumps(result, advice, per_step_workers=per_step_workers)
+    text = dumps(result, advice, expectation=expectation, per_step_workers=per_step_workers)
     return lambda file: _write(file, text)
 
 

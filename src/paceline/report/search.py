@@ -216,9 +216,7 @@ def page_writer(result: SearchResult, top: int) -> Writer:
         numbers=_numbers(result),
         plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
         front=_front_table(result),
-        pruned=table(
-            ("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]
-        ),
+        pruned=table(("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escaped(_price(result)),
         version=escaped(_version()),

@@ -30,13 +30,24 @@ def _lognormal(
     return np.exp(factors, out=factors)
 
 
-def make_durations(spec: SynthSpec, graph: StepGraph) -> tuple[Durations, dict[str, Any]]:
-    """Durations of all ops, and what was injected."""
+def make_durations(
+    spec: SynthSpec, graph: StepGraph, healthy: npt.NDArray[np.float64] | None = None
+) -> tuple[Durations, dict[str, Any]]:
+    """Durations of all ops, and what was injected.
+
+    Args:
+        spec: the job.
+        graph: its ops.
+        healthy: [op] seconds without noise and causes; None: ``spec.base_s`` of each kind.
+    """
     durations = Durations.empty(graph, spec.steps)
     noise = cause_rng(spec, "noise")
     for v, block in enumerate(durations.blocks):
         ops = graph.variant_ops(v)
-        base = np.array([spec.base_s[OpKind(int(kind))] for kind in graph.kind[ops]])
+        if healthy is None:
+            base = np.array([spec.base_s[OpKind(int(kind))] for kind in graph.kind[ops]])
+        else:
+            base = healthy[ops].copy()
         base[graph.noop[ops]] = 0.0
         block[:] = base[:, None, None]
         if spec.noise:

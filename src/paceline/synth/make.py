@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,23 @@ from paceline.synth.durations import cause_rng, make_durations
 from paceline.synth.spec import SynthSpec
 from paceline.trace import OpKind, Trace
 
+#: A graph -> the healthy seconds of its ops.
+OpSeconds = Callable[[StepGraph], npt.NDArray[np.float64]]
 
-def synthesize(spec: SynthSpec) -> Trace:
+
+def synthesize(spec: SynthSpec, seconds: OpSeconds | None = None) -> Trace:
     """A trace of the job; ``truth`` holds what was injected.
+
+    Args:
+        spec: the job and its causes of slowness.
+        seconds: the healthy seconds of each op [op] of a graph, in place of ``spec.base_s``.
 
     Raises:
         SynthError: the spec contradicts itself.
     """
     graph = _graph(spec)
-    durations, truth = make_durations(spec, graph)
+    healthy = None if seconds is None else seconds(graph)
+    durations, truth = make_durations(spec, graph, healthy)
     delays, delayed = _delays(spec, graph)
     truth["launch_delays"] = delayed
     line = timeline(durations, delays=delays)

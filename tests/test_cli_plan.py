@@ -1,0 +1,136 @@
+"""``paceline plan`` and ``paceline optimal`` as a user runs them."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from paceline.cli.main import run
+
+Captured = pytest.CaptureFixture[str]
+
+JOB = """\
+model: {name: small, layers: 12, hidden: 768, heads: 12, vocab: 50257, seq_len: 1024}
+cluster: a100-80g
+gpus: 8
+plan: {global_batch: 64, precision: fp16, tp: 2}
+training: {tokens: 10 B}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def fails(argv: list[str], capsys: Captured) -> str:
+    assert run(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("paceline: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_the_table(job: Path, capsys: Captured) -> None:
+    assert run(["plan", str(job), "--top", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "small on 8 GPUs (a100-80g) · global batch 64 · 10 billion tokens" in out
+    best = next(line for line in out.splitlines() if line.startswith("* "))
+    assert "fp16" in best
+    assert "Ruled out" in out
+    assert "zero 2 and 3 need pp 1" in out
+    assert "$ per GPU-hour" in out
+
+
+def test_options_instead_of_a_file_and_a_range_of_gpus(capsys: Captured) -> None:
+    argv = ["plan", "--model", "gpt2-355m", "--gpu", "a100-80g", "--gpus", "4,8"]
+    assert run([*argv, "--global-batch", "64", "--tokens", "1B", "--objective", "cost"]) == 0
+    out = capsys.readouterr().out
+    assert "gpt2-355m on 4 to 8 GPUs" in out
+    assert "ranked by least GPU-time" in out
+
+
+def test_json_has_the_best_plans_and_the_front(job: Path, capsys: Captured) -> None:
+    argv = ["plan", str(job), "--gpus", "4-8", "--json", "--top", "4", "--recompute", "none"]
+    assert run([*argv, "--zero", "1", "--micro-batch", "2", "--max-vpp", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [plan["rank"] for plan in found["plans"]] == [1, 2, 3, 4]
+    times = [plan["step_time_s"] for plan in found["plans"]]
+    assert times == sorted(times)
+    assert {(plan["micro_batch"], plan["zero"], plan["vpp"]) for plan in found["plans"]} == {
+        (2, 1, 1)
+    }
+    assert found["pareto"][0]["step_time_s"] == times[0]
+    assert found["tokens"] == 10e9
+    assert found["fit"] <= found["legal"]
+    assert sum(found["pruned"].values()) > 0
+
+
+def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    argv = ["plan", str(job), "--gpus", "4,8", "-o", str(out)]
+    assert run(argv) == 0
+    capsys.readouterr()
+    plans = pq.read_table(out / "plans.parquet").to_pydict()
+    result = json.loads((out / "result.json").read_text())
+    assert len(plans["tp"]) == result["fit"]
+    assert plans["step_time_s"][0] == result["plans"][0]["step_time_s"]
+    page = (out / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert result["plans"][0]["plan"] in page
+    assert "exists already" in fails(argv, capsys)
+    assert run([*argv, "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["plan"], "say what to train"),
+        (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--gpus", "8"], "--global-batch"),
+        (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--global-batch", "8"], "--gpus"),
+        (["plan", "JOB", "--gpu", "h100"], "--gpu contradicts"),
+        (["plan", "JOB", "--gpus", "1024", "--max-dp", "1"], "no combination of degrees"),
+        (["plan", "JOB", "--max-days", "1e-9"], "the closest"),
+        (["optimal", "--gpus", "8", "--days", "1"], "give either --gpu"),
+        (["optimal", "--gpus", "8", "--days", "-1", "--gpu", "a100"], "days must be above 0"),
+    ],
+)
+def test_errors_say_what_to_do(argv: list[str], words: str, job: Path, capsys: Captured) -> None:
+    assert words in fails([str(job) if word == "JOB" else word for word in argv], capsys)
+
+
+@pytest.mark.parametrize(
+    "option", [["--recompute", "some"], ["--tokens", "many"], ["--tokens", "-1"], ["--gpus", "x"]]
+)
+def test_options_that_argparse_refuses(option: list[str], job: Path, capsys: Captured) -> None:
+    assert run(["plan", str(job), *option]) == 2
+    assert option[0] in capsys.readouterr().err
+
+
+def test_optimal_prints_the_laws_and_the_candidates(capsys: Captured) -> None:
+    argv = ["optimal", "--gpus", "3360", "--gpu", "a100-80g", "--days", "30"]
+    grid = ["--grid", "12288x80,10240x60,8192x60"]
+    assert run([*argv, *grid]) == 0
+    out = capsys.readouterr().out
+    assert "146.8 B parameters, 3,092 B tokens" in out
+    assert "145.61" in out
+    assert "2,912" in out
+    assert "The largest that really fits" in " ".join(out.split())
+    assert run([*argv, *grid, "--law", "vtrain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["laws"]) == ["vtrain"]
+    assert found["naive"]["hidden"] == 12288
+    assert found["realistic"]["days"] <= 30
+    assert len(found["candidates"]) == 3
+
+
+def test_optimal_refuses_a_wrong_grid(capsys: Captured) -> None:
+    argv = ["optimal", "--gpus", "8", "--gpu", "a100-80g", "--days", "1", "--grid", "12288"]
+    assert run(argv) == 2
+    assert "12288x80" in capsys.readouterr().err

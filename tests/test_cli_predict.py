@@ -1,0 +1,152 @@
+"""``paceline predict``, ``calibrate``, ``analyze --expect`` and ``synth --from-plan``."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from paceline.cli.main import run
+
+FLAGS = ["predict", "--model", "gpt3-13b", "--gpu", "a100-80g", "--gpus", "64", "--tp", "4"]
+FLAGS += ["--pp", "4", "--micro-batch", "1", "--global-batch", "64"]
+JOB = """\
+model: megatron-18.4b
+cluster: a100-80g
+gpus: 64
+plan: {tp: 8, pp: 2, micro_batch: 2, global_batch: 64, sequence_parallel: true}
+training: {tokens: 300e9}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def said(capsys, *args):
+    code = run([str(arg) for arg in args])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_a_screen_with_all_that_matters(capsys):
+    code, out, err = said(capsys, *FLAGS, "--tokens", "300B")
+    assert (code, err) == (0, "")
+    for word in ("gpt3-13b", "tp4 pp4 dp4", "MFU", "pipeline bubble", "memory: fits", "days", "$"):
+        assert word in out
+
+
+def test_json_of_a_job_file(capsys, job):
+    code, out, _ = said(capsys, "predict", job, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["plan"]["dp"] == 4
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_time_s"])
+    assert len(found["memory"]["by_stage"]) == 2
+    assert found["training"]["days"] > 0
+
+
+def test_options_change_the_plan_of_a_file(capsys, job):
+    _, out, _ = said(capsys, "predict", job, "--json", "--pp", "4", "--recompute", "full")
+    plan = json.loads(out)["plan"]
+    assert (plan["pp"], plan["dp"], plan["recompute"]) == (4, 2, "full")
+
+
+def test_the_timeline_shows_the_schedule(capsys, job, tmp_path):
+    path = tmp_path / "step.json.gz"
+    assert run(["predict", str(job), "--timeline", str(path)]) == 0
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    computes = [e for e in events if e["ph"] == "X" and e["cat"].endswith("-compute")]
+    first_stage = sorted((e for e in computes if e["pid"] == 1), key=lambda e: e["ts"])
+    assert " ".join(e["name"] for e in first_stage) == (
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7"
+    )
+    code, _, err = said(capsys, "predict", job, "--timeline", path)
+    assert code == 2
+    assert "exists" in err
+
+
+def test_runs_with_their_errors(capsys, tmp_path):
+    runs, out = tmp_path / "runs.csv", tmp_path / "predicted.csv"
+    runs.write_text(
+        "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,step_time_s,who\n"
+        "64,512,8,3072,32,30,2048,1,64,1,3.5665,a\n64,512,8,3072,32,30,2048,2,32,1,3.9752,b\n"
+    )
+    code, text, _ = said(capsys, "predict", "--runs", runs, "-o", out)
+    assert code == 0
+    assert "2 measured runs: mean error" in text
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["who"] for row in rows] == ["a", "b"]
+    assert all(2 < float(row["predicted_step_time_s"]) < 6 for row in rows)
+    _, text, _ = said(capsys, "predict", "--runs", runs, "--json")
+    assert json.loads(text)["errors"]["n"] == 2
+
+
+def test_calibrating_writes_a_cluster_that_predict_reads(capsys, tmp_path):
+    runs, ours = tmp_path / "runs.csv", tmp_path / "ours.yaml"
+    head = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,step_time_s"
+    shapes = [(1024, 1, 8, 8), (2048, 2, 4, 4), (4096, 8, 1, 8), (2048, 1, 8, 4)]
+    rows = [
+        f"8,{mb * 32},{mb},{h},16,8,1024,{tp},{dp},1,{0.3 + h * mb / 9000}"
+        for h, tp, dp, mb in shapes
+        for mb in (mb, mb // 2)
+    ]
+    runs.write_text("\n".join([head, *rows]) + "\n")
+    code, out, _ = said(capsys, "calibrate", runs, "--cluster", "a100-80g", "-o", ours, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["runs"] == 8
+    assert found["constants"]
+    code, out, _ = said(capsys, "predict", *FLAGS[1:3], *FLAGS[5:], "--cluster", ours)
+    assert code == 0
+    assert "outside what the cluster was calibrated with" in " ".join(out.split())
+
+
+def test_expecting_a_synthesised_job(capsys, job, tmp_path):
+    trace = tmp_path / "trace.parquet"
+    slow = ("--slow-worker", "1,0,1.5", "--noise", "0", "--steps", "2")
+    code, *_ = said(capsys, "synth", "--from-plan", job, "--scale", "1.15", *slow, "-o", trace)
+    assert code == 0
+    _, out, _ = said(capsys, "analyze", trace, "--expect", job, "--no-diagnose", "--json")
+    expected = json.loads(out)["expected"]
+    assert expected["compute_ratio"] == pytest.approx(1.15, rel=1e-3)
+    assert expected["straggler_ratio"] > 1.1
+    _, out, _ = said(capsys, "analyze", trace, "--expect", job, "--no-diagnose")
+    assert "hardware and software" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["predict"], "say what to train"),
+        (["predict", "--model", "gpt3-175c", "--gpu", "h100", "--tp", "1"], "gpt3-175b"),
+        (["predict", "--model", "gpt3-13b", "--gpu", "h1000", "--tp", "1"], "h100"),
+        (["predict", "--model", "gpt3-13b", "--gpu", "h100"], "there is no plan"),
+        ([*FLAGS, "--dp", "3"], "= 48 GPUs, not 64"),
+        ([*FLAGS[:-1], "63"], "global_batch 63 not divisible by dp 4 x micro_batch 1"),
+        ([*FLAGS, "--runs", "x.csv"], "leave out the job and its plan"),
+        ([*FLAGS, "-o", "x.csv"], "-o is for --runs"),
+        (["predict", "--runs", "none.csv"], "none.csv: No such file"),
+        (["predict", "none.yaml"], "none.yaml"),
+        (["synth", "--scale", "2", "-o", "x.parquet"], "--scale is for --from-plan"),
+        ([*FLAGS, "--profile", "none.json"], "none.json"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(capsys, args, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = said(capsys, *args)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_field_is_named_with_its_line(capsys, job):
+    job.write_text(JOB.replace("micro_batch", "micro_bach"))
+    code, _, err = said(capsys, "predict", job)
+    assert code == 2
+    assert "job.yaml, line 4: plan.micro_bach" in err
+    assert "micro_batch" in err

@@ -1,0 +1,99 @@
+"""Predictions: their parts add up, and they hang together with memory, days and dollars."""
+
+from dataclasses import replace
+
+import pytest
+
+import paceline
+from paceline.errors import ModelError, PlanError
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+from paceline.model.plan import Plan
+from paceline.plan.predict import predict
+from paceline.plan.step import step_time_s
+
+GPT3 = {"tp": 8, "pp": 8, "dp": 16, "micro_batch": 1, "global_batch": 1536}
+
+
+@pytest.fixture(scope="module")
+def gpt3():
+    return predict("gpt3-175b", GPT3, "a100-80g", tokens=300e9)
+
+
+def test_the_breakdown_adds_up_to_the_simulated_step(gpt3):
+    assert sum(gpt3.breakdown.values()) == pytest.approx(gpt3.step_time_s, rel=1e-12)
+    assert gpt3.timeline.step_times()[0] == pytest.approx(gpt3.step_time_s, rel=1e-12)
+    assert step_time_s(gpt3.costs, gpt3.plan) == pytest.approx(gpt3.step_time_s, rel=1e-12)
+    assert all(seconds >= -1e-12 for seconds in gpt3.breakdown.values())
+
+
+def test_the_bubble_of_nearly_equal_stages_is_p_minus_1_over_m(gpt3):
+    compute = sum(gpt3.breakdown[part] for part in ("gemm", "attention", "memory", "tp"))
+    # The first and the last stage have a little more to do, which counts as bubble.
+    assert 7 / 96 < gpt3.breakdown["bubble"] / compute < 1.6 * 7 / 96
+
+
+def test_mfu_tokens_days_and_dollars_hang_together(gpt3):
+    flops = llm_preset("gpt3-175b").model_flops_per_token() * 1536 * 2048
+    assert gpt3.mfu == pytest.approx(flops / (gpt3.step_time_s * 1024 * 312e12))
+    assert gpt3.tokens_per_s == pytest.approx(1536 * 2048 / gpt3.step_time_s)
+    assert gpt3.days == pytest.approx(300e9 / gpt3.tokens_per_s / 86400, rel=1e-4)
+    assert gpt3.dollars == pytest.approx(gpt3.days * 24 * 1024 * 5.12)
+    assert predict("gpt3-175b", GPT3, "a100-80g").days is None
+
+
+def test_full_recomputation_costs_a_third_more_flops(gpt3):
+    full = predict("gpt3-175b", {**GPT3, "recompute": "full"}, "a100-80g")
+    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.01)
+    assert gpt3.hfu == gpt3.mfu
+    assert full.step_time_s > 1.2 * gpt3.step_time_s
+    assert max(full.memory_bytes) < max(gpt3.memory_bytes)
+
+
+def test_what_does_not_fit_says_what_would():
+    tight = predict("gpt3-2.7b", {"dp": 8, "micro_batch": 4, "global_batch": 64}, "a100-40g")
+    assert not tight.fits
+    assert tight.memory_headroom_bytes < 0
+    assert {"recompute full", "zero 3", "micro batch 2", "tp 2 (dp 4)"} <= set(tight.to_fit)
+    for change in ({"recompute": "full"}, {"micro_batch": 2}, {"tp": 2, "dp": 4}):
+        other = predict(tight.llm, replace(tight.plan, **change), "a100-40g")
+        assert other.fits
+        assert other.to_fit == ()
+
+
+def test_more_bandwidth_never_makes_a_step_longer(gpt3):
+    cluster = cluster_preset("a100-80g")
+    faster = replace(
+        cluster,
+        node=replace(cluster.node, bandwidth=2 * cluster.node.bandwidth),
+        network=replace(cluster.network, nic_bandwidth=2 * cluster.network.nic_bandwidth),
+    )
+    assert predict("gpt3-175b", GPT3, faster).step_time_s < gpt3.step_time_s
+
+
+def test_an_illegal_plan_names_all_reasons():
+    with pytest.raises(PlanError, match=r"heads 96 not divisible by tp 7.*layers 96 not divisible"):
+        predict("gpt3-175b", {"tp": 7, "pp": 5, "global_batch": 8}, "a100-80g")
+
+
+def test_a_precision_that_the_gpu_lacks():
+    with pytest.raises(ModelError, match="has no fp8; it supports fp32, fp16, bf16"):
+        predict("gpt3-13b", {"global_batch": 8, "precision": "fp8"}, "a100-80g")
+
+
+def test_tensor_parallelism_beyond_a_node_is_pointed_out():
+    wide = predict("gpt3-175b", {"tp": 16, "pp": 8, "global_batch": 8}, "a100-80g")
+    assert "exceeds the 8 GPUs of a node" in wide.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "model", ["llama3.1-405b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b"]
+)
+def test_every_family_is_predicted(model):
+    llm = llm_preset(model)
+    layers = (llm.layers // 2, llm.layers - llm.layers // 2)
+    ep = 8 if llm.moe else 1
+    plan = Plan(tp=1, pp=2, dp=8, ep=ep, global_batch=32, layers_per_stage=layers)
+    found = paceline.predict(llm, plan, "h200")
+    assert 0.05 < found.mfu < 0.8
+    assert (found.breakdown["ep"] > 0) == (llm.moe is not None)

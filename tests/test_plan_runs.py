@@ -1,0 +1,116 @@
+"""Files of runs: what rows mean, what is wrong with them, and how far predictions are."""
+
+import csv
+
+import pytest
+
+from paceline.errors import ModelError, PlanError
+from paceline.plan.runs import (
+    error_table,
+    load_runs,
+    predicted_csv,
+    read_runs,
+    run_clusters,
+    runs_cluster,
+)
+
+HEAD = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,step_time_s"
+ROW = "64,512,8,3072,32,30,2048,1,64,1,3.5665"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*lines):
+        path = tmp_path / "runs.csv"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_row_without_more_is_a_run_of_the_years_of_full_recomputation(written):
+    (run,) = load_runs(written(HEAD, ROW))
+    assert (run.llm.hidden, run.llm.vocab, run.llm.ffn) == (3072, 51200, 12288)
+    plan = run.plan
+    assert (plan.recompute, plan.precision, plan.zero, plan.flash) == ("full", "fp16", 0, False)
+    assert (plan.overlap_dp, plan.grad_bytes) == (False, 2)
+    assert run.measured_s == 3.5665
+    assert runs_cluster([run], None).name == "a100-80g-4nic"
+
+
+def test_optional_columns_change_it(written):
+    head = f"{HEAD},vpp,recompute,sequence_parallel,precision,zero,vocab,kv_heads,ffn,gpu,model"
+    row = "64,64,1,12288,96,96,2048,8,1,8,13.75,3,selective,1,bf16,1,50000,8,40000,h100,ours"
+    path = written(head, row.replace(",ours", ","))
+    (run,) = load_runs(path)
+    assert (run.plan.vpp, run.plan.schedule) == (3, "interleaved")
+    assert (run.plan.recompute, run.plan.sequence_parallel, run.plan.zero) == ("selective", True, 1)
+    assert (run.llm.vocab, run.llm.kv_heads, run.llm.ffn) == (50000, 8, 40000)
+    assert run.plan.flash
+    assert run_clusters([run], None)[0].name == "h100"
+
+
+def test_a_model_of_the_presets_needs_no_fields(written):
+    head = "gpus,global_batch,micro_batch,tp,dp,pp,gpu,model,seq_len,precision,zero,recompute"
+    (run,) = load_runs(written(head, "8,128,1,1,8,1,H100,Llama3_8B,8192,fp8,3,none"))
+    assert (run.llm.name, run.llm.layers, run.llm.seq_len) == ("llama3-8b", 32, 8192)
+    assert run.measured_s is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "is empty"),
+        ([HEAD], "has a header but no run"),
+        (["gpu,batch", "1,2"], r"lacks the columns gpus, .*did you mean gpu for gpus"),
+        ([HEAD, ROW.replace("3072", "wide")], r"runs.csv:2: hidden must be a number, not 'wide'"),
+        ([HEAD, ROW, ROW.replace("3.5665", "nan")], r"runs.csv:3: step_time_s must be a number"),
+        ([HEAD, ROW.replace("3.5665", "-1")], "step_time_s must be above 0"),
+        ([HEAD, ROW.replace("3.5665", "")], "step_time_s is empty; every run needs"),
+        ([HEAD, ROW.replace("64,512,8", "64,512,2.5")], "micro_batch must be a whole number"),
+        ([HEAD, ROW.replace("64,512", "32,512")], "gpus is 32, but tp 1 x pp 1 x dp 64"),
+        ([HEAD, ROW + ",9"], "has 12 cells, the header 11"),
+        ([HEAD + ",gpu", ROW + ",h10"], r"gpu is unknown: .*h100"),
+        ([HEAD + ",recompute", ROW + ",sel"], "recompute must be one of none, selective, full"),
+        ([HEAD + ",tp", ROW + ",1"], "has the column 'tp' more than once"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line_and_column(written, lines, said):
+    with pytest.raises(ModelError, match=said):
+        load_runs(written(*lines), need_times=True)
+
+
+def test_a_plan_that_cannot_be_is_an_error_of_its_line(written):
+    with pytest.raises(PlanError, match=r"runs.csv:2: .*layers 30 not divisible by pp 4"):
+        load_runs(written(HEAD, "64,512,8,3072,32,30,2048,1,16,4,3.5"))
+
+
+def test_not_a_table(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(b"\xff\xfe\x00PAR1")
+    with pytest.raises(ModelError, match="is no text"):
+        load_runs(path)
+    with pytest.raises(ModelError, match="No such file"):
+        load_runs(tmp_path / "none.csv")
+
+
+def test_predictions_are_added_and_the_rest_is_kept(written):
+    table = read_runs(written(HEAD + ",note", ROW + ",first"))
+    (row,) = csv.DictReader(predicted_csv(table, [3.25]).splitlines())
+    assert row["note"] == "first"
+    assert row["predicted_step_time_s"] == "3.25"
+
+
+def test_errors_as_shares_of_the_measured():
+    errors = error_table([1.0, 2.0, 4.0], [1.1, 2.0, 3.0])
+    assert errors["mape"] == pytest.approx((0.1 + 0 + 0.25) / 3)
+    assert errors["median"] == pytest.approx(0.1)
+    assert errors["r2"] == pytest.approx(
+        1 - 1.01 / ((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2)
+    )
+
+
+def test_runs_of_several_gpus_are_fitted_apart(written):
+    runs = load_runs(written(HEAD + ",gpu", ROW + ",a100-80g", ROW + ",a100-40g"))
+    with pytest.raises(ModelError, match="several GPUs"):
+        runs_cluster(runs, None)
