@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-out
+# The build without CUDA: small, and enough for the tests.
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: demo test install clean lint types
 
@@ -19,6 +22,8 @@ $(VENV)/installed: pyproject.toml $(BIN)/python
 
 $(VENV)/installed-dev: pyproject.toml $(BIN)/python
 	$(PIP) --editable '.[dev]'
+	@$(PIP) $(TORCH) 2>/dev/null || $(PIP) --extra-index-url $(TORCH_INDEX) $(TORCH) || \
+	  echo "no $(TORCH): the tests of paceline profile will be skipped"
 	touch $(VENV)/installed $@
 
 install: $(VENV)/installed  ## make .venv with Paceline in it

@@ -36,7 +36,8 @@ def show(name, measured, predicted):
     errors = error_table(measured, predicted)
     share = np.asarray(predicted) / np.asarray(measured) - 1
     print(
-        f"{name:58s} n {len(share):3d}  MAPE {errors['mape']:6.1%}  median {errors['median']:6.1%}  "
+        f"{name:58s} n {len(share):3d}  "
+        f"MAPE {errors['mape']:6.1%}  median {errors['median']:6.1%}  "
         f"p90 {errors['p90']:6.1%}  R2 {errors['r2']:.4f}  mean {share.mean():+.1%}"
     )
 

@@ -130,6 +130,11 @@ def test_optimal_prints_the_laws_and_the_candidates(capsys: Captured) -> None:
     assert len(found["candidates"]) == 3
 
 
+def test_a_profile_in_place_of_the_roofline(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    argv = ["plan", str(job), "--profile", str(tmp_path / "missing.json")]
+    assert "missing.json" in fails(argv, capsys)
+
+
 def test_optimal_refuses_a_wrong_grid(capsys: Captured) -> None:
     argv = ["optimal", "--gpus", "8", "--gpu", "a100-80g", "--days", "1", "--grid", "12288"]
     assert run(argv) == 2

@@ -59,6 +59,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
     job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
     job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
+    job.add_argument(
+        "--profile", metavar="FILE", type=file_name, help="operator times of `paceline profile`"
+    )
     job.add_argument("--gpus", metavar="N-M,...", type=parse_numbers, help="numbers of GPUs to try")
     job.add_argument("--global-batch", metavar="N", type=int, help="samples of one step")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
@@ -117,16 +120,23 @@ def run(args: argparse.Namespace) -> int:
         report.check_folder(args.out, force=args.force)
     job, batch, kept = _job(args)
     counts = args.gpus or [job.gpus]
+    cluster, cost, notes = job.cluster, None, list[str]()
+    if args.profile is not None:
+        from paceline.model.profile_cost import cost_from_profile
+
+        cost, notes = cost_from_profile(args.profile, cluster)
+        cluster = cost.with_launches(cluster)
     with ProgressBar("searching") as progress:
         result = search(
             job.llm,
-            job.cluster,
+            cluster,
             counts,
             batch,
             objective=args.objective,
             tokens=args.tokens or job.tokens,
             max_days=args.max_days,
             budget=args.budget,
+            cost=cost,
             progress=progress,
             **{**kept, **space_options(args)},
         )
@@ -142,8 +152,10 @@ def run(args: argparse.Namespace) -> int:
 
         console = standard_output()
         print_lines(report.lines(result, args.top, console.width), console)
-    if note:
-        print(note, file=sys.stderr)
+    if cost is not None:
+        notes += [f"beyond the profile: {text}" for text in cost.outside]
+    for each in (*notes[:3], *([note] if note else [])):
+        print(each, file=sys.stderr)
     return 0
 
 

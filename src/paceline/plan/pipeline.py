@@ -1,10 +1,10 @@
 """Pipelines of many plans at once: when each chunk ends its last backward pass.
 
 The rules are those of ``graph.build``, solved for one microbatch after another: with computes and
-transfers of non-negative length, the end of every compute follows from four earlier ends, so no
+transfers of non-negative length, the end of every compute follows from a few earlier ends, so no
 graph is needed. The result is that of the one simulator on the graph of ``replica_ops`` (largest
-difference over 3,000 random cases with unequal places and transfers: 1e-15 of the step), which a
-test checks. With equal stages it is the closed form, (m + p - 1)(f + b), bubble over v.
+difference over 3,000 random cases with unequal places and transfers: 0), which a test checks. With
+equal stages it is the closed form, (m + p - 1)(f + b), bubble over v.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from paceline.jit import compiled
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-#: After so many groups of pp microbatches the walk looks whether they repeat; relative difference
-#: up to which they do.
-_GROUPS = 6
-_SAME = 1e-13
 
 #: Interpreted, a compute takes about 2.5 us; more computes than this repay the 0.5 s that loading
 #: the compiled walk takes.
@@ -136,11 +131,6 @@ def _walk(
     backward one: the second-last forward before it), takes its time once the other side has sent,
     too, and the next compute waits for it.
 
-    In the steady state the step from one group of ``pp`` microbatches to the next is a max-plus
-    linear map that does not change. So once all ends of a group are those of the one before plus
-    the same time, they are for good, and the groups in between need not be walked: exact but for
-    rounding. The walk tries that on fewer microbatches, twice as many each time.
-
     Args:
         pp: stages.
         microbatches: [plan].
@@ -151,16 +141,8 @@ def _walk(
         result: [plan, place] receives the end of the last backward.
     """
     places = seconds.shape[2]
-    plan = 0
-    m = 0  # microbatches walked so far, of this plan
-    while plan < len(microbatches):
-        every = microbatches[plan]
-        if m == 0:
-            groups = _GROUPS if places == pp else _GROUPS + 1
-            m = every if warmup[plan, 0] == every * (places // pp) else groups * pp + every % pp
-        else:
-            m = 2 * m - every % pp
-        m = min(m, every)
+    for plan in range(len(microbatches)):
+        m = microbatches[plan]
         total = m * (places // pp)
         order = np.arange(total)
         chunk_start, microbatch = order % places // pp * pp, order // places * pp + order % pp
@@ -197,18 +179,5 @@ def _walk(
                     done[way, s] = k + 1
                     n += 1
                     left -= n == 2 * total
-        same = True
-        delta = 0.0
-        if m < every:  # has a group taken as long as the one before, everywhere?
-            group = m // pp - 3
-            delta = ends[1, 0, group * pp - 1] - ends[1, 0, (group - 1) * pp - 1]
-            for way in range(2):
-                for place in range(places):
-                    for k in range((group - 1) * pp, m if way == 0 else group * pp):
-                        now = ends[way, place, k]
-                        same &= abs(now - ends[way, place, k - pp] - delta) <= _SAME * now
-        if same:
-            for place in range(places):
-                result[plan, place] = ends[1, place, m - 1] + (every - m) // pp * delta
-            plan += 1
-            m = 0
+        for place in range(places):
+            result[plan, place] = ends[1, place, m - 1]
