@@ -323,6 +323,10 @@ class _Listing:
         self.left //= len(space.zeros)
         bad = (columns["zero"] > 1) & (columns["pp"] > 1)
         columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
+        alone = columns["dp"] * columns["cp"] == 1  # legal, but one plan several times
+        usual = 1 if 1 in space.zeros else space.zeros[0]
+        bad = alone & (columns["zero"] != usual)
+        columns = self._drop(columns, bad, "zero makes no difference with one replica")
         columns = self._cross(
             columns, "sequence_parallel", [int(x) for x in space.sequence_parallels]
         )
