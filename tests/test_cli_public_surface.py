@@ -13,6 +13,7 @@ PUBLIC = {
     "PacelineError",
     "Part",
     "Cluster",
+    "Detector",
     "LLM",
     "Plan",
     "Prediction",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline import plot
+    from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
     from paceline.graph import from_trace
     from paceline.model.cluster import Cluster
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Cluster",
+    "Detector",
     "Job",
     "OpKind",
     "PacelineError",
@@ -61,6 +63,7 @@ __all__ = [
 
 _HOME = {
     "Cluster": "paceline.model.cluster",
+    "Detector": "paceline.detect.detector",
     "Job": "paceline.trace",
     "LLM": "paceline.model.llm",
     "OpKind": "paceline.trace",

@@ -9,6 +9,7 @@
     ├── RemedyError         a remedy does not apply to this job, or lacks what it needs to know
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
+    ├── DetectError         samples that a detector cannot take
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -51,6 +52,10 @@ class ModelError(PacelineError):
 
 class PlanError(ModelError):
     """A plan is illegal for the model or the number of GPUs."""
+
+
+class DetectError(PacelineError):
+    """Samples that a detector cannot take."""
 
 
 class OutputError(PacelineError):

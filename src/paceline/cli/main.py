@@ -21,6 +21,7 @@ from paceline.cli import (
     calibrate,
     compare,
     completion,
+    detect,
     diagnose,
     optimal,
     plan,
@@ -36,7 +37,7 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(analyze, diagnose, remedy, compare, timeline, synth),
-    *(predict, plan, optimal, profile, calibrate, completion),
+    *(detect, predict, plan, optimal, profile, calibrate, completion),
 )
 
 DESCRIPTION = """\
@@ -50,6 +51,7 @@ examples:
   paceline diagnose trace.parquet --layers 9,9,9,9
   paceline remedy trace.parquet --list
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
+  paceline detect iterations.csv
   paceline predict --model gpt3-175b --gpu a100-80g --gpus 1024 --tp 8 --pp 8 --global-batch 1536
   paceline plan --model llama3.1-405b --gpu h100 --gpus 16384 --global-batch 2048
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet

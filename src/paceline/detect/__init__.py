@@ -1,0 +1,1 @@
+"""Online: when did a job become slow, and is it sure?"""

@@ -1,0 +1,340 @@
+"""Online detection of fail-slows in step times, vectorised over ranks.
+
+A rank's healthy level (the *anchor*) is the median of its first steps, then tracked so slowly that
+drift is followed and an episode is not. A fail-slow is sure when the median of the last w steps
+lies more than 10% above it, for any of several w: short windows find large factors within a few
+steps, long ones small factors in spite of noise. Medians do not see spikes. How much a median of w
+steps strays in health is measured for every rank and w, so autocorrelated noise raises the bar by
+itself. (Falcon, 4.3, verifies the change points of BOCD by such a 10% test; on its labelled streams
+medians alone are faster and need no run lengths. docs/detect.md compares.)
+
+The median of w values exceeds a level when more than half of them do: counting replaces sorting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DetectError
+
+Array = npt.NDArray[np.float64]
+Kind = Literal["onset", "relief", "silent", "clock-jump"]
+
+#: Steps of the windows (odd), and the steps between looks at how far each strays in health.
+WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
+#: A level this share above the anchor counts as slow, once noise is allowed for: the paper's 10%
+#: (4.3), less the error of an anchor that noise of a few percent leaves uncertain.
+THRESHOLD = 0.09
+#: Standard deviations of a window's median on top of it. Short windows are looked at in every
+#: step and meet spikes and slow checkpoints, so they must be surer than long ones.
+_SURE_SHORT, _SURE_LONG, _SHORT = 2.7, 0.8, 17
+#: Steps before anything is said, and steps whose median is the first anchor.
+WARM_UP, ANCHOR_STEPS = 50, 512
+_ANCHOR_EVERY = 16
+#: The anchor moves by this share per step at most: 10% in 10,000 steps.
+_DRIFT = 1e-5
+#: A step this many times as long as a healthy one is a pause (checkpoint, evaluation, restart):
+#: neither it nor the steps in which the job warms up again are evidence.
+PAUSE, _AFTER_PAUSE = 5.0, 5
+#: Relief: so many of the last steps lie nearer to health than to the level of the onset.
+_RELIEF_OF, _RELIEF = 9, 7
+_MIN_RELIEF_LEVEL = 0.05
+#: Memory of the estimates of noise, in steps.
+_NOISE_STEPS = 400
+#: Steps without a sample after which a rank is called silent.
+SILENT_AFTER = 10
+
+_RING = ANCHOR_STEPS
+_HALF = np.array([(w + 1) // 2 for w in WINDOWS])
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a rank.
+
+    Attributes:
+        kind: "onset" of a fail-slow, its "relief", a rank that fell "silent", or a "clock-jump" (a
+            duration that is not above 0).
+        rank: whose.
+        step: the step of the update that returned the event.
+        since_step: onset and relief: the step in which it is estimated to have begun (ended);
+            silent: the first step without a sample; clock-jump: the step.
+        factor: step time over the healthy one: at an onset the median since ``since_step``, at a
+            relief the mean of the episode; nan for the other kinds.
+        lost_s: seconds lost since the onset.
+        healthy_s: the healthy step time.
+    """
+
+    kind: Kind
+    rank: int
+    step: int
+    since_step: int
+    factor: float
+    lost_s: float
+    healthy_s: float
+
+    def explain(self) -> str:
+        """The event in words and numbers."""
+        who = f"step {self.step:,}: rank {self.rank}"
+        if self.kind == "onset":
+            return (
+                f"{who} is {self.factor:.2f}x slower since step {self.since_step:,} "
+                f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
+                f"{self.lost_s:.3g} s lost so far"
+            )
+        if self.kind == "relief":
+            return (
+                f"{who} is healthy again since step {self.since_step:,}; it was {self.factor:.2f}x "
+                f"slower and lost {self.lost_s:.3g} s"
+            )
+        if self.kind == "silent":
+            return f"{who} has given no sample since step {self.since_step:,}"
+        return f"{who} reports a duration that is not above 0: its clock jumped"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        factor = None if np.isnan(self.factor) else self.factor
+        return {
+            "kind": self.kind,
+            "rank": self.rank,
+            "step": self.step,
+            "since_step": self.since_step,
+            "factor": factor,
+            "lost_s": self.lost_s,
+            "healthy_s": None if np.isnan(self.healthy_s) else self.healthy_s,
+            "text": self.explain(),
+        }
+
+
+class Detector:
+    """Feeds on one step after another.
+
+    Args:
+        ranks: how many there are; each is judged on its own.
+        threshold: share above the healthy level from which on a rank is slow.
+        warm_up: steps before anything is said (at least 10).
+
+    Raises:
+        DetectError: an argument is out of range.
+    """
+
+    def __init__(self, ranks: int, *, threshold: float = THRESHOLD, warm_up: int = WARM_UP) -> None:
+        if isinstance(ranks, bool) or not isinstance(ranks, int | np.integer) or ranks < 1:
+            raise DetectError(f"ranks must be a whole number >= 1, not {ranks!r}")
+        if not 0 < threshold < 10:
+            raise DetectError(f"threshold must be above 0 and below 10, not {threshold:g}")
+        if not 10 <= warm_up <= ANCHOR_STEPS:
+            raise DetectError(f"warm_up must be from 10 to {ANCHOR_STEPS} steps, not {warm_up}")
+        n = int(ranks)
+        self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
+        self.steps = 0  # updates so far
+        self.last_step: int | None = None
+        self._x = np.full((_RING, n), np.nan, dtype=np.float32)  # [step mod ring, rank]
+        self._number = np.zeros(_RING, dtype=np.int64)  # step numbers of its rows
+        self._bits = np.zeros((WINDOWS[-1], n), dtype=np.uint8)  # window i: bit i
+        self._counts = np.zeros((len(WINDOWS), n), dtype=np.int16)
+        self._anchor = np.full(n, np.nan)
+        self._stray = np.full((len(WINDOWS), n), np.nan)  # of a window's median, relative
+        self._level = np.full((len(WINDOWS), n), np.inf)  # seconds above which a step counts
+        self._seen = np.zeros(n, dtype=np.int64)  # samples
+        self._missing = np.zeros(n, dtype=np.int64)  # steps in a row without one
+        self._hold = np.zeros(n, dtype=np.int64)  # steps that are no evidence
+        self._slow = np.zeros(n, dtype=bool)
+        self._since = np.zeros(n, dtype=np.int64)  # update in which the episode began
+        self._since_step = np.zeros(n, dtype=np.int64)
+        self._bar = np.zeros(n)  # seconds below which a step of an episode looks healthy
+        self._lost = np.zeros(n)
+        self._spent = np.zeros(n)  # healthy seconds of the episode's steps
+
+    @property
+    def slow(self) -> npt.NDArray[np.bool_]:
+        """[rank] whether it is in an episode."""
+        return self._slow.copy()
+
+    @property
+    def healthy_s(self) -> Array:
+        """[rank] the healthy step time; nan during the warm-up."""
+        return self._anchor.copy()
+
+    def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
+        """Take the step times of one step; returns what is sure now.
+
+        Args:
+            step: its number; it must grow from call to call.
+            durations_s: [rank] seconds; nan = no sample.
+
+        Raises:
+            DetectError: another number of ranks, or a step that is not behind the last.
+        """
+        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
+        if len(x) != self.ranks:
+            raise DetectError(f"step {step} has {len(x)} durations for {self.ranks} ranks")
+        if self.last_step is not None and step <= self.last_step:
+            raise DetectError(f"step {step} comes after step {self.last_step}; steps must grow")
+        self.last_step = int(step)
+        jumped = (x <= 0) | np.isinf(x)
+        events = [
+            self._event("clock-jump", rank, step, step) for rank in np.flatnonzero(jumped).tolist()
+        ]
+        missing = jumped | np.isnan(x)
+        self._silence(step, missing, events)
+        # A missing sample repeats the last: it neither adds evidence nor takes any away.
+        row = self.steps % _RING
+        before = self._x[row - 1]
+        self._x[row] = np.where(missing, before, x)
+        self._number[row] = step
+        self._seen += ~missing
+        x = self._x[row].astype(np.float64)
+        self.steps += 1
+        self._set_anchor(x, missing)
+        self._count(x, missing)
+        self._find_onsets(step, events)
+        self._follow_episodes(step, x, missing, events)
+        self._learn_noise()
+        return events
+
+    def _event(self, kind: Kind, rank: int, step: int, since: int, factor: float = np.nan) -> Event:
+        lost = float(self._lost[rank])
+        return Event(kind, rank, int(step), int(since), factor, lost, float(self._anchor[rank]))
+
+    def _silence(self, step: int, missing: npt.NDArray[np.bool_], events: list[Event]) -> None:
+        self._missing = np.where(missing, self._missing + 1, 0)
+        for rank in np.flatnonzero(self._missing == SILENT_AFTER).tolist():
+            back = min(SILENT_AFTER - 1, self.steps)
+            first = self._number[(self.steps - back) % _RING] if back else step
+            events.append(self._event("silent", rank, step, int(first)))
+
+    def _last(self, n: int, ranks: Any = slice(None)) -> npt.NDArray[np.float32]:
+        """[n, rank] the last ``n`` rows, oldest first."""
+        rows = np.arange(self.steps - n, self.steps) % _RING
+        return self._x[rows][:, ranks]
+
+    def _set_anchor(self, x: Array, missing: npt.NDArray[np.bool_]) -> None:
+        n = self.steps
+        if n == self.warm_up or (self.warm_up < n <= _RING and n % _ANCHOR_EVERY == 0):
+            with np.errstate(all="ignore"):
+                middle = _median(self._last(n))
+            self._anchor = np.where(self._slow, self._anchor, middle)
+        elif n > _RING:
+            still = self._slow | missing | (self._hold > 0)
+            self._anchor += np.where(still, 0.0, _DRIFT * np.sign(x - self._anchor) * self._anchor)
+        late = np.isnan(self._anchor) & (self._seen >= self.warm_up)
+        if late.any():  # ranks that joined during the warm-up
+            self._anchor[late] = _median(self._last(min(n, self.warm_up), late))
+
+    def _count(self, x: Array, missing: npt.NDArray[np.bool_]) -> None:
+        """Count, per window, the steps above its level."""
+        pause = x > PAUSE * self._anchor
+        self._hold = np.where(pause & (self._hold == 0), _AFTER_PAUSE + 1, self._hold)
+        # A level that stays up after the pause is no pause.
+        barred = missing | (self._hold > 0)
+        self._hold = np.maximum(self._hold - 1, 0)
+        above = (x > self._level) & ~barred
+        new = np.zeros(self.ranks, dtype=np.uint8)
+        for i in range(len(WINDOWS)):
+            new |= above[i].astype(np.uint8) << np.uint8(i)
+        size = WINDOWS[-1]
+        for i, window in enumerate(WINDOWS):
+            old = (self._bits[(self.steps - window) % size] >> np.uint8(i)) & np.uint8(1)
+            self._counts[i] += above[i].astype(np.int16) - old.astype(np.int16)
+        self._bits[self.steps % size] = new
+
+    def _find_onsets(self, step: int, events: list[Event]) -> None:
+        found = (self._counts >= _HALF[:, None]) & ~self._slow
+        for rank in np.flatnonzero(found.any(axis=0)).tolist():
+            window = WINDOWS[int(np.argmax(found[:, rank]))]
+            begin, factor, lost = self._estimate(rank, window)
+            self._slow[rank] = True
+            self._since[rank] = begin
+            self._since_step[rank] = self._number[begin % _RING]
+            anchor = float(self._anchor[rank])
+            self._bar[rank] = anchor * (1 + max(_MIN_RELIEF_LEVEL, (factor - 1) / 2))
+            self._lost[rank] = lost
+            self._spent[rank] = anchor * (self.steps - begin)
+            events.append(self._event("onset", rank, step, self._since_step[rank], factor))
+
+    def _estimate(self, rank: int, window: int) -> tuple[int, float, float]:
+        """Update in which the episode began, its factor, and seconds lost since.
+
+        The begin is where the sum of what exceeds the middle between both levels is largest, each
+        step's share bounded so that a spike cannot move it.
+        """
+        n = min(self.steps, _RING, 2 * window + 9)
+        x = self._last(n, rank).astype(np.float64)
+        anchor = float(self._anchor[rank])
+        level = float(np.median(x[-((window + 1) // 2) :]))
+        gap = max(level - anchor, self.threshold * anchor)
+        excess = np.clip(x - (anchor + gap / 2), -gap, gap)
+        first = n - 1 - int(np.argmax(np.cumsum(excess[::-1])))
+        episode = x[first:]
+        return (
+            self.steps - n + first,
+            float(np.median(episode)) / anchor,
+            float((episode - anchor).sum()),
+        )
+
+    def _follow_episodes(
+        self, step: int, x: Array, missing: npt.NDArray[np.bool_], events: list[Event]
+    ) -> None:
+        ranks = np.flatnonzero(self._slow)
+        if not len(ranks):
+            return
+        older = ranks[(self._since[ranks] < self.steps - 1) & ~missing[ranks]]
+        started = {event.rank for event in events if event.kind == "onset"}
+        grown = older[~np.isin(older, list(started))] if started else older
+        self._lost[grown] += x[grown] - self._anchor[grown]
+        self._spent[grown] += self._anchor[grown]
+        n = min(_RELIEF_OF, self.steps)
+        low = self._last(n, ranks) < self._bar[ranks]
+        over = (low.sum(axis=0) >= _RELIEF) & (self._since[ranks] <= self.steps - n)
+        for place in np.flatnonzero(over).tolist():
+            rank = int(ranks[place])
+            first = n - 1 - int(np.argmax(np.cumsum(np.where(low[::-1, place], 1, -1))))
+            factor = 1 + self._lost[rank] / max(self._spent[rank], 1e-300)
+            since = int(self._number[(self.steps - n + first) % _RING])
+            events.append(self._event("relief", rank, step, since, float(factor)))
+            self._slow[rank] = False
+            self._lost[rank] = self._spent[rank] = 0.0
+            self._counts[:, rank] = 0
+            self._bits[:, rank] = 0
+
+    def _learn_noise(self) -> None:
+        """How far medians of w healthy steps stray; then the levels that count."""
+        n = self.steps
+        if n < self.warm_up:
+            return
+        for i, window in enumerate(WINDOWS):
+            if n < window + 10 or (n % window and n != self.warm_up):
+                continue
+            if np.isnan(self._stray[i]).any():
+                self._first_noise(i, window)
+            off = np.abs(_median(self._last(window)) / self._anchor - 1)
+            off = np.minimum(off, 3 * self._stray[i] + 0.002)
+            share = max(window / _NOISE_STEPS, window / n)
+            share = min(share, 1.0)
+            moved = (1 - share) * self._stray[i] + share * 1.2533 * off
+            self._stray[i] = np.where(self._slow, self._stray[i], moved)
+        sure = np.where(np.array(WINDOWS) <= _SHORT, _SURE_SHORT, _SURE_LONG)[:, None]
+        level = self._anchor * (1 + self.threshold + sure * self._stray)
+        self._level = np.where(np.isnan(level), np.inf, level)
+
+    def _first_noise(self, i: int, window: int) -> None:
+        """From the windows so far, half overlapping."""
+        n = min(self.steps, _RING)
+        rows = self._last(n)
+        starts = range(0, n - window + 1, max(1, window // 2))
+        off = np.stack([_median(rows[k : k + window]) for k in starts]) / self._anchor - 1
+        middle = 1.4826 * np.median(np.abs(off), axis=0) + 0.25 * off.std(axis=0)
+        fresh = np.isnan(self._stray[i])
+        self._stray[i] = np.where(fresh, middle, self._stray[i])
+
+
+def _median(rows: npt.NDArray[np.float32]) -> Array:
+    """[rank] medians over the rows."""
+    middle = len(rows) // 2
+    found: Array = np.partition(rows, middle, axis=0)[middle].astype(np.float64)
+    return found

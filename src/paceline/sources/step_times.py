@@ -1,0 +1,170 @@
+"""Step times of ranks: CSV, parquet or JSON lines -> a table [step, rank]."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MAX_CELLS = 1 << 28  # 2 GB of durations
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """How long each step took each rank.
+
+    Attributes:
+        steps: [step] numbers, ascending.
+        ranks: [rank] numbers, ascending.
+        duration_s: [step, rank] seconds; nan = no sample.
+        warnings: what was counted while reading.
+    """
+
+    steps: Ints
+    ranks: Ints
+    duration_s: Array
+    warnings: tuple[str, ...]
+
+
+def load_step_times(path: Path) -> StepTimes:
+    """Read step times: columns ``step``, ``duration_s`` (or ``start_s``) and, optionally, ``rank``.
+
+    With ``start_s`` a step lasts until the rank's next one starts; the last has no duration.
+
+    Raises:
+        TraceError: the file cannot be read, or lacks columns, or holds no sample.
+    """
+    columns = _columns(path)
+    named = {name: _numbers(path, name, values) for name, values in columns.items()}
+    timed = "duration_s" if "duration_s" in named else "start_s"
+    missing = [name for name in ("step", timed) if name not in named]
+    if missing:
+        wanted = "duration_s (or start_s)" if missing[-1] == "start_s" else ""
+        names = [wanted if name == "start_s" else name for name in missing]
+        near = get_close_matches(missing[0], list(columns), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise TraceError(
+            f"{path} lacks the columns {', '.join(names)}{hint}; it has "
+            f"{', '.join(columns)[:200] or 'none'}"
+        )
+    step, value = named["step"], named[timed]
+    rank = named.get("rank", np.zeros(len(step)))
+    if not len(step):
+        raise TraceError(f"{path} holds no sample")
+    for name, numbers in (("step", step), ("rank", rank)):
+        bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers))))
+        if len(bad):
+            raise TraceError(f"{path}: row {bad[0] + 1}: {name} must be a whole number")
+    return _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
+
+
+def _table(path: Path, step: Ints, rank: Ints, value: Array, starts: bool) -> StepTimes:
+    steps, row = np.unique(step, return_inverse=True)
+    ranks, column = np.unique(rank, return_inverse=True)
+    if len(steps) * len(ranks) > _MAX_CELLS:
+        raise TraceError(
+            f"{path}: {len(steps):,} steps x {len(ranks):,} ranks are too many at once"
+        )
+    warnings = []
+    unsorted = int((np.diff(row)[np.diff(column) == 0] < 0).sum()) if len(row) > 1 else 0
+    if unsorted:
+        warnings.append(f"{unsorted} samples were not in the order of their steps; sorted")
+    flat = row * len(ranks) + column
+    repeated = len(flat) - len(np.unique(flat))
+    if repeated:
+        warnings.append(f"{repeated} samples repeat a step of their rank; the last counts")
+    table = np.full((len(steps), len(ranks)), np.nan)
+    table.ravel()[flat] = value
+    if starts:
+        table = np.vstack([np.diff(table, axis=0), np.full((1, len(ranks)), np.nan)])
+    empty = int(np.isnan(value).sum())
+    if empty:
+        warnings.append(f"{empty} samples are empty")
+    return StepTimes(steps, ranks, table, tuple(warnings))
+
+
+def _columns(path: Path) -> dict[str, Sequence[Any]]:
+    if path.suffix in (".parquet", ".pq"):
+        return _parquet(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is no text; step times are CSV, JSON lines or .parquet") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    if not text.strip():
+        raise TraceError(f"{path} is empty")
+    if text.lstrip().startswith("{"):
+        rows = [sample for _, sample in json_lines(io.StringIO(text), str(path))]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return {name: [row.get(name) for row in rows] for name in names}
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text), strict=True) if line]
+    except csv.Error as error:
+        raise TraceError(f"{path} is no CSV: {error}") from None
+    head = [name.strip() for name in lines[0]]
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(head):
+            raise TraceError(f"{path}:{number} has {len(line)} cells, the header {len(head)}")
+    return {name: [line[i] for line in lines[1:]] for i, name in enumerate(head)}
+
+
+def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: No such file or directory") from None
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{path} is no parquet file: {error}") from None
+    wanted = [n for n in ("step", "rank", "duration_s", "start_s") if n in table.column_names]
+    found: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted}
+    return found or {name: [] for name in table.column_names}
+
+
+def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line number, object) of each line.
+
+    Raises:
+        TraceError: a line is no JSON object.
+    """
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            sample = json.loads(line)
+        except ValueError:
+            sample = None
+        if not isinstance(sample, dict):
+            raise TraceError(f"{where}:{number} is no JSON object")
+        yield number, sample
+
+
+def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
+    if name not in ("step", "rank", "duration_s", "start_s"):
+        return np.empty(0)
+    found = np.empty(len(values))
+    for i, value in enumerate(values):
+        empty = value is None or (isinstance(value, str) and not value.strip())
+        try:
+            found[i] = np.nan if empty else float(value)
+        except (TypeError, ValueError):
+            raise TraceError(
+                f"{path}: row {i + 1}: {name} must be a number, not {str(value)[:40]!r}"
+            ) from None
+    return found

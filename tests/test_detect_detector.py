@@ -1,0 +1,184 @@
+"""The detector, one step at a time: what it must find, and what it must not take for slow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import Detector
+from paceline.detect.detector import SILENT_AFTER
+from paceline.detect.job import job_events, spans
+from paceline.errors import DetectError
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "fail-slow"
+
+
+def noise(steps, ranks=1, cov=0.02, seed=0):
+    return np.random.default_rng(seed).normal(1.0, cov, (steps, ranks))
+
+
+def events_of(x, **options):
+    detector = Detector(x.shape[1], **options)
+    return [event for step, row in enumerate(x) for event in detector.update(step, row)]
+
+
+def test_an_episode_has_an_onset_a_relief_a_factor_and_a_loss():
+    x = noise(3000)
+    x[1000:1600] *= 1.3
+    onset, relief = events_of(x)
+    assert (onset.kind, onset.rank, onset.since_step) == ("onset", 0, 1000)
+    assert 1001 <= onset.step <= 1004
+    assert onset.factor == pytest.approx(1.3, rel=0.03)
+    assert onset.lost_s == pytest.approx(0.3 * (onset.step - 999), rel=0.15)
+    assert (relief.kind, relief.since_step) == ("relief", 1600)
+    assert relief.step <= 1610
+    assert relief.factor == pytest.approx(1.3, rel=0.02)
+    assert relief.lost_s == pytest.approx(0.3 * 600, rel=0.03)
+    assert onset.explain().startswith(f"step {onset.step:,}: rank 0 is 1.")
+    assert "since step 1,000" in onset.explain()
+
+
+def test_it_comes_back():
+    x = noise(4000)
+    x[1000:1400] *= 1.25
+    x[2500:2900] *= 1.5
+    kinds = [(event.kind, event.since_step) for event in events_of(x)]
+    assert kinds == [("onset", 1000), ("relief", 1400), ("onset", 2500), ("relief", 2900)]
+
+
+def test_only_the_slow_rank_is_named():
+    x = noise(2000, ranks=16)
+    x[900:, 5] *= 1.2
+    assert [(event.kind, event.rank) for event in events_of(x)] == [("onset", 5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ladder_of_steps_under_ten_percent_is_found(seed):
+    x = noise(4000, seed=seed)
+    for begin in (1000, 1300, 1600):
+        x[begin:] *= 1.07
+    onset = events_of(x)[0]
+    assert onset.kind == "onset"
+    assert 1300 <= onset.step < 1700
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spikes_checkpoints_and_pauses_are_no_fail_slows(seed):
+    rng = np.random.default_rng(seed)
+    x = noise(8000, ranks=8, seed=seed)
+    x[rng.random(x.shape) < 0.002] *= 2.5  # spikes
+    x[499::500] *= 1.9  # checkpoints
+    x[2000] *= 40  # evaluation
+    x[5000] *= 300  # a restart, and the steps in which it warms up
+    x[5001:5004] *= 1.6
+    assert events_of(x) == []
+
+
+def test_a_drift_of_five_percent_in_ten_thousand_steps_is_none():
+    x = noise(12000, ranks=4) * np.linspace(1, 1.06, 12000)[:, None]
+    assert events_of(x) == []
+
+
+def test_benign_steps_below_ten_percent_are_none():
+    x = noise(6000, ranks=4)
+    x[2000:3500] *= 1.06
+    assert events_of(x) == []
+
+
+def test_a_rank_that_falls_silent_is_an_event_and_no_crash():
+    x = noise(600, ranks=3)
+    x[300:400, 1] = np.nan
+    (event,) = events_of(x)
+    assert (event.kind, event.rank, event.since_step) == ("silent", 1, 300)
+    assert event.step == 300 + SILENT_AFTER - 1
+    x[:] = noise(600, ranks=3)
+    x[::7, 2] = np.nan  # now and then a sample is missing
+    assert events_of(x) == []
+
+
+def test_clocks_that_jump():
+    x = noise(300, ranks=2)
+    x[100, 0], x[200, 1] = -3.0, 0.0
+    assert [(e.kind, e.rank, e.step) for e in events_of(x)] == [
+        ("clock-jump", 0, 100),
+        ("clock-jump", 1, 200),
+    ]
+
+
+def test_nothing_is_said_in_the_warm_up():
+    x = noise(49)
+    x[20:] *= 2
+    assert events_of(x) == []
+
+
+def test_one_rank_and_numbers_of_steps_with_gaps():
+    x = noise(2000)[:, 0]
+    x[1000:] *= 1.5
+    detector = Detector(1)
+    events = [e for i, value in enumerate(x) for e in detector.update(10 * i, [value])]
+    assert events[0].since_step == 10_000
+    assert detector.slow.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Detector(0), "ranks must be a whole number >= 1"),
+        (lambda: Detector(2, threshold=0), "threshold must be above 0"),
+        (lambda: Detector(2, warm_up=3), "warm_up must be from 10 to 512"),
+        (lambda: Detector(2).update(0, [1.0]), "step 0 has 1 durations for 2 ranks"),
+    ],
+)
+def test_wrong_arguments(call, said):
+    with pytest.raises(DetectError, match=said):
+        call()
+
+
+def test_steps_must_grow():
+    detector = Detector(1)
+    detector.update(5, [1.0])
+    with pytest.raises(DetectError, match="step 5 comes after step 5"):
+        detector.update(5, [1.0])
+
+
+def test_memory_of_a_rank_is_bounded():
+    detector = Detector(1000)
+    for step, row in enumerate(noise(600, ranks=1000)):
+        detector.update(step, row)
+    held = sum(v.nbytes for v in vars(detector).values() if isinstance(v, np.ndarray))
+    assert held / 1000 < 64 * 1024
+
+
+def test_ranks_that_slow_down_together_are_one_event_of_the_job():
+    x = noise(2000, ranks=32)
+    x[1000:1500] *= 1.4
+    events = job_events(events_of(x), 32)
+    assert [(e.kind, len(e.ranks), e.since_step) for e in events] == [
+        ("onset", 32, 1000),
+        ("relief", 32, 1500),
+    ]
+    assert "all ranks" in events[0].explain()
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data/fail-slow is not there")
+@pytest.mark.parametrize(
+    ("name", "healthy_flagged", "p50", "p95"),
+    [("comp", 0, 3, 6), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],
+)
+def test_labelled_streams(name, healthy_flagged, p50, p95):
+    """All episodes, hardly an alarm on healthy series, within a few steps (README of the data)."""
+    import runpy
+
+    score = runpy.run_path(str(DATA / "score.py"))["score"]
+    with np.load(DATA / f"dev_{name}.npz") as data:
+        x = data["x"].T
+        onsets = [[] for _ in range(x.shape[1])]
+        for event in events_of(x):
+            if event.kind == "onset":
+                onsets[event.rank].append(event.step)
+        found = score(data, onsets)
+    assert found["false_positive_series"] <= healthy_flagged
+    assert found["episodes_found"] == found["episodes"]
+    assert (found["delay_p50"] or 0) <= p50
+    assert (found["delay_p95"] or 0) <= p95
