@@ -63,7 +63,8 @@ def main():
                 found = score(streams, onsets)
                 print(
                     f"{name:7s} {method.__name__:7s} healthy series flagged "
-                    f"{found['false_positive_series']:3d} of {found['healthy_series']:3d}, episodes "
+                    f"{found['false_positive_series']:3d} of {found['healthy_series']:3d}, "
+                    f"episodes "
                     f"{found['episodes_found']:2d} of {found['episodes']:2d}, delay p50 "
                     f"{found['delay_p50']} p95 {found['delay_p95']}, "
                     f"{x.size / seconds / 1e6:.1f} M samples/s"
