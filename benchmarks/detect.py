@@ -2,7 +2,8 @@
 
     python benchmarks/detect.py [--data ../shared/data/fail-slow]
 
-Every detector is fed one step at a time. "window" calls a rank slow when the mean of the last 10
+Every detector is fed one step at a time. "bocd_v" is BOCD with
+verification, "bocd" the same without; "window" calls a rank slow when the mean of the last 10
 steps exceeds that of the 200 before them by 10%. Scores are those of ``score.py`` beside the data.
 Last, the speed for 4,096 ranks on one core.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline import Detector
+from paceline.detect.bocd import Bocd
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "fail-slow"
 
@@ -30,6 +32,20 @@ def ours(x):
             if event.kind == "onset":
                 onsets[event.rank].append(event.step)
     return onsets
+
+
+def bocd(x, verify=False):
+    detector = Bocd(x.shape[1], verify=verify)
+    onsets = [[] for _ in range(x.shape[1])]
+    for step, row in enumerate(x):
+        for event in detector.update(step, row):
+            if event.kind == "onset":
+                onsets[event.rank].append(event.step)
+    return onsets
+
+
+def bocd_v(x):
+    return bocd(x, verify=True)
 
 
 def window(x, short=10, long=200):
@@ -56,7 +72,7 @@ def main():
     for name in ("comp", "comm", "benign"):
         with np.load(data / f"dev_{name}.npz") as streams:
             x = streams["x"].T
-            for method in (ours, window):
+            for method in (ours, bocd_v, bocd, window):
                 start = time.perf_counter()
                 onsets = method(x)
                 seconds = time.perf_counter() - start

@@ -107,3 +107,13 @@ def test_files_and_streams_that_cannot_be(capsys, monkeypatch, tmp_path):
     code, _, err = said(capsys, "-")
     assert code == 2
     assert "say --ranks N" in err
+
+
+def test_the_papers_method(capsys, tmp_path):
+    path = written(tmp_path / "it.csv", "step,rank,duration_s", rows())
+    code, out, _ = said(capsys, path, "--method", "bocd")
+    assert code == 0
+    assert "rank 1: 1.5" in out
+    code, _, err = said(capsys, path, "--method", "bocd", "--threshold", 0.2)
+    assert code == 2
+    assert "--threshold is for --method medians" in err

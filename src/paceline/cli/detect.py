@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from paceline.detect.detector import Event
+    from paceline.detect.bocd import Bocd
+    from paceline.detect.detector import Detector, Event
 
 EPILOG = """\
 examples:
@@ -46,6 +47,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="share above the healthy level that counts as slow, noise allowed for (default 0.09)",
     )
     parser.add_argument(
+        "--method",
+        choices=("medians", "bocd"),
+        default="medians",
+        help="medians of several windows (default), or Bayesian change points with verification, "
+        "as the falcon paper has them",
+    )
+    parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
@@ -54,12 +62,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Feed the detector, print its events."""
+    from paceline.detect.bocd import Bocd
     from paceline.detect.detector import THRESHOLD, Detector
     from paceline.errors import DetectError
 
-    threshold = THRESHOLD if args.threshold is None else args.threshold
+    if args.method == "bocd" and args.threshold is not None:
+        raise DetectError("--threshold is for --method medians; bocd compares means by 10%")
+
+    def detector_of(ranks: int) -> Detector | Bocd:
+        if args.method == "bocd":
+            return Bocd(ranks)
+        return Detector(ranks, threshold=THRESHOLD if args.threshold is None else args.threshold)
+
     if args.input == "-":
-        return _online(args, Detector(1 if args.ranks is None else args.ranks, threshold=threshold))
+        return _online(args, detector_of(1 if args.ranks is None else args.ranks))
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     from paceline.detect.detector import WARM_UP
@@ -74,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError(
             f"{args.input} has {n_steps} steps; the first {WARM_UP} are the warm-up, give more"
         )
-    detector = Detector(n_ranks, threshold=threshold)
+    detector = detector_of(n_ranks)
     events: list[Event] = []
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
@@ -100,15 +116,13 @@ def _renamed(event: Event, rank: int) -> Event:
     return replace(event, rank=rank)
 
 
-def _online(args: argparse.Namespace, detector: object) -> int:
+def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; a step is complete when the next one begins."""
     import numpy as np
 
-    from paceline.detect.detector import Detector
     from paceline.errors import DetectError
     from paceline.sources.step_times import json_lines
 
-    assert isinstance(detector, Detector)
     late = 0
     step: int | None = None
     row = np.full(detector.ranks, np.nan)
