@@ -41,7 +41,7 @@ _LAUNCH = PARTS.index("launch")
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
 #: Gradients travel in buckets of this many elements where they overlap with the backward pass:
 #: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
-_BUCKET_ELEMENTS = 40_000_000
+BUCKET_ELEMENTS = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class CostModel:
         flops = np.zeros((2, plan.chunks))
 
         def add(place: int, name: object) -> None:
-            seconds, counted = self._layer(name, plan)
+            seconds, counted = self.layer(name, plan)
             parts[:, :, place] += seconds
             flops[:, place] += counted
 
@@ -167,7 +167,7 @@ class CostModel:
             add(plan.chunks - 1, layer_kind(llm, llm.layers - 1))
         return StageWork(parts, flops, *place_parameters(llm, plan))
 
-    def _layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
+    def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
         """[direction, part] seconds and [direction] FLOPs of a layer or an end of the model."""
         key = (name, *_layer_key(plan))
         if key not in self._layers:
@@ -228,34 +228,34 @@ class CostModel:
     def costs(self, plan: Plan) -> PlanCosts:
         """The durations of one step."""
         work = self.stage_work(plan)
-        gather, reduce = self._gradients(plan, work)
+        gather, reduce = self.gradients_s(plan, work)
         exposed_gather, exposed_reduce, hidden = self._overlap(plan, work, gather, reduce)
         return PlanCosts(
             parts_s=self._sharded(plan, work),
-            p2p_s=self._p2p(plan),
+            p2p_s=self.p2p_s(plan),
             all_gather_s=exposed_gather,
             reduce_scatter_s=exposed_reduce,
             hidden_dp_s=hidden,
-            layernorm_grads_s=self._layernorm(plan),
-            embedding_grads_s=self._embedding(plan),
+            layernorm_grads_s=self.layernorm_s(plan),
+            embedding_grads_s=self.embedding_s(plan),
             clip_s=self.fabric.all_reduce(4.0, Group(plan.gpus, 1)),
-            optimizer_s=self._optimizer(plan, work),
+            optimizer_s=self.optimizer_s(plan, work),
             fixed_s=self.efficiency.fixed_s,
             overlapped=plan.overlap_dp and plan.dp * plan.cp > 1,
             flops=work.flops,
         )
 
-    def _groups(self, plan: Plan) -> tuple[Group, Group]:
+    def groups(self, plan: Plan) -> tuple[Group, Group]:
         """Ranks that share the dense parameters, and those that share one rank's experts."""
         dense = Group(plan.dp * plan.cp, plan.tp)
         return dense, Group(max(1, plan.dp * plan.cp * plan.tp // plan.ep), plan.ep)
 
-    def _gradients(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
+    def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step."""
         weight = 4 if plan.precision == "fp32" else 2
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
         sizes = (work.parameters, work.expert_parameters)
-        for group, parameters in zip(self._groups(plan), sizes, strict=True):
+        for group, parameters in zip(self.groups(plan), sizes, strict=True):
             if group.size == 1:
                 continue
             for count in set(parameters.tolist()) - {0.0}:
@@ -279,7 +279,7 @@ class CostModel:
         if not plan.overlap_dp:
             return gather, reduce, np.zeros_like(gather)
         elements = np.maximum(work.parameters + work.expert_parameters, 1.0)
-        bucket = (plan.bucket_bytes or _BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
+        bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
         least = np.minimum(1.0, bucket / elements)
         share = self.efficiency.overlap
         exposed = []
@@ -295,7 +295,7 @@ class CostModel:
         if plan.zero < 3 or plan.dp * plan.cp == 1:
             return work.parts_s
         weight = 4 if plan.precision == "fp32" else 2
-        groups = self._groups(plan)
+        groups = self.groups(plan)
         parts = work.parts_s.copy()
         for place in range(plan.chunks):
             sizes = (work.parameters[place], work.expert_parameters[place])
@@ -312,7 +312,7 @@ class CostModel:
                 )
         return parts
 
-    def _p2p(self, plan: Plan) -> Array:
+    def p2p_s(self, plan: Plan) -> Array:
         """[place] seconds of one microbatch's activations to the next place.
 
         Each tensor-parallel rank sends its share and the receivers gather it among themselves
@@ -331,7 +331,7 @@ class CostModel:
         seconds[:-1] = one * (self.efficiency.overlap if plan.overlap_pp else 1.0)
         return seconds
 
-    def _layernorm(self, plan: Plan) -> Array:
+    def layernorm_s(self, plan: Plan) -> Array:
         """[pp] sequence parallelism leaves partial gradients of the norms (Megatron-LM)."""
         if not plan.sequence_parallel:
             return np.zeros(plan.pp)
@@ -340,7 +340,7 @@ class CostModel:
         group = Group(plan.tp, 1)
         return np.array([self.fabric.all_reduce(float(x), group) for x in size])
 
-    def _embedding(self, plan: Plan) -> float:
+    def embedding_s(self, plan: Plan) -> float:
         """Both copies of a tied embedding take the sum of their gradients (Megatron-LM)."""
         if plan.pp == 1 or not self.llm.tied:
             return 0.0
@@ -348,10 +348,10 @@ class CostModel:
         last = (plan.pp - 1) * plan.tp * plan.cp * plan.dp
         return self.fabric.all_reduce(size, Group(2, last))
 
-    def _optimizer(self, plan: Plan, work: StageWork) -> Array:
+    def optimizer_s(self, plan: Plan, work: StageWork) -> Array:
         """[pp] seconds of the update; it is memory-bound."""
         ranks = 1 if plan.zero == 0 else plan.dp * plan.cp
-        expert_ranks = 1 if plan.zero == 0 else self._groups(plan)[1].size
+        expert_ranks = 1 if plan.zero == 0 else self.groups(plan)[1].size
         count = work.parameters / ranks + work.expert_parameters / expert_ranks
         size = _ADAM_BYTES * count.reshape(plan.vpp, plan.pp).sum(axis=0)
         each = [

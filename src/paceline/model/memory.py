@@ -223,21 +223,21 @@ def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     activations = chunks.mean(axis=0) * flight
     largest = work.reshape(plan.vpp, plan.pp).max(axis=0)
     transient = largest if plan.recompute == "full" else np.zeros(plan.pp)
-    transient = transient + _gathered(llm, plan)
+    transient = transient + gathered_bytes(llm, plan)
     split = plan.tp if plan.sequence_parallel else 1
     tokens = plan.micro_batch * llm.seq_len / plan.cp
     if llm.bias and llm.norm == "layernorm":
         activations[0] += tokens * llm.hidden / split * min(plan.pp, plan.microbatches)
-    activations[-1] += _head_activations(llm, plan, tokens, split)
+    activations[-1] += head_activations(llm, plan, tokens, split)
     return activations, transient
 
 
-def _head_activations(llm: LLM, plan: Plan, tokens: float, split: int) -> float:
+def head_activations(llm: LLM, plan: Plan, tokens: float, split: int) -> float:
     """Inputs of the final norm and the output projection, logits in fp32 (4.2.2)."""
     return 4 * tokens * llm.hidden / split + 4 * tokens * llm.padded_vocab(plan.tp) / plan.tp
 
 
-def _gathered(llm: LLM, plan: Plan) -> float:
+def gathered_bytes(llm: LLM, plan: Plan) -> float:
     """ZeRO-3 holds the parameters of two layers (in use, and prefetched) unsharded."""
     if plan.zero < 3:
         return 0.0

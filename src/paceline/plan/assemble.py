@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.model.costs import _BUCKET_ELEMENTS, CostModel, StageWork
+from paceline.model.costs import BUCKET_ELEMENTS, CostModel, StageWork
 from paceline.model.memory import (
     FRAMEWORK_BYTES,
-    _gathered,
-    _head_activations,
+    gathered_bytes,
+    head_activations,
     in_flight,
     layer_activations,
     model_states,
@@ -141,14 +141,14 @@ class Assembly:
         tokens = plan.micro_batch * self.llm.seq_len / plan.cp
         dropout = self.llm.bias and self.llm.norm == "layernorm"
         first = tokens * self.llm.hidden / split if dropout else 0.0
-        return first, _head_activations(self.llm, plan, tokens, split)
+        return first, head_activations(self.llm, plan, tokens, split)
 
     def _state_bytes(self, plan: Plan) -> Array:
         """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
         places = self._place_parameters(plan)
         dense, expert = (x.reshape(plan.vpp, plan.pp).sum(axis=0) for x in places)
         states: Array = np.sum(model_states(plan, dense, expert), axis=0)
-        return states + _gathered(self.llm, plan)
+        return states + gathered_bytes(self.llm, plan)
 
     def _place_parameters(self, plan: Plan) -> tuple[Array, Array]:
         key = (plan.tp, plan.ep, plan.pp, plan.vpp, plan.layers_per_stage)
@@ -176,7 +176,7 @@ class Assembly:
             under = np.minimum(shards.again, seconds)
             seconds += shards.again - under + share * under
         hand, pair = self._shared(
-            rows, _HAND_OVER, lambda _, i: self.model._p2p(self.found.plan(i))
+            rows, _HAND_OVER, lambda _, i: self.model.p2p_s(self.found.plan(i))
         )
         by_chunk = (len(rows), shape.vpp, shape.pp)
         pipelines = Pipelines(
@@ -186,7 +186,7 @@ class Assembly:
             np.cumsum(gather.reshape(by_chunk), axis=1).reshape(forward.shape),
         )
         norms, norm = self._shared(
-            rows, _NORMS, lambda _, i: self.model._layernorm(self.found.plan(i))
+            rows, _NORMS, lambda _, i: self.model.layernorm_s(self.found.plan(i))
         )
         ends = pipelines.ends(fast).reshape(by_chunk)
         overlapped = shape.overlap_dp & (self._ranks(rows) > 1)
@@ -215,12 +215,12 @@ class Assembly:
         seconds = np.stack(made)[layer]  # [row, direction, kind]
         return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
 
-    def _layer_s(self, key: tuple[int, ...], row: int) -> Array:
+    def _layer(self, key: tuple[int, ...], row: int) -> Array:
         """[direction, kind] seconds of each kind of layer, the embedding and the output."""
         if key not in self._seconds:
             plan = self.found.plan(row)
             names: list[LayerKind | str] = [*self.distinct, "embedding", "head"]
-            parts = [self.model._layer(name, plan)[0].sum(axis=1) for name in names]
+            parts = [self.model.layer(name, plan)[0].sum(axis=1) for name in names]
             self._seconds[key] = np.stack(parts, axis=1)
         return self._seconds[key]
 
@@ -229,11 +229,11 @@ class Assembly:
         model = self.model
         dense, expert = self._place_parameters(plan)
         work = StageWork(np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert)
-        gather, reduce = model._gradients(plan, work)
+        gather, reduce = model.gradients_s(plan, work)
         return (
             *(gather, reduce, self._again(plan, dense, expert)),
-            *(np.maximum(dense + expert, 1.0), model._optimizer(plan, work)),
-            np.array([model._embedding(plan)]),
+            *(np.maximum(dense + expert, 1.0), model.optimizer_s(plan, work)),
+            np.array([model.embedding_s(plan)]),
             np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
         )
 
@@ -243,7 +243,7 @@ class Assembly:
         if plan.zero < 3 or plan.dp * plan.cp == 1:
             return again
         weight = 4 if plan.precision == "fp32" else 2
-        for sizes, group in zip((dense, expert), self.model._groups(plan), strict=True):
+        for sizes, group in zip((dense, expert), self.model.groups(plan), strict=True):
             if group.size > 1:
                 again += [self.model.fabric.all_gather(weight * x, group) for x in sizes.tolist()]
         return again
@@ -254,7 +254,7 @@ class Assembly:
         """[row, place] exposed seconds of gathers and reductions (``CostModel._overlap``)."""
         if not plan.overlap_dp:
             return shards.gather, shards.reduce
-        bucket = (plan.bucket_bytes or _BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
+        bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
         least = np.minimum(1.0, bucket / shards.elements)
         exposed = []
         for total, room in ((shards.gather, forward), (shards.reduce, backward)):
