@@ -211,7 +211,7 @@ class Assembly:
         counts[0, -2] += 1
         counts[-1, -1] += 1 + mtp
         counts[-1, self.distinct.index(self.kinds[-1])] += mtp
-        made, layer = self._shared(rows, _LAYER, self._layer_s)
+        made, layer = self._shared(rows, _LAYER, self._layer)
         seconds = np.stack(made)[layer]  # [row, direction, kind]
         return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
 
