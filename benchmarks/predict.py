@@ -38,7 +38,7 @@ def show(name, measured, predicted):
     print(
         f"{name:58s} n {len(share):3d}  "
         f"MAPE {errors['mape']:6.1%}  median {errors['median']:6.1%}  "
-        f"p90 {errors['p90']:6.1%}  R2 {errors['r2']:.4f}  mean {share.mean():+.1%}"
+        f"p90 {errors['p90']:6.1%}  R2 {errors['r2'] or 0:.4f}  mean {share.mean():+.1%}"
     )
 
 

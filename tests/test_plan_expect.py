@@ -34,11 +34,13 @@ def compared(plan, *slow, scale=1.15):
         replace(PLAN, vpp=2, schedule="interleaved"),
         replace(PLAN, overlap_dp=False),
         replace(PLAN, pp=1, tp=8),
+        replace(PLAN, dp=2),
+        replace(PLAN, dp=1),
     ],
 )
 def test_a_slower_machine_with_a_slow_worker(plan):
     """Durations are the model's times 1.15, one worker 1.5 slow: both come back within 1%."""
-    found, costs, measured = compared(plan, SlowWorker(2, 0, 1.5))
+    found, costs, measured = compared(plan, SlowWorker(plan.dp - 1, 0, 1.5))
     assert found.compute_ratio == pytest.approx(1.15, rel=0.01)
     assert found.hardware_ratio == pytest.approx(1.15, rel=0.01)
     healthy = 1.15 * step_time_s(costs, plan)

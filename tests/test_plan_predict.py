@@ -97,3 +97,36 @@ def test_every_family_is_predicted(model):
     found = paceline.predict(llm, plan, "h200")
     assert 0.05 < found.mfu < 0.8
     assert (found.breakdown["ep"] > 0) == (llm.moe is not None)
+
+
+def test_shards_are_exchanged_in_every_microbatch():
+    """ZeRO-2 reduces, ZeRO-3 gathers too; slower networks never make a step faster."""
+    slow = cluster_preset("h100")
+    slow = replace(
+        slow, network=replace(slow.network, nic_bandwidth=slow.network.nic_bandwidth / 16)
+    )
+    plan = Plan(dp=64, global_batch=512, recompute="full", overlap_dp=False)
+    steps = [predict("llama3-8b", replace(plan, zero=zero), slow).step_time_s for zero in range(4)]
+    assert steps[1] < steps[2] < steps[3]
+    three = predict("llama3-8b", replace(plan, zero=3), slow)
+    assert three.breakdown["tp"] == 0
+    assert three.breakdown["dp"] > 0.5 * three.step_time_s
+
+
+def test_a_pipeline_longer_than_a_node_crosses_it():
+    cluster = cluster_preset("h100")
+    narrow = replace(cluster.network, nic_bandwidth=cluster.network.nic_bandwidth / 100)
+    plan = Plan(pp=16, global_batch=16)
+    llm = llm_preset("llama3-8b")
+    near, far = (
+        predict(llm, plan, replace(cluster, network=network)).breakdown["p2p"]
+        for network in (cluster.network, narrow)
+    )
+    assert far > 10 * near
+
+
+def test_an_unknown_field_of_a_plan():
+    with pytest.raises(PlanError, match="a plan has no field 'foo'"):
+        predict("gpt3-13b", {"foo": 1, "global_batch": 8}, "h100")
+    with pytest.raises(PlanError, match="lacks global_batch"):
+        predict("gpt3-13b", {"tp": 1}, "h100")

@@ -101,6 +101,8 @@ def _show(about: dict[str, Any], before: object) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from paceline.report.prediction import error_text
+
     console = Console()
     table = Table(title=f"{about['runs']} runs", title_justify="left")
     for column in ("constant", "before", "fitted", "±"):
@@ -112,8 +114,5 @@ def _show(about: dict[str, Any], before: object) -> None:
     console.print(f"not determined by these runs, left as they were: {about['not_determined']}")
     for name, errors in (("fitted", about["error"]), ("left out", about["error_left_out"])):
         if errors is not None:
-            console.print(
-                f"error on runs {name}: mean {errors['mape']:.1%}, median {errors['median']:.1%}, "
-                f"p90 {errors['p90']:.1%}, R² {errors['r2']:.4f}"
-            )
+            console.print(f"runs {name}: {error_text(errors)}")
     console.print(f"wrote {about['output']}")

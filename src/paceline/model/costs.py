@@ -27,14 +27,15 @@ from paceline.model.operators import (
     head_work,
     layer_kind,
     layer_work,
+    mtp_work,
 )
 from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
 
 #: What the duration of a compute is made of.
-PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep")
-_LAUNCH = PARTS.index("launch")
+PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
+_DP = PARTS.index("dp")
 
 #: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
 #: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
@@ -165,6 +166,7 @@ class CostModel:
             add(plan.chunks - 1, "head")
         for _ in range(llm.mtp_layers):
             add(plan.chunks - 1, layer_kind(llm, llm.layers - 1))
+            add(plan.chunks - 1, "mtp")
         return StageWork(parts, flops, *place_parameters(llm, plan))
 
     def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
@@ -175,6 +177,8 @@ class CostModel:
                 work = embedding_work(self.llm, plan)
             elif name == "head":
                 work = head_work(self.llm, plan)
+            elif name == "mtp":
+                work = mtp_work(self.llm, plan)
             else:
                 work = layer_work(self.llm, name, plan)  # type: ignore[arg-type]
             self._layers[key] = self._seconds(work, plan), np.array(work.flops())
@@ -219,7 +223,7 @@ class CostModel:
             "ep": (plan.ep, 1),
         }[each.part]
         if each.op == "p2p":
-            return self.fabric.p2p(each.bytes, stride)
+            return self._neighbour_s(each.bytes, size, stride)
         call = getattr(self.fabric, each.op)
         return float(call(each.bytes, Group(size, stride)))
 
@@ -251,7 +255,10 @@ class CostModel:
         return dense, Group(max(1, plan.dp * plan.cp * plan.tp // plan.ep), plan.ep)
 
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
-        """[place] seconds of gathering parameters and of reducing gradients, once per step."""
+        """[place] seconds of gathering parameters and of reducing gradients, once per step.
+
+        What ZeRO-2 and ZeRO-3 do with every microbatch is in :meth:`repeated_s`.
+        """
         weight = 4 if plan.precision == "fp32" else 2
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
         sizes = (work.parameters, work.expert_parameters)
@@ -263,7 +270,8 @@ class CostModel:
                 if plan.zero == 0:
                     reduce[where] += self.fabric.all_reduce(plan.grad_bytes * count, group)
                     continue
-                reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                if plan.zero == 1:
+                    reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
                 if plan.zero < 3:
                     gather[where] += self.fabric.all_gather(weight * count, group)
         return gather, reduce
@@ -290,27 +298,51 @@ class CostModel:
             hidden += under
         return exposed[0], exposed[1], hidden
 
-    def _sharded(self, plan: Plan, work: StageWork) -> Array:
-        """ZeRO-3 gathers every layer's parameters again in each pass, ahead of their use."""
-        if plan.zero < 3 or plan.dp * plan.cp == 1:
-            return work.parts_s
+    def repeated_s(self, plan: Plan, dense: Array, expert: Array) -> Array:
+        """[direction, place] seconds of what shards cost in each pass of every microbatch.
+
+        ZeRO-2 keeps gradients in shards, so that each backward ends in a reduction; ZeRO-3 keeps
+        the parameters so, too, and gathers them ahead of their use in both passes (Rajbhandari et
+        al. 2020, 5 and 7).
+        """
+        repeated = np.zeros((2, plan.chunks))
+        if plan.zero < 2:
+            return repeated
         weight = 4 if plan.precision == "fp32" else 2
-        groups = self.groups(plan)
+        for parameters, group in zip((dense, expert), self.groups(plan), strict=True):
+            if group.size == 1:
+                continue
+            for count in set(parameters.tolist()) - {0.0}:
+                where = parameters == count
+                repeated[1, where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                if plan.zero == 3:
+                    repeated[:, where] += self.fabric.all_gather(weight * count, group)
+        return repeated
+
+    def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
+        """What of data-parallel traffic shows beside the compute (``room``) it may hide behind."""
+        under = np.minimum(seconds, room) if plan.overlap_dp else np.zeros_like(seconds)
+        shown: Array = seconds - under + self.efficiency.overlap * under
+        return shown
+
+    def _sharded(self, plan: Plan, work: StageWork) -> Array:
+        """The computes, with what ZeRO-2 and ZeRO-3 exchange in every microbatch."""
+        if plan.zero < 2:
+            return work.parts_s
         parts = work.parts_s.copy()
-        for place in range(plan.chunks):
-            sizes = (work.parameters[place], work.expert_parameters[place])
-            seconds = sum(
-                self.fabric.all_gather(weight * size, group)
-                for size, group in zip(sizes, groups, strict=True)
-                if size and group.size > 1
-            )
-            for direction in (0, 1):
-                room = parts[direction, :, place].sum()
-                under = min(seconds, room)
-                parts[direction, _LAUNCH + 1, place] += (
-                    seconds - under + self.efficiency.overlap * under
-                )
+        repeated = self.repeated_s(plan, work.parameters, work.expert_parameters)
+        parts[:, _DP] += self.exposed(plan, repeated, work.parts_s.sum(axis=1))
         return parts
+
+    def _neighbour_s(self, size: float, ranks: int, stride: int) -> float:
+        """Seconds of a hand-over to the next of ``ranks`` ranks; of all, the slowest counts.
+
+        A chain that is longer than a node crosses to the next somewhere.
+        """
+        node = self.cluster.node.gpus
+        if stride < node < ranks * stride:
+            return self.fabric.p2p(size, node, senders_per_node=stride)
+        return self.fabric.p2p(size, stride)
 
     def p2p_s(self, plan: Plan) -> Array:
         """[place] seconds of one microbatch's activations to the next place.
@@ -325,7 +357,7 @@ class CostModel:
         tokens = plan.micro_batch * self.llm.seq_len / plan.cp
         size = element * tokens * self.llm.hidden
         stride = plan.tp * plan.cp * plan.dp
-        one = self.fabric.p2p(size / plan.tp, stride)
+        one = self._neighbour_s(size / plan.tp, plan.pp, stride)
         if plan.tp > 1 and not plan.sequence_parallel:
             one += self.fabric.all_gather(size, Group(plan.tp, 1))
         seconds[:-1] = one * (self.efficiency.overlap if plan.overlap_pp else 1.0)

@@ -146,10 +146,7 @@ def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array,
 
 
 def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, float]:
-    """Bytes that one layer keeps of one microbatch, and those it holds while at work.
-
-    The first depends on the plan's recomputation, the second is what no recomputation would keep.
-    """
+    """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
     tokens = plan.micro_batch * llm.seq_len / plan.cp
     t = plan.tp
     split = t if plan.sequence_parallel else 1
@@ -169,7 +166,7 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
         core += 4 * tokens * heads
     else:
         elements = plan.micro_batch * llm.heads / t * float(llm.seq_len) ** 2
-        scores = elements * (2 * element + (1 if dropout else 0))
+        scores = elements * (2 * element + 1 if dropout else element)
     if llm.latent is not None:
         core += element * tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
     per_width = (3 if llm.gated else 2) * element
@@ -187,8 +184,9 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
     if plan.recompute == "full":
         return wide / split, full
     if plan.recompute == "selective":
-        return full - (cheap if plan.flash else scores), full
-    return full, full
+        again = cheap if plan.flash else scores
+        return full - again, again
+    return full, 0.0
 
 
 def in_flight(plan: Plan) -> Array:
@@ -218,28 +216,40 @@ def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
                 of_kind[kind] = layer_activations(llm, kind, plan)
             kept[place] += of_kind[kind][0]
             work[place] = max(work[place], of_kind[kind][1])
-    chunks = kept.reshape(plan.vpp, plan.pp)
-    flight = in_flight(plan)
-    activations = chunks.mean(axis=0) * flight
-    largest = work.reshape(plan.vpp, plan.pp).max(axis=0)
-    transient = largest if plan.recompute == "full" else np.zeros(plan.pp)
-    transient = transient + gathered_bytes(llm, plan)
-    split = plan.tp if plan.sequence_parallel else 1
-    tokens = plan.micro_batch * llm.seq_len / plan.cp
-    if llm.bias and llm.norm == "layernorm":
-        activations[0] += tokens * llm.hidden / split * min(plan.pp, plan.microbatches)
-    activations[-1] += head_activations(llm, plan, tokens, split)
+    kept[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
+    transient = work.reshape(plan.vpp, plan.pp).max(axis=0) + gathered_bytes(llm, plan)
+    activations = kept.reshape(plan.vpp, plan.pp).mean(axis=0) * in_flight(plan)
+    first, last = end_activations(llm, plan)
+    of_first, of_last = ends_in_flight(plan)
+    activations[0] += first * of_first
+    activations[-1] += last * of_last
     return activations, transient
 
 
-def head_activations(llm: LLM, plan: Plan, tokens: float, split: int) -> float:
-    """Inputs of the final norm and the output projection, logits in fp32 (4.2.2)."""
-    return 4 * tokens * llm.hidden / split + 4 * tokens * llm.padded_vocab(plan.tp) / plan.tp
+def end_activations(llm: LLM, plan: Plan) -> tuple[float, float]:
+    """Bytes of one microbatch at the model's ends.
+
+    The embedding's dropout mask; inputs of the final norm and the output projection and the logits
+    in fp32 (4.2.2), once more per multi-token-prediction module.
+    """
+    split = plan.tp if plan.sequence_parallel else 1
+    tokens = plan.micro_batch * llm.seq_len / plan.cp
+    mask = tokens * llm.hidden / split if llm.bias and llm.norm == "layernorm" else 0.0
+    head = 4 * tokens * llm.hidden / split + 4 * tokens * llm.padded_vocab(plan.tp) / plan.tp
+    return mask, (1 + llm.mtp_layers) * head
+
+
+def ends_in_flight(plan: Plan) -> tuple[int, int]:
+    """Microbatches whose embedding, and whose logits, are held at once."""
+    m = plan.microbatches
+    if plan.schedule == "gpipe" or (plan.vpp > 1 and m == plan.pp):
+        return m, m  # all forwards come first
+    return min(plan.pp, m), 1
 
 
 def gathered_bytes(llm: LLM, plan: Plan) -> float:
     """ZeRO-3 holds the parameters of two layers (in use, and prefetched) unsharded."""
-    if plan.zero < 3:
+    if plan.zero < 3 or plan.dp * plan.cp == 1:
         return 0.0
     most = max(llm.layer_parameters(i) for i in (0, llm.layers - 1))
     weight = 4 if plan.precision == "fp32" else 2

@@ -154,7 +154,8 @@ class Fabric:
         if size == 0:
             return 0.0
         if stride < node.gpus:
-            return size / (node.bandwidth * efficiency.intra) + node.latency_s
+            links = node.gpus - 1 if node.topology == "mesh" and node.gpus > 1 else 1
+            return size / (node.bandwidth / links * efficiency.intra) + node.latency_s
         senders = node.gpus if senders_per_node is None else senders_per_node
         share = network.node_bandwidth * efficiency.inter / senders
         # One rank uses one adapter, however idle the others are.

@@ -161,6 +161,13 @@ def head_work(llm: LLM, plan: Plan) -> LayerWork:
     return maker.work
 
 
+def mtp_work(llm: LLM, plan: Plan) -> LayerWork:
+    """The projection of a multi-token-prediction module (DeepSeek-V3, 2.2)."""
+    maker = _Maker(llm, plan)
+    maker.linear("mtp-projection", maker.tokens, llm.hidden // plan.tp, 2 * llm.hidden)
+    return maker.work
+
+
 class _Maker:
     """Collects the work of one layer."""
 
@@ -301,12 +308,13 @@ class _Maker:
             rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
         else:
             latent = llm.latent
+            local = self.tokens // self.split  # down-projections are not split over tp
             if latent.q_rank:
-                self.linear("q-down", self.tokens, latent.q_rank, llm.hidden)
+                self.linear("q-down", local, latent.q_rank, llm.hidden)
                 self.linear("q-up", self.tokens, heads * llm.qk_dim, latent.q_rank)
             else:
                 self.linear("q", self.tokens, heads * llm.qk_dim, llm.hidden)
-            self.linear("kv-down", self.tokens, latent.kv_rank + latent.rope_dim, llm.hidden)
+            self.linear("kv-down", local, latent.kv_rank + latent.rope_dim, llm.hidden)
             expanded = heads * (latent.nope_dim + latent.value_dim)
             self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
             rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
@@ -329,7 +337,7 @@ class _Maker:
         widths = llm.qk_dim + llm.value_dim
         flops = 2.0 * self.tokens * heads * pairs * widths
         per_token = heads * widths + (kv_heads if llm.latent is None else heads) * widths
-        size = 2.0 * self.tokens * per_token
+        size = self.element * self.tokens * per_token
         self.work.forward.append(
             Operator("core-attention", "attention", flops, size, precision=self.wide)
         )
@@ -345,7 +353,7 @@ class _Maker:
         )
         if plan.cp > 1:
             # Keys and values travel around the ring while a block is computed (Liu et al. 2023).
-            travel = 2.0 * self.tokens * kv_heads * widths * (plan.cp - 1)
+            travel = self.element * self.tokens * kv_heads * widths * (plan.cp - 1)
             self.collective(
                 Collective("ring", "cp", "p2p", travel, "core-attention"),
                 Collective("ring-backward", "cp", "p2p", 2 * travel, "core-attention-backward"),
@@ -402,7 +410,7 @@ class _Maker:
         if plan.ep > 1:
             # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
             ranks = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.top_k)
-            size = 2.0 * local * llm.hidden * ranks
+            size = self.element * local * llm.hidden * ranks
             for name in ("dispatch", "combine"):
                 self.collective(
                     Collective(name, "ep", "all_to_all", size),
@@ -412,6 +420,13 @@ class _Maker:
         per_expert = max(1, round(routed * plan.ep / moe.experts))
         self.mlp("expert", per_expert, moe.ffn, batch=here)
         self.memory("unpermute", 4 * moved, 4 * moved, kernels=2)
+        if plan.tp > 1 and not plan.sequence_parallel:
+            # Each rank routed its part of the tokens; all of them need all.
+            whole = float(self.element * self.tokens * llm.hidden)
+            self.collective(
+                Collective("experts-out", "tp", "all_gather", whole),
+                Collective("experts-out-backward", "tp", "all_gather", whole),
+            )
         if moe.shared_ffn:
             self.enter("shared-in")
             self.mlp("shared", self.tokens, moe.shared_ffn // plan.tp)

@@ -56,7 +56,7 @@ class Plan:
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
-        bucket_bytes: size of one gradient bucket; None = one bucket per chunk.
+        bucket_bytes: size of one gradient bucket; None = 40 million elements (Megatron-Core).
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from paceline.model.costs import BUCKET_ELEMENTS, CostModel, StageWork
 from paceline.model.memory import (
     FRAMEWORK_BYTES,
+    end_activations,
+    ends_in_flight,
     gathered_bytes,
-    head_activations,
     in_flight,
     layer_activations,
     model_states,
@@ -30,7 +31,7 @@ from paceline.model.network import Group
 from paceline.model.operators import LayerKind, layer_kind
 from paceline.model.plan import Plan
 from paceline.plan.pipeline import Pipelines
-from paceline.plan.space import RECOMPUTES, Candidates
+from paceline.plan.space import Candidates
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -50,7 +51,7 @@ class _Shards:
 
     gather: Array
     reduce: Array
-    again: Array  # gathers of ZeRO-3 in each pass
+    again: Array  # [case, direction, place] exchanged in every microbatch
     elements: Array
     optimizer: Array
     embedding: Array  # [case, 1]
@@ -104,21 +105,27 @@ class Assembly:
 
     def peak_bytes(self, rows: Ints) -> Array:
         """[row] bytes on a GPU of the fullest stage; ``rows`` are of one shape."""
-        shape, c = self.found.plan(int(rows[0])), self.found.columns
+        shape = self.found.plan(int(rows[0]))
         counts = self._counts(shape)
         made, layer = self._shared(rows, _LAYER, self._activations)
         per_layer = np.stack(made)  # [case, kept or at work, kind]
-        kept, work = per_layer[layer, 0] @ counts.T, per_layer[layer, 1]
+        held_layers = counts.copy()
+        held_layers[-1, self.distinct.index(self.kinds[-1])] += self.llm.mtp_layers
+        kept, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
         flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.found.plan(i)))
         held = kept.reshape(len(rows), shape.vpp, shape.pp).mean(axis=1) * np.stack(flight)[mb]
-        ends, end = self._shared(rows, _ENDS, lambda _, i: self._end_bytes(self.found.plan(i)))
+        ends, end = self._shared(
+            rows, _ENDS, lambda _, i: end_activations(self.llm, self.found.plan(i))
+        )
         first, last = np.array(ends).T
-        microbatches = self._microbatches(rows)
-        held[:, 0] += first[end] * np.minimum(shape.pp, microbatches)
-        held[:, -1] += last[end]
-        full = c["recompute"][rows] == RECOMPUTES.index("full")
+        counted, count = self._shared(
+            rows, _FLIGHT, lambda _, i: ends_in_flight(self.found.plan(i))
+        )
+        of_first, of_last = np.array(counted).T
+        held[:, 0] += first[end] * of_first[count]
+        held[:, -1] += last[end] * of_last[count]
         present = counts.reshape(shape.vpp, shape.pp, -1).max(axis=0) > 0  # [stage, kind]
-        largest = np.where(present, work[:, None, :], 0.0).max(axis=2) * full[:, None]
+        largest = np.where(present, work[:, None, :], 0.0).max(axis=2)
         states, shard = self._shared(
             rows, _SHARDS, lambda _, i: self._state_bytes(self.found.plan(i))
         )
@@ -134,14 +141,6 @@ class Assembly:
                 [layer_activations(self.llm, kind, plan) for kind in self.distinct]
             ).T
         return self._kept[key]
-
-    def _end_bytes(self, plan: Plan) -> tuple[float, float]:
-        """Activations of the embedding (each microbatch in flight) and of the output."""
-        split = plan.tp if plan.sequence_parallel else 1
-        tokens = plan.micro_batch * self.llm.seq_len / plan.cp
-        dropout = self.llm.bias and self.llm.norm == "layernorm"
-        first = tokens * self.llm.hidden / split if dropout else 0.0
-        return first, head_activations(self.llm, plan, tokens, split)
 
     def _state_bytes(self, plan: Plan) -> Array:
         """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
@@ -171,10 +170,8 @@ class Assembly:
         made, shard = self._shared(rows, _SHARDS, lambda _, i: self._shard(self.found.plan(i)))
         shards = _Shards(*(np.stack(part)[shard] for part in zip(*made, strict=True)))
         gather, reduce = self._exposed(shape, shards, forward, backward)
-        share = self.model.efficiency.overlap
-        for seconds in (forward, backward):
-            under = np.minimum(shards.again, seconds)
-            seconds += shards.again - under + share * under
+        for way, seconds in enumerate((forward, backward)):
+            seconds += self.model.exposed(shape, shards.again[:, way], seconds)
         hand, pair = self._shared(
             rows, _HAND_OVER, lambda _, i: self.model.p2p_s(self.found.plan(i))
         )
@@ -206,10 +203,10 @@ class Assembly:
     def _compute_s(self, rows: Ints, shape: Plan) -> tuple[Array, Array]:
         """[row, place] seconds of a forward and of a backward compute."""
         mtp = self.llm.mtp_layers
-        counts = np.zeros((shape.chunks, len(self.distinct) + 2))
-        counts[:, :-2] = self._counts(shape)
-        counts[0, -2] += 1
-        counts[-1, -1] += 1 + mtp
+        counts = np.zeros((shape.chunks, len(self.distinct) + 3))
+        counts[:, :-3] = self._counts(shape)
+        counts[0, -3] += 1
+        counts[-1, -2:] += (1 + mtp, mtp)
         counts[-1, self.distinct.index(self.kinds[-1])] += mtp
         made, layer = self._shared(rows, _LAYER, self._layer)
         seconds = np.stack(made)[layer]  # [row, direction, kind]
@@ -219,7 +216,7 @@ class Assembly:
         """[direction, kind] seconds of each kind of layer, the embedding and the output."""
         if key not in self._seconds:
             plan = self.found.plan(row)
-            names: list[LayerKind | str] = [*self.distinct, "embedding", "head"]
+            names: list[LayerKind | str] = [*self.distinct, "embedding", "head", "mtp"]
             parts = [self.model.layer(name, plan)[0].sum(axis=1) for name in names]
             self._seconds[key] = np.stack(parts, axis=1)
         return self._seconds[key]
@@ -231,22 +228,11 @@ class Assembly:
         work = StageWork(np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert)
         gather, reduce = model.gradients_s(plan, work)
         return (
-            *(gather, reduce, self._again(plan, dense, expert)),
+            *(gather, reduce, model.repeated_s(plan, dense, expert)),
             *(np.maximum(dense + expert, 1.0), model.optimizer_s(plan, work)),
             np.array([model.embedding_s(plan)]),
             np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
         )
-
-    def _again(self, plan: Plan, dense: Array, expert: Array) -> Array:
-        """[place] seconds to gather the parameters in each pass (ZeRO-3)."""
-        again = np.zeros(plan.chunks)
-        if plan.zero < 3 or plan.dp * plan.cp == 1:
-            return again
-        weight = 4 if plan.precision == "fp32" else 2
-        for sizes, group in zip((dense, expert), self.model.groups(plan), strict=True):
-            if group.size > 1:
-                again += [self.model.fabric.all_gather(weight * x, group) for x in sizes.tolist()]
-        return again
 
     def _exposed(
         self, plan: Plan, shards: _Shards, forward: Array, backward: Array

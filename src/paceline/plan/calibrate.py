@@ -122,8 +122,13 @@ def calibrate(
             for c, value, error in zip(constants, x, errors, strict=True)
             if error > _UNDETERMINED * c.spread or _pinned(c, exp(value))
         ]
-        if not loose or len(loose) == len(names):
+        if not loose:
             break
+        if len(names) == 1:
+            raise ModelError(
+                "the runs determine no constant; measure others, of different tp, pp, dp and micro "
+                "batch"
+            )
         worst = max(loose, key=lambda name: _looseness(name, constants, errors))
         names = [name for name in names if name != worst]
     efficiency = fitter.efficiency(constants, x)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import PlanError
 from paceline.graph import Durations
 from paceline.graph.from_plan import Planned, from_plan
 from paceline.model.cluster import Cluster
@@ -175,7 +177,7 @@ def predict(
         PlanError: the plan cannot train the model; all reasons are named.
     """
     llm = llm_preset(model) if isinstance(model, str) else model
-    plan = plan if isinstance(plan, Plan) else Plan(**plan)
+    plan = plan if isinstance(plan, Plan) else plan_of(plan)
     cluster = cluster_preset(cluster) if isinstance(cluster, str) else cluster
     if price is not None:
         cluster = replace(cluster, price_per_gpu_hour=price, price_source="given")
@@ -199,6 +201,21 @@ def predict(
     )
 
 
+def plan_of(fields: Mapping[str, Any]) -> Plan:
+    """The plan of a mapping.
+
+    Raises:
+        PlanError: a field is unknown or ``global_batch`` is missing.
+    """
+    known = [field.name for field in dataclass_fields(Plan)]
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        raise PlanError(f"a plan has no field {unknown[0]!r}; it has {', '.join(known)}")
+    if "global_batch" not in fields:
+        raise PlanError("the plan lacks global_batch, the samples of one step")
+    return Plan(**fields)
+
+
 def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     """Seconds of a step by what they are spent on; they add up to its time.
 
@@ -218,9 +235,11 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     times = step_times(each, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
     found = dict(zip(PARTS, mean.tolist(), strict=True))
-    found["bubble"] = times[0] - float(mean.sum())
+    repeated = found.pop("dp")
+    found["bubble"] = max(0.0, times[0] - float(mean.sum()))
     for name, before, after in zip(("p2p", "dp", "tail"), times, times[1:], strict=False):
         found[name] = after - before
+    found["dp"] += repeated
     found["fixed"] = costs.fixed_s
     return found
 

@@ -169,8 +169,11 @@ def predicted_csv(table: RunTable, predicted_s: Sequence[float]) -> str:
     return text.getvalue()
 
 
-def error_table(measured: Any, predicted: Any) -> dict[str, float]:
-    """Errors of predictions as shares of the measured: n, mape, median, p90, and R^2 of seconds."""
+def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
+    """Errors of predictions as shares of the measured: n, mape, median, p90, and R^2 of seconds.
+
+    R^2 is None where the measured do not differ.
+    """
     y = np.asarray(measured, dtype=np.float64)
     x: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
     share = np.abs(x / y - 1)
@@ -180,7 +183,7 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float]:
         "mape": float(share.mean()),
         "median": float(np.median(share)),
         "p90": float(np.quantile(share, 0.9)),
-        "r2": 1.0 - float(((x - y) ** 2).sum()) / spread if spread else math.nan,
+        "r2": 1.0 - float(((x - y) ** 2).sum()) / spread if spread else None,
     }
 
 
@@ -243,6 +246,8 @@ class _Row:
         return value
 
     def whole(self, column: str, default: int | None = None) -> int:
+        if default is not None and self.text(column).lower() in ("n/a", "na", "-"):
+            return default
         value = self.number(column)
         if value is None:
             if default is None:
@@ -274,7 +279,8 @@ def _run(row: _Row) -> Run:
         global_batch=row.whole("global_batch"),
         schedule=_word(row, "schedule", "interleaved" if vpp > 1 else "1f1b"),
         recompute=_word(row, "recompute", "full"),
-        sequence_parallel=bool(row.whole("sequence_parallel", 0)),
+        # Without tensor parallelism there is nothing to split; Megatron-LM switches it off, too.
+        sequence_parallel=bool(row.whole("sequence_parallel", 0)) and row.whole("tp") > 1,
         precision=_word(row, "precision", "fp16"),
         zero=row.whole("zero", 0),
         flash=bool(row.whole("flash", 0 if unfused else 1)),
@@ -298,7 +304,14 @@ def _llm(row: _Row) -> LLM:
         if row.text(name)
     }
     name = row.text("model")
-    preset: LLM | None = _checked(row, "model", lambda: llm_preset(name)) if name else None
+    named = all(row.text(column) for column in MODEL_FIELDS)
+    preset: LLM | None = None
+    if name:
+        try:
+            preset = llm_preset(name)
+        except ModelError as error:
+            if not named:  # else a mere label
+                row.fail("model", f"is unknown: {error}")
     if preset is not None:
         different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
         if set(different) <= {"seq_len", "vocab"}:

@@ -201,17 +201,19 @@ def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[Bina
     )
 
 
+def error_text(errors: Mapping[str, float | None]) -> str:
+    """Errors in a line."""
+    text = (
+        f"mean error {errors['mape']:.1%}, median {errors['median']:.1%}, p90 {errors['p90']:.1%}"
+    )
+    return text if errors["r2"] is None else f"{text}, R² {errors['r2']:.4f}"
+
+
 def error_lines(
-    errors: Mapping[str, float], worst: Sequence[tuple[str, float]], width: int
+    errors: Mapping[str, float | None], worst: Sequence[tuple[str, float]], width: int
 ) -> list[Text]:
     """How far predictions are from measured runs."""
-    found = [
-        Text(
-            f"{errors['n']} measured runs: mean error {errors['mape']:.1%}, median "
-            f"{errors['median']:.1%}, p90 {errors['p90']:.1%}, R² {errors['r2']:.4f}",
-            style="bold",
-        )
-    ]
+    found = [Text(f"{errors['n']} measured runs: {error_text(errors)}", style="bold")]
     for name, share in worst:
         found += wrapped(f"  {share:+.0%}  {name}", width, indent="        ")
     return found
