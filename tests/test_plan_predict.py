@@ -130,3 +130,8 @@ def test_an_unknown_field_of_a_plan():
         predict("gpt3-13b", {"foo": 1, "global_batch": 8}, "h100")
     with pytest.raises(PlanError, match="lacks global_batch"):
         predict("gpt3-13b", {"tp": 1}, "h100")
+
+
+def test_more_microbatches_than_a_simulation_takes():
+    with pytest.raises(PlanError, match="is global_batch 100,000,000 meant"):
+        predict("gpt3-13b", {"global_batch": 100_000_000}, "h100")

@@ -36,6 +36,10 @@ _DP_KINDS = (
     OpKind.SEPARATE_GRADS_ALL_REDUCE,
 )
 
+#: Forward and backward computes of a step that are simulated; its graph has some three times as
+#: many ops, 100 bytes each.
+MAX_COMPUTES = 5_000_000
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -182,6 +186,13 @@ def predict(
     if price is not None:
         cluster = replace(cluster, price_per_gpu_hour=price, price_source="given")
     check(plan, llm)
+    computes = 2 * plan.chunks * plan.microbatches
+    if computes > MAX_COMPUTES:
+        raise PlanError(
+            f"{plan.microbatches:,} microbatches on {plan.chunks} chunks are {computes:,} computes, "
+            f"more than the {MAX_COMPUTES:,} that a simulation takes; is global_batch "
+            f"{plan.global_batch:,} meant?"
+        )
     cluster.gpu.peak(plan.precision)
     costs_of = CostModel(llm, cluster, cost)
     costs = costs_of.costs(plan)
