@@ -189,8 +189,8 @@ def predict(
     computes = 2 * plan.chunks * plan.microbatches
     if computes > MAX_COMPUTES:
         raise PlanError(
-            f"{plan.microbatches:,} microbatches on {plan.chunks} chunks are {computes:,} computes, "
-            f"more than the {MAX_COMPUTES:,} that a simulation takes; is global_batch "
+            f"{plan.microbatches:,} microbatches on {plan.chunks} chunks are {computes:,} "
+            f"computes, more than the {MAX_COMPUTES:,} that a simulation takes; is global_batch "
             f"{plan.global_batch:,} meant?"
         )
     cluster.gpu.peak(plan.precision)
