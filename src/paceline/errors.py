@@ -10,6 +10,7 @@
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
     ├── DetectError         samples that a detector cannot take
+    ├── MitigateError       fail-slows or a scenario that do not fit the job, a planner's state unreadable
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -56,6 +57,10 @@ class PlanError(ModelError):
 
 class DetectError(PacelineError):
     """Samples that a detector cannot take."""
+
+
+class MitigateError(PacelineError):
+    """Fail-slows or a scenario do not fit the job, or a planner's state is unreadable."""
 
 
 class OutputError(PacelineError):

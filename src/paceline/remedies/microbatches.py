@@ -8,7 +8,7 @@ largest time is made as small as possible, exactly.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,22 @@ def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:
     return rows, np.arange(stops[-1]) + np.repeat(first - (stops - sizes), sizes)
 
 
-def best_counts(resize: Resizer) -> tuple[Ints, Array]:
+class Sizes(Protocol):
+    """Replicas that could have other numbers of microbatches (see :class:`Resizer`)."""
+
+    @property
+    def counts(self) -> Ints:
+        """[dp] microbatches now."""
+
+    @property
+    def unit(self) -> int:
+        """Counts must be multiples of this."""
+
+    def replica_s(self, n: int) -> Array:
+        """[dp] seconds of each replica alone with ``n`` microbatches."""
+
+
+def best_counts(resize: Sizes) -> tuple[Ints, Array]:
     """[dp] the best numbers of microbatches, and [dp] seconds of each replica alone as it is.
 
     Replicas are simulated for a few numbers of microbatches; what lies between is interpolated, and

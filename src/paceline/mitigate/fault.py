@@ -1,0 +1,89 @@
+"""A fail-slow whose place is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import MitigateError
+
+Worker = tuple[int, int]  # (dp, pp)
+
+COMPUTE, LINK, NIC = "compute", "link", "nic"
+KINDS = (COMPUTE, LINK, NIC)
+
+#: Beyond, times lose their digits.
+LARGEST_FACTOR = 1e6
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """A slow machine or link.
+
+    Machines are called by the place (dp, pp) in which the job started them; it is that machine that
+    is slow, wherever it is moved later.
+
+    Attributes:
+        kind: "compute": its computes take longer; "nic": all that it sends and receives; "link":
+            what passes between it and ``other``.
+        worker: the machine, (dp, pp).
+        factor: how many times as long, above 1.
+        other: the other end of a link.
+    """
+
+    kind: str
+    worker: Worker
+    factor: float
+    other: Worker | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise MitigateError(f"a fail-slow is of kind {', '.join(KINDS)}, not {self.kind!r}")
+        if not (math.isfinite(self.factor) and 1 < self.factor <= LARGEST_FACTOR):
+            raise MitigateError(f"a fail-slow's factor must be above 1, not {self.factor:g}")
+        if (self.other is None) == (self.kind == LINK):
+            raise MitigateError("a slow link has two ends, worker and other; nothing else has")
+        if self.other == self.worker:
+            raise MitigateError(f"a link has two different ends, not {self.worker} twice")
+
+    @property
+    def machines(self) -> tuple[Worker, ...]:
+        """The machines it concerns."""
+        return (self.worker,) if self.other is None else (self.worker, self.other)
+
+    @property
+    def name(self) -> str:
+        """Says which machine or link it is, however slow: "compute 3,1", "link 3,1-4,1"."""
+        return f"{self.kind} " + "-".join(f"{dp},{pp}" for dp, pp in self.machines)
+
+    def describe(self) -> str:
+        """In words."""
+        ends = " to ".join(f"dp {dp} stage {pp}" for dp, pp in self.machines)
+        what = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
+        return f"{what} {ends}: {self.factor:.2f}x"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        other = {} if self.other is None else {"other": list(self.other)}
+        return {"kind": self.kind, "worker": list(self.worker), "factor": self.factor, **other}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Fault:
+        """The inverse of :meth:`to_mapping`.
+
+        Raises:
+            MitigateError: values are missing or wrong.
+        """
+        try:
+            worker, other = (
+                None if (at := values.get(end)) is None else (int(at[0]), int(at[1]))
+                for end in ("worker", "other")
+            )
+            kind, factor = str(values["kind"]), float(values["factor"])
+        except (KeyError, TypeError, ValueError, IndexError):
+            worker = None
+        if worker is None:
+            raise MitigateError("a fail-slow has kind, worker [dp, pp], factor (and other)")
+        return cls(kind, worker, factor, other)

@@ -1,0 +1,335 @@
+"""A job whose machines have fail-slows: step time by simulation, for any place and any share.
+
+Healthy durations are those typical of the job: of each op the lower median over replicas and
+steps. Fail-slows multiply them: those of computes by machine; those of transfers by the link or
+the NICs that they pass. A data-parallel collective is a ring over the replicas of its stage, in
+their order, and as slow as the slowest link or NIC of the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import MitigateError, RemedyError, SynthError
+from paceline.graph import Durations, Measured, StepGraph, build_graph, from_trace
+from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault, Worker
+from paceline.remedies.regraph import ops_of
+from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.resize import Resizer, resizer
+from paceline.remedies.typical import some_replicas
+from paceline.synth import SynthSpec, synthesize
+from paceline.trace import OpKind
+from paceline.trace.kinds import DP_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Values laid out at once in a simulation: 64 MB.
+MAX_VALUES = 1 << 23
+
+_GRAPHS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What mitigation has changed in a job.
+
+    Attributes:
+        counts: [dp] microbatches of each replica.
+        moved: (machine, the place where it works now) of those not at home, ascending.
+        replaced: names of the fail-slows whose machines were replaced.
+    """
+
+    counts: tuple[int, ...]
+    moved: tuple[tuple[Worker, Worker], ...] = ()
+    replaced: frozenset[str] = frozenset()
+
+    def swap(self, machine: Worker, place: Worker) -> Setting:
+        """With the machine at a place, and the machine from there at its former place."""
+        at = dict(self.moved)
+        here = at.get(machine, machine)
+        there = next((who for who, where in at.items() if where == place), place)
+        at[machine], at[there] = place, here
+        moved = tuple(sorted((who, where) for who, where in at.items() if who != where))
+        return replace(self, moved=moved)
+
+
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """Factors of one candidate: [replica, ...] of distinct replicas only, and of the stages' rings.
+
+    Attributes:
+        counts: [replica] microbatches.
+        rows: [replica, 3, pp] factors of computes, of the link to the next stage, of NICs.
+        ring: [pp] factors of the collectives over the replicas of a stage.
+        lane: [dp] the distinct replica that a replica is.
+    """
+
+    counts: Ints
+    rows: Array
+    ring: Array
+    lane: Ints
+
+
+class JobModel:
+    """The typical step of a job, for any fail-slows and settings; results are kept."""
+
+    def __init__(self, measured: Measured, *, dp: int | None = None, scale: float = 1.0) -> None:
+        """From graph and durations of a trace.
+
+        Args:
+            measured: the trace; its replicas stand for all.
+            dp: replicas of the job, where the trace shows fewer.
+            scale: factor on all durations.
+
+        Raises:
+            MitigateError: ``dp`` or ``scale`` make no sense.
+        """
+        if dp is not None and dp < 1 or not 0 < scale < np.inf:
+            raise MitigateError("a job needs one replica or more, and a scale above 0")
+        graph = measured.graph
+        self.dp = graph.n_dp if dp is None else dp
+        self.pp = graph.n_pp
+        variant = int(np.bincount(graph.replica_variant).argmax())
+        self._one = _typical_replica(measured, variant, scale)
+        self.unit = 1
+        self._resizer: Resizer | None = None
+        #: Why other numbers of microbatches cannot be simulated; "" = they can.
+        self.fixed = ""
+        try:
+            self._resizer = resizer(self._one)
+            self.unit = self._resizer.unit
+            usual = int(self._resizer.counts[0])
+        except RemedyError as error:
+            self.fixed = str(error)
+            usual = int(measured.microbatches[0])
+        self._usual = usual
+        whole = measured.microbatches if not self.fixed and dp is None else np.full(self.dp, usual)
+        self.plain = Setting(tuple(whole.tolist()))
+        self._lanes: dict[int, Durations] = {}
+        self._graphs: dict[tuple[tuple[int, int], ...], StepGraph] = {}
+        self._known: dict[tuple[Setting, frozenset[Fault]], float] = {}
+
+    @classmethod
+    def of_spec(cls, spec: SynthSpec, *, step_s: float | None = None) -> JobModel:
+        """A job as :mod:`paceline.synth` makes them, healthy.
+
+        Args:
+            spec: its shape and durations; its causes of slowness and its noise do not count.
+            step_s: the healthy step time to scale all durations to, seconds.
+
+        Raises:
+            SynthError: the spec contradicts itself.
+        """
+        counts = spec.replica_microbatches
+        if min(counts) != max(counts):
+            raise SynthError("give one number of microbatches for all replicas")
+        healthy = SynthSpec(
+            dp=1, pp=spec.pp, tp=spec.tp, vpp=spec.vpp, microbatches=counts[0], steps=1, noise=0.0,
+            schedule=spec.schedule, overlap=spec.overlap, noops=spec.noops, base_s=spec.base_s,
+            stage_factors=spec.stage_factors,
+        )  # fmt: skip
+        measured = from_trace(synthesize(healthy))
+        model = cls(measured, dp=spec.dp)
+        if step_s is None:
+            return model
+        return cls(measured, dp=spec.dp, scale=step_s / model.healthy_s)
+
+    @cached_property
+    def healthy_s(self) -> float:
+        """Seconds of a step without fail-slows."""
+        return self.step_s(self.plain, frozenset())
+
+    def n_ops(self, n: int) -> int:
+        """Ops of a replica with ``n`` microbatches."""
+        return self._lane(n).graph.n_ops
+
+    def step_s(self, setting: Setting, faults: frozenset[Fault]) -> float:
+        """Seconds of a step with these fail-slows (those whose machines were replaced included)."""
+        key = (setting, frozenset(f for f in faults if f.name not in setting.replaced))
+        if key not in self._known:
+            self._known[key] = float(self.steps_s([setting], faults)[0])
+        return self._known[key]
+
+    def steps_s(self, settings: Sequence[Setting], faults: frozenset[Fault]) -> Array:
+        """[setting] seconds of a step; many settings at once cost little more than one."""
+        self.check(faults)
+        found = [self._factors(setting, faults) for setting in settings]
+        most: dict[int, int] = {}
+        for each in found:
+            for n, lanes in zip(*np.unique(each.counts, return_counts=True), strict=True):
+                most[int(n)] = max(most.get(int(n), 0), int(lanes))
+        values = sum(self._lane(n).graph.n_ops * lanes for n, lanes in most.items())
+        at_once = max(1, MAX_VALUES // values)
+        parts = [found[i : i + at_once] for i in range(0, len(found), at_once)]
+        return np.concatenate([self._simulated(part, most) for part in parts])
+
+    def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
+        """[dp] seconds of each replica alone with ``n`` microbatches."""
+        factors = self._factors(replace(setting, counts=self.plain.counts), faults)
+        lane = self._lane(n)
+        durations = Durations.empty(lane.graph, len(factors.rows))
+        table = lane.values[:, None] * self._of_ops(lane.graph, factors).T
+        durations.block(0)[:, :, 0] = table
+        return predicted_step_s(durations)[factors.lane]
+
+    def check(self, faults: frozenset[Fault]) -> None:
+        """Make sure that the machines are the job's.
+
+        Raises:
+            MitigateError: one is not.
+        """
+        for dp, pp in (machine for fault in faults for machine in fault.machines):
+            if not (0 <= dp < self.dp and 0 <= pp < self.pp):
+                raise MitigateError(
+                    f"there is no worker dp {dp}, stage {pp}; the job has dp 0 to {self.dp - 1}, "
+                    f"stages 0 to {self.pp - 1}"
+                )
+
+    def factor_of(self, fault: Fault, slowdown: float) -> float:
+        """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
+
+        Step times tell the slowdown of the job; this is what it means for one machine.
+
+        Raises:
+            MitigateError: however slow it is, the step does not become as long.
+        """
+        low, high = 1.0, 2.0
+        while self._slowdown(fault, high) < slowdown:
+            high *= 2
+            if high > 1e4:
+                raise MitigateError(
+                    f"{fault.name} cannot make the step {slowdown:.2f} times as long"
+                )
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._slowdown(fault, middle) < slowdown else (low, middle)
+        return high
+
+    def _slowdown(self, fault: Fault, factor: float) -> float:
+        slow = frozenset([replace(fault, factor=factor)])
+        return float(self.steps_s([self.plain], slow)[0]) / self.healthy_s
+
+    def _factors(self, setting: Setting, faults: frozenset[Fault]) -> _Factors:
+        rows = np.ones((self.dp, 3, self.pp))
+        ring = np.ones(self.pp)
+        at = dict(setting.moved)
+        for fault in faults:
+            if fault.name in setting.replaced:
+                continue
+            places = [at.get(machine, machine) for machine in fault.machines]
+            dp, pp = places[0]
+            if fault.kind == LINK:
+                self._slow_link(rows, ring, places[0], places[1], fault.factor)
+                continue
+            kind = 0 if fault.kind == COMPUTE else 2
+            rows[dp, kind, pp] = max(rows[dp, kind, pp], fault.factor)
+            if fault.kind == NIC and self.dp > 1:
+                ring[pp] = max(ring[pp], fault.factor)
+        ends = np.maximum(rows[:, 2], np.roll(rows[:, 2], -1, axis=1))
+        rows[:, 1] = np.maximum(rows[:, 1], ends)
+        keys = np.concatenate([np.array(setting.counts)[:, None], rows.reshape(self.dp, -1)], axis=1)
+        distinct, lane = np.unique(keys, axis=0, return_inverse=True)
+        return _Factors(
+            distinct[:, 0].astype(np.int64), distinct[:, 1:].reshape(-1, 3, self.pp), ring,
+            lane.reshape(-1),
+        )  # fmt: skip
+
+    def _slow_link(self, rows: Array, ring: Array, a: Worker, b: Worker, factor: float) -> None:
+        """Where two places exchange anything: neighbours of a pipeline, or of a ring."""
+        (dp, pp), (other_dp, other_pp) = a, b
+        if dp == other_dp:
+            for low, high in ((pp, other_pp), (other_pp, pp)):
+                if (low + 1) % self.pp == high:
+                    rows[dp, 1, low] = max(rows[dp, 1, low], factor)
+        elif pp == other_pp and (dp - other_dp) % self.dp in (1, self.dp - 1):
+            ring[pp] = max(ring[pp], factor)
+
+    def _lane(self, n: int) -> Durations:
+        """One replica with ``n`` microbatches, healthy."""
+        if n not in self._lanes:
+            if self._resizer is None:
+                self._lanes[n] = self._one.durations
+            else:
+                self._lanes[n] = self._resizer.durations(np.array([n]))
+        return self._lanes[n]
+
+    def _graph(self, most: dict[int, int]) -> StepGraph:
+        """The graph of ``most[n]`` replicas of n microbatches each."""
+        key = tuple(most.items())
+        if key not in self._graphs:
+            variants = np.repeat(np.arange(len(most)), list(most.values()))
+            if self._resizer is None:
+                graph = some_replicas(self._one.graph, np.zeros(len(variants), dtype=np.int64))
+            else:
+                ops = [self._resizer.ops(0, n) for n in most]
+                graph = build_graph(ops, variants, self._one.job)
+            if len(self._graphs) >= _GRAPHS_KEPT:
+                self._graphs.clear()
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _simulated(self, found: Sequence[_Factors], most: dict[int, int]) -> Array:
+        graph = self._graph(most)
+        durations = Durations.empty(graph, len(found))
+        for v, n in enumerate(most):
+            lane, block = self._lane(n), durations.block(v)
+            for i, factors in enumerate(found):
+                mine = np.flatnonzero(factors.counts == n)
+                if len(mine):  # else 0 s: nobody waits for it
+                    # A candidate with fewer distinct replicas repeats its last: no difference.
+                    mine = mine[np.minimum(np.arange(most[n]), len(mine) - 1)]
+                    block[:, i] = lane.values[:, None] * self._of_ops(lane.graph, factors)[mine].T
+        return predicted_step_s(durations)
+
+    def _of_ops(self, graph: StepGraph, factors: _Factors) -> Array:
+        """[replica, op] factors."""
+        of_ops: Array = self._columns(factors)[:, self._column_of(graph)]
+        return of_ops
+
+    def _columns(self, factors: _Factors) -> Array:
+        """[replica, column] 1; computes by stage; links by lower stage; rings by stage; embedding."""
+        n = len(factors.rows)
+        ring = np.broadcast_to(factors.ring, (n, self.pp))
+        ends = np.maximum(factors.rows[:, 2, 0], factors.rows[:, 2, -1])[:, None]
+        parts = (np.ones((n, 1)), factors.rows[:, 0], factors.rows[:, 1], ring, ends)
+        return np.concatenate(parts, axis=1)
+
+    def _column_of(self, graph: StepGraph) -> Ints:
+        """[op] the column that its factor stands in."""
+        kind, pp = graph.kind, graph.pp.astype(np.int64)
+        index = np.zeros(graph.n_ops, dtype=np.int64)
+        index[kind <= OpKind.BACKWARD_COMPUTE] = (1 + pp)[kind <= OpKind.BACKWARD_COMPUTE]
+        up = (kind == OpKind.FORWARD_SEND) | (kind == OpKind.BACKWARD_RECV)
+        index[up] = (1 + self.pp + pp)[up]
+        down = (kind == OpKind.FORWARD_RECV) | (kind == OpKind.BACKWARD_SEND)
+        index[down] = (1 + self.pp + (pp - 1) % self.pp)[down]
+        spans = np.isin(kind, [int(each) for each in DP_KINDS])
+        index[spans] = (1 + 2 * self.pp + pp)[spans]
+        index[kind == OpKind.EMBEDDING_GRADS_ALL_REDUCE] = 1 + 3 * self.pp
+        return index
+
+
+def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured:
+    """One step of one replica: of each op the lower median over replicas and steps.
+
+    The lower one, so that of two replicas a slow one does not count as half healthy.
+    """
+    graph = measured.graph
+    block = measured.durations.block(variant).reshape(
+        graph.variant_ops(variant).stop - graph.variant_ops(variant).start, -1
+    )
+    middle = (block.shape[1] - 1) // 2
+    typical = np.partition(block, middle, axis=1)[:, middle] * scale
+    whole = some_replicas(graph, graph.variant_dps[variant][:1])
+    if graph.n_variants > 1:
+        one = np.zeros(1, dtype=np.int64)
+        whole = build_graph([ops_of(graph, variant)], one, measured.job)
+    durations = Durations.empty(whole, 1)
+    durations.values[:] = typical
+    return replace(measured, graph=whole, durations=durations)

@@ -1,0 +1,279 @@
+"""The life of a job: fail-slows come and go, and a planner does about them what it can.
+
+Every step takes what the simulator says for the machines as they are at its start, times noise. A
+planner learns of a fail-slow some steps after its onset, as a detector would tell it, and after a
+validation that costs seconds; of its end likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import MitigateError
+from paceline.mitigate.fault import Fault
+from paceline.mitigate.job_model import JobModel, Setting
+from paceline.mitigate.oracle import Visit, best_policy
+from paceline.mitigate.planner import Action, Planner
+from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S, TITLES, Strategies
+
+#: More steps would take minutes.
+MOST_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, order=True)
+class FailSlow:
+    """A fault for some time.
+
+    Attributes:
+        start_s: seconds after the job's start.
+        duration_s: seconds; inf = for good.
+        fault: who and how slow.
+    """
+
+    start_s: float
+    duration_s: float
+    fault: Fault
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.start_s < np.inf and self.duration_s > 0):
+            raise MitigateError("a fail-slow starts at 0 s or later and lasts longer than 0 s")
+
+    @property
+    def end_s(self) -> float:
+        """Seconds after the job's start."""
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, what happens to it, and what can be done.
+
+    Attributes:
+        model: the job.
+        steps: steps it has to make.
+        fail_slows: what happens.
+        overhead_s: strategy -> seconds, once; None = not to be used.
+        noise: coefficient of variation of the step times (falcon paper, Table 2: 0.01 for GPUs to
+            0.29 for RDMA transfers).
+        seed: of the noise.
+        detect_steps: steps from onset or relief until the planner knows.
+        validate_s: seconds of pause to find out who it is, for each onset.
+        rule: the planner's, see :data:`paceline.mitigate.planner.RULES`.
+    """
+
+    model: JobModel
+    steps: int
+    fail_slows: tuple[FailSlow, ...] = ()
+    overhead_s: Mapping[str, float | None] = field(default_factory=lambda: dict(OVERHEAD_S))
+    noise: float = 0.02
+    seed: int = 0
+    detect_steps: int = 3
+    validate_s: float = 0.0
+    rule: str = "loss"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise MitigateError(f"steps must be 1 to {MOST_STEPS:,}, not {self.steps}")
+        if not 0 <= self.noise < 1:
+            raise MitigateError(f"noise must be 0 or more and below 1, not {self.noise:g}")
+        if self.detect_steps < 0 or not 0 <= self.validate_s < np.inf:
+            raise MitigateError("detect_steps and validate_s must be 0 or more")
+        self.model.check(frozenset(each.fault for each in self.fail_slows))
+        last: dict[str, FailSlow] = {}
+        for each in sorted(self.fail_slows):
+            before = last.get(each.fault.name)
+            if before is not None and before.end_s > each.start_s:
+                raise MitigateError(
+                    f"two fail-slows of {each.fault.name} overlap, at {each.start_s:g} s; give "
+                    "them one after the other"
+                )
+            last[each.fault.name] = each
+
+    def noise_factors(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """[step] what each step's time is multiplied with, 1 on average."""
+        sigma = np.sqrt(np.log1p(self.noise**2))
+        normal = np.random.default_rng(self.seed).normal(0.0, sigma, self.steps)
+        return np.exp(normal - sigma**2 / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Life:
+    """How it went.
+
+    Attributes:
+        name: under which policy.
+        step_s: [step] seconds of each step.
+        pause_s: [step] seconds of validation and action before each step.
+        actions: what was done.
+    """
+
+    name: str
+    step_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    pause_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    actions: tuple[Action, ...] = ()
+
+    @property
+    def completion_s(self) -> float:
+        """Seconds until the job is done."""
+        return float(self.step_s.sum() + self.pause_s.sum())
+
+
+@dataclass(frozen=True)
+class Lives:
+    """One scenario under several policies.
+
+    Attributes:
+        scenario: what happened.
+        lives: "healthy", "none", "planner", each single strategy, "oracle".
+        oracle_exact: no better policy exists that acts when fail-slows come or go.
+    """
+
+    scenario: Scenario
+    lives: Mapping[str, Life]
+    oracle_exact: bool
+
+    def slowdown(self, name: str) -> float:
+        """Completion time over that of the healthy job."""
+        return self.lives[name].completion_s / self.lives["healthy"].completion_s
+
+    def reduced(self, name: str) -> float:
+        """Share of the slowdown that a policy removes (falcon paper, Table 7: 60.1%)."""
+        worst = self.slowdown("none") - 1
+        return 1 - (self.slowdown(name) - 1) / worst if worst > 0 else 0.0
+
+    @property
+    def competitive_ratio(self) -> float:
+        """Seconds lost with the planner over those lost with the oracle."""
+        healthy = self.lives["healthy"].completion_s
+        lost_s = self.lives["oracle"].completion_s - healthy
+        return (self.lives["planner"].completion_s - healthy) / lost_s if lost_s > 0 else 1.0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "steps": self.scenario.steps,
+            "healthy_step_s": self.scenario.model.healthy_s,
+            "policies": {
+                name: {
+                    "completion_s": life.completion_s,
+                    "slowdown": self.slowdown(name),
+                    "reduced": self.reduced(name),
+                    "actions": [action.to_mapping() for action in life.actions],
+                }
+                for name, life in self.lives.items()
+            },
+            "competitive_ratio": self.competitive_ratio,
+            "oracle_exact": self.oracle_exact,
+        }
+
+
+def compare(scenario: Scenario) -> Lives:
+    """The life of the job without fail-slows, without mitigation, and under each policy."""
+    usable = {name: s for name, s in scenario.overhead_s.items() if s is not None}
+    lives = {
+        "healthy": live(scenario, "healthy", {}, fail_slows=()),
+        "none": live(scenario, "none", {}),
+        "planner": live(scenario, "planner", usable),
+    }
+    for name in ACTIONS:
+        if name in usable:
+            only = f"{name} {TITLES[name]} only"
+            lives[only] = live(scenario, only, {name: usable[name]})
+    visits, exact = best_policy(
+        Strategies(scenario.model, usable),
+        [(each.start_s, each.end_s, each.fault) for each in scenario.fail_slows],
+        scenario.steps,
+    )
+    lives["oracle"] = replay(scenario, visits)
+    return Lives(scenario, lives, exact)
+
+
+def live(
+    scenario: Scenario,
+    name: str,
+    overhead_s: Mapping[str, float],
+    fail_slows: Sequence[FailSlow] | None = None,
+) -> Life:
+    """A life under a planner with these strategies; without any, nothing is done."""
+    planner = Planner(Strategies(scenario.model, overhead_s), rule=scenario.rule)
+    news = _News(scenario.fail_slows if fail_slows is None else fail_slows, scenario)
+    step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
+    actions: list[Action] = []
+    clock, pause = 0.0, 0.0
+    for step in range(scenario.steps):
+        active = news.active(clock)
+        pause_s[step] = pause
+        step_s[step] *= scenario.model.step_s(planner.state.setting, active)
+        clock += step_s[step]
+        pause = news.tell(planner, step, step_s) if overhead_s else 0.0
+        action = planner.update(step, float(step_s[step]), scenario.steps - 1 - step)
+        if action is not None:
+            actions.append(action)
+            pause += action.option.overhead_s or 0.0
+        clock += pause
+    return Life(name, step_s, pause_s, tuple(actions))
+
+
+def replay(scenario: Scenario, visits: Sequence[Visit]) -> Life:
+    """A life under a policy that was settled before: the oracle's."""
+    step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
+    news = _News(scenario.fail_slows, scenario)
+    clock, left = 0.0, list(visits)
+    setting: Setting = scenario.model.plain
+    for step in range(scenario.steps):
+        while left and left[0].at_s <= clock:
+            visit = left.pop(0)
+            setting = visit.setting
+            pause_s[step] += visit.overhead_s
+            clock += visit.overhead_s
+        step_s[step] *= scenario.model.step_s(setting, news.active(clock))
+        clock += step_s[step]
+    return Life("oracle", step_s, pause_s)
+
+
+class _News:
+    """Which fail-slows are present, and when a planner hears of them."""
+
+    def __init__(self, fail_slows: Sequence[FailSlow], scenario: Scenario) -> None:
+        self.fail_slows, self.scenario = tuple(fail_slows), scenario
+        self.edges = sorted({s for each in fail_slows for s in (each.start_s, each.end_s)})
+        self.now: frozenset[Fault] = frozenset()
+        self.passed = 0
+        self.seen: dict[Fault, int] = {}  # present -> since which step
+        self.gone: dict[Fault, int] = {}
+        self.told: set[Fault] = set()
+
+    def active(self, clock: float) -> frozenset[Fault]:
+        """The fail-slows of this moment."""
+        while self.passed < len(self.edges) and self.edges[self.passed] <= clock:
+            self.passed += 1
+            self.now = frozenset(
+                each.fault for each in self.fail_slows if each.start_s <= clock < each.end_s
+            )
+        return self.now
+
+    def tell(
+        self, planner: Planner, step: int, step_s: np.ndarray[Any, np.dtype[np.float64]]
+    ) -> float:
+        """Tell what a detector knows by now; seconds of validation."""
+        if self.now == self.told:
+            self.seen, self.gone = {}, {}
+            return 0.0
+        wait, pause = self.scenario.detect_steps, 0.0
+        for fault in sorted(self.now - self.told):
+            since = self.seen.setdefault(fault, step)
+            if step - since >= wait:
+                lost_s = float((step_s[since:step] - planner.healthy_s).sum())
+                planner.onset(fault, since, max(0.0, lost_s))
+                self.told.add(fault)
+                pause = self.scenario.validate_s
+        for fault in sorted(self.told - self.now):
+            if step - self.gone.setdefault(fault, step) >= wait:
+                planner.relief(fault, step)
+                self.told.discard(fault)
+                del self.gone[fault]
+        return pause

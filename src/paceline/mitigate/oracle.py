@@ -1,0 +1,140 @@
+"""An oracle that knows when fail-slows will come and go: what no planner can beat.
+
+It acts when one comes or goes, never in between: nothing is learnt there, and an action that is
+worth its price is worth it at once. Between those moments steps pass at a constant rate. Of ways
+that lead to one setting at one moment, the one with most steps done is kept: dynamic programming.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.mitigate.fault import Fault
+from paceline.mitigate.job_model import Setting
+from paceline.mitigate.strategies import Strategies
+
+#: Settings followed at one moment; beyond, those with fewest steps done are dropped.
+MOST_SETTINGS = 200
+
+#: Actions in a row at one moment: placement and then microbatches, say.
+_IN_A_ROW = 2
+
+
+@dataclass(frozen=True)
+class Visit:
+    """An action of the oracle.
+
+    Attributes:
+        at_s: seconds after the job's start.
+        overhead_s: what it takes.
+        setting: the job from then on.
+    """
+
+    at_s: float
+    overhead_s: float
+    setting: Setting
+
+
+@dataclass(frozen=True)
+class _Way:
+    done: float
+    visits: tuple[Visit, ...] = ()
+
+
+def best_policy(
+    strategies: Strategies, fail_slows: Sequence[tuple[float, float, Fault]], steps: int
+) -> tuple[tuple[Visit, ...], bool]:
+    """The actions after which the job is done first, and whether none were dropped on the way.
+
+    Args:
+        strategies: what can be done.
+        fail_slows: (from, to, fault), seconds.
+        steps: steps to make.
+    """
+    moments = sorted({0.0, *(s for low, high, _ in fail_slows for s in (low, high))})
+    moments = [moment for moment in moments if moment < float("inf")]
+    present = [
+        frozenset(fault for low, high, fault in fail_slows if low <= moment < high)
+        for moment in moments
+    ]
+    rates = _Rates(strategies, moments, present)
+    ways: list[dict[Setting, _Way]] = [{} for _ in moments]
+    ways[0][strategies.model.plain] = _Way(0.0)
+    best: tuple[float, tuple[Visit, ...]] = (float("inf"), ())
+    exact = True
+    for i, moment in enumerate(moments):
+        if len(ways[i]) > MOST_SETTINGS:
+            exact = False
+            kept = sorted(ways[i].items(), key=lambda item: -item[1].done)[:MOST_SETTINGS]
+            ways[i] = dict(kept)
+        for setting, way in ways[i].items():
+            for new, overhead_s in _choices(strategies, setting, present[i]):
+                visits = way.visits
+                if new != setting:
+                    visits = (*visits, Visit(moment, overhead_s, new))
+                begin = moment + overhead_s
+                best = min(best, (rates.finish(begin, steps - way.done, new), visits), key=_first)
+                # The next moment to act at is the first after the action is over.
+                j = bisect_right(moments, begin) if overhead_s else i + 1
+                if j < len(moments):
+                    done = way.done + rates.steps(begin, moments[j], new)
+                    known = ways[j].get(new)
+                    if done < steps and (known is None or known.done < done):
+                        ways[j][new] = _Way(done, visits)
+    return best[1], exact
+
+
+def _first(pair: tuple[float, tuple[Visit, ...]]) -> float:
+    return pair[0]
+
+
+def _choices(
+    strategies: Strategies, setting: Setting, present: frozenset[Fault]
+) -> list[tuple[Setting, float]]:
+    """Settings that a few actions lead to, each with its least overhead."""
+    found = {setting: 0.0}
+    newest = dict(found)
+    for _ in range(_IN_A_ROW):
+        reached: dict[Setting, float] = {}
+        for here, spent in newest.items():
+            for option in strategies.options(here, present)[1:]:
+                if option.applicable and option.overhead_s is not None:
+                    cost = spent + option.overhead_s
+                    if cost < min(found.get(option.setting, cost + 1), cost + 1):
+                        reached[option.setting] = min(reached.get(option.setting, cost), cost)
+        newest = {s: cost for s, cost in reached.items() if cost < found.get(s, cost + 1)}
+        found.update(newest)
+    return list(found.items())
+
+
+class _Rates:
+    """Steps made between moments, in a setting."""
+
+    def __init__(
+        self, strategies: Strategies, moments: list[float], present: list[frozenset[Fault]]
+    ) -> None:
+        self.model = strategies.model
+        self.moments, self.present = moments, present
+
+    def steps(self, begin: float, end: float, setting: Setting) -> float:
+        """Steps made from ``begin`` to ``end``."""
+        made, i = 0.0, bisect_right(self.moments, begin) - 1
+        while begin < end:
+            until = min(end, self.moments[i + 1] if i + 1 < len(self.moments) else end)
+            made += (until - begin) / self.model.step_s(setting, self.present[i])
+            begin, i = until, i + 1
+        return made
+
+    def finish(self, begin: float, steps: float, setting: Setting) -> float:
+        """When so many steps are made, if nothing is done any more."""
+        i = bisect_right(self.moments, begin) - 1
+        while True:
+            step_s = self.model.step_s(setting, self.present[i])
+            if i + 1 == len(self.moments):
+                return begin + steps * step_s
+            made = (self.moments[i + 1] - begin) / step_s
+            if made >= steps:
+                return begin + steps * step_s
+            begin, steps, i = self.moments[i + 1], steps - made, i + 1

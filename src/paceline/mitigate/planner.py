@@ -1,0 +1,299 @@
+"""When to act: the falcon paper's Algorithm 1 as a state machine that survives a restart.
+
+A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until what it has cost
+equals what the cheapest strategy costs, then apply that; go on so with the dearer ones. No player
+without foresight can promise better than this rule does.
+
+Beyond the paper: the simulator is asked first, and what does not help is skipped. Losses are
+counted for each strategy and fail-slow, so that several at once, and one that comes back, count as
+they should. What is no longer needed is taken back by the same rule: sharing the microbatches out
+evenly again is what S2 says for a job without fail-slows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import MitigateError
+from paceline.files import text_writer, write_files
+from paceline.mitigate.fault import Fault
+from paceline.mitigate.job_model import Setting
+from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
+
+VERSION = 1
+
+#: "loss": a strategy is due when the loss since the onset equals its overhead, as in the paper;
+#: "savings": when what it would have saved does, so that it must be worth its price by itself.
+RULES = ("loss", "savings")
+
+#: Losses while no fail-slow is present, those that taking back a change would save.
+_NONE = "none"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a planner stands.
+
+    Attributes:
+        setting: what mitigation has changed.
+        active: fail-slows that are present, those of replaced machines left out.
+        lost_s: seconds lost since the first of them began, mitigation's overheads left out.
+        since_step: the step in which that was; None where there is none.
+        accrued_s: (strategy, fail-slow) -> seconds that count towards the strategy.
+        applied: strategies applied since then, in order.
+    """
+
+    setting: Setting
+    active: frozenset[Fault] = frozenset()
+    lost_s: float = 0.0
+    since_step: int | None = None
+    accrued_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    applied: tuple[str, ...] = ()
+
+    @property
+    def phase(self) -> str:
+        """"healthy", "ignoring" (S1), "mitigated" or "undoing" (nothing left to mitigate)."""
+        changed = any(name != RESTART for name in self.applied)
+        if self.active:
+            return "mitigated" if changed else "ignoring"
+        return "undoing" if changed else "healthy"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do now.
+
+    Attributes:
+        step: after this step.
+        option: the strategy, its setting and what it gains.
+        lost_s: seconds lost until now.
+        since_step: the step in which the loss began.
+        faults: the fail-slows it is meant for, in words.
+    """
+
+    step: int
+    option: Option
+    lost_s: float
+    since_step: int
+    faults: tuple[str, ...]
+
+    def explain(self) -> str:
+        """In words and numbers."""
+        option = self.option
+        why = "; ".join(self.faults) if self.faults else "no fail-slow is left"
+        return (
+            f"step {self.step:,}: {why}; {_seconds(self.lost_s)} lost since step "
+            f"{self.since_step:,}: {option.text}: a step takes {option.step_s:.4g} s instead of "
+            f"{option.now_s:.4g} s (recovers {option.recovered:.0%}) for "
+            f"{_seconds(option.overhead_s or 0.0)} once ({option.strategy.upper()})"
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "step": self.step,
+            "lost_s": self.lost_s,
+            "since_step": self.since_step,
+            "faults": list(self.faults),
+            "text": self.explain(),
+            **{"option": self.option.to_mapping()},
+        }
+
+
+def _seconds(value: float) -> str:
+    return f"{value / 60:.1f} minutes" if value >= 120 else f"{value:.3g} s"
+
+
+class Planner:
+    """Decides after each step whether to act. Deterministic: equal inputs, equal decisions."""
+
+    def __init__(
+        self,
+        strategies: Strategies,
+        *,
+        state: State | None = None,
+        healthy_s: float | None = None,
+        rule: str = "loss",
+    ) -> None:
+        """A planner for a job.
+
+        Args:
+            strategies: what can be done, and its overheads.
+            state: where an earlier one stood (:func:`load_state`); None: at the beginning.
+            healthy_s: seconds of a healthy step as measured; None: as simulated.
+            rule: one of :data:`RULES`.
+
+        Raises:
+            MitigateError: the rule is not known, or the state is that of another job.
+        """
+        if rule not in RULES:
+            raise MitigateError(f"there is no rule {rule!r}; known are {', '.join(RULES)}")
+        model = strategies.model
+        self.strategies, self.rule = strategies, rule
+        self.state = State(model.plain) if state is None else state
+        if sum(self.state.setting.counts) != sum(model.plain.counts) or len(
+            self.state.setting.counts
+        ) != len(model.plain.counts):
+            raise MitigateError("the state is that of a job with other replicas or microbatches")
+        model.check(self.state.active)
+        self.healthy_s = model.healthy_s if healthy_s is None else healthy_s
+
+    def onset(self, fault: Fault, step: int, lost_s: float = 0.0) -> None:
+        """A fail-slow was found, or its factor has changed.
+
+        Args:
+            fault: who and how slow.
+            step: in which.
+            lost_s: what was lost to it before it was found, a detector event's ``lost_s``.
+
+        Raises:
+            MitigateError: its machine is not the job's.
+        """
+        self.strategies.model.check(frozenset([fault]))
+        state = self.state
+        if fault.name in state.setting.replaced:
+            return  # a machine that the job no longer uses
+        active = frozenset(f for f in state.active if f.name != fault.name) | {fault}
+        first = not state.active
+        self.state = replace(
+            state,
+            active=active,
+            lost_s=(0.0 if first else state.lost_s) + lost_s,
+            since_step=step if first else state.since_step,
+            accrued_s=self._accrued(dict.fromkeys(ACTIONS, lost_s), [fault.name]),
+        )
+
+    def relief(self, fault: Fault | str, step: int) -> None:
+        """A fail-slow is over; its losses are remembered, should it come back."""
+        name = fault if isinstance(fault, str) else fault.name
+        active = frozenset(f for f in self.state.active if f.name != name)
+        if active == self.state.active:
+            return
+        self.state = replace(self.state, active=active)
+        if not active:
+            self.state = replace(self.state, lost_s=0.0, since_step=step)
+
+    def update(self, step: int, duration_s: float, steps_left: int | None = None) -> Action | None:
+        """Take note of a step; what to do before the next one, if anything.
+
+        The action counts as done when it is returned: apply its ``option.setting``, and say with
+        ``strategies.set_overhead`` what it took, if that is known better now.
+
+        Args:
+            step: its number.
+            duration_s: how long it took, seconds.
+            steps_left: steps until the job ends: an overhead that these cannot save is not paid.
+        """
+        state = self.state
+        if not state.active and not state.applied:
+            return None
+        options = self.strategies.options(state.setting, state.active)
+        if not state.active and not any(option.applicable for option in options[1:]):
+            # Nothing to take back: the episode is over.
+            self.state = replace(state, applied=(), lost_s=0.0, since_step=None)
+            return None
+        loss_s = duration_s - self.healthy_s
+        names = [fault.name for fault in state.active] or [_NONE]
+        share: dict[str, float] = {}
+        for option in options[1:]:
+            if option.applicable:
+                saved = 1 - option.step_s / option.now_s
+                share[option.strategy] = loss_s if self.rule == "loss" else duration_s * saved
+        accrued = self._accrued(share, names)
+        self.state = replace(state, lost_s=max(0.0, state.lost_s + loss_s), accrued_s=accrued)
+        for option in sorted(options[1:], key=lambda o: (o.overhead_s or 0.0, o.strategy)):
+            if self._due(option, names, steps_left):
+                return self._apply(option, step, names)
+        return None
+
+    def _accrued(
+        self, seconds: Mapping[str, float], names: list[str]
+    ) -> dict[tuple[str, str], float]:
+        accrued = dict(self.state.accrued_s)
+        for strategy, more in seconds.items():
+            for name in names:
+                key = (strategy, name)
+                accrued[key] = max(0.0, accrued.get(key, 0.0) + more)
+        return accrued
+
+    def _due(self, option: Option, names: list[str], steps_left: int | None) -> bool:
+        if not option.applicable or option.overhead_s is None:
+            return False
+        if steps_left is not None and option.pays_after_steps >= steps_left:
+            return False
+        most = max(self.state.accrued_s.get((option.strategy, name), 0.0) for name in names)
+        return most >= option.overhead_s
+
+    def _apply(self, option: Option, step: int, names: list[str]) -> Action:
+        state = self.state
+        words = tuple(fault.describe() for fault in sorted(state.active))
+        since = step if state.since_step is None else state.since_step
+        accrued = {
+            key: seconds
+            for key, seconds in state.accrued_s.items()
+            if key[0] != option.strategy or key[1] not in names
+        }
+        replaced = option.setting.replaced
+        active = frozenset(f for f in state.active if f.name not in replaced)
+        self.state = replace(
+            state, setting=option.setting, active=active, accrued_s=accrued,
+            applied=(*state.applied, option.strategy),
+        )  # fmt: skip
+        return Action(step, option, state.lost_s, since, words)
+
+
+def save_state(state: State, path: Path) -> None:
+    """Write a state; a crash leaves the old file or the new one.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    values = {
+        "paceline_planner": VERSION,
+        "counts": list(state.setting.counts),
+        "moved": [[list(a), list(b)] for a, b in state.setting.moved],
+        "replaced": sorted(state.setting.replaced),
+        "active": [fault.to_mapping() for fault in sorted(state.active)],
+        "lost_s": state.lost_s,
+        "since_step": state.since_step,
+        "accrued_s": [[*key, seconds] for key, seconds in sorted(state.accrued_s.items())],
+        "applied": list(state.applied),
+    }
+    write_files({path: text_writer(json.dumps(values) + "\n")}, force=True)
+
+
+def load_state(path: Path) -> State:
+    """The state that was saved.
+
+    Raises:
+        MitigateError: the file cannot be read, or holds no state of this version.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["paceline_planner"] != VERSION:
+            raise MitigateError(
+                f"{path} is a planner's state of version {values['paceline_planner']}, this is "
+                f"{VERSION}; start anew without it"
+            )
+        setting = Setting(
+            tuple(int(n) for n in values["counts"]),
+            tuple(((int(a[0]), int(a[1])), (int(b[0]), int(b[1]))) for a, b in values["moved"]),
+            frozenset(map(str, values["replaced"])),
+        )
+        since = values["since_step"]
+        return State(
+            setting,
+            frozenset(Fault.from_mapping(each) for each in values["active"]),
+            float(values["lost_s"]),
+            None if since is None else int(since),
+            {(str(a), str(b)): float(seconds) for a, b, seconds in values["accrued_s"]},
+            tuple(map(str, values["applied"])),
+        )
+    except OSError as error:
+        raise MitigateError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise MitigateError(f"{path} holds no planner's state; start anew without it") from None

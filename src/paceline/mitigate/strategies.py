@@ -1,0 +1,301 @@
+"""What can be done about fail-slows (falcon paper, 5.1), each with its step time by simulation.
+
+S1 ignores them; S2 shares microbatches out by speed; S3 moves machines; S4 restarts from a
+checkpoint on healthy machines. A strategy that changes nothing for the better does not apply: the
+paper's table says that S2 does nothing for slow links, here the simulator says so, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import MitigateError
+from paceline.mitigate.fault import Fault
+from paceline.mitigate.job_model import JobModel, Setting
+from paceline.mitigate.topology import Placement, best_placement
+from paceline.remedies.microbatches import best_counts
+
+IGNORE, MICROBATCHES, TOPOLOGY, RESTART = "s1", "s2", "s3", "s4"
+ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
+
+#: One-off overheads, seconds: the solver and the next step; parameters swapped through memory,
+#: "within one minute"; a checkpoint written and read, "tens of minutes" (falcon paper, 5.3, 7.5).
+OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1800.0}
+
+#: A step that is shorter by less than this share is not worth an action.
+LEAST_GAIN = 0.01
+
+TITLES: Mapping[str, str] = {
+    IGNORE: "ignore",
+    MICROBATCHES: "microbatches",
+    TOPOLOGY: "placement",
+    RESTART: "restart",
+}
+
+#: So many changes are written out in a sentence.
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Option:
+    """One strategy, for the fail-slows as they are.
+
+    Attributes:
+        strategy: "s1" to "s4".
+        setting: the job after it.
+        step_s: predicted seconds of a step then.
+        now_s: seconds of a step as things are.
+        healthy_s: seconds of a step without fail-slows and changes.
+        overhead_s: what it costs once; None = it must not be used.
+        text: what to do.
+        why_not: why it does not apply; "" = it does.
+        change: what to change, as JSON can hold it.
+        notes: limits and assumptions.
+    """
+
+    strategy: str
+    setting: Setting
+    step_s: float
+    now_s: float
+    healthy_s: float
+    overhead_s: float | None
+    text: str
+    why_not: str = ""
+    change: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def applicable(self) -> bool:
+        """Whether it may be used and makes the step shorter."""
+        return not self.why_not
+
+    @property
+    def recovered(self) -> float:
+        """Share of the step time lost to fail-slows that it brings back."""
+        lost_s = self.now_s - self.healthy_s
+        return (self.now_s - self.step_s) / lost_s if lost_s > 0 else 0.0
+
+    @property
+    def pays_after_steps(self) -> float:
+        """Steps after which its overhead is saved; inf where it does not apply."""
+        gain_s = self.now_s - self.step_s
+        if self.overhead_s is None or not self.applicable or gain_s <= 0:
+            return np.inf
+        return self.overhead_s / gain_s
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        steps = self.pays_after_steps
+        return {
+            "strategy": self.strategy,
+            "text": self.text,
+            "applicable": self.applicable,
+            "why_not": self.why_not or None,
+            "step_s": self.step_s,
+            "now_s": self.now_s,
+            "healthy_s": self.healthy_s,
+            "recovered": self.recovered,
+            "overhead_s": self.overhead_s,
+            "pays_after_steps": steps if np.isfinite(steps) else None,
+            "change": dict(self.change),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What :func:`best_counts` asks of a job: how long replicas take for their microbatches."""
+
+    model: JobModel
+    setting: Setting
+    faults: frozenset[Fault]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return np.array(self.model.plain.counts)
+
+    @property
+    def unit(self) -> int:
+        return self.model.unit
+
+    def replica_s(self, n: int) -> npt.NDArray[np.float64]:
+        return self.model.replica_s(n, self.setting, self.faults)
+
+
+class Strategies:
+    """The options of a job for any fail-slows; they are kept, since a planner asks every step."""
+
+    def __init__(
+        self, model: JobModel, overhead_s: Mapping[str, float | None] = OVERHEAD_S
+    ) -> None:
+        """What can be done, and what it costs.
+
+        Args:
+            model: the job.
+            overhead_s: "s2", "s3", "s4" -> seconds, once; None or missing = not to be used.
+
+        Raises:
+            MitigateError: there is no such strategy, or its overhead is negative.
+        """
+        self.model = model
+        self.overhead_s: dict[str, float | None] = dict.fromkeys(ACTIONS)
+        self._known: dict[tuple[Setting, frozenset[Fault]], tuple[Option, ...]] = {}
+        self._counts: dict[tuple[Setting, frozenset[Fault]], Setting] = {}
+        self._placements: dict[frozenset[Fault], Placement] = {}
+        for name, seconds in overhead_s.items():
+            self.set_overhead(name, seconds)
+
+    def set_overhead(self, name: str, seconds: float | None) -> None:
+        """Say what a strategy costs: as given, or as it was measured.
+
+        Raises:
+            MitigateError: there is no such strategy, or its overhead is negative.
+        """
+        if name not in ACTIONS:
+            raise MitigateError(f"there is no strategy {name!r}; known are {', '.join(ACTIONS)}")
+        if seconds is not None and not 0 <= seconds < np.inf:
+            raise MitigateError(f"the overhead of {name} must be 0 s or more, not {seconds:g}")
+        self.overhead_s[name] = seconds
+        self._known.clear()
+
+    def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
+        """S1 to S4, as things are: also what takes back what is no longer needed."""
+        key = (setting, faults)
+        if key not in self._known:
+            now_s = self.model.step_s(setting, faults)
+            ignore = self._option(IGNORE, setting, now_s, now_s, "ignore it", {})
+            self._known[key] = (
+                replace(ignore, overhead_s=0.0, why_not=""),
+                self._microbatches(setting, faults, now_s),
+                self._topology(setting, faults, now_s),
+                self._restart(setting, faults, now_s),
+            )
+        return self._known[key]
+
+    def _option(
+        self, name: str, setting: Setting, step_s: float, now_s: float, text: str,
+        change: Mapping[str, Any], why_not: str = "", notes: tuple[str, ...] = (),
+    ) -> Option:  # fmt: skip
+        gain = 1 - step_s / now_s
+        if not why_not and gain < LEAST_GAIN:
+            why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+        overhead_s = self.overhead_s.get(name)
+        if not why_not and overhead_s is None and name != IGNORE:
+            why_not = "its overhead is not given: not to be used"
+        return Option(
+            name, setting, step_s, now_s, self.model.healthy_s, overhead_s, text, why_not, change,
+            notes,
+        )  # fmt: skip
+
+    def _microbatches(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> Option:
+        model = self.model
+        why_not = ""
+        if model.dp == 1:
+            why_not = "there is one replica (dp 1): no other can take its microbatches"
+        elif model.fixed:
+            why_not = model.fixed
+        if why_not:
+            return self._option(MICROBATCHES, setting, now_s, now_s, "", {}, why_not)
+        new = self.shared_out(setting, faults)
+        text, change = _counts_text(setting.counts, new.counts)
+        notes = ("gradients must be weighted by the microbatches of their replica: see weights",)
+        return self._option(
+            MICROBATCHES, new, model.step_s(new, faults), now_s, text, change, "", notes
+        )
+
+    def shared_out(self, setting: Setting, faults: frozenset[Fault]) -> Setting:
+        """With the numbers of microbatches that make the slowest replica as fast as possible."""
+        model = self.model
+        even = replace(setting, counts=model.plain.counts)
+        if (even, faults) not in self._counts:
+            counts, _ = best_counts(_Sizes(model, setting, faults))
+            new = replace(setting, counts=tuple(counts.tolist()))
+            # Replicas alone do not show what they wait for: the plain shares may be as good.
+            better = model.step_s(new, faults) < model.step_s(even, faults)
+            self._counts[even, faults] = new if better else even
+        return self._counts[even, faults]
+
+    def _topology(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> Option:
+        model = self.model
+        present = frozenset(f for f in faults if f.name not in setting.replaced)
+        if present not in self._placements:
+            self._placements[present] = best_placement(model, present)
+        found = self._placements[present]
+        new = replace(setting, moved=found.moved)
+        if setting.counts != model.plain.counts:  # S2 is in force and follows the machines
+            new = self.shared_out(new, faults)
+        text, change = _moves_text(setting, new)
+        if new.counts != setting.counts:
+            words, more = _counts_text(setting.counts, new.counts)
+            text, change = f"{text}; {words}", {**change, **more}
+        notes = (_how_sure(found),)
+        return self._option(
+            TOPOLOGY, new, model.step_s(new, faults), now_s, text, change, "", notes
+        )
+
+    def _restart(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> Option:
+        present = sorted(f for f in faults if f.name not in setting.replaced)
+        names = setting.replaced | {fault.name for fault in present}
+        new = replace(self.model.plain, replaced=names)
+        machines = sorted({fault.worker for fault in present})
+        text = f"checkpoint, and restart without {_named(machines)}" if machines else "restart"
+        change = {"replace": [list(machine) for machine in machines]}
+        return self._option(RESTART, new, self.model.step_s(new, faults), now_s, text, change)
+
+
+def weights(counts: tuple[int, ...]) -> list[float]:
+    """[dp] weights of the replicas' mean gradients that keep the loss that of the whole batch.
+
+    The mean over all microbatches is the sum of the replicas' means times their shares of the
+    microbatches. Frameworks that average over D replicas multiply each by D times its weight.
+    """
+    total = sum(counts)
+    return [n / total for n in counts]
+
+
+def _counts_text(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    changed = [dp for dp, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if not changed:
+        return "move no microbatch", {}
+    changed.sort(key=lambda dp: after[dp] - before[dp])
+    fewer = [dp for dp in changed if after[dp] < before[dp]]
+    moved = sum(before[dp] - after[dp] for dp in fewer)
+    noun = "microbatch" if moved == 1 else "microbatches"
+    named = ", ".join(f"{dp} ({before[dp]} to {after[dp]})" for dp in fewer[:_SHOWN])
+    more = f" and {len(fewer) - _SHOWN} more" if len(fewer) > _SHOWN else ""
+    plural = "s" if len(fewer) > 1 else ""
+    change: dict[str, Any] = {"microbatches": list(after), "weights": weights(after)}
+    if len(set(after)) == 1:
+        return f"share the microbatches out evenly again ({after[0]} each)", change
+    return f"move {moved} {noun} off replica{plural} {named}{more}", change
+
+
+def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
+    old, new = dict(before.moved), dict(after.moved)
+    machines = sorted(
+        m for m in old.keys() | new.keys() if old.get(m, m) != new.get(m, m)
+    )  # fmt: skip
+    if not machines:
+        return "move no machine", {}
+    moves = [(old.get(m, m), new.get(m, m)) for m in machines]
+    named = ", ".join(f"{_named([a])} to {_named([b])}" for a, b in moves[:_SHOWN])
+    more = f" and {len(moves) - _SHOWN} more" if len(moves) > _SHOWN else ""
+    return f"move the machine of {named}{more}", {"moves": [[list(a), list(b)] for a, b in moves]}
+
+
+def _how_sure(found: Placement) -> str:
+    if found.exact:
+        return f"the best of all {found.tried:,} placements"
+    return (
+        f"the best of {found.tried:,} placements; none is faster by more than {found.gap:.1%}"
+    )
+
+
+def _named(machines: list[tuple[int, int]]) -> str:
+    shown = ", ".join(f"dp {dp} stage {pp}" for dp, pp in machines[:_SHOWN])
+    return shown + (f" and {len(machines) - _SHOWN} more" if len(machines) > _SHOWN else "")

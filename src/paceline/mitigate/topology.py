@@ -1,0 +1,229 @@
+"""S3: where to place slow machines, so that they and slow links cost least (falcon paper, 5.3).
+
+The paper gathers stragglers in as few stages as hold them, interior ones first, and moves congested
+links to where little passes. Here the simulator judges each placement. All are tried where they are
+few; else gathered ones and single moves, and a bound says how far from the best that may be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.mitigate.fault import COMPUTE, LINK, Fault, Worker
+from paceline.mitigate.job_model import JobModel, Setting
+from paceline.remedies.arrange import END, STAGE, SWAP
+
+#: Placements tried where all of them are.
+MOST_EXACT = 3000
+
+#: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
+BUDGET = 30_000_000
+
+#: Replicas offered to one end of a slow link, besides those with slow machines.
+_OFFERED = 16
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where machines should work.
+
+    Attributes:
+        moved: (machine, place) of those not at home.
+        step_s: seconds of a step there.
+        bound_s: no placement makes the step shorter than this.
+        exact: all placements were tried.
+        tried: how many were.
+    """
+
+    moved: tuple[tuple[Worker, Worker], ...]
+    step_s: float
+    bound_s: float
+    exact: bool
+    tried: int
+
+    @property
+    def gap(self) -> float:
+        """The step could be shorter by this share at most."""
+        return 0.0 if self.exact else max(0.0, 1 - self.bound_s / self.step_s)
+
+
+def best_placement(model: JobModel, faults: frozenset[Fault]) -> Placement:
+    """The placement of slow machines with the shortest step, microbatches as the job gave them.
+
+    Args:
+        model: the job.
+        faults: all of them present, on machines that are its own.
+    """
+    return _Search(model, faults).best()
+
+
+class _Search:
+    def __init__(self, model: JobModel, faults: frozenset[Fault]) -> None:
+        self.model, self.faults, self.home = model, faults, model.plain
+        self.active = sorted(faults, key=lambda fault: (-fault.factor, fault))
+        self.machines = list(dict.fromkeys(m for f in self.active for m in f.machines))
+        self.linked = any(f.kind == LINK for f in self.active)
+        self.known: dict[Setting, float] = {}
+        replicas = min(model.dp, len(self.machines) + 1)
+        self.values_of_one = model.n_ops(max(model.plain.counts))
+        self.values = self.values_of_one * replicas
+
+    def best(self) -> Placement:
+        self._try([self.home])
+        if self._few():
+            self._try(self._all())
+            return self._placement(exact=True, bound_s=0.0)
+        self._try(self._gathered())
+        while True:
+            centre = min(self.known, key=self._score)
+            before = self._score(centre)
+            if not self._try(self._moves(centre)) or self._score(self._least()) >= before:
+                break
+        return self._placement(exact=False, bound_s=self._bound())
+
+    def _placement(self, *, exact: bool, bound_s: float) -> Placement:
+        setting = self._least()
+        step_s = self.known[setting]
+        return Placement(setting.moved, step_s, step_s if exact else bound_s, exact, len(self.known))
+
+    def _least(self) -> Setting:
+        return min(self.known, key=self._score)
+
+    def _score(self, setting: Setting) -> float:
+        """Step time; of about equal ones fewer slow stages, interior ones, fewer moves."""
+        at = dict(setting.moved)
+        stages = {at.get(machine, machine)[1] for machine in self.machines}
+        ends = sum(stage in (0, self.model.pp - 1) for stage in stages)
+        extra = STAGE * len(stages) + END * ends + SWAP * len(setting.moved)
+        return self.known[setting] * (1 + extra)
+
+    def _try(self, settings: Iterable[Setting]) -> bool:
+        """Simulate those not yet known, as far as the budget goes; False where it is spent."""
+        new = [s for s in dict.fromkeys(settings) if s not in self.known]
+        left = max(0, BUDGET // self.values - len(self.known))
+        part = new[:left] if self.known else new
+        if part:
+            seconds = self.model.steps_s(part, self.faults)
+            self.known.update(zip(part, seconds.tolist(), strict=True))
+        return bool(new) and len(part) == len(new)
+
+    # --- all placements -------------------------------------------------------------------------
+
+    def _few(self) -> bool:
+        model, k = self.model, len(self.machines)
+        symmetric = not self.linked and len(set(model.plain.counts)) == 1
+        replicas = min(model.dp, k) if symmetric else model.dp
+        count = math.perm(replicas * model.pp, k) if k <= replicas * model.pp else 0
+        return 0 < count <= min(MOST_EXACT, BUDGET // self.values)
+
+    def _all(self) -> Iterator[Setting]:
+        """Every placement; replicas that are alike are offered once, those of the machines first."""
+        model = self.model
+        symmetric = not self.linked and len(set(model.plain.counts)) == 1
+        own = list(dict.fromkeys(dp for dp, _ in self.machines))
+        rest = [dp for dp in range(model.dp) if dp not in own]
+        dps = (own + rest)[: len(self.machines)] if symmetric else own + rest
+        places = [(dp, pp) for dp in dps for pp in range(model.pp)]
+        for chosen in itertools.permutations(places, len(self.machines)):
+            yield self._placed(chosen)
+
+    def _placed(self, places: Sequence[Worker]) -> Setting:
+        setting = self.home
+        for machine, place in zip(self.machines, places, strict=True):
+            if dict(setting.moved).get(machine, machine) != place:
+                setting = setting.swap(machine, place)
+        return setting
+
+    # --- some of them ---------------------------------------------------------------------------
+
+    def _gathered(self) -> list[Setting]:
+        """Slow machines in as few stages as hold them, beginning with each stage."""
+        machines = [m for f in self.active if f.kind != LINK for m in f.machines]
+        machines = list(dict.fromkeys(machines))
+        if not machines:
+            return []
+        layers = -(-len(machines) // self.model.dp)
+        return [
+            self._in_stages(machines, [(first + i) % self.model.pp for i in range(layers)])
+            for first in range(self.model.pp)
+        ]
+
+    def _in_stages(self, machines: Sequence[Worker], stages: Sequence[int]) -> Setting:
+        """The slowest machines in the first stage; each in its own replica where that is free.
+
+        Where a replica has several, those of one stage go up and those of the next go down, so that
+        the slowest shares its replica with the fastest.
+        """
+        setting, dp = self.home, self.model.dp
+        for layer, stage in enumerate(stages):
+            mine = machines[layer * dp : (layer + 1) * dp]
+            free = set(range(dp))
+            own = {}
+            if len(machines) <= dp:
+                for machine in mine:
+                    if machine[0] in free:
+                        own[machine] = machine[0]
+                        free.discard(machine[0])
+            others = iter(sorted(free, reverse=layer % 2 == 1))
+            for machine in mine:
+                place = (own[machine] if machine in own else next(others), stage)
+                if dict(setting.moved).get(machine, machine) != place:
+                    setting = setting.swap(machine, place)
+        return setting
+
+    def _moves(self, setting: Setting) -> Iterator[Setting]:
+        """One machine to another stage, or to another replica; there the two change places."""
+        at = dict(setting.moved)
+        taken = [at.get(machine, machine) for machine in self.machines]
+        dps = list(dict.fromkeys(dp for dp, _ in taken))
+        clean = [dp for dp in range(self.model.dp) if dp not in dps]
+        dps += clean[: _OFFERED if self.linked else 1]
+        for machine, (dp, pp) in zip(self.machines, taken, strict=True):
+            for place in [(dp, stage) for stage in range(self.model.pp)] + [(d, pp) for d in dps]:
+                if place != (dp, pp):
+                    yield setting.swap(machine, place)
+
+    # --- what no placement can beat -------------------------------------------------------------
+
+    def _bound(self) -> float:
+        """Fewer or faster stragglers never make a step longer.
+
+        The slowest one alone, where it costs least; and as many of the least slow ones as some
+        replica must hold, in the stages of one replica where they cost least.
+        """
+        alone = [f for f in self.active if f.kind != LINK]
+        bounds = [self.model.step_s(self.home, frozenset())]
+        for kind in {f.kind for f in alone}:
+            slowest = max((f for f in alone if f.kind == kind), key=lambda f: f.factor)
+            bounds.append(self._least_of([slowest]))
+        computes = sorted(
+            {f.worker: f for f in self.active[::-1] if f.kind == COMPUTE}.values(),
+            key=lambda f: f.factor,
+        )
+        together = -(-len(computes) // self.model.dp)
+        if 1 < together <= self.model.pp and math.comb(self.model.pp, together) <= MOST_EXACT:
+            # All as slow as the least slow of them: no more than any that may come together.
+            bounds.append(self._least_of([computes[0]] * together))
+        return max(bounds)
+
+    def _least_of(self, faults: Sequence[Fault]) -> float:
+        """The shortest step with these in one replica, each in another stage."""
+        slow = frozenset(
+            Fault(fault.kind, (0, i), fault.factor) for i, fault in enumerate(faults)
+        )
+        settings = []
+        for stages in itertools.combinations(range(self.model.pp), len(faults)):
+            setting = self.home
+            for i, stage in enumerate(stages):
+                if dict(setting.moved).get((0, i), (0, i)) != (0, stage):
+                    setting = setting.swap((0, i), (0, stage))
+            settings.append(setting)
+        # Replicas without any are alike: two lanes stand for all.
+        if len(settings) * 2 * self.values_of_one > BUDGET:
+            return 0.0
+        return float(self.model.steps_s(settings, slow).min())
