@@ -29,9 +29,12 @@ def add_arguments(
     parser: argparse.ArgumentParser,
     name: str = "trace",
     help_text: str = "the trace file (parquet)",
+    *,
+    optional: bool = False,
 ) -> None:
     """TRACE (or another ``name``), --job, --ignore-kinds and --keep-clocks."""
-    parser.add_argument(name, metavar=name.upper(), type=file_name, help=help_text)
+    nargs = "?" if optional else None
+    parser.add_argument(name, metavar=name.upper(), type=file_name, nargs=nargs, help=help_text)
     parser.add_argument(
         "--job",
         metavar="YAML",

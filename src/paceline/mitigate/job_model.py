@@ -90,7 +90,7 @@ class JobModel:
         Raises:
             MitigateError: ``dp`` or ``scale`` make no sense.
         """
-        if dp is not None and dp < 1 or not 0 < scale < np.inf:
+        if (dp is not None and dp < 1) or not 0 < scale < np.inf:
             raise MitigateError("a job needs one replica or more, and a scale above 0")
         graph = measured.graph
         self.dp = graph.n_dp if dp is None else dp
@@ -113,6 +113,9 @@ class JobModel:
         self.plain = Setting(tuple(whole.tolist()))
         self._lanes: dict[int, Durations] = {}
         self._graphs: dict[tuple[tuple[int, int], ...], StepGraph] = {}
+        self._alone_s: dict[bytes, Array] = {}
+        self._columns_of: dict[int, Ints] = {}
+        self._simulated_s: dict[bytes, float] = {}  # settings with equal replicas are alike
         self._known: dict[tuple[Setting, frozenset[Fault]], float] = {}
 
     @classmethod
@@ -153,13 +156,20 @@ class JobModel:
         """Seconds of a step with these fail-slows (those whose machines were replaced included)."""
         key = (setting, frozenset(f for f in faults if f.name not in setting.replaced))
         if key not in self._known:
-            self._known[key] = float(self.steps_s([setting], faults)[0])
+            self.check(faults)
+            factors = self._factors(setting, faults)
+            alike = factors.counts.tobytes() + factors.rows.tobytes() + factors.ring.tobytes()
+            if alike not in self._simulated_s:
+                self._simulated_s[alike] = float(self._steps_of([factors])[0])
+            self._known[key] = self._simulated_s[alike]
         return self._known[key]
 
     def steps_s(self, settings: Sequence[Setting], faults: frozenset[Fault]) -> Array:
         """[setting] seconds of a step; many settings at once cost little more than one."""
         self.check(faults)
-        found = [self._factors(setting, faults) for setting in settings]
+        return self._steps_of([self._factors(setting, faults) for setting in settings])
+
+    def _steps_of(self, found: Sequence[_Factors]) -> Array:
         most: dict[int, int] = {}
         for each in found:
             for n, lanes in zip(*np.unique(each.counts, return_counts=True), strict=True):
@@ -172,11 +182,14 @@ class JobModel:
     def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
         """[dp] seconds of each replica alone with ``n`` microbatches."""
         factors = self._factors(replace(setting, counts=self.plain.counts), faults)
-        lane = self._lane(n)
-        durations = Durations.empty(lane.graph, len(factors.rows))
-        table = lane.values[:, None] * self._of_ops(lane.graph, factors).T
-        durations.block(0)[:, :, 0] = table
-        return predicted_step_s(durations)[factors.lane]
+        key = n.to_bytes(8) + factors.rows.tobytes() + factors.ring.tobytes()
+        if key not in self._alone_s:
+            lane = self._lane(n)
+            durations = Durations.empty(lane.graph, len(factors.rows))
+            table = lane.values[:, None] * self._of_ops(lane.graph, factors).T
+            durations.block(0)[:, :, 0] = table
+            self._alone_s[key] = predicted_step_s(durations)
+        return self._alone_s[key][factors.lane]
 
     def check(self, faults: frozenset[Fault]) -> None:
         """Make sure that the machines are the job's.
@@ -208,7 +221,9 @@ class JobModel:
                 )
         for _ in range(30):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._slowdown(fault, middle) < slowdown else (low, middle)
+            low, high = (
+                (middle, high) if self._slowdown(fault, middle) < slowdown else (low, middle)
+            )
         return high
 
     def _slowdown(self, fault: Fault, factor: float) -> float:
@@ -233,7 +248,9 @@ class JobModel:
                 ring[pp] = max(ring[pp], fault.factor)
         ends = np.maximum(rows[:, 2], np.roll(rows[:, 2], -1, axis=1))
         rows[:, 1] = np.maximum(rows[:, 1], ends)
-        keys = np.concatenate([np.array(setting.counts)[:, None], rows.reshape(self.dp, -1)], axis=1)
+        keys = np.concatenate(
+            [np.array(setting.counts)[:, None], rows.reshape(self.dp, -1)], axis=1
+        )
         distinct, lane = np.unique(keys, axis=0, return_inverse=True)
         return _Factors(
             distinct[:, 0].astype(np.int64), distinct[:, 1:].reshape(-1, 3, self.pp), ring,
@@ -289,11 +306,13 @@ class JobModel:
 
     def _of_ops(self, graph: StepGraph, factors: _Factors) -> Array:
         """[replica, op] factors."""
-        of_ops: Array = self._columns(factors)[:, self._column_of(graph)]
+        if graph.n_ops not in self._columns_of:  # a job's graphs differ in microbatches only
+            self._columns_of[graph.n_ops] = self._column_of(graph)
+        of_ops: Array = self._columns(factors)[:, self._columns_of[graph.n_ops]]
         return of_ops
 
     def _columns(self, factors: _Factors) -> Array:
-        """[replica, column] 1; computes by stage; links by lower stage; rings by stage; embedding."""
+        """[replica, column] 1; computes, links (by lower stage), rings by stage; embedding."""
         n = len(factors.rows)
         ring = np.broadcast_to(factors.ring, (n, self.pp))
         ends = np.maximum(factors.rows[:, 2, 0], factors.rows[:, 2, -1])[:, None]

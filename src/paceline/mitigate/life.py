@@ -7,11 +7,12 @@ validation that costs seconds; of its end likewise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import MitigateError
 from paceline.mitigate.fault import Fault
@@ -19,6 +20,8 @@ from paceline.mitigate.job_model import JobModel, Setting
 from paceline.mitigate.oracle import Visit, best_policy
 from paceline.mitigate.planner import Action, Planner
 from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S, TITLES, Strategies
+
+Array = npt.NDArray[np.float64]
 
 #: More steps would take minutes.
 MOST_STEPS = 1_000_000
@@ -93,11 +96,12 @@ class Scenario:
                 )
             last[each.fault.name] = each
 
-    def noise_factors(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def noise_factors(self) -> Array:
         """[step] what each step's time is multiplied with, 1 on average."""
         sigma = np.sqrt(np.log1p(self.noise**2))
         normal = np.random.default_rng(self.seed).normal(0.0, sigma, self.steps)
-        return np.exp(normal - sigma**2 / 2)
+        factors: Array = np.exp(normal - sigma**2 / 2)
+        return factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +116,8 @@ class Life:
     """
 
     name: str
-    step_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    pause_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    step_s: Array
+    pause_s: Array
     actions: tuple[Action, ...] = ()
 
     @property
@@ -171,18 +175,23 @@ class Lives:
         }
 
 
-def compare(scenario: Scenario) -> Lives:
-    """The life of the job without fail-slows, without mitigation, and under each policy."""
+def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = None) -> Lives:
+    """The life of the job without fail-slows, without mitigation, and under each policy.
+
+    Args:
+        scenario: the job and what happens to it.
+        progress: called with policies lived and their number.
+    """
     usable = {name: s for name, s in scenario.overhead_s.items() if s is not None}
-    lives = {
-        "healthy": live(scenario, "healthy", {}, fail_slows=()),
-        "none": live(scenario, "none", {}),
-        "planner": live(scenario, "planner", usable),
-    }
+    policies: dict[str, dict[str, float]] = {"healthy": {}, "none": {}, "planner": usable}
     for name in ACTIONS:
         if name in usable:
-            only = f"{name} {TITLES[name]} only"
-            lives[only] = live(scenario, only, {name: usable[name]})
+            policies[f"{name} {TITLES[name]} only"] = {name: usable[name]}
+    lives = {}
+    for done, (name, overhead_s) in enumerate(policies.items()):
+        if progress is not None:
+            progress(done, len(policies) + 1)
+        lives[name] = live(scenario, name, overhead_s, () if name == "healthy" else None)
     visits, exact = best_policy(
         Strategies(scenario.model, usable),
         [(each.start_s, each.end_s, each.fault) for each in scenario.fail_slows],
@@ -256,9 +265,7 @@ class _News:
             )
         return self.now
 
-    def tell(
-        self, planner: Planner, step: int, step_s: np.ndarray[Any, np.dtype[np.float64]]
-    ) -> float:
+    def tell(self, planner: Planner, step: int, step_s: Array) -> float:
         """Tell what a detector knows by now; seconds of validation."""
         if self.now == self.told:
             self.seen, self.gone = {}, {}

@@ -3,6 +3,7 @@
 It acts when one comes or goes, never in between: nothing is learnt there, and an action that is
 worth its price is worth it at once. Between those moments steps pass at a constant rate. Of ways
 that lead to one setting at one moment, the one with most steps done is kept: dynamic programming.
+A way is dropped where another is further even after it had changed over to the same setting.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import Setting
-from paceline.mitigate.strategies import Strategies
+from paceline.mitigate.strategies import MICROBATCHES, TOPOLOGY, Strategies
 
 #: Settings followed at one moment; beyond, those with fewest steps done are dropped.
-MOST_SETTINGS = 200
+MOST_SETTINGS = 50
 
 #: Actions in a row at one moment: placement and then microbatches, say.
 _IN_A_ROW = 2
@@ -65,11 +66,9 @@ def best_policy(
     best: tuple[float, tuple[Visit, ...]] = (float("inf"), ())
     exact = True
     for i, moment in enumerate(moments):
-        if len(ways[i]) > MOST_SETTINGS:
-            exact = False
-            kept = sorted(ways[i].items(), key=lambda item: -item[1].done)[:MOST_SETTINGS]
-            ways[i] = dict(kept)
-        for setting, way in ways[i].items():
+        kept = _undominated(strategies, ways[i], present[i])
+        exact = exact and len(kept) <= MOST_SETTINGS
+        for setting, way in kept[:MOST_SETTINGS]:
             for new, overhead_s in _choices(strategies, setting, present[i]):
                 visits = way.visits
                 if new != setting:
@@ -84,6 +83,35 @@ def best_policy(
                     if done < steps and (known is None or known.done < done):
                         ways[j][new] = _Way(done, visits)
     return best[1], exact
+
+
+def _undominated(
+    strategies: Strategies, ways: dict[Setting, _Way], present: frozenset[Fault]
+) -> list[tuple[Setting, _Way]]:
+    """Those that no other is ahead of by more than changing over takes, furthest first."""
+    kept: list[tuple[Setting, _Way]] = []
+    for setting, way in sorted(ways.items(), key=lambda item: -item[1].done):
+        step_s = strategies.model.step_s(setting, present)
+        if not any(
+            other.done >= way.done + _change_s(strategies, here, setting) / step_s
+            for here, other in kept
+        ):
+            kept.append((setting, way))
+    return kept
+
+
+def _change_s(strategies: Strategies, here: Setting, there: Setting) -> float:
+    """Seconds to change over; inf where that cannot be done."""
+    seconds = 0.0
+    for name, differ in (
+        (MICROBATCHES, here.counts != there.counts),
+        (TOPOLOGY, here.moved != there.moved),
+    ):
+        overhead_s = strategies.overhead_s[name]
+        if differ:
+            seconds += float("inf") if overhead_s is None else overhead_s
+    # Machines that were replaced are healthy for good; the others were never.
+    return seconds if here.replaced >= there.replaced else float("inf")
 
 
 def _first(pair: tuple[float, tuple[Visit, ...]]) -> float:

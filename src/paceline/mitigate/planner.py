@@ -13,7 +13,8 @@ evenly again is what S2 says for a job without fail-slows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class State:
 
     @property
     def phase(self) -> str:
-        """"healthy", "ignoring" (S1), "mitigated" or "undoing" (nothing left to mitigate)."""
+        """One of healthy, ignoring (S1), mitigated, undoing (there is nothing to mitigate)."""
         changed = any(name != RESTART for name in self.applied)
         if self.active:
             return "mitigated" if changed else "ignoring"
@@ -100,7 +101,7 @@ class Action:
             "since_step": self.since_step,
             "faults": list(self.faults),
             "text": self.explain(),
-            **{"option": self.option.to_mapping()},
+            "option": self.option.to_mapping(),
         }
 
 
@@ -177,7 +178,9 @@ class Planner:
         if not active:
             self.state = replace(self.state, lost_s=0.0, since_step=step)
 
-    def update(self, step: int, duration_s: float, steps_left: int | None = None) -> Action | None:
+    def update(
+        self, step: int, duration_s: float, steps_left: int | None = None, *, steps: int = 1
+    ) -> Action | None:
         """Take note of a step; what to do before the next one, if anything.
 
         The action counts as done when it is returned: apply its ``option.setting``, and say with
@@ -187,7 +190,13 @@ class Planner:
             step: its number.
             duration_s: how long it took, seconds.
             steps_left: steps until the job ends: an overhead that these cannot save is not paid.
+            steps: stands for so many equal ones, the last of which is ``step``.
+
+        Raises:
+            MitigateError: the duration is no time.
         """
+        if not 0 < duration_s < math.inf:
+            raise MitigateError(f"step {step}: a duration must be above 0 s, not {duration_s:g}")
         state = self.state
         if not state.active and not state.applied:
             return None
@@ -196,19 +205,39 @@ class Planner:
             # Nothing to take back: the episode is over.
             self.state = replace(state, applied=(), lost_s=0.0, since_step=None)
             return None
-        loss_s = duration_s - self.healthy_s
-        names = [fault.name for fault in state.active] or [_NONE]
-        share: dict[str, float] = {}
-        for option in options[1:]:
-            if option.applicable:
-                saved = 1 - option.step_s / option.now_s
-                share[option.strategy] = loss_s if self.rule == "loss" else duration_s * saved
-        accrued = self._accrued(share, names)
-        self.state = replace(state, lost_s=max(0.0, state.lost_s + loss_s), accrued_s=accrued)
+        more = {name: steps * s for name, s in self._per_step(options, duration_s).items()}
+        lost_s = max(0.0, state.lost_s + steps * (duration_s - self.healthy_s))
+        self.state = replace(state, lost_s=lost_s, accrued_s=self._accrued(more, self._names()))
         for option in sorted(options[1:], key=lambda o: (o.overhead_s or 0.0, o.strategy)):
-            if self._due(option, names, steps_left):
-                return self._apply(option, step, names)
+            if self._due(option, steps_left):
+                return self._apply(option, step)
         return None
+
+    def steps_to_action(self, duration_s: float) -> int | None:
+        """After how many more steps of this duration it will act; None: never."""
+        options = self.strategies.options(self.state.setting, self.state.active)
+        waits = []
+        for strategy, more_s in self._per_step(options, duration_s).items():
+            overhead_s = self.strategies.overhead_s[strategy]
+            if more_s > 0 and overhead_s is not None:
+                waits.append(math.ceil((overhead_s - self._most(strategy)) / more_s - 1e-9))
+        return max(1, min(waits)) if waits else None
+
+    def _names(self) -> list[str]:
+        return [fault.name for fault in self.state.active] or [_NONE]
+
+    def _per_step(self, options: Sequence[Option], duration_s: float) -> dict[str, float]:
+        """Strategy that helps -> seconds of a step that count towards it."""
+        loss_s = duration_s - self.healthy_s
+        return {
+            o.strategy: loss_s if self.rule == "loss" else duration_s * (1 - o.step_s / o.now_s)
+            for o in options[1:]
+            if o.applicable
+        }
+
+    def _most(self, strategy: str) -> float:
+        """What counts towards a strategy: as much as towards the fail-slow it counts most for."""
+        return max(self.state.accrued_s.get((strategy, name), 0.0) for name in self._names())
 
     def _accrued(
         self, seconds: Mapping[str, float], names: list[str]
@@ -220,16 +249,16 @@ class Planner:
                 accrued[key] = max(0.0, accrued.get(key, 0.0) + more)
         return accrued
 
-    def _due(self, option: Option, names: list[str], steps_left: int | None) -> bool:
+    def _due(self, option: Option, steps_left: int | None) -> bool:
         if not option.applicable or option.overhead_s is None:
             return False
         if steps_left is not None and option.pays_after_steps >= steps_left:
             return False
-        most = max(self.state.accrued_s.get((option.strategy, name), 0.0) for name in names)
-        return most >= option.overhead_s
+        # Sums of equal steps may miss it by a rounding.
+        return self._most(option.strategy) >= option.overhead_s * (1 - 1e-9)
 
-    def _apply(self, option: Option, step: int, names: list[str]) -> Action:
-        state = self.state
+    def _apply(self, option: Option, step: int) -> Action:
+        state, names = self.state, self._names()
         words = tuple(fault.describe() for fault in sorted(state.active))
         since = step if state.since_step is None else state.since_step
         accrued = {

@@ -37,6 +37,11 @@ TITLES: Mapping[str, str] = {
     RESTART: "restart",
 }
 
+WEIGHT = (
+    "weight each replica's gradients by its microbatches (weights in --json), or the loss changes "
+    "(falcon paper, 5.3)"
+)
+
 #: So many changes are written out in a sentence.
 _SHOWN = 4
 
@@ -203,7 +208,8 @@ class Strategies:
             return self._option(MICROBATCHES, setting, now_s, now_s, "", {}, why_not)
         new = self.shared_out(setting, faults)
         text, change = _counts_text(setting.counts, new.counts)
-        notes = ("gradients must be weighted by the microbatches of their replica: see weights",)
+        even = len(set(new.counts)) == 1
+        notes = () if even else (WEIGHT,)
         return self._option(
             MICROBATCHES, new, model.step_s(new, faults), now_s, text, change, "", notes
         )
@@ -282,18 +288,22 @@ def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
     )  # fmt: skip
     if not machines:
         return "move no machine", {}
-    moves = [(old.get(m, m), new.get(m, m)) for m in machines]
-    named = ", ".join(f"{_named([a])} to {_named([b])}" for a, b in moves[:_SHOWN])
-    more = f" and {len(moves) - _SHOWN} more" if len(moves) > _SHOWN else ""
-    return f"move the machine of {named}{more}", {"moves": [[list(a), list(b)] for a, b in moves]}
+    moves = {old.get(m, m): new.get(m, m) for m in machines}
+    words = []
+    for a, b in moves.items():
+        if moves.get(b) == a:
+            words += [f"swap {_named([a])} with {_named([b])}"] if a < b else []
+        else:
+            words.append(f"move {_named([a])} to {_named([b])}")
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
+    return ", ".join(words[:_SHOWN]) + more, change
 
 
 def _how_sure(found: Placement) -> str:
     if found.exact:
         return f"the best of all {found.tried:,} placements"
-    return (
-        f"the best of {found.tried:,} placements; none is faster by more than {found.gap:.1%}"
-    )
+    return f"the best of {found.tried:,} placements; none is faster by more than {found.gap:.1%}"
 
 
 def _named(machines: list[tuple[int, int]]) -> str:

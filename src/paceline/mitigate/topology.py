@@ -10,9 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from paceline.mitigate.fault import COMPUTE, LINK, Fault, Worker
 from paceline.mitigate.job_model import JobModel, Setting
@@ -22,7 +20,7 @@ from paceline.remedies.arrange import END, STAGE, SWAP
 MOST_EXACT = 3000
 
 #: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
-BUDGET = 30_000_000
+BUDGET = 20_000_000
 
 #: Replicas offered to one end of a slow link, besides those with slow machines.
 _OFFERED = 16
@@ -78,7 +76,7 @@ class _Search:
         if self._few():
             self._try(self._all())
             return self._placement(exact=True, bound_s=0.0)
-        self._try(self._gathered())
+        self._try([*self._gathered(), *self._sides()])
         while True:
             centre = min(self.known, key=self._score)
             before = self._score(centre)
@@ -89,7 +87,9 @@ class _Search:
     def _placement(self, *, exact: bool, bound_s: float) -> Placement:
         setting = self._least()
         step_s = self.known[setting]
-        return Placement(setting.moved, step_s, step_s if exact else bound_s, exact, len(self.known))
+        return Placement(
+            setting.moved, step_s, step_s if exact else bound_s, exact, len(self.known)
+        )
 
     def _least(self) -> Setting:
         return min(self.known, key=self._score)
@@ -122,7 +122,7 @@ class _Search:
         return 0 < count <= min(MOST_EXACT, BUDGET // self.values)
 
     def _all(self) -> Iterator[Setting]:
-        """Every placement; replicas that are alike are offered once, those of the machines first."""
+        """Every placement; of replicas that are alike as many as there are machines."""
         model = self.model
         symmetric = not self.linked and len(set(model.plain.counts)) == 1
         own = list(dict.fromkeys(dp for dp, _ in self.machines))
@@ -176,6 +176,33 @@ class _Search:
                     setting = setting.swap(machine, place)
         return setting
 
+    def _sides(self) -> list[Setting]:
+        """The two sides of slow links, each in stages of its own: then only pipelines cross.
+
+        Two nodes of many workers with a congested link between them are such sides.
+        """
+        side: dict[Worker, int] = {}
+        links = [f.machines for f in self.active if f.kind == LINK]
+        for _ in links:  # a side spreads along one link after the other
+            for a, b in links:
+                if a not in side and b not in side and not side:
+                    side[a] = 0
+                for here, there in ((a, b), (b, a)):
+                    if here in side:
+                        side.setdefault(there, 1 - side[here])
+        places = sorted(side, key=lambda place: (place[1], place[0]))
+        found = []
+        for first in (0, 1):
+            machines = sorted(
+                side, key=lambda machine: (side[machine] != first, machine[1], machine)
+            )
+            setting = self.home
+            for machine, place in zip(machines, places, strict=True):
+                if dict(setting.moved).get(machine, machine) != place:
+                    setting = setting.swap(machine, place)
+            found.append(setting)
+        return found if side else []
+
     def _moves(self, setting: Setting) -> Iterator[Setting]:
         """One machine to another stage, or to another replica; there the two change places."""
         at = dict(setting.moved)
@@ -213,9 +240,7 @@ class _Search:
 
     def _least_of(self, faults: Sequence[Fault]) -> float:
         """The shortest step with these in one replica, each in another stage."""
-        slow = frozenset(
-            Fault(fault.kind, (0, i), fault.factor) for i, fault in enumerate(faults)
-        )
+        slow = frozenset(Fault(fault.kind, (0, i), fault.factor) for i, fault in enumerate(faults))
         settings = []
         for stages in itertools.combinations(range(self.model.pp), len(faults)):
             setting = self.home

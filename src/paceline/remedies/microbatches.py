@@ -30,9 +30,6 @@ NEW_SEQUENCES = (
     "replica do, so single steps will differ"
 )
 
-#: Bisections before the times that are left are sorted.
-BISECTIONS = 14
-
 
 def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     """[replica] numbers that sum up to ``total`` and make the largest time as small as possible.
@@ -52,39 +49,15 @@ def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     if not least * n_replicas <= total <= (least + width - 1) * n_replicas:
         raise RemedyError(f"{total} cannot be shared out over {n_replicas} replicas")
 
-    def enough(limit: float) -> bool:
-        return bool(_within(times, limit).sum() + n_replicas * (least - 1) >= total)
-
-    low, high = float(times[:, 0].max()), float(times.max())
-    if not enough(low):
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        left = np.unique(times[_between(_within(times, low), _within(times, high))])
-        first, last = 0, len(left) - 1  # left[last] is enough
-        while first < last:
-            half = (first + last) // 2
-            first, last = (first, half) if enough(left[half]) else (half + 1, last)
-        low = float(left[last])
-    most = _within(times, low)
+    # Rows ascend: as many of the table's times as microbatches lie within the limit.
+    nth = total - n_replicas * (least - 1) - 1
+    low = max(float(np.partition(times, nth, axis=None)[nth]), float(times[:, 0].max()))
+    most = (times <= low).sum(axis=1)
     counts = np.minimum(most, now - (least - 1))
     missing = total - int(counts.sum()) - n_replicas * (least - 1)
     replica, place = _between(counts, most)
     order = np.lexsort((place, times[replica, place]))[:missing]
     return counts + np.bincount(replica[order], minlength=n_replicas) + (least - 1)
-
-
-def _within(times: Array, limit: float) -> Ints:
-    """[replica] how many of a row's ascending times are at most ``limit``."""
-    n_replicas, width = times.shape
-    rows = np.arange(n_replicas)
-    low, high = np.zeros(n_replicas, dtype=np.int64), np.full(n_replicas, width)
-    for _ in range(width.bit_length()):
-        middle = np.minimum((low + high) // 2, width - 1)
-        inside = (times[rows, middle] <= limit) & (low < high)
-        low = np.where(inside, middle + 1, low)
-        high = np.where(inside, high, np.minimum(middle, high))
-    return low
 
 
 def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:

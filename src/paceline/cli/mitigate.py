@@ -1,0 +1,261 @@
+"""``paceline mitigate``: what to do about fail-slows, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import case_input, trace_input
+from paceline.cli.numbers import parse_floats, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.mitigate.fault import Fault
+    from paceline.mitigate.strategies import Strategies
+
+EPILOG = """\
+examples:
+  paceline mitigate trace.parquet
+  paceline mitigate trace.parquet --slow-worker 3,1,1.4 --overheads s2=5,s3=60,s4=1800
+  paceline mitigate --simulate scenario.yaml
+  tail -f events.jsonl | paceline mitigate trace.parquet --follow --state planner.json
+
+Without --slow-*, the fail-slows are those that the diagnosis of the trace finds. With them, the
+trace says only how long operations usually take.
+--follow reads JSON lines: {"step": 7, "duration_s": 1.31} for a step, {"step": 7, "event": "onset",
+"kind": "compute", "worker": [3, 1], "factor": 1.4} and "event": "relief" for fail-slows.
+"""
+
+_OVERHEADS = "s2=5,s3=60,s4=1800"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "mitigate",
+        help="what to do about fail-slows, and when it pays",
+        description="Predict by simulation what each strategy against fail-slows would give (S1 "
+        "ignore, S2 microbatches, S3 placement, S4 restart), and plan when to use it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace_input.add_arguments(
+        parser, help_text="the trace file; not with --simulate", optional=True
+    )
+    parser.add_argument(
+        "--simulate",
+        metavar="YAML",
+        type=trace_input.file_name,
+        help="live a job's life of fail-slows, with and without mitigation (docs/mitigate.md)",
+    )
+    group = parser.add_argument_group("fail-slows (repeat for several)")
+    for flag, metavar, text in (
+        ("--slow-worker", "DP,PP,FACTOR", "a worker computes slowly"),
+        ("--slow-nic", "DP,PP,FACTOR", "all transfers of a worker are slow"),
+        ("--slow-link", "DP,PP,FACTOR", "the link from a stage to the next is slow"),
+        ("--slow-dp-link", "DP,PP,FACTOR", "the link from a replica to the next, of a stage"),
+    ):
+        group.add_argument(flag, metavar=metavar, action="append", default=[], help=text)
+    plan = parser.add_argument_group("planner")
+    plan.add_argument(
+        "--overheads",
+        metavar="S=SECONDS,...",
+        help=f"one-off costs of the strategies (default {_OVERHEADS}); s4=never forbids one",
+    )
+    plan.add_argument(
+        "--rule",
+        choices=("loss", "savings"),
+        help="act when the loss since the onset equals the cost (default, the falcon paper's), or "
+        "when what the strategy would have saved does",
+    )
+    plan.add_argument(
+        "--steps-left", type=int, metavar="N", help="steps until the job ends: costs must be saved"
+    )
+    plan.add_argument(
+        "--follow", action="store_true", help="plan online: JSON lines from standard input"
+    )
+    plan.add_argument(
+        "--state",
+        metavar="FILE",
+        type=trace_input.file_name,
+        help="with --follow: go on from this file, and keep it up to date",
+    )
+    case_input.add_arguments(parser)
+    case_input.add_json(parser)
+    parser.set_defaults(run=run, steps=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, plan and print."""
+    from paceline.errors import MitigateError
+
+    if (args.trace is None) == (args.simulate is None):
+        raise MitigateError("give a trace, or --simulate with a scenario; not both")
+    if args.steps_left is not None and args.steps_left < 0:
+        raise MitigateError(f"--steps-left must be 0 or more, not {args.steps_left}")
+    if args.state and not args.follow:
+        raise MitigateError("--state goes with --follow")
+    if args.simulate:
+        return _simulate(args)
+    overhead_s = _overheads(args.overheads or _OVERHEADS)
+    faults = _faults(args)
+    if args.follow:
+        return _follow(args, _strategies(args, overhead_s), faults)
+    if not faults:
+        return _of_trace(args, overhead_s)
+    return _show(args, _strategies(args, overhead_s), faults)
+
+
+def _overheads(text: str) -> dict[str, float | None]:
+    from paceline.errors import MitigateError
+
+    found: dict[str, float | None] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        name = name.strip().lower()
+        try:
+            seconds = None if value.strip() == "never" else float(value)
+        except ValueError:
+            equals, seconds = "", None
+        if not equals or name in found:
+            raise MitigateError(f"--overheads {text!r} should be like {_OVERHEADS}")
+        found[name] = seconds
+    return found
+
+
+def _faults(args: argparse.Namespace) -> tuple[Fault, ...]:
+    from paceline.mitigate.fault import Fault
+
+    found = []
+    for option, kind, (more_dp, more_pp) in (
+        ("slow_worker", "compute", (0, 0)),
+        ("slow_nic", "nic", (0, 0)),
+        ("slow_link", "link", (0, 1)),
+        ("slow_dp_link", "link", (1, 0)),
+    ):
+        what = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
+        for text in getattr(args, option):
+            dp, pp, factor = parse_floats(text, (3,), what)
+            at = whole(dp, what), whole(pp, what)
+            other = (at[0] + more_dp, at[1] + more_pp) if kind == "link" else None
+            found.append(Fault(kind, at, factor, other))
+    return tuple(found)
+
+
+def _strategies(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> Strategies:
+    from paceline.graph import from_trace
+    from paceline.mitigate.job_model import JobModel
+    from paceline.mitigate.strategies import Strategies
+
+    measured = from_trace(trace_input.load_trace(args), keep_clocks=args.keep_clocks)
+    return Strategies(JobModel(measured), overhead_s)
+
+
+def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> int:
+    """Fail-slows as the trace shows them."""
+    from paceline.mitigate.findings import faults_of
+    from paceline.mitigate.job_model import JobModel
+    from paceline.mitigate.strategies import Strategies
+
+    case = case_input.load_case(args)
+    faults = faults_of(case)
+    if not faults:
+        if args.json:
+            print(json.dumps({"fail_slows": [], "options": [], "planner": []}))
+            return 0
+        print("the trace shows no slow worker and no slow link; name one with --slow-worker")
+        return 0
+    return _show(args, Strategies(JobModel(case.measured), overhead_s), faults)
+
+
+def _show(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault, ...]) -> int:
+    from paceline.mitigate.forecast import forecast
+
+    result = forecast(strategies, faults, rule=args.rule or "loss", steps_left=args.steps_left)
+    if args.json:
+        return _json(result.to_mapping())
+    from paceline.report.mitigation import forecast_lines
+    from paceline.report.terminal import print_lines, standard_output
+
+    console = standard_output()
+    print_lines(forecast_lines(result, min(console.width, 110)), console)
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from paceline.cli.progress import ProgressBar
+    from paceline.mitigate.life import compare
+    from paceline.mitigate.scenario import load_scenario
+
+    scenario = load_scenario(args.simulate)
+    if args.overheads:
+        scenario = replace(scenario, overhead_s=_overheads(args.overheads))
+    if args.rule:
+        scenario = replace(scenario, rule=args.rule)
+    with ProgressBar("living") as progress:
+        lives = compare(scenario, progress)
+    if args.json:
+        return _json(lives.to_mapping())
+    from paceline.report.mitigation import lives_lines
+    from paceline.report.terminal import print_lines, standard_output
+
+    console = standard_output()
+    print_lines(lives_lines(lives, min(console.width, 110)), console)
+    return 0
+
+
+def _json(values: dict[str, Any]) -> int:
+    from paceline.report.result_json import lines_of_json
+
+    sys.stdout.write(lines_of_json(values))
+    return 0
+
+
+def _follow(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault, ...]) -> int:
+    """Feed a planner from standard input; print its actions the moment they are due."""
+    from paceline.mitigate.planner import Planner, load_state, save_state
+    from paceline.sources.step_times import json_lines
+
+    path: Path | None = args.state
+    state = load_state(path) if path is not None and path.exists() else None
+    planner = Planner(strategies, state=state, rule=args.rule or "loss")
+    for fault in faults:
+        planner.onset(fault, 0)
+    for number, line in json_lines(sys.stdin, "standard input"):
+        action = _feed(planner, line, number)
+        if path is not None:
+            save_state(planner.state, path)
+        if action is not None:
+            text = json.dumps(action.to_mapping()) if args.json else action.explain()
+            print(text, flush=True)
+    return 0
+
+
+def _feed(planner: Any, line: Mapping[str, Any], number: int) -> Any:
+    from paceline.errors import MitigateError
+    from paceline.mitigate.fault import Fault
+
+    event = line.get("event")
+    try:
+        step = int(line["step"])
+        if event is None:
+            return planner.update(step, float(line["duration_s"]))
+        if event not in ("onset", "relief"):
+            raise MitigateError(f"event must be onset or relief, not {event!r}")
+        if event == "onset":
+            planner.onset(Fault.from_mapping(line), step, float(line.get("lost_s", 0.0)))
+        else:
+            planner.relief(Fault.from_mapping({"factor": 2.0, **line}), step)
+    except MitigateError as error:
+        raise MitigateError(f"standard input:{number}: {error}") from None
+    except (KeyError, TypeError, ValueError):
+        raise MitigateError(
+            f"standard input:{number} needs numbers for step and duration_s, or an event"
+        ) from None
+    return None

@@ -1,0 +1,92 @@
+"""What can be done about fail-slows, and how a job's life goes with it: lines for the terminal."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from paceline.mitigate.forecast import Forecast
+from paceline.mitigate.life import Lives
+from paceline.mitigate.strategies import TITLES, Option
+from paceline.report.layout import wrapped
+
+#: Actions of a life that are written out.
+_SHOWN = 30
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def forecast_lines(result: Forecast, width: int) -> list[Text]:
+    """Fail-slows, the options as a table, and what the planner will do."""
+    slowdown = result.now_s / result.healthy_s
+    head = f"a step takes {result.now_s:.4g} s instead of {result.healthy_s:.4g} s"
+    lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
+    for fault in result.faults:
+        lines += wrapped(f"  {fault.describe()}", width, indent="    ")
+    lines += [Text("")]
+    columns = f"{'strategy':18}{'step s':>9}{'recovers':>10}{'once':>13}{'pays after':>13}"
+    lines += [Text(columns, style="dim")]
+    for option in result.options:
+        lines += _option_lines(option, width)
+    lines += [Text(""), *_due_lines(result, width)]
+    return lines
+
+
+def _option_lines(option: Option, width: int) -> list[Text]:
+    name = f"{option.strategy.upper()} {TITLES[option.strategy]}"
+    if not option.applicable:
+        return wrapped(f"{name:18}does not apply: {option.why_not}", width, indent=" " * 18)
+    steps = option.pays_after_steps
+    pays = f"{steps:,.0f} steps" if option.overhead_s and steps < 1e9 else "-"
+    once = duration(option.overhead_s or 0.0)
+    row = Text(f"{name:18}{option.step_s:9.4g}{option.recovered:10.0%}{once:>13}{pays:>13}")
+    lines = [row]
+    if option.strategy != "s1":
+        lines += wrapped(f"    {option.text}", width, indent="    ")
+    for note in option.notes:
+        lines += wrapped(f"    note: {note}", width, indent="      ", style="dim")
+    return lines
+
+
+def _due_lines(result: Forecast, width: int) -> list[Text]:
+    if not result.due:
+        return wrapped("planner: nothing to do: no strategy that may be used helps", width)
+    lines = [Text("planner, if nothing changes", style="bold")]
+    for due in result.due:
+        option = due.action.option
+        text = (
+            f"  after {due.after_steps:,} steps ({duration(due.after_s)}): "
+            f"{option.strategy.upper()}, {option.text}: {option.now_s:.4g} s to "
+            f"{option.step_s:.4g} s a step"
+        )
+        lines += wrapped(text, width, indent="    ")
+    return lines
+
+
+def lives_lines(lives: Lives, width: int) -> list[Text]:
+    """Completion times under each policy, and what the planner did when."""
+    columns = f"{'policy':24}{'completion':>14}{'slowdown':>10}{'reduced by':>12}{'actions':>9}"
+    lines = [Text(columns, style="dim")]
+    for name, life in lives.lives.items():
+        reduced = "-" if name in ("healthy", "none") else f"{lives.reduced(name):.1%}"
+        actions = str(len(life.actions)) if name not in ("healthy", "none", "oracle") else "-"
+        row = f"{name:24}{duration(life.completion_s):>14}{lives.slowdown(name):10.3f}"
+        style = "bold" if name == "planner" else ""
+        lines.append(Text(f"{row}{reduced:>12}{actions:>9}", style=style))
+    kind = "the oracle" if lives.oracle_exact else "the oracle (not all of its ways were followed)"
+    text = (
+        f"The planner loses {lives.competitive_ratio:.2f} times as much as {kind}, which knows "
+        "when fail-slows will end."
+    )
+    lines += [Text(""), *wrapped(text, width)]
+    actions_done = lives.lives["planner"].actions
+    for action in actions_done[:_SHOWN]:
+        lines += wrapped(f"  {action.explain()}", width, indent="    ")
+    if len(actions_done) > _SHOWN:
+        lines.append(Text(f"  and {len(actions_done) - _SHOWN} more actions (--json has them all)"))
+    return lines

@@ -1,0 +1,189 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli.main import run as command
+
+SCENARIO = """\
+job: {dp: 4, pp: 2, microbatches: 8}
+step: 2 s
+steps: 200
+fail_slows:
+  - {at: 20 s, for: 200 s, kind: compute, worker: [2, 1], factor: 1.6}
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mitigate") / "trace.parquet"
+    assert command(["synth", "--dp", "4", "--pp", "2", "--steps", "4", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def slow_trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mitigate") / "slow.parquet"
+    args = ["--slow-worker", "2,1,1.5", "--slow-link", "0,0,60"]
+    assert command(["synth", "--dp", "4", "--pp", "2", "--steps", "4", *args, "-o", str(path)]) == 0
+    return path
+
+
+def run(capsys, *args):
+    code = command(["mitigate", *map(str, args)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_issues_example(trace, capsys):
+    overheads = "s2=5,s3=60,s4=1800"
+    code, out, _ = run(capsys, trace, "--slow-worker", "3,1,1.4", "--overheads", overheads)
+    assert code == 0
+    assert "computes of dp 3 stage 1: 1.40x" in out
+    for strategy in ("S1 ignore", "S2 microbatches", "S3 placement", "S4 restart"):
+        assert strategy in out
+    assert "off replica 3 (16 to" in out
+    assert "planner, if nothing changes" in out
+
+
+def test_json_holds_what_to_change(trace, capsys):
+    code, out, _ = run(capsys, trace, "--slow-worker", "3,1,1.4", "--json")
+    values = json.loads(out)
+    assert code == 0
+    s2 = next(option for option in values["options"] if option["strategy"] == "s2")
+    counts = s2["change"]["microbatches"]
+    assert sum(counts) == 64
+    assert counts[3] < 16
+    assert sum(s2["change"]["weights"]) == pytest.approx(1)
+    assert values["slowdown"] > 1.1
+    assert next(due["option"]["strategy"] for due in values["planner"]) == "s2"
+
+
+def test_fail_slows_come_from_the_diagnosis(slow_trace, capsys):
+    code, out, _ = run(capsys, slow_trace, "--json")
+    assert code == 0
+    found = {fault["kind"]: fault for fault in json.loads(out)["fail_slows"]}
+    assert found["compute"]["worker"] == [2, 1]
+    assert found["compute"]["factor"] == pytest.approx(1.5, rel=0.02)
+    assert (found["link"]["worker"], found["link"]["other"]) == ([0, 0], [0, 1])
+    assert found["link"]["factor"] == pytest.approx(60, rel=0.05)
+
+
+def test_a_healthy_trace_has_nothing_to_mitigate(trace, capsys):
+    code, out, _ = run(capsys, trace)
+    assert code == 0
+    assert "no slow worker and no slow link" in out
+    assert json.loads(run(capsys, trace, "--json")[1])["planner"] == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind", "other"),
+    [
+        ("--slow-nic", "nic", None),
+        ("--slow-link", "link", [1, 1]),
+        ("--slow-dp-link", "link", [2, 0]),
+    ],
+)
+def test_every_sort_of_fail_slow(trace, capsys, flag, kind, other):
+    code, out, _ = run(capsys, trace, flag, "1,0,50", "--json")
+    assert code == 0
+    (fault,) = json.loads(out)["fail_slows"]
+    assert (fault["kind"], fault["worker"], fault.get("other")) == (kind, [1, 0], other)
+
+
+def test_a_life_is_simulated(tmp_path, capsys):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+    code, out, _ = run(capsys, "--simulate", path)
+    assert code == 0
+    for policy in ("healthy", "none", "planner", "s2 microbatches only", "oracle"):
+        assert policy in out
+    assert "times as much as the oracle" in out
+    values = json.loads(run(capsys, "--simulate", path, "--json")[1])
+    policies = values["policies"]
+    assert policies["planner"]["completion_s"] < policies["none"]["completion_s"]
+    only = run(capsys, "--simulate", path, "--json", "--overheads", "s4=5")[1]
+    assert "s2 microbatches only" not in json.loads(only)["policies"]
+
+
+def test_a_life_of_a_real_trace(tmp_path, trace, capsys):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.replace("{dp: 4, pp: 2, microbatches: 8}", f"{{trace: {trace}}}"))
+    assert run(capsys, "--simulate", path)[0] == 0
+
+
+def follow(trace, state, lines):
+    """The command in a process of its own, fed with JSON lines."""
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", "mitigate", str(trace), "--follow", "--json",
+         "--state", str(state)],
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_planner_follows_a_stream_and_goes_on_after_a_restart(trace, tmp_path):
+    state = tmp_path / "planner.json"
+    onset = {"step": 10, "event": "onset", "kind": "compute", "worker": [3, 1], "factor": 1.5}
+    steps = [{"step": step, "duration_s": 5.0} for step in range(10, 13)]
+    first = follow(trace, state, [onset, *steps[:1]])
+    assert (first.returncode, first.stdout, first.stderr) == (0, "", "")
+    second = follow(trace, state, steps[1:])
+    actions = [json.loads(line) for line in second.stdout.splitlines()]
+    assert [action["option"]["strategy"] for action in actions] == ["s2"]
+    assert json.loads(state.read_text())["applied"] == ["s2"]
+    relief = {"step": 20, "event": "relief", "kind": "compute", "worker": [3, 1]}
+    back = follow(trace, state, [relief, *({"step": s, "duration_s": 9.0} for s in range(21, 25))])
+    assert "evenly again" in back.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "give a trace, or --simulate"),
+        (["{trace}", "--simulate", "x.yaml"], "not both"),
+        (["{trace}", "--slow-worker", "9,0,2"], "no worker dp 9"),
+        (["{trace}", "--slow-worker", "1,0,0.5"], "above 1"),
+        (["{trace}", "--slow-worker", "1,0"], "--slow-worker DP,PP,FACTOR"),
+        (["{trace}", "--slow-worker", "1.5,0,2"], "no whole number"),
+        (["{trace}", "--slow-link", "0,1,2"], "no worker dp 0, stage 2"),
+        (["{trace}", "--overheads", "s2"], "should be like"),
+        (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s9=3"], "no strategy 's9'"),
+        (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s2=-3"], "0 s or more"),
+        (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s2=1,s2=2"], "should be like"),
+        (["{trace}", "--steps-left", "-1"], "--steps-left must be"),
+        (["{trace}", "--state", "x.json"], "--state goes with --follow"),
+        (["--simulate", "none.yaml"], "cannot be read"),
+        (["none.parquet"], "none.parquet"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(trace, capsys, args, message):
+    code, out, err = run(capsys, *(arg.format(trace=trace) for arg in args))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 1}', '{"step": 1, "event": "x"}', '{"step": 1, "duration_s": -1}', "[1]", "nonsense",
+     '{"step": 1, "event": "onset", "kind": "compute", "worker": 3, "factor": 2}'],
+)  # fmt: skip
+def test_a_bad_line_is_named(trace, capsys, monkeypatch, line):
+    import io
+
+    onset = '{"step": 0, "event": "onset", "kind": "compute", "worker": [3, 1], "factor": 1.5}'
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{onset}\n{line}\n"))
+    code, _, err = run(capsys, trace, "--follow")
+    assert code == 2
+    assert "standard input:2" in err
+
+
+def test_a_folder_that_cannot_be_written_is_said(trace, tmp_path, capsys, monkeypatch):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"step": 1, "duration_s": 2}\n'))
+    code, _, err = run(capsys, trace, "--follow", "--state", tmp_path / "no" / "state.json")
+    assert code == 2
+    assert "does not exist" in err
