@@ -2,11 +2,17 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from call_logs import of_trace
 from paceline.cli.main import run
+from paceline.sources import parquet
+from paceline.synth import SlowWorker, SynthSpec, synthesize
 
 
 def said(capsys, *args):
@@ -117,3 +123,108 @@ def test_the_papers_method(capsys, tmp_path):
     code, _, err = said(capsys, path, "--method", "bocd", "--threshold", 0.2)
     assert code == 2
     assert "--threshold is for --method medians" in err
+
+
+SPEC = SynthSpec(dp=4, pp=2, microbatches=4, steps=60)
+
+
+@pytest.fixture(scope="module")
+def slow_log(tmp_path_factory):
+    """60 healthy steps, then 60 with a slow worker dp 3, stage 1: rank 7."""
+    healthy, slow = synthesize(SPEC), synthesize(replace(SPEC, slow_workers=(SlowWorker(3, 1, 2),)))
+    end_s = float(healthy.traced_step_s().sum())
+    columns = []
+    for trace, begin_s in ((healthy, 0.0), (slow, end_s)):
+        log = of_trace(trace)
+        columns.append(
+            pa.table(
+                {
+                    "rank": log.rank,
+                    "time_s": log.time_s + begin_s,
+                    "op": [log.ops[op] for op in log.op],
+                    "size": log.size,
+                    "communicator": [log.communicators[at] for at in log.communicator],
+                    "duration_s": log.duration_s,
+                }
+            )
+        )
+    path = tmp_path_factory.mktemp("calls") / "nccl.parquet"
+    pq.write_table(pa.concat_tables(columns), path)
+    return path
+
+
+def test_a_call_log_gives_period_steps_and_who(capsys, slow_log):
+    code, out, err = said(capsys, "--collectives", slow_log)
+    assert (code, err) == (0, "")
+    first, event, who, last = out.splitlines()
+    assert first.startswith("every 10 calls a step (100.0% of the calls in place, 8 ranks); iterat")
+    assert "slower since step 60; rank 7; compute; " in event
+    assert "as long between calls as the median of the 4 ranks that make the same calls" in who
+    assert last == "119 steps of 8 ranks: 1 fail-slows, 8 ranks slow at the end"
+
+
+def test_a_call_log_as_json(capsys, slow_log):
+    code, out, _ = said(capsys, "--collectives", slow_log, "--json")
+    period, event = map(json.loads, out.splitlines())
+    assert code == 0
+    assert (period["kind"], period["calls"]["0"], period["steps"]) == ("period", 10, 119)
+    assert (event["kind"], event["since_step"]) == ("onset", 60)
+    assert [(who["kind"], who["ranks"]) for who in event["who"]] == [("compute", [7])]
+
+
+def test_without_durations_who_is_unknown(capsys, slow_log, tmp_path):
+    table = pq.read_table(slow_log).drop_columns(["duration_s"])
+    pq.write_table(table, tmp_path / "calls.parquet")
+    code, out, err = said(capsys, "--collectives", tmp_path / "calls.parquet")
+    assert code == 0
+    assert "since step 60; who: unknown, run paceline validate; " in out
+    assert "the call log has no duration_s" in err
+
+
+def test_a_short_call_log_still_tells_period_and_who(capsys, slow_log, tmp_path):
+    table = pq.read_table(slow_log)
+    late = table.filter(
+        pa.compute.greater(table["time_s"], pa.compute.max(table["time_s"]).as_py() - 15)
+    )
+    pq.write_table(late, tmp_path / "calls.parquet")
+    code, out, err = said(capsys, "--collectives", tmp_path / "calls.parquet")
+    assert code == 0
+    assert "every 10 calls a step" in out
+    assert "rank 7; compute" in out
+    assert "are the warm-up, so 4" in err
+    code, out, _ = said(capsys, "--collectives", tmp_path / "calls.parquet", "--json")
+    assert json.loads(out.splitlines()[1])["who"][0]["ranks"] == [7]
+
+
+def test_a_trace_or_a_log_beside_step_times_says_who(capsys, slow_log, tmp_path):
+    path = written(tmp_path / "it.csv", "step,rank,duration_s", rows())
+    slow = synthesize(replace(SPEC, steps=3, slow_workers=(SlowWorker(3, 1, 2),)))
+    parquet.write(replace(slow, steps=slow.steps + 300), tmp_path / "trace.parquet")
+    code, out, _ = said(capsys, path, "--trace", tmp_path / "trace.parquet")
+    assert code == 0
+    assert "rank 1: 1.5" in out
+    assert "; rank 7 (stage 1 of replica 3); compute; " in out
+    parquet.write(replace(slow, steps=slow.steps + 30), tmp_path / "early.parquet")
+    code, out, err = said(capsys, path, "--trace", tmp_path / "early.parquet")
+    assert code == 0
+    assert "who: unknown" in out
+    assert "has steps 30 to 32, none in a fail-slow" in err
+    code, out, _ = said(capsys, path, "--collectives", slow_log)
+    assert code == 0
+    assert "1.5" in out
+    assert "; rank 7; compute; " in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "give a FILE of step times"),
+        (["-", "--collectives", "x.parquet"], "not in a stream"),
+        (["it.csv", "--job", "job.yaml"], "give that too"),
+        (["--collectives", "none.parquet"], "none.parquet does not exist"),
+    ],
+)
+def test_what_cannot_be_asked_for(capsys, args, words):
+    code, out, err = said(capsys, *args)
+    assert (code, out) == (2, "")
+    assert words in err

@@ -10,7 +10,9 @@
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
     ├── DetectError         samples that a detector cannot take
-    ├── MitigateError       fail-slows or a scenario that do not fit the job, a planner's state unreadable
+    ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
+    ├── DemoError           the demo's training job on this machine failed
+    ├── MonitorError        the service's store, configuration or a request to it is wrong
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -61,6 +63,14 @@ class DetectError(PacelineError):
 
 class MitigateError(PacelineError):
     """Fail-slows or a scenario do not fit the job, or a planner's state is unreadable."""
+
+
+class DemoError(PacelineError):
+    """The demo's training job on this machine failed."""
+
+
+class MonitorError(PacelineError):
+    """The service's store or configuration, or a request to it, is wrong."""
 
 
 class OutputError(PacelineError):

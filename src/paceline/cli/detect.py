@@ -5,23 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli import trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.detect.bocd import Bocd
+    from paceline.detect.calls import StepTimes
     from paceline.detect.detector import Detector, Event
+    from paceline.detect.job import JobEvent
+    from paceline.sources.step_times import StepTimes as Table
+    from paceline.trace.calls import CallLog
 
 EPILOG = """\
 examples:
   paceline detect iterations.csv
+  paceline detect iterations.csv --trace trace.parquet
+  paceline detect runs/job-17
+  paceline detect --collectives nccl.parquet
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. From standard input an event is printed the moment it is sure; a file's
-events are merged over ranks.
+events are merged over ranks. A call log has the columns rank, time_s, op, size, communicator and,
+optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
+Who is slow takes a trace or a call log with durations.
 """
 
 
@@ -35,7 +46,27 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "input", metavar="FILE", help="step times (CSV, .parquet, JSON lines), or - for JSON lines"
+        "input",
+        metavar="FILE",
+        nargs="?",
+        help="step times (CSV, .parquet, JSON lines), a recorded run's folder, or - for JSON "
+        "lines; not needed with --collectives",
+    )
+    parser.add_argument(
+        "--collectives",
+        metavar="LOG",
+        nargs="+",
+        help="logs of collective calls: finds their period, the step times (without FILE), and, "
+        "where they say how long calls took, who is slow",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="TRACE",
+        type=trace_input.file_name,
+        help="a trace of slow steps, numbered as in FILE: says who is slow",
+    )
+    parser.add_argument(
+        "--job", metavar="YAML", type=trace_input.file_name, help="the job of --trace"
     )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="with -: number of ranks (default 1)"
@@ -75,38 +106,153 @@ def run(args: argparse.Namespace) -> int:
         return Detector(ranks, threshold=THRESHOLD if args.threshold is None else args.threshold)
 
     if args.input == "-":
+        if args.collectives or args.trace:
+            raise DetectError(
+                "--collectives and --trace say who is slow in a file, not in a stream"
+            )
         return _online(args, detector_of(1 if args.ranks is None else args.ranks))
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
+    if args.job is not None and args.trace is None:
+        raise DetectError("--job describes the job of --trace; give that too")
+    return _offline(args, detector_of)
+
+
+def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd]) -> int:
+    """Step times from a file or a call log; events merged over ranks, with who is slow."""
     from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
-    from paceline.sources.step_times import load_step_times
+    from paceline.errors import DetectError
 
-    times = load_step_times(Path(args.input))
+    log = found = None
+    if args.collectives:
+        log, found = _calls(args)
+    if args.input is not None:
+        times = _table(args)
+    elif found is not None:
+        times = found.table()
+    else:
+        raise DetectError("give a FILE of step times, - for standard input, or --collectives LOG")
     for warning in times.warnings:
         print(f"note: {warning}", file=sys.stderr)
     n_steps, n_ranks = times.duration_s.shape
     if n_steps <= WARM_UP:
-        raise DetectError(
-            f"{args.input} has {n_steps} steps; the first {WARM_UP} are the warm-up, give more"
-        )
+        few = f"{n_steps} steps; the first {WARM_UP} are the warm-up"
+        if args.input is not None:
+            raise DetectError(f"{args.input} has {few}, give more")
+        print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
+        return _whole_log(args, log, found)
     detector = detector_of(n_ranks)
-    events: list[Event] = []
-    with ProgressBar("detecting") as progress:
-        for i, step in enumerate(times.steps.tolist()):
-            events += detector.update(step, times.duration_s[i])
-            if i % 256 == 0:
-                progress(i, n_steps)
-    named = [_renamed(event, int(times.ranks[event.rank])) for event in events]
-    shown = named if args.by_rank else job_events(named, n_ranks)
+    named = _events(times, detector)
+    jobs = _located(args, job_events(named, n_ranks), log, found)
+    shown = named if args.by_rank else jobs
     for event in shown:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
     if not args.json:
+        for suspect in {s: None for job in jobs for s in job.suspects or ()}:
+            print(f"  {suspect.explain()}")
         slow = int(detector.slow.sum())
         print(
             f"{n_steps:,} steps of {n_ranks:,} ranks: "
             f"{sum(e.kind == 'onset' for e in shown)} fail-slows, {slow} ranks slow at the end"
         )
+    return 0
+
+
+def _table(args: argparse.Namespace) -> Table:
+    """Step times of a file, or of a recorded run, which is also the trace that says who."""
+    from paceline.sources import recording
+    from paceline.sources.step_times import load_step_times
+
+    path = trace_input.file_name(args.input)
+    if not path.is_dir():
+        return load_step_times(path)
+    times = recording.load_recorded_step_times(path)
+    if args.trace is None and not args.collectives:
+        args.trace = path
+    return times
+
+
+def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
+    """All events of a table of step times, with its own numbers of ranks."""
+    events: list[Event] = []
+    n_steps = len(times.steps)
+    with ProgressBar("detecting") as progress:
+        for i, step in enumerate(times.steps.tolist()):
+            events += detector.update(step, times.duration_s[i])
+            if i % 256 == 0:
+                progress(i, n_steps)
+    return [_renamed(event, int(times.ranks[event.rank])) for event in events]
+
+
+def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
+    """The call log and its steps, which are told."""
+    from paceline.detect.calls import step_times
+    from paceline.sources.call_log_files import load_call_log
+
+    log, notes = load_call_log(args.collectives)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    found = step_times(log)
+    if args.json:
+        print(json.dumps(found.to_mapping()))
+    else:
+        print(found.explain())
+    return log, found
+
+
+def _located(
+    args: argparse.Namespace,
+    events: list[JobEvent],
+    log: CallLog | None,
+    found: StepTimes | None,
+) -> list[JobEvent]:
+    """Events with who is slow, where a trace or a call log says it."""
+    from paceline.detect import locate
+    from paceline.detect.who_calls import who_from_calls
+    from paceline.errors import TraceError
+    from paceline.mitigate.advice import advice
+    from paceline.sources import load
+
+    onsets = [event for event in events if event.kind == "onset"]
+    if args.trace is not None and onsets:
+        try:
+            trace = load(args.trace, args.job)
+        except TraceError as error:
+            if str(args.trace) != args.input:
+                raise
+            print(f"note: who is slow is unknown: {error}", file=sys.stderr)
+            return events
+        events = locate.locate_in_trace(events, trace, advise=advice)
+        if all(event.suspects is None for event in events):
+            print(
+                f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
+                "fail-slow; who is slow is unknown",
+                file=sys.stderr,
+            )
+    elif log is not None and found is not None and onsets:
+        if log.duration_s is None:
+            print("note: the call log has no duration_s, so it cannot say who", file=sys.stderr)
+        elif args.input is None:
+            events = locate.locate_in_calls(events, log, found)
+        else:
+            events = locate.locate_last(events, who_from_calls(log, found))
+    return events
+
+
+def _whole_log(args: argparse.Namespace, log: CallLog | None, found: StepTimes | None) -> int:
+    """Who is slow in a log that is too short to say since when."""
+    from paceline.detect.who_calls import who_from_calls
+
+    if log is None or found is None or log.duration_s is None:
+        return 0
+    suspects = who_from_calls(log, found)
+    if args.json:
+        who = [suspect.to_mapping() for suspect in suspects]
+        print(json.dumps({"kind": "who", "who": who}))
+    else:
+        said = "\n".join(suspect.explain() for suspect in suspects)
+        print(said or "who: nobody stands out")
     return 0
 
 

@@ -21,23 +21,30 @@ from paceline.cli import (
     calibrate,
     compare,
     completion,
+    demo,
     detect,
     diagnose,
+    import_,
+    mitigate,
     optimal,
+    otlp,
     plan,
     predict,
     profile,
+    record,
     remedy,
     synth,
     timeline,
+    validate,
 )
 from paceline.errors import PacelineError
 
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
-    *(analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, predict, plan, optimal, profile, calibrate, completion),
+    *(import_, analyze, diagnose, remedy, compare, timeline, synth),
+    *(detect, validate, mitigate, predict, plan, optimal, profile, calibrate),
+    *(record, otlp, demo, completion),
 )
 
 DESCRIPTION = """\
@@ -52,6 +59,7 @@ examples:
   paceline remedy trace.parquet --list
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
   paceline detect iterations.csv
+  paceline mitigate trace.parquet --slow-worker 3,1,1.4
   paceline predict --model gpt3-175b --gpu a100-80g --gpus 1024 --tp 8 --pp 8 --global-batch 1536
   paceline plan --model llama3.1-405b --gpu h100 --gpus 16384 --global-batch 2048
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet

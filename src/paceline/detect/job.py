@@ -1,8 +1,8 @@
 """From events of ranks to events of the job.
 
 In synchronous training all ranks slow down together: onsets close in time are one event of the job.
-Who caused it step times alone cannot say; that takes compute or transfer times, a call log, or a
-trace.
+Who caused it step times alone cannot say; that takes a call log with durations or a trace
+(:mod:`paceline.detect.who`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.detect.detector import Event
+from paceline.detect.who import Suspect, name_ranks
 
 #: Onsets (reliefs) so many steps apart belong together.
 MERGE_STEPS = 20
@@ -31,6 +32,9 @@ class JobEvent:
         of: ranks of the job.
         factor: the median of their factors.
         lost_s: the largest loss: the job waits for the slowest, ranks wait side by side.
+        suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
+            stands out.
+        advice: what to do and what it would gain, in words.
     """
 
     kind: str
@@ -40,30 +44,41 @@ class JobEvent:
     of: int
     factor: float
     lost_s: float
+    suspects: tuple[Suspect, ...] | None = None
+    advice: str | None = None
 
     def explain(self) -> str:
         """The event in words and numbers."""
-        whole = len(self.ranks) == self.of and self.of > 1
-        who = "all ranks" if whole else f"rank{'s' * (len(self.ranks) > 1)} {spans(self.ranks)}"
-        head = f"step {self.step:,}: {who}"
+        head = f"step {self.step:,}:"
+        if len(self.ranks) < self.of or self.of == 1:
+            head += f" {name_ranks(self.ranks)}:"
         if self.kind == "onset":
-            why = (
-                ""
-                if len(self.ranks) < self.of
-                else "; step times cannot tell which of them is the cause"
-            )
-            return (
-                f"{head}: {self.factor:.2f}x slower since step {self.since_step:,}; "
-                f"{self.lost_s:.3g} s lost so far{why}"
-            )
+            said = [
+                f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
+                self.who,
+                f"{_time(self.lost_s)} lost so far",
+            ]
+            return "; ".join([*said, *([self.advice] if self.advice else [])])
         if self.kind == "relief":
             return (
-                f"{head}: healthy again since step {self.since_step:,}, after {self.factor:.2f}x; "
-                f"{self.lost_s:.3g} s lost"
+                f"{head} healthy again since step {self.since_step:,}, after {self.factor:.2f}x; "
+                f"{_time(self.lost_s)} lost"
             )
         if self.kind == "silent":
-            return f"{head}: no sample since step {self.since_step:,}"
-        return f"{head}: a duration that is not above 0: the clock jumped"
+            return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
+        return f"step {self.step:,}: {self._ranks}: a duration that is not above 0: clock jumped"
+
+    @property
+    def _ranks(self) -> str:
+        whole = len(self.ranks) == self.of and self.of > 1
+        return "all ranks" if whole else name_ranks(self.ranks)
+
+    @property
+    def who(self) -> str:
+        """Who is slow, and at what, in words."""
+        if self.suspects is None:
+            return "who: unknown, run paceline validate"
+        return "; ".join(each.name for each in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
@@ -75,6 +90,8 @@ class JobEvent:
             "of": self.of,
             "factor": None if np.isnan(self.factor) else self.factor,
             "lost_s": self.lost_s,
+            "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
+            "advice": self.advice,
             "text": self.explain(),
         }
 
@@ -106,13 +123,8 @@ def _merged(group: list[Event], ranks: int) -> JobEvent:
     )
 
 
-def spans(ranks: Iterable[int]) -> str:
-    """Ranks as people write them: "0-7, 12"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more runs" if len(shown) > 8 else "")
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    value, unit = (seconds / 60, "minutes") if seconds < 3600 else (seconds / 3600, "hours")
+    return f"{value:.1f} {unit}"

@@ -1,16 +1,17 @@
 """Readers: a path of some format -> a :class:`paceline.trace.Trace`.
 
-``SOURCES`` lists them in the order in which they are asked whether a path is theirs.
+``SOURCES`` lists Paceline's own formats in the order in which they are asked whether a path is
+theirs; other tools' are in :mod:`paceline.sources.importers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources import parquet
+from paceline.sources import parquet, recording
 from paceline.sources.job_file import read_job
 from paceline.trace import Job, Trace
 
@@ -27,7 +28,10 @@ class Source:
     read: Callable[[Path, Job | None, frozenset[str], frozenset[int] | None], Trace]
 
 
-SOURCES: tuple[Source, ...] = (Source("parquet", parquet.matches, parquet.read),)
+SOURCES: tuple[Source, ...] = (
+    Source("recording", recording.matches, recording.read),
+    Source("parquet", parquet.matches, parquet.read),
+)
 
 
 def load(
@@ -40,7 +44,7 @@ def load(
     """Read a trace.
 
     Args:
-        path: the trace file.
+        path: the trace file, the folder of a recorded run, or files of other tools (``IMPORTERS``).
         job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, else what
             the data shows.
         steps: step numbers to keep; None keeps all.
@@ -52,17 +56,29 @@ def load(
     path = Path(path)
     if not path.exists():
         raise TraceError(f"{path} does not exist")
-    if path.is_dir():
-        raise TraceError(f"{path} is a folder; give the trace file in it")
     if isinstance(ignore_kinds, str):
         raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
     known = job if isinstance(job, Job) or job is None else read_job(Path(job))
+    wanted = None if steps is None else frozenset(steps)
     for source in SOURCES:
         if source.matches(path):
-            wanted = None if steps is None else frozenset(steps)
             return source.read(path, known, frozenset(ignore_kinds), wanted)
-    names = ", ".join(source.name for source in SOURCES)
-    raise TraceError(f"{path} is not a trace file that can be read here ({names})")
+    return _imported(path, known, frozenset(ignore_kinds), wanted)
+
+
+def _imported(
+    path: Path, job: Job | None, ignore_kinds: frozenset[str], steps: frozenset[int] | None
+) -> Trace:
+    """The trace of another tool's file or folder of files, as ``paceline import`` would make it."""
+    from paceline.sources.importers import find_files
+
+    if ignore_kinds:
+        raise TraceError(f"{path} is no trace file: import it first, then drop kinds")
+    importer, files, _ = find_files([path])
+    imported = importer.read(files, job, steps)
+    told = f"imported from {importer.name} files, confidence {imported.confidence:.2f}"
+    warnings = (*imported.trace.warnings, told, *imported.notes)
+    return replace(imported.trace, warnings=warnings)
 
 
 __all__ = ["SOURCES", "Source", "load", "read_job"]

@@ -40,6 +40,8 @@ FORMAT_VERSION = 1
 
 def matches(path: Path) -> bool:
     """Whether the file is parquet, by its first four bytes (or, if empty or broken, its name)."""
+    if path.is_dir():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1" or path.suffix in (".parquet", ".pq")

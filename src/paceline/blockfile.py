@@ -1,0 +1,179 @@
+"""The files of a recording: one per rank, appended to in checked blocks.
+
+The recorder writes them inside the user's job and ``sources`` reads them, so this module stands
+below both and imports nothing but the standard library. ``docs/record.md`` describes the format.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+VERSION: Final = 1
+
+#: ``rank-00017-0.blocks``: rank 17's first process in this folder; a restarted one writes -1.
+SUFFIX: Final = ".blocks"
+
+#: The file by which ``paceline record on|off`` reaches the running job.
+CONTROL: Final = "control.json"
+
+#: The kinds of operation by code, in the order of ``paceline.trace.OpKind`` (a test compares).
+KINDS: Final = (
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "params-all-gather",
+    "grads-reduce-scatter",
+    "gc",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "separate-grads-all-reduce",
+    "optimizer-clip-main-grad",
+    "optimizer",
+)
+
+#: Types of block: a profiled step with its operations, times of all steps, a clock exchange, counts
+#: of what was dropped.
+STEP, TIMES, CLOCK, COUNTS = 1, 2, 3, 4
+
+#: Flags of an operation. PEER_END: its end was not seen here, the peer's receive tells it. LATE: it
+#: was over before it was asked for, so its end is an upper bound.
+PEER_END, LATE = 1, 2
+
+_MAGIC = b"PACELINE"
+_FILE = struct.Struct("<8sHHII")  # magic, version, 0, length and crc32 of the JSON behind it
+_MARK = b"\xb1BLK"
+_BLOCK = struct.Struct("<4sBxxxII")  # mark, type, length, crc32 of type and payload
+
+#: step, start and duration in ns, number of operations.
+STEP_HEAD: Final = struct.Struct("<qqqq")
+#: kind, flags, chunk, microbatch, start and end in ns since the step's start.
+OP: Final = struct.Struct("<BBhiqq")
+#: step, start and duration in ns.
+TIME: Final = struct.Struct("<qqq")
+#: when, how far this rank's clock is ahead of rank 0's, by how much that may be wrong; all ns.
+CLOCK_ENTRY: Final = struct.Struct("<qqq")
+#: profiled steps and step times dropped since the file began.
+COUNTS_ENTRY: Final = struct.Struct("<qq")
+
+
+class BlockFileError(ValueError):
+    """A file is no recording, or one of another version."""
+
+
+@dataclass(frozen=True)
+class BlockFile:
+    """What a file holds.
+
+    Attributes:
+        meta: what its process said about itself.
+        blocks: (type, payload) of every whole block, in order.
+        torn_bytes: bytes at the end that are no whole block.
+        damaged: places before the end that were no block and were skipped.
+    """
+
+    meta: Mapping[str, Any]
+    blocks: tuple[tuple[int, bytes], ...]
+    torn_bytes: int
+    damaged: int
+
+
+def file_header(meta: Mapping[str, Any]) -> bytes:
+    """The first bytes of a file."""
+    text = json.dumps(meta).encode()
+    return _FILE.pack(_MAGIC, VERSION, 0, len(text), zlib.crc32(text)) + text
+
+
+def block(kind: int, payload: bytes) -> bytes:
+    """One block."""
+    return _BLOCK.pack(_MARK, kind, len(payload), _crc(kind, payload)) + payload
+
+
+def _crc(kind: int, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(bytes((kind,))))
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """What a file's process said about itself.
+
+    Raises:
+        BlockFileError: no recording, or one of another version.
+        OSError: unreadable.
+    """
+    with path.open("rb") as file:
+        head = file.read(_FILE.size)
+        length = _FILE.unpack(head)[3] if len(head) == _FILE.size else 0
+        return _meta(head + file.read(min(length, 1 << 20)), path)[0]
+
+
+def read_file(path: Path) -> BlockFile:
+    """All whole blocks of a file.
+
+    Raises:
+        BlockFileError: no recording, or one of another version.
+        OSError: unreadable.
+    """
+    data = path.read_bytes()
+    meta, at = _meta(data, path)
+    blocks: list[tuple[int, bytes]] = []
+    damaged = 0
+    while at < len(data):
+        end = _block_end(data, at)
+        if end is None:
+            following = _next_block(data, at + 1)
+            if following is None:
+                break
+            damaged += 1
+            at = following
+            continue
+        blocks.append((data[at + 4], data[at + _BLOCK.size : end]))
+        at = end
+    return BlockFile(meta, tuple(blocks), len(data) - at, damaged)
+
+
+def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
+    """The JSON of the header, and where it ends."""
+    if len(data) < _FILE.size or data[: len(_MAGIC)] != _MAGIC:
+        raise BlockFileError(f"{path} is no recording of paceline, or its first bytes are lost")
+    _, version, _, length, crc = _FILE.unpack_from(data)
+    if version != VERSION:
+        raise BlockFileError(
+            f"{path} was recorded in format {version}; this Paceline reads format {VERSION}: "
+            "read it with the version that recorded it"
+        )
+    end = _FILE.size + length
+    text = data[_FILE.size : end]
+    try:
+        meta = json.loads(text) if zlib.crc32(text) == crc and len(text) == length else None
+    except ValueError:
+        meta = None
+    if not isinstance(meta, dict):
+        raise BlockFileError(f"{path}: the header is damaged; leave the file out")
+    return meta, end
+
+
+def _block_end(data: bytes, at: int) -> int | None:
+    """Where the block at ``at`` ends; None where there is no whole one."""
+    if len(data) - at < _BLOCK.size:
+        return None
+    mark, kind, length, crc = _BLOCK.unpack_from(data, at)
+    end = at + _BLOCK.size + int(length)
+    if mark != _MARK or end > len(data) or _crc(kind, data[at + _BLOCK.size : end]) != crc:
+        return None
+    return end
+
+
+def _next_block(data: bytes, at: int) -> int | None:
+    while (at := data.find(_MARK, at)) >= 0:
+        if _block_end(data, at) is not None:
+            return at
+        at += 1
+    return None

@@ -1,0 +1,103 @@
+"""``paceline record``: what a running recorder has written, and its switch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.sources.recording_files import RankFile
+
+EPILOG = """\
+examples:
+  paceline record status runs/job-17
+  paceline record off runs/job-17
+  paceline record on runs/job-17 --every 50
+
+The job records where its loop calls paceline.record (docs/record.md). It looks for the switch once
+a second; step times are kept while it is off.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "record",
+        help="what a running job has recorded; switch its recorder on and off",
+        description="What the recorder of a running job has written, and its switch.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=("status", "on", "off"), help="what to do")
+    parser.add_argument("folder", metavar="FOLDER", type=file_name, help="the run's folder")
+    parser.add_argument(
+        "--every", type=int, metavar="N", help="with on: record the operations of every Nth step"
+    )
+    parser.add_argument("--json", action="store_true", help="with status: print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show or switch."""
+    from paceline.errors import TraceError
+
+    if args.action == "status":
+        if args.every is not None:
+            raise TraceError("--every is for on")
+        return _status(args.folder, as_json=args.json)
+    if args.json:
+        raise TraceError("--json is for status")
+    if args.every is not None and (args.action == "off" or args.every < 1):
+        raise TraceError("--every is for on, and counts from 1")
+    from paceline.sources.recording_status import switch
+
+    switch(args.folder, on=args.action == "on", every=args.every)
+    print(f"{args.folder}: {args.action}, from about a second on")
+    return 0
+
+
+def _status(folder: Path, *, as_json: bool) -> int:
+    from paceline.sources.recording_files import read_files
+    from paceline.sources.recording_status import summary
+
+    files = read_files(folder)
+    told = summary(folder, files)
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return 0
+    seen = f"{told['ranks_seen']} of {told['ranks']} ranks"
+    switch = f", switched {told['switch']}" if told["switch"] else ""
+    print(f"{_shown(told['run'])}: {seen}, {told['common_steps']} steps on all of them{switch}")
+    if told["missing_ranks"]:
+        print(f"no file of rank {', '.join(map(str, told['missing_ranks'][:16]))}")
+    print("rank  host              steps   times  dropped      bytes  written  clock")
+    for file in files:
+        print(_line(file))
+    return 0
+
+
+def _line(file: RankFile) -> str:
+    clock = "-" if file.residual_ns is None else f"±{file.residual_ns / 1e3:.0f} us"
+    host, age = _shown(file.meta.get("host"))[:16], _age(file.age_s)
+    torn = "  unfinished block at the end" if file.torn_bytes else ""
+    return (
+        f"{file.rank:4d}  {host:16s} {len(file.steps):6,d} "
+        f"{len(file.times):7,d} {sum(file.dropped):8,d} {file.n_bytes:10,d} {age:>8s}  "
+        f"{clock}{torn}"
+    )
+
+
+def _shown(name: object) -> str:
+    """A name out of a file, without what a terminal would obey."""
+    return "".join(c for c in str(name) if c.isprintable())
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,217 @@
+"""``paceline validate``: which GPU or link is slow?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.numbers import parse_numbers
+
+if TYPE_CHECKING:
+    from paceline.detect.passes import Pass
+    from paceline.detect.verdict import Measurements
+
+EPILOG = """\
+examples:
+  paceline validate --world-size 16 --ring
+  paceline validate --world-size 4 --run
+  torchrun --nproc-per-node 8 --no-python paceline validate --ring --both-ways
+
+Without --run the passes are printed; with it, that many processes start on this machine. Started by
+torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set) it joins the others and rank 0 prints.
+Slow ranks and links are printed, not an error: the exit code is 0.
+"""
+
+#: More ranks than any job has: a slip of the pen.
+MOST_RANKS = 1_000_000
+
+
+def _order(text: str) -> list[int]:
+    """Ranks as written, ``0-7,12``: the order counts."""
+    return [rank for part in text.split(",") for rank in parse_numbers(part)]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "validate",
+        help="which GPU or link is slow? matrix products and messages, measured",
+        description="Test each rank by matrix products, and each link of a ring or tree by "
+        "messages, in a few passes whatever the number of ranks.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--world-size", type=int, metavar="N", help="number of ranks (under torchrun: its own)"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_order,
+        metavar="LIST",
+        help="only these, in the order of the ring or tree, such as 0-7,12 (default: all)",
+    )
+    shape = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("ring", "links of a ring (default): 2 passes, 3 for an odd number of ranks"),
+        ("tree", "links of NCCL's first binary tree: 4 passes"),
+        ("double-tree", "links of both of NCCL's binary trees: 8 passes"),
+    ):
+        shape.add_argument(
+            f"--{name}", dest="shape", action="store_const", const=name, default="ring", help=text
+        )
+    parser.add_argument(
+        "--both-ways", action="store_true", help="each link in both directions: twice the passes"
+    )
+    parser.add_argument(
+        "--run",
+        dest="start",  # ``run`` is what the command does
+        action="store_true",
+        help="start the processes on this machine and measure",
+    )
+    measure = parser.add_argument_group("measurement")
+    measure.add_argument(
+        "--gemm", type=int, metavar="N", help="N x N matrices (default 384 on CPUs, 4096 on GPUs)"
+    )
+    measure.add_argument(
+        "--bytes", type=int, metavar="N", help="message size (default 4 MiB on CPUs, 64 on GPUs)"
+    )
+    measure.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="repeat all N times (default 5)"
+    )
+    measure.add_argument(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help="default: nccl where each rank has a GPU, else gloo",
+    )
+    measure.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds (default 120)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, measure where that is wanted, print."""
+    from paceline.detect.join import joined_world
+
+    joined = joined_world()
+    world_size, ranks = _ranks(args, joined)
+    passes = _passes(args, ranks)
+    measured = _measure(args, joined is not None, world_size, ranks, passes)
+    if joined and joined[0] > 0:
+        return 0  # rank 0 says it for all
+    if args.json:
+        print(json.dumps(_mapping(args, ranks, passes, measured)))
+        return 0
+    links = sum(map(len, passes))
+    print(f"{args.shape} of {len(ranks):,} ranks: {len(passes)} passes, {links:,} links")
+    for number, each in enumerate(passes, 1):
+        print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in each)}")
+    if measured is not None:
+        _print_verdict(measured)
+    elif not _has_torch():
+        print("note: nothing was measured, PyTorch is not installed", file=sys.stderr)
+    else:
+        print(
+            f"note: nothing was measured; --run starts {world_size:,} processes here, torchrun "
+            "on any number of hosts",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[int, list[int]]:
+    """The number of ranks, and those to test."""
+    from paceline.errors import DetectError
+
+    world_size, ranks = args.world_size, args.ranks
+    if joined is not None:
+        if world_size not in (None, joined[1]):
+            raise DetectError(f"--world-size {world_size}, but WORLD_SIZE={joined[1]} is set")
+        world_size = joined[1]
+    if world_size is None:
+        if ranks is None:
+            raise DetectError("say how many ranks there are: --world-size N, or which: --ranks")
+        world_size = max(ranks) + 1
+    if not 1 <= world_size <= MOST_RANKS:
+        raise DetectError(f"--world-size must be 1 to {MOST_RANKS:,}, not {world_size:,}")
+    if ranks is None:
+        ranks = list(range(world_size))
+    if max(ranks) >= world_size:
+        raise DetectError(f"--ranks names rank {max(ranks):,} of a world of {world_size:,}")
+    return world_size, ranks
+
+
+def _passes(args: argparse.Namespace, ranks: list[int]) -> tuple[Pass, ...]:
+    from paceline.detect import passes
+
+    plan = {
+        "ring": passes.ring_passes,
+        "tree": passes.tree_passes,
+        "double-tree": passes.double_tree_passes,
+    }[args.shape]
+    return plan(ranks, both_ways=args.both_ways)
+
+
+def _measure(
+    args: argparse.Namespace,
+    joined: bool,
+    world_size: int,
+    ranks: list[int],
+    passes: tuple[Pass, ...],
+) -> Measurements | None:
+    """The measurements; None where none are wanted, or none are possible and none were asked for.
+
+    Raises:
+        DetectError: --run without PyTorch, or what the validation raises.
+    """
+    from paceline.errors import DetectError
+
+    if not (args.start or joined):
+        return None
+    if not _has_torch():
+        if args.start:
+            raise DetectError("--run needs PyTorch; install it: pip install 'paceline[profile]'")
+        return None
+    from paceline.detect.join import validate_joined
+    from paceline.detect.launch import validate_local
+    from paceline.detect.validate import Effort
+
+    effort = Effort(args.gemm, args.bytes, args.rounds, args.timeout)
+    if joined:
+        return validate_joined(ranks, passes, effort=effort, backend=args.backend)
+    return validate_local(world_size, ranks, passes, effort=effort, backend=args.backend)
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _print_verdict(measured: Measurements) -> None:
+    from paceline.detect.verdict import judge
+
+    gemm, size = measured.gemm, measured.message_bytes
+    print(f"measured ({measured.backend}): {gemm} x {gemm} matrices, messages of {size:,} bytes")
+    print(*judge(measured).lines(), sep="\n")
+
+
+def _mapping(
+    args: argparse.Namespace,
+    ranks: list[int],
+    passes: tuple[Pass, ...],
+    measured: Measurements | None,
+) -> dict[str, Any]:
+    from paceline.detect.verdict import judge
+
+    plan = {"shape": args.shape, "ranks": ranks, "passes": passes}
+    if measured is None:
+        return {**plan, "measured": None, "verdict": None}
+    return {
+        **plan,
+        "measured": measured.to_mapping(),
+        "verdict": judge(measured).to_mapping(),
+    }

@@ -1,0 +1,1 @@
+"""Paceline on a real, small training job on this machine."""

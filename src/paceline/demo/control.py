@@ -1,0 +1,51 @@
+"""What the demo tells its training job, through a file that rank 0 reads before each step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.files import text_writer, write_files
+
+CONTROL, LOSSES, VERDICT = "demo-control.json", "losses.jsonl", "verdict.json"
+
+FIELDS = ("stop", "factor", "validate")
+
+
+@dataclass(frozen=True)
+class Control:
+    """What is wanted from the next step on.
+
+    Attributes:
+        counts: [dp] microbatches of each replica.
+        factor: how many times as long rank 0's computes take.
+        validate: number of the last wish to find out who is slow; a new one is heard at once.
+        stop: no further step.
+    """
+
+    counts: tuple[int, ...]
+    factor: float = 1.0
+    validate: int = 0
+    stop: bool = False
+
+    def write(self, path: Path) -> None:
+        """Say it."""
+        write_files({path: text_writer(json.dumps(asdict(self)))}, force=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Control:
+        """Hear it."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**values, "counts": tuple(values["counts"])})
+
+    def to_values(self) -> list[float]:
+        """As numbers: :data:`FIELDS`, then the counts."""
+        return [float(self.stop), self.factor, float(self.validate), *map(float, self.counts)]
+
+    @classmethod
+    def from_values(cls, values: Sequence[float]) -> Control:
+        """The inverse of :meth:`to_values`."""
+        stop, factor, validate, *counts = values
+        return cls(tuple(int(n) for n in counts), factor, int(validate), bool(stop))

@@ -1,0 +1,371 @@
+"""The loop closed on a real job: recorded, slowed on purpose, diagnosed, healed (whatif, 6).
+
+1. Rank 0 is slowed at three levels; the slowdown that the analysis of the recording estimates is
+   held against the one measured.
+2. It is slowed again: the detector sees it in the step times, a validation between two steps names
+   the rank.
+3. The planner moves microbatches to the other replica while the job runs.
+4. Relief: the computes of rank 0 are fast again, and the shares go back.
+
+Last, the job's losses are held against those of the same training left alone, in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.demo.processes import Shape, Training
+from paceline.detect.detector import Detector, Event
+from paceline.diagnose import diagnose
+from paceline.errors import DemoError
+from paceline.graph import from_trace
+from paceline.mitigate.fault import Fault
+from paceline.mitigate.job_model import JobModel
+from paceline.mitigate.planner import Action, Planner
+from paceline.mitigate.strategies import Strategies
+from paceline.remedies import Case
+from paceline.remedies.replace import replace_worker
+from paceline.sources import load
+from paceline.trace import OpKind
+from paceline.whatif import analyze
+
+#: Rank 0, as (dp, stage).
+SLOWED = (0, 0)
+
+Array = npt.NDArray[np.float64]
+Say = Callable[[str], None]
+
+#: Factors of rank 0's computes, for about the slowdowns of the paper's 1.16, 1.40 and 2.03.
+LEVELS = (1.25, 1.5, 2.2)
+#: Runs of a level and the steps of each; steps after a change that are left out.
+RUNS, RUN_STEPS, SETTLE = 5, 3, 2
+#: Steps until the detector has left its warm-up, and steps between two episodes.
+WARM_UP_STEPS, PAUSE_STEPS = 56, 10
+#: The fail-slow to be mitigated, and what moving microbatches is said to cost.
+FACTOR, OVERHEAD_S = 2.0, 0.5
+#: Steps that measure what mitigation brought, and steps at most until an event.
+MEASURED_STEPS, MOST_STEPS = 20, 80
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of slowness.
+
+    Attributes:
+        factor: of rank 0's computes.
+        measured: step time over the healthy one, median of the runs.
+        estimated: what the analysis says it is against rank 0 as fast as its peer, likewise.
+        slowdown: S, against the ideal job (where work could be shared), likewise.
+        workers: the slow workers (dp, stage) that the runs' diagnoses name.
+    """
+
+    factor: float
+    measured: float
+    estimated: float
+    slowdown: float
+    workers: tuple[tuple[int, int], ...]
+
+    @property
+    def error(self) -> float:
+        """Of the estimate, relative."""
+        return self.estimated / self.measured - 1
+
+
+@dataclass
+class LiveResult:
+    """What happened.
+
+    Attributes:
+        healthy_s: median step time, seconds.
+        levels: part 1.
+        detected_after: steps from onset until the detector was sure.
+        named: ranks that the validation calls slow.
+        slow_s, mitigated_s: median step times before and after microbatches were moved.
+        counts: microbatches of the replicas then.
+        relieved_after: steps from relief until the shares were even again.
+        back_s: median step time after that.
+        loss_difference: the largest relative one to the same training left alone, in one process.
+        actions: the planner's, in words.
+        seconds: how long all took.
+    """
+
+    healthy_s: float = 0.0
+    levels: list[Level] = field(default_factory=list)
+    detected_after: int = -1
+    named: tuple[int, ...] = ()
+    slow_s: float = 0.0
+    mitigated_s: float = 0.0
+    counts: tuple[int, ...] = ()
+    relieved_after: int = -1
+    back_s: float = 0.0
+    loss_difference: float = float("nan")
+    actions: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def recovered(self) -> float:
+        """Share of the lost step time that came back."""
+        return (self.slow_s - self.mitigated_s) / (self.slow_s - self.healthy_s)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        levels = [asdict(level) | {"error": level.error} for level in self.levels]
+        return asdict(self) | {"levels": levels, "recovered": self.recovered}
+
+
+def run_live(folder: Path, say: Say, shape: Shape | None = None) -> LiveResult:
+    """Train, slow down, diagnose, heal; about two minutes.
+
+    Args:
+        folder: where the recordings go.
+        say: told what happens.
+        shape: of the job.
+
+    Raises:
+        DemoError: a process ended, the job stands still, or something was not seen in time.
+    """
+    begin = time.monotonic()
+    shape = shape or Shape()
+    result = LiveResult()
+    with Training(folder / "job", shape) as job:
+        story = _Story(job, result, say)
+        story.healthy()
+        for factor in LEVELS:
+            story.level(factor)
+        story.recover()
+        story.mitigate()
+        story.relieve()
+        job.stop()
+        losses = job.losses()
+    say("The same training once more, in one process and left alone, for its losses ...")
+    result.loss_difference = _compare_losses(folder / "alone", shape, losses)
+    say(
+        f"  losses of {len(losses)} steps differ by {result.loss_difference:.1e} at most: moving "
+        "microbatches with weighted gradients changes nothing"
+    )
+    result.seconds = time.monotonic() - begin
+    return result
+
+
+class _Story:
+    """The parts, in their order."""
+
+    def __init__(self, job: Training, result: LiveResult, say: Say) -> None:
+        self.job, self.result, self.say = job, result, say
+        ranks = job.shape.dp * job.shape.pp
+        self.steps = _Feed(Detector(ranks), _step_times)
+        # What ranks compute with shows who is slow, also where microbatches hide it.
+        self.computes = _Feed(Detector(ranks, warm_up=30), _compute_times)
+
+    def healthy(self) -> None:
+        job = self.job
+        shape = job.shape
+        self.say(
+            f"A GPT on {shape.dp} replicas x {shape.pp} stages, {shape.microbatches} microbatches "
+            "each, 1F1B, gloo; computes are paced by sleeps, as there are fewer cores than ranks."
+        )
+        job.wait_for(WARM_UP_STEPS)
+        self.result.healthy_s = self._median(SETTLE, WARM_UP_STEPS)
+        self.steps.take(job, WARM_UP_STEPS)
+        self.computes.take(job, WARM_UP_STEPS)
+        self.say(f"  {WARM_UP_STEPS} healthy steps: {self.result.healthy_s * 1e3:.0f} ms each")
+
+    def level(self, factor: float) -> None:
+        runs = [self._run(factor) for _ in range(RUNS)]
+        measured, estimated, slowdown = np.median([run[:3] for run in runs], axis=0).tolist()
+        workers = sorted({worker for run in runs for worker in run[3]})
+        level = Level(factor, measured, estimated, slowdown, tuple(workers))
+        self.result.levels.append(level)
+        named = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers) or "nobody"
+        self.say(
+            f"  rank 0 computes {factor:.2f}x as long: the step takes {measured:.2f}x as long, the "
+            f"analysis says {estimated:.2f}x ({level.error:+.1%}) and blames {named}"
+        )
+
+    def _run(self, factor: float) -> tuple[float, float, float, list[tuple[int, int]]]:
+        """(measured, estimated, S, workers) of some slow steps and the healthy ones after them.
+
+        Neighbours in time are compared: what else the machine does changes from minute to minute.
+        """
+        slow, end = self._steps(factor)
+        estimated, slowdown, workers = self._analysed(slow, end)
+        healthy, last = self._steps(1.0)
+        measured = self._median(slow, end) / self._median(healthy, last)
+        return measured, estimated, slowdown, workers
+
+    def _steps(self, factor: float) -> tuple[int, int]:
+        """The next few steps under a factor: the first, and the one after the last."""
+        first = self.job.say(factor=factor)
+        self.job.wait_for(first + RUN_STEPS)
+        return first, first + RUN_STEPS
+
+    def _analysed(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
+        """What the recording of some steps says: estimated slowdown, S, slow workers."""
+        measured = from_trace(load(self.job.folder, steps=range(first, end)))
+        analysis = analyze(measured)
+        found = diagnose(measured, analysis)
+        named = [f.where["workers"] for f in found.findings if f.cause == "worker"]
+        workers = [(int(dp), int(pp)) for each in named for dp, pp in each]
+        estimated = 1.0
+        if SLOWED in workers:
+            case = Case(measured, analysis, found, options={"workers": [SLOWED]})
+            estimated = 1 / (1 - replace_worker(case).gain)
+        return estimated, analysis.slowdown, workers
+
+    def recover(self) -> None:
+        first = self.job.say(factor=1.0) + SETTLE
+        self.job.wait_for(first + PAUSE_STEPS)
+        self.steps.skip_to(first)
+        self.computes.skip_to(first)
+
+    def mitigate(self) -> None:
+        job, result = self.job, self.result
+        onset = job.say(factor=FACTOR)
+        event = self._watch(self.steps, "onset", onset)
+        # The change may have come up to two steps before the one that surely had it.
+        result.detected_after = event.step - onset
+        self.say(
+            f"  fail-slow: seen in step {event.step}, {result.detected_after} steps after its "
+            f"onset: {event.explain()}"
+        )
+        verdict = job.validate()
+        result.named = tuple(slow["rank"] for slow in verdict["slow_ranks"])
+        if not result.named:
+            raise DemoError("the validation found no slow rank; is this machine very busy?")
+        rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
+        self.say(f"  validation between two steps: rank {rank} is {factor:.2f}x slower")
+        result.slow_s = self._median(onset + SETTLE, job.steps_done())
+        self.fault = Fault("compute", (rank % job.shape.dp, rank // job.shape.dp), factor)
+        self._plan(event)
+        first = job.steps_done() + SETTLE + 2
+        job.wait_for(first + MEASURED_STEPS)
+        result.mitigated_s = self._median(first, first + MEASURED_STEPS)
+        self.say(
+            f"  a step takes {result.mitigated_s * 1e3:.0f} ms instead of "
+            f"{result.slow_s * 1e3:.0f} ms: {result.recovered:.0%} of what was lost is back"
+        )
+
+    def _plan(self, event: Event) -> None:
+        """Ask the planner step by step until it moves microbatches."""
+        healthy = from_trace(load(self.job.folder, steps=range(SETTLE, WARM_UP_STEPS)))
+        strategies = Strategies(JobModel(healthy), {"s2": OVERHEAD_S})
+        self.planner = Planner(strategies, healthy_s=self.result.healthy_s)
+        self.planner.onset(self.fault, event.since_step, event.lost_s)
+        action = self._ask_planner(event.step)
+        self.result.counts = action.option.setting.counts
+
+    def _ask_planner(self, after: int) -> Action:
+        for step, times in self.steps.follow(self.job, after, MOST_STEPS):
+            action = self.planner.update(step, float(np.nanmax(times)))
+            if action is not None:
+                self.say(f"  planner: {action.explain()}")
+                self.result.actions.append(action.explain())
+                self.job.say(counts=action.option.setting.counts)
+                return action
+        raise DemoError(f"the planner did nothing within {MOST_STEPS} steps")
+
+    def relieve(self) -> None:
+        job, result = self.job, self.result
+        self.computes.take(job, job.steps_done() - 1)
+        relief = job.say(factor=1.0)
+        event = self._watch(self.computes, "relief", relief, result.named[0])
+        self.say(f"  relief: {event.explain()}")
+        self.planner.relief(self.fault, event.step)
+        self._ask_planner(job.steps_done())
+        first = job.steps_done() + SETTLE + 2
+        result.relieved_after = first - relief
+        job.wait_for(first + PAUSE_STEPS)
+        result.back_s = self._median(first, first + PAUSE_STEPS)
+        self.say(f"  a step takes {result.back_s * 1e3:.0f} ms again")
+
+    def _watch(self, feed: _Feed, kind: str, after: int, rank: int | None = None) -> Event:
+        """The first event of a kind (and rank), from steps as they come."""
+        for _ in feed.follow(self.job, None, MOST_STEPS + after - self.job.steps_done()):
+            for event in feed.news:
+                if event.kind == kind and rank in (None, event.rank):
+                    return event
+        raise DemoError(f"no {kind} was seen within {MOST_STEPS} steps; is this machine very busy?")
+
+    def _median(self, first: int, end: int) -> float:
+        """Seconds of a step: of the slowest rank, median of steps."""
+        times = self.job.times()
+        assert times is not None
+        mine = (times.steps >= first) & (times.steps < end)
+        return float(np.median(np.nanmax(times.duration_s[mine], axis=1)))
+
+
+Samples = tuple[npt.NDArray[np.int64], Array]
+
+
+def _step_times(job: Training, first: int, end: int) -> Samples:
+    """[step] numbers and [step, rank] seconds of steps."""
+    times = job.times()
+    assert times is not None
+    mine = (times.steps >= first) & (times.steps < end)
+    return times.steps[mine], times.duration_s[mine]
+
+
+def _compute_times(job: Training, first: int, end: int) -> Samples:
+    """[step] numbers and [step, rank] mean seconds of a microbatch's computes."""
+    trace = load(job.folder, steps=range(first, end))
+    mine = trace.kind <= OpKind.BACKWARD_COMPUTE
+    step = np.searchsorted(trace.steps, trace.step[mine])
+    rank = trace.pp[mine] * job.shape.dp + trace.dp[mine]
+    n_ranks = job.shape.dp * job.shape.pp
+    cell = step * n_ranks + rank
+    size = len(trace.steps) * n_ranks
+    seconds = np.bincount(cell, (trace.end - trace.start)[mine], size)
+    return trace.steps, (seconds / np.bincount(cell, minlength=size)).reshape(-1, n_ranks)
+
+
+class _Feed:
+    """A detector and where it stands in the job's steps."""
+
+    def __init__(
+        self, detector: Detector, samples: Callable[[Training, int, int], Samples]
+    ) -> None:
+        self.detector, self.samples = detector, samples
+        self.next = 0
+        self.news: list[Event] = []
+
+    def skip_to(self, step: int) -> None:
+        """Leave out what lies before."""
+        self.next = step
+
+    def take(self, job: Training, end: int) -> list[tuple[int, Array]]:
+        """Feed the steps before ``end``; their samples."""
+        if end <= self.next:
+            return []
+        numbers, table = self.samples(job, self.next, end)
+        self.news = []
+        for number, row in zip(numbers.tolist(), table, strict=True):
+            self.news += self.detector.update(number, row)
+        self.next = end
+        return list(zip(numbers.tolist(), table, strict=True))
+
+    def follow(self, job: Training, after: int | None, steps: int) -> Any:
+        """(step, samples) of coming steps, as they are made; those up to ``after`` are left out."""
+        last = job.steps_done() + steps
+        while self.next < last:
+            # The newest step may not be on all ranks' disks yet.
+            job.wait_for(self.next)
+            for number, row in self.take(job, job.steps_done() - 1):
+                if after is None or number > after:
+                    yield number, row
+
+
+def _compare_losses(folder: Path, shape: Shape, losses: dict[int, float]) -> float:
+    """The largest relative difference to the losses of the same training in one process."""
+    alone = Shape(1, 1, shape.dp * shape.microbatches, 0.0, 0.0)
+    with Training(folder, alone) as job:
+        job.wait_for(max(losses))
+        job.stop()
+        others = job.losses()
+    return max(abs(losses[step] / others[step] - 1) for step in losses)

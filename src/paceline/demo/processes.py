@@ -1,0 +1,175 @@
+"""The demo's training job: four processes on this machine, none of which is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.demo.control import CONTROL, LOSSES, VERDICT, Control
+from paceline.errors import DemoError
+from paceline.sources.recording import load_recorded_step_times, matches
+from paceline.sources.step_times import StepTimes
+
+#: How often the job is looked at, and how long without a step until it is given up.
+_POLL_S, PATIENCE_S = 0.1, 60.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The job.
+
+    Attributes:
+        dp, pp: replicas and stages.
+        microbatches: of each replica at first.
+        forward_s, backward_s: how long computes are paced to take; 0 = not paced.
+    """
+
+    dp: int = 2
+    pp: int = 2
+    microbatches: int = 12
+    forward_s: float = 0.007
+    backward_s: float = 0.014
+
+
+class Training:
+    """The running job: steered by a file, watched through its recording."""
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.shape = folder, shape
+        self.control = Control((shape.microbatches,) * shape.dp)
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Training:
+        self.control.write(self.folder / CONTROL)
+        task = {
+            "folder": str(self.folder),
+            "dp": self.shape.dp,
+            "pp": self.shape.pp,
+            "forward_s": self.shape.forward_s,
+            "backward_s": self.shape.backward_s,
+            "every": 1,
+            "parent": os.getpid(),
+        }
+        try:
+            for rank in range(self.shape.dp * self.shape.pp):
+                self._start(task, rank)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _start(self, task: dict[str, Any], rank: int) -> None:
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from paceline.demo.worker import main; main()"
+        )
+        with (self.folder / f"worker-{rank}.log").open("wb") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-c", code, json.dumps(task), str(rank)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+        self.workers.append(worker)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        for worker in self.workers:
+            worker.wait()
+
+    def say(self, **wishes: Any) -> int:
+        """Change what is wanted; the first step that surely begins after it."""
+        self.control = replace(self.control, **wishes)
+        self.control.write(self.folder / CONTROL)
+        return self.steps_done() + 2  # the step that runs now, and one that may have begun
+
+    def times(self) -> StepTimes | None:
+        """Step times so far; None before the first."""
+        if not matches(self.folder):
+            return None
+        try:
+            return load_recorded_step_times(self.folder)
+        except Exception:  # files without a step yet
+            return None
+
+    def steps_done(self) -> int:
+        """Steps that all ranks have made."""
+        times = self.times()
+        return 0 if times is None else int(times.steps[-1]) + 1
+
+    def wait_for(self, step: int) -> None:
+        """Until ``step`` is over on all ranks.
+
+        Raises:
+            DemoError: a process ended, or the job stands still.
+        """
+        self._wait(lambda: self.steps_done() > step)
+
+    def validate(self) -> dict[str, Any]:
+        """Let the job find out between two steps who is slow; its verdict.
+
+        Raises:
+            DemoError: a process ended, or the job stands still.
+        """
+        path = self.folder / VERDICT
+        path.unlink(missing_ok=True)
+        self.say(validate=self.control.validate + 1)
+        self._wait(path.exists)
+        verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return verdict
+
+    def stop(self) -> None:
+        """No further step; wait for the processes.
+
+        Raises:
+            DemoError: a process ended otherwise, or the job stands still.
+        """
+        self.say(stop=True)
+        self._wait(lambda: all(worker.poll() is not None for worker in self.workers))
+
+    def losses(self) -> dict[int, float]:
+        """Step -> loss."""
+        text = (self.folder / LOSSES).read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        return {int(line["step"]): float(line["loss"]) for line in lines}
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        steps, since = -1, time.monotonic()
+        while not done():
+            self._check(self.workers)
+            now = self.steps_done()
+            if now != steps:
+                steps, since = now, time.monotonic()
+            if time.monotonic() - since > PATIENCE_S:
+                raise DemoError(
+                    f"the demo's training job has made no step in {PATIENCE_S:g} s; its logs are "
+                    f"in {self.folder}"
+                )
+            time.sleep(_POLL_S)
+        self._check(self.workers)
+
+    def _check(self, workers: Sequence[subprocess.Popen[bytes]]) -> None:
+        for rank, worker in enumerate(workers):
+            if worker.poll():
+                log = self.folder / f"worker-{rank}.log"
+                lines = log.read_text(errors="replace").strip().splitlines()
+                last = lines[-1][:200] if lines else f"exit code {worker.returncode}"
+                raise DemoError(f"rank {rank} of the demo's training job ended: {last}")

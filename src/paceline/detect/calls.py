@@ -1,0 +1,185 @@
+"""Step times from a log of collective calls: when each rank began each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.detect.period import LONGEST, Period, find_period
+from paceline.detect.step_starts import nearest, starts_of_steps
+from paceline.errors import DetectError
+from paceline.sources import step_times as table
+from paceline.trace.calls import CallLog
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """Steps seen in a call log, one row per rank and step, by rank and then by step.
+
+    A step runs from a rank's first call of it to its first call of the next; the last one of each
+    rank has no end and is left out, as is what lies outside whole steps. Where a step begins is
+    not in the log: after the longest pause of the first rank's loop, the call nearest to that on
+    the others.
+
+    Attributes:
+        rank: [row] the rank.
+        step: [row] counted from 0 at the first step whose start some rank shows; the same on all.
+        start_s: [row] on the clock of the log.
+        duration_s: [row] seconds until the rank's next step.
+        periods: rank -> the period found; a rank without one has no rows.
+    """
+
+    rank: Ints
+    step: Ints
+    start_s: Floats
+    duration_s: Floats
+    periods: dict[int, Period]
+
+    @property
+    def iteration_s(self) -> float:
+        """The typical step time: the median over steps and ranks."""
+        return float(np.median(self.duration_s))
+
+    def explain(self) -> str:
+        """Periods and step time in words."""
+        calls = sorted({period.calls for period in self.periods.values()})
+        shown = ", ".join(map(str, calls[:8])) + (", ..." if len(calls) > 8 else "")
+        least = min(period.confidence for period in self.periods.values())
+        return (
+            f"every {shown} call{'s' * (calls != [1])} a step ({least:.1%} of the calls in place, "
+            f"{len(self.periods):,} ranks); iteration time {self.iteration_s:.4g} s"
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "kind": "period",
+            "calls": {str(rank): period.calls for rank, period in self.periods.items()},
+            "steps": len(np.unique(self.step)),
+            "iteration_s": self.iteration_s,
+            "text": self.explain(),
+        }
+
+    def table(self) -> table.StepTimes:
+        """The same as a table [step, rank], as a file of step times gives it."""
+        steps, row = np.unique(self.step, return_inverse=True)
+        ranks, column = np.unique(self.rank, return_inverse=True)
+        seconds = np.full((len(steps), len(ranks)), np.nan)
+        seconds[row, column] = self.duration_s
+        return table.StepTimes(steps, ranks, seconds, ())
+
+
+def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
+    """When each rank began each step, from nothing but the order and the times of its calls.
+
+    Args:
+        log: calls of one or more ranks.
+        longest: the longest period to look for, in calls of one rank.
+
+    Raises:
+        DetectError: no rank's calls repeat.
+    """
+    codes = log.codes()
+    sequences = []
+    known: dict[bytes, Period | None] = {}
+    for rank, rows in log.of_ranks():
+        rows, names, period = _periodic(rows, codes, log.communicator, longest, known)
+        if period is not None:
+            sequences.append((rank, names, log.time_s[rows], period))
+    if not sequences:
+        raise DetectError(
+            f"no rank's calls repeat within {longest} calls; the log has {len(log)} calls of "
+            f"{len(np.unique(log.rank))} ranks: give at least three steps, better five"
+        )
+    sequences = _agree(sequences)
+    reference: Floats | None = None
+    parts: list[tuple[Ints, Ints, Floats, Floats]] = []
+    periods = {}
+    for rank, names, time_s, period in sequences:
+        start_s = starts_of_steps(names, time_s, period.calls, reference)
+        if len(start_s) < 2:
+            continue
+        if reference is None:
+            reference = start_s
+        number = np.arange(len(start_s)) + _offset(start_s, reference)
+        parts.append((np.full(len(start_s) - 1, rank), number[:-1], start_s[:-1], np.diff(start_s)))
+        periods[rank] = period
+    if not parts:
+        raise DetectError("no rank's calls show two whole steps; give a longer log")
+    rank_, step, start_s, duration_s = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return StepTimes(rank_, step - step.min(), start_s, duration_s, periods)
+
+
+def _periodic(
+    rows: Ints, codes: Ints, communicator: Ints, longest: int, known: dict[bytes, Period | None]
+) -> tuple[Ints, Ints, Period | None]:
+    """A rank's rows that repeat, their names, and the period.
+
+    All calls where they do; else those of the communicator with the longest period in time:
+    calls of several threads come in no fixed order, those of one communicator must.
+    """
+    best: tuple[Ints, Ints, Period | None] = rows, codes[rows], None
+    longest_s = 0.0
+    for group in (None, *np.unique(communicator[rows])):
+        some = rows if group is None else rows[communicator[rows] == group]
+        names = _by_appearance(codes[some])
+        key = names.tobytes()
+        if key not in known:
+            known[key] = find_period(names, longest=longest)
+        period = known[key]
+        if period is None:
+            continue
+        if group is None:
+            return some, names, period
+        seconds = period.calls / len(some)
+        if seconds > longest_s:
+            best, longest_s = (some, names, period), seconds
+    return best
+
+
+def _by_appearance(codes: Ints) -> Ints:
+    """Names numbered by first appearance: ranks that do the same have the same numbers."""
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    renamed: Ints = place[inverse]
+    return renamed
+
+
+def _agree(
+    sequences: list[tuple[int, Ints, Floats, Period]],
+) -> list[tuple[int, Ints, Floats, Period]]:
+    """Periods of ranks that see parts of a step, or several, become those of most ranks.
+
+    A rank whose microbatches are all alike repeats several times in a step of the others.
+    """
+    seconds = np.array(
+        [
+            float(time_s[-1] - time_s[0]) / (len(time_s) - 1) * period.calls
+            for _, _, time_s, period in sequences
+        ]
+    )
+    typical = float(np.median(seconds))
+    agreed = []
+    for (rank, names, time_s, period), own in zip(sequences, seconds, strict=True):
+        times = round(typical / own) if own > 0 else 1
+        # At least three steps must be left, as for any period.
+        if times > 1 and period.repetitions / times >= 2:
+            period = Period(period.calls * times, period.confidence, period.repetitions / times)
+        parts = round(own / typical) if typical > 0 else 1
+        # Damage in a bad place can make several steps look like one; not on most ranks.
+        if parts > 1 and period.calls % parts == 0:
+            period = Period(period.calls // parts, period.confidence, period.repetitions * parts)
+        agreed.append((rank, names, time_s, period))
+    return agreed
+
+
+def _offset(start_s: Floats, reference: Floats) -> int:
+    """The number, among the reference's steps, of a rank's first step."""
+    return int(np.median(nearest(reference, start_s) - np.arange(len(start_s))))

@@ -1,0 +1,269 @@
+"""Measure each rank's matrix products and each link's messages, inside a process group.
+
+All ranks call ``run_validation``: a training job between two steps, or the processes that
+``paceline validate`` joins or starts. torch is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from paceline.detect.passes import Link, Pass, ring_passes
+from paceline.detect.verdict import Measurements, Place
+from paceline.errors import DetectError
+
+#: Defaults on CPU and GPU: milliseconds on a core or tensor cores; large enough for bandwidth to
+#: count and latency not.
+_GEMM = {"cpu": 384, "cuda": 4096}
+_MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+
+#: Matrix products per sample; a slow rank of ``Injected`` does so many times as many.
+_PRODUCTS = 4
+
+#: Messages per link and round, after one that sets up the connection and is not counted.
+_MESSAGES = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+        gemm: rows and columns of the matrices; None: 384 on a CPU, 4096 on a GPU.
+        message_bytes: size of a message; None: 4 MiB on a CPU, 64 MiB on a GPU.
+        rounds: how often all is repeated, so that a disturbance does not hit one rank only.
+        timeout_s: until the measurement is given up (NCCL waits for its group's own timeout).
+    """
+
+    gemm: int | None = None
+    message_bytes: int | None = None
+    rounds: int = 5
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("gemm", "message_bytes", "rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DetectError(f"{name} must be 1 or more, not {value}")
+        if not 0 < self.timeout_s < 1e6:
+            raise DetectError(f"the timeout must be some seconds, not {self.timeout_s:g}")
+
+
+@dataclass(frozen=True)
+class Injected:
+    """Slowness on purpose, to see a validation find it.
+
+    Attributes:
+        rank, factor: this rank does ``factor`` times the matrix products.
+        link, delay_s: the source of this link sleeps before it sends.
+    """
+
+    rank: int | None = None
+    factor: float = 1.0
+    link: Link | None = None
+    delay_s: float = 0.0
+
+
+def run_validation(
+    ranks: Sequence[int] | None = None,
+    passes: Sequence[Pass] | None = None,
+    *,
+    group: Any = None,
+    effort: Effort | None = None,
+    injected: Injected | None = None,
+) -> Measurements:
+    """Measure; all ranks of the process group call it with the same arguments.
+
+    Matrix products: on GPUs all at once, as in the paper. On CPUs the ranks of a host take turns,
+    one thread each, and the CPU time of the thread counts, so that cores shared with each other or
+    with other work do not look like slow ones: a core of a low clock does, contention does not.
+
+    Links: pass by pass, all ranks waiting for each other in between. The source's clock runs from
+    the first byte sent to the acknowledgement received. A round counts with the median of its
+    samples on GPUs, the least on CPUs. The random state of the job is not touched.
+
+    Args:
+        ranks: whose matrix products to measure, global numbers; None: all of the group.
+        passes: which links to measure, global numbers; None: a ring of ``ranks``.
+        group: the process group; None: all processes.
+        effort: how much to measure.
+        injected: slowness on purpose.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        DetectError: a rank is outside the group, no memory for the test, a peer was lost, or time
+            is up. After one of the last two the process group is of no more use.
+    """
+    from torch import distributed
+
+    group = group or distributed.group.WORLD
+    members = distributed.get_process_group_ranks(group)
+    ranks = members if ranks is None else ranks
+    passes = ring_passes(ranks) if passes is None else passes
+    strangers = {rank for each in passes for link in each for rank in link} | {*ranks}
+    if strangers := strangers - {*members}:
+        raise DetectError(f"rank {min(strangers)} is not one of the {len(members)} of the group")
+    try:
+        bench = _Bench(members, group, effort or Effort(), injected or Injected())
+        return bench.measure(frozenset(ranks), passes)
+    except RuntimeError as error:
+        words = str(error).strip().partition("\n")[0][:200]
+        raise DetectError(f"rank {distributed.get_rank()} lost its peers: {words}") from error
+
+
+class _Bench:
+    """Buffers, deadline and clocks of one rank."""
+
+    def __init__(
+        self, members: Sequence[int], group: Any, effort: Effort, injected: Injected
+    ) -> None:
+        import torch
+        from torch import distributed
+
+        self.torch, self.distributed = torch, distributed
+        self.group, self.effort, self.injected = group, effort, injected
+        self.me = distributed.get_rank()
+        nccl = "cuda:nccl" in distributed.get_backend_config(group) and torch.cuda.is_available()
+        self.device = "cuda" if nccl else "cpu"
+        self.gemm = effort.gemm or _GEMM[self.device]
+        self.message_bytes = effort.message_bytes or _MESSAGE_BYTES[self.device]
+        self.deadline = time.monotonic() + effort.timeout_s
+        problem = self._allocate()
+        place = Place(socket.gethostname(), _device_name(torch, self.device))
+        everyone: list[Any] = [None] * len(members)
+        distributed.all_gather_object(everyone, (self.me, place, problem), group=group)
+        for rank, _, problem in everyone:
+            if problem:
+                raise DetectError(f"rank {rank}: {problem}; ask for smaller matrices or messages")
+        self.places: dict[int, Place] = {rank: place for rank, place, _ in everyone}
+
+    def _allocate(self) -> str:
+        """Make the tensors; returns what went wrong, for all to hear."""
+        torch = self.torch
+        random = torch.Generator(self.device).manual_seed(0)  # the job's own stays as it is
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        shape = (self.gemm, self.gemm)
+        options = {"device": self.device, "dtype": dtype}
+        try:
+            self.a, self.b = (torch.randn(shape, generator=random, **options) for _ in range(2))
+            self.c = torch.empty(shape, **options)
+            self.message = torch.zeros(self.message_bytes, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:  # out of memory
+            return str(error).strip().partition("\n")[0][:200]
+        self.answer = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        self.token = torch.zeros(1, device=self.device)
+        return ""
+
+    def measure(self, ranks: frozenset[int], passes: Sequence[Pass]) -> Measurements:
+        robust = statistics.median if self.device == "cuda" else min
+        gemm_s: list[float] = []
+        link_s: dict[Link, list[float]] = {}
+        for _ in range(self.effort.rounds):
+            if samples := self._gemm_turns(ranks):
+                gemm_s.append(robust(samples))
+            for each in passes:
+                self._together()
+                for link in each:
+                    if self.me in link and (samples := self._transfer(*link)):
+                        link_s.setdefault(link, []).append(robust(samples))
+        self._together()
+        everyone: list[Any] = [None] * len(self.places)
+        result = (self.me, gemm_s, link_s)
+        self.distributed.all_gather_object(everyone, result, group=self.group)
+        return Measurements(
+            gemm_s={rank: rounds for rank, rounds, _ in everyone if rounds},
+            link_s={link: rounds for _, _, links in everyone for link, rounds in links.items()},
+            places=self.places,
+            gemm=self.gemm,
+            message_bytes=self.message_bytes,
+            backend="nccl" if self.device == "cuda" else "gloo",
+        )
+
+    # Matrix products.
+
+    def _gemm_turns(self, ranks: frozenset[int]) -> list[float]:
+        if self.device == "cuda":
+            self._together()
+            return [self._gemm_on_gpu() for _ in range(5)] if self.me in ranks else []
+        turns: dict[str, list[int]] = {}
+        for rank in sorted(ranks):
+            turns.setdefault(self.places[rank].host, []).append(rank)
+        found = []
+        for turn in range(max(map(len, turns.values()), default=0)):
+            self._together()
+            mine = turns.get(self.places[self.me].host, [])
+            if turn < len(mine) and mine[turn] == self.me:
+                found = [self._gemm_on_cpu() for _ in range(3)]
+        return found
+
+    def _products(self) -> None:
+        slow = self.injected.factor if self.me == self.injected.rank else 1.0
+        for _ in range(max(round(_PRODUCTS * slow), 1)):
+            self.torch.mm(self.a, self.b, out=self.c)
+
+    def _gemm_on_cpu(self) -> float:
+        threads = self.torch.get_num_threads()
+        self.torch.set_num_threads(1)
+        try:
+            self.torch.mm(self.a, self.b, out=self.c)  # caches warm again after the others' turn
+            begin = time.thread_time()
+            self._products()
+            return (time.thread_time() - begin) / _PRODUCTS
+        finally:
+            self.torch.set_num_threads(threads)
+
+    def _gemm_on_gpu(self) -> float:
+        cuda = self.torch.cuda
+        first, last = (cuda.Event(enable_timing=True) for _ in range(2))
+        self._products()
+        first.record()
+        self._products()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3 / _PRODUCTS
+
+    # Messages.
+
+    def _transfer(self, source: int, destination: int) -> list[float]:
+        """Seconds of each message and its acknowledgement, at the source; none elsewhere."""
+        send, receive = self.distributed.isend, self.distributed.irecv
+        found = []
+        for _ in range(1 + _MESSAGES):
+            begin = time.perf_counter()
+            if self.me == source:
+                if self.injected.link == (source, destination):
+                    time.sleep(self.injected.delay_s)
+                self._wait(send(self.message, destination, group=self.group))
+                self._wait(receive(self.answer, destination, group=self.group))
+                found.append(time.perf_counter() - begin)
+            else:
+                self._wait(receive(self.message, source, group=self.group))
+                self._wait(send(self.answer, source, group=self.group))
+        return found[1:]
+
+    def _together(self) -> None:
+        """Wait until all ranks are here."""
+        self._wait(self.distributed.all_reduce(self.token, group=self.group, async_op=True))
+
+    def _wait(self, work: Any) -> None:
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
+            raise DetectError(
+                f"rank {self.me}: the validation took more than {self.effort.timeout_s:g} s; give "
+                "it more time, or smaller matrices and messages"
+            )
+        work.wait(timedelta(seconds=left_s))
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def _device_name(torch: Any, device: str) -> str:
+    return str(torch.cuda.get_device_name()) if device == "cuda" else "CPU"

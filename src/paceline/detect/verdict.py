@@ -1,0 +1,266 @@
+"""Which ranks and links are slow, judged from measured times by comparing like with like."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from paceline.detect.passes import Link
+
+_Key = TypeVar("_Key")
+
+#: Slower than its peers by less than this is not called slow. The falcon paper calls a group
+#: suspicious above 1.1 x the median, and verifies change points by 10%.
+GEMM_FLOOR = 0.10
+
+#: Healthy links of one kind differ more than GPUs do: hops, NUMA, other traffic, a host's cores.
+LINK_FLOOR = 0.25
+
+#: Robust standard deviations above the median: where peers scatter, or repeat themselves, by more
+#: than the floors say, as on a loaded host, the bound grows. 5 because thousands are compared.
+SIGMAS = 5.0
+
+#: Standard deviation over median absolute deviation (MAD) of a normal distribution.
+_MAD_TO_SIGMA = 1.4826
+
+#: With fewer measurements of a kind nothing says which of them is the usual one.
+_FEWEST = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: the host's name and the device's."""
+
+    host: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a validation measured.
+
+    Attributes:
+        gemm_s: rank -> seconds of one matrix product, round by round.
+        link_s: (source, destination) -> seconds of one message and its acknowledgement, likewise.
+        places: rank -> where it runs; ranks are compared with those that have the same device,
+            links within a host with such links, links between hosts with such links.
+        gemm: rows and columns of the matrices.
+        message_bytes: size of the message.
+        backend: "gloo" or "nccl".
+    """
+
+    gemm_s: Mapping[int, Sequence[float]]
+    link_s: Mapping[Link, Sequence[float]]
+    places: Mapping[int, Place]
+    gemm: int
+    message_bytes: int
+    backend: str
+
+    def seconds(self, rounds: Sequence[float]) -> float:
+        """One number for all rounds: the median on GPUs, whose clocks vary both ways.
+
+        On CPUs the least: whatever else runs on the host can only lengthen a round.
+        """
+        return min(rounds) if self.backend == "gloo" else statistics.median_low(rounds)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "backend": self.backend,
+            "gemm": self.gemm,
+            "message_bytes": self.message_bytes,
+            "ranks": [
+                {"rank": rank, **asdict(self.places[rank]), "gemm_s": self.seconds(rounds)}
+                for rank, rounds in sorted(self.gemm_s.items())
+            ],
+            "links": [
+                {"source": link[0], "destination": link[1], "seconds": self.seconds(rounds)}
+                for link, rounds in sorted(self.link_s.items())
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A slow rank or link.
+
+    Attributes:
+        ranks: the rank, or the link's source and destination.
+        seconds, median_s, bound_s: what it took, its peers' median, and the bound it exceeds.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    median_s: float
+    bound_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times the median."""
+        return self.seconds / self.median_s
+
+    def explain(self) -> str:
+        """One line."""
+        what = "GEMM" if len(self.ranks) == 1 else "message"
+        return (
+            f"{_name(self.ranks)}: {what} {self.factor:.2f}x its peers' median "
+            f"({_ms(self.seconds)} against {_ms(self.median_s)}, bound {_ms(self.bound_s)})"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is slow, the slowest first.
+
+    Attributes:
+        slow_ranks: ranks whose matrix products are slow.
+        slow_links: links whose messages are slow.
+        suspects: ranks of which two or more links between hosts (or within one) were measured and
+            all are slow: their network card (or NVLink, PCIe) rather than the links.
+        notes: what these measurements cannot tell, and why.
+    """
+
+    slow_ranks: tuple[Slow, ...]
+    slow_links: tuple[Slow, ...]
+    suspects: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The verdict in words."""
+        found = [each.explain() for each in (*self.slow_ranks, *self.slow_links)]
+        found += [f"rank {rank}: all its links are slow: its port?" for rank in self.suspects]
+        return [*(found or ["no slow rank or link"]), *(f"note: {note}" for note in self.notes)]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def plain(slow: Slow) -> dict[str, Any]:
+            return {
+                "seconds": slow.seconds,
+                "median_s": slow.median_s,
+                "bound_s": slow.bound_s,
+                "factor": slow.factor,
+            }
+
+        return {
+            "slow_ranks": [{"rank": slow.ranks[0], **plain(slow)} for slow in self.slow_ranks],
+            "slow_links": [
+                {"source": slow.ranks[0], "destination": slow.ranks[1], **plain(slow)}
+                for slow in self.slow_links
+            ],
+            "suspects": list(self.suspects),
+            "notes": list(self.notes),
+        }
+
+
+def judge(measured: Measurements) -> Verdict:
+    """Call slow what exceeds the bound of its peers.
+
+    The bound is the low median times (1 + floor), or the low median plus ``SIGMAS`` robust standard
+    deviations, whichever is larger. Median and MAD because up to half of the peers may be slow
+    without moving them much, where mean and standard deviation would follow one slow rank; the low
+    median (of an even number the smaller of the middle two) because slow hardware exists and fast
+    hardware does not: of four links two may be slow. The floor because GPUs in lock-step scatter by
+    1% and any trifle would be significant. The deviation is that of the peers from each other or of
+    the rounds of one from themselves, whichever is larger: the MAD of a handful may be 0 by chance.
+    """
+    slow_ranks: list[Slow] = []
+    slow_links: list[Slow] = []
+    suspects: set[int] = set()
+    notes: list[str] = []
+    for device, ranks in _like(measured.gemm_s, lambda rank: measured.places[rank].device).items():
+        peers = _Peers({(rank,): measured.gemm_s[rank] for rank in ranks}, measured.seconds)
+        slow_ranks += peers.slow(GEMM_FLOOR)
+        notes += peers.doubts("GEMM", f"rank on {device}")
+    for kind, links in _like(measured.link_s, lambda link: _kind_of(link, measured)).items():
+        peers = _Peers({link: measured.link_s[link] for link in links}, measured.seconds)
+        slow = peers.slow(LINK_FLOOR)
+        slow_links += slow
+        suspects |= _suspects(links, slow)
+        notes += peers.doubts("message", f"link {kind}")
+    if any(suspects.isdisjoint(slow.ranks) for slow in slow_links):
+        notes.append(
+            "a slow link without a suspect: its path, one direction of a port, or a rank of which "
+            "no other link was measured (both ways and another order of ranks tell more)"
+        )
+    return Verdict(
+        tuple(sorted(slow_ranks, key=lambda slow: -slow.factor)),
+        tuple(sorted(slow_links, key=lambda slow: -slow.factor)),
+        tuple(sorted(suspects)),
+        tuple(notes),
+    )
+
+
+def _like(keys: Iterable[_Key], label: Callable[[_Key], str]) -> dict[str, list[_Key]]:
+    """The keys of each label."""
+    found: dict[str, list[_Key]] = {}
+    for key in keys:
+        found.setdefault(label(key), []).append(key)
+    return found
+
+
+def _kind_of(link: Link, measured: Measurements) -> str:
+    hosts = {measured.places[rank].host for rank in link}
+    return "within a host" if len(hosts) == 1 else "between hosts"
+
+
+class _Peers:
+    """Times that are compared with each other."""
+
+    def __init__(
+        self,
+        rounds: Mapping[tuple[int, ...], Sequence[float]],
+        typical: Callable[[Sequence[float]], float],
+    ) -> None:
+        self.times = {key: typical(rounds[key]) for key in sorted(rounds)}
+        self.median = statistics.median_low(self.times.values())
+        apart = statistics.median_low(abs(s - self.median) for s in self.times.values())
+        repeated = statistics.median_low(
+            abs(statistics.median(rounds[key]) - min(rounds[key])) for key in rounds
+        )
+        self.sigma = _MAD_TO_SIGMA * max(apart, repeated)
+
+    def slow(self, floor: float) -> list[Slow]:
+        if len(self.times) < _FEWEST:
+            return []
+        bound = max(self.median * (1 + floor), self.median + SIGMAS * self.sigma)
+        return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
+
+    def doubts(self, test: str, what: str) -> list[str]:
+        """What cannot be told from these times."""
+        fastest, slowest = (f(self.times, key=self.times.__getitem__) for f in (min, max))
+        least, most = self.times[fastest], self.times[slowest]
+        if len(self.times) == 1:
+            return [f"{test}: one {what} ({_ms(least)}), no peer to compare it with"]
+        if len(self.times) < _FEWEST:
+            return [
+                f"{test}: {_name(slowest)} took {most / least:.2f}x as long as {_name(fastest)} "
+                f"({_ms(least)}); of two nothing says which is usual"
+            ]
+        if self.median > 1.5 * least and self.median > least + SIGMAS * self.sigma:
+            return [
+                f"{test}: {_name(fastest)} took {_ms(least)}, far below the median "
+                f"({_ms(self.median)}): perhaps most are slow"
+            ]
+        return []
+
+
+def _suspects(links: Sequence[Link], slow: Sequence[Slow]) -> set[int]:
+    """Ranks with two or more links, all slow.
+
+    Between two slow ports lies a rank that looks the same as they do: it is suspected with them.
+    """
+    measured = Counter(rank for link in links for rank in link)
+    found = Counter(rank for each in slow for rank in each.ranks)
+    return {rank for rank, count in found.items() if count > 1 and count == measured[rank]}
+
+
+def _name(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"link {ranks[0]} -> {ranks[1]}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

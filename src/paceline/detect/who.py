@@ -1,0 +1,246 @@
+"""Who makes a job slow: from the calls of one window, apart those who wait from those waited for.
+
+A call's transfer begins when its last member arrives, so it takes as long as the call of the member
+that waited least: no clocks are compared. A group whose transfers take more than 1.1 times the
+median of its like (Falcon, 4.3) is slow at communication. A rank that spends more than that between
+its calls, compared with ranks that make the same calls, and for which others wait, is slow at
+computation; a rank that comes late because it waited itself spends no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: Times the median of its like above which a group or a rank is suspicious (Falcon, 4.3).
+SUSPICIOUS = 1.1
+#: What costs less than this share of a step is not worth a name.
+LEAST_SHARE = 0.01
+#: A member that waits less than half as long as the median of a call's members is waited for; a
+#: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
+_WAITS, _OFTEN = 0.5, 0.4
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Who is slow.
+
+    Attributes:
+        kind: "compute" or "communication".
+        ranks: global ranks, ascending; empty where a trace does not number them.
+        place: what to call them.
+        factor: how many times as long as its like; for a trace, the slowdown S_w of the job if only
+            this were as measured and all else ideal.
+        share: of the step time that goes with it, about.
+        text: the evidence.
+    """
+
+    kind: Literal["compute", "communication"]
+    ranks: tuple[int, ...]
+    place: str
+    factor: float
+    share: float
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Who and what: "ranks 24-31; compute"."""
+        return f"{self.place}; {self.kind}"
+
+    def explain(self) -> str:
+        """Who, what, and the evidence."""
+        return f"{self.name}: {self.text}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "kind": self.kind,
+            "ranks": list(self.ranks),
+            "place": self.place,
+            "factor": self.factor,
+            "share": self.share,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Calls of one window in which all members of a group took part.
+
+    Attributes:
+        group: [call] index into ``names`` and ``members``.
+        op: [call] what is called; sends and the recvs they meet are one.
+        size: [call] bytes.
+        seconds: [call] transfer time: end minus the latest start among the members.
+        names: name of each group.
+        members: ranks of each group, ascending.
+    """
+
+    group: Ints
+    op: Ints
+    size: Ints
+    seconds: Floats
+    names: tuple[str, ...]
+    members: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What ranks did between their calls in the same window.
+
+    Attributes:
+        rank: [rank] ascending.
+        like: [rank] ranks with equal numbers make the same calls: they have the same to do.
+        seconds: [rank] per step, outside of all calls.
+        waited_for: [rank] share of the calls in which others wait for it, in the group in which
+            that is most; 0 without a group.
+    """
+
+    rank: Ints
+    like: Ints
+    seconds: Floats
+    waited_for: Floats
+
+
+def find_suspects(
+    transfers: Transfers, work: Work, step_s: float, steps: int
+) -> tuple[Suspect, ...]:
+    """Who is slow in a window, the costliest first; empty where nobody stands out.
+
+    Args:
+        transfers: calls of the window.
+        work: what the ranks did between them.
+        step_s: the step time in the window, seconds.
+        steps: how many steps it has.
+    """
+    found = [*_slow_ranks(work, step_s), *_slow_groups(transfers, step_s * steps)]
+    return tuple(sorted(found, key=lambda suspect: -suspect.share))
+
+
+def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
+    usual = np.full(len(work.rank), np.inf)
+    peers = np.zeros(len(work.rank), dtype=np.int64)
+    for like in np.unique(work.like):
+        these = work.like == like
+        if these.sum() > 1:
+            usual[these] = lower_median(work.seconds[these])
+            peers[these] = these.sum()
+    factor = work.seconds / np.maximum(usual, 1e-12)
+    share = (work.seconds - usual) / step_s
+    slow = (factor > SUSPICIOUS) & (share >= LEAST_SHARE) & (work.waited_for >= _OFTEN)
+    if not slow.any():
+        return []
+    ranks = tuple(work.rank[slow].tolist())
+    middle = float(np.median(factor[slow]))
+    text = (
+        f"{middle:.2f}x as long between calls as the median of the "
+        f"{spoken_span(peers[slow])} ranks that make the same calls "
+        f"({_ms(work.seconds[slow])} a step instead of {_ms(usual[slow])}); others wait for "
+        f"{'them' if len(ranks) > 1 else 'it'} in {work.waited_for[slow].min():.0%} of the calls"
+    )
+    return [Suspect("compute", ranks, name_ranks(ranks), middle, float(share[slow].max()), text)]
+
+
+def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:
+    """Groups by what their calls take in all, over what the calls of their like do."""
+    n_members = np.array([len(members) for members in transfers.members])[transfers.group]
+    like = number(transfers.op, transfers.size, n_members)
+    actual, usual = np.zeros(len(transfers.names)), np.zeros(len(transfers.names))
+    peers = np.zeros(len(transfers.names), dtype=np.int64)
+    for each in np.unique(like):
+        these = like == each
+        group, seconds = transfers.group[these], transfers.seconds[these]
+        groups, calls = np.unique(group, return_counts=True)
+        if len(groups) < 2:
+            continue
+        middles = np.array([float(np.median(seconds[group == one])) for one in groups])
+        actual[groups] += calls * middles
+        usual[groups] += calls * lower_median(middles)
+        peers[groups] = np.maximum(peers[groups], len(groups))
+    share = (actual - usual) / window_s
+    slow = np.flatnonzero((actual > SUSPICIOUS * usual) & (share >= LEAST_SHARE))
+    return [
+        Suspect(
+            "communication",
+            transfers.members[at],
+            f"{name_ranks(transfers.members[at])} (group {transfers.names[at]})",
+            float(actual[at] / usual[at]),
+            float(share[at]),
+            f"its transfers take {actual[at] / usual[at]:.2f}x as long as the median of the "
+            f"{peers[at]} groups with the same calls",
+        )
+        for at in slow.tolist()
+    ]
+
+
+def waited_for(call: Ints, rank: Ints, group: Ints, waited_s: Floats) -> dict[int, float]:
+    """Rank -> share of the calls in which others wait for it, where that is most.
+
+    Args:
+        call: [row] the call, ascending; one row per member.
+        rank: [row] the member.
+        group: [row] its group.
+        waited_s: [row] seconds that the member waited for the last to arrive.
+    """
+    first = np.flatnonzero(np.diff(call, prepend=-1))
+    sizes = np.diff(np.append(first, len(call)))
+    ordered = waited_s[np.lexsort((waited_s, call))]
+    # The upper median: of two members, the one that waits.
+    middle = np.repeat(ordered[first + sizes // 2], sizes)
+    late = waited_s < _WAITS * middle
+    pair = number(rank, group)
+    share = np.bincount(pair, weights=late) / np.bincount(pair)
+    most: dict[int, float] = {}
+    for who, at in {*zip(rank.tolist(), pair.tolist(), strict=True)}:
+        most[who] = max(most.get(who, 0.0), float(share[at]))
+    return most
+
+
+def number(*columns: Ints) -> Ints:
+    """[row] numbers from 0, equal where the rows are."""
+    numbers = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, place = np.unique(column, return_inverse=True)
+        _, numbers = np.unique(
+            numbers * (int(place.max(initial=0)) + 1) + place, return_inverse=True
+        )
+    return numbers
+
+
+def lower_median(values: Floats) -> float:
+    """The median; of an even number of values the lower one: of two, one may be the slow one."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """Ranks as people write them: "0-7, 12"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more runs" if len(shown) > 8 else "")
+
+
+def name_ranks(ranks: tuple[int, ...]) -> str:
+    """Ranks in words: "rank 3", "ranks 24-31"."""
+    return f"rank{'s' * (len(ranks) != 1)} {spans(ranks)}"
+
+
+def spoken_span(values: Ints) -> str:
+    """From the least to the most: "4", "4 to 8"."""
+    low, high = int(values.min()), int(values.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _ms(values: Floats) -> str:
+    return f"{float(np.median(values)) * 1e3:.3g} ms"

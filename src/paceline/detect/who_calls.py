@@ -1,0 +1,215 @@
+"""Who is slow, from a log of collective calls with durations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.detect.calls import StepTimes
+from paceline.detect.who import Suspect, Transfers, Work, find_suspects, number, waited_for
+from paceline.errors import DetectError
+from paceline.trace.calls import CallLog
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: Steps of a window: enough for a median, few enough to be one state of the job.
+WINDOW_STEPS = 50
+
+
+def who_from_calls(
+    log: CallLog, steps: StepTimes, first: int | None = None, end: int | None = None
+) -> tuple[Suspect, ...]:
+    """Who is slow in a window of a call log, the costliest first; empty: nobody stands out.
+
+    Calls of one communicator belong together by operation, size, and their number in the step;
+    communicators must have different names where they are different groups. Sends and recvs are
+    judged in communicators of two.
+
+    Args:
+        log: calls with durations.
+        steps: the steps found in it.
+        first: first step of the window, of which 50 steps at most are used; None: the last 50.
+        end: the step behind it; None: the end of the log.
+
+    Raises:
+        DetectError: the log has no durations, or no step in the window.
+    """
+    if log.duration_s is None:
+        raise DetectError(
+            "the call log has no duration_s; who is slow shows only in how long the calls took"
+        )
+    high = int(steps.step.max()) + 1 if end is None else end
+    low = high - WINDOW_STEPS if first is None else first
+    high = min(high, low + WINDOW_STEPS)
+    inside = (steps.step >= low) & (steps.step < high)
+    if not inside.any():
+        raise DetectError(f"the call log has no steps from {low} to {high - 1}")
+    window = _window(log, steps, low, high)
+    transfers, late = _transfers(window)
+    step_s = float(np.median(steps.duration_s[inside]))
+    n_steps = len(np.unique(steps.step[inside]))
+    return find_suspects(transfers, _work(window, late, n_steps), step_s, n_steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Calls of some steps.
+
+    Attributes:
+        rank, group, op, size, seconds: [call] as in the log, group for communicator.
+        idle_s: [call] seconds between the rank's last event and the call.
+        nth: [call] its number among the like calls of its rank in its step.
+        step: [call] step number.
+        kind: [call] the op, recvs as the sends they meet.
+        flow: [call] 0 for a collective; for a send or recv the place of the sender in the pair,
+            from 1; -1 where the communicator has more than two members.
+        upper: [call] whether the rank is the upper of a pair that sends and receives.
+        members: [group] its ranks, ascending.
+        names: [group] its name.
+    """
+
+    rank: Ints
+    group: Ints
+    op: Ints
+    size: Ints
+    seconds: Floats
+    idle_s: Floats
+    nth: Ints
+    step: Ints
+    kind: Ints
+    flow: Ints
+    upper: Ints
+    members: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+
+
+def _window(log: CallLog, steps: StepTimes, low: int, high: int) -> _Window:
+    assert log.duration_s is not None
+    step = _steps_of_calls(log, steps)
+    rows = np.flatnonzero((step >= low) & (step < high))
+    rank, group, op, size = (c[rows] for c in (log.rank, log.communicator, log.op, log.size))
+    pairs = np.unique(np.stack([group, rank]), axis=1)
+    members = tuple(
+        tuple(pairs[1, pairs[0] == one].tolist()) for one in range(len(log.communicators))
+    )
+    kind, flow, upper = _flows(log.ops, op, rank, group, members)
+    return _Window(
+        rank=rank,
+        group=group,
+        op=op,
+        size=size,
+        seconds=log.duration_s[rows],
+        idle_s=_idle_s(log)[rows],
+        nth=_count(number(rank, step[rows], group, kind, size, flow)),
+        step=step[rows],
+        kind=kind,
+        flow=flow,
+        upper=upper,
+        members=members,
+        names=log.communicators,
+    )
+
+
+def _steps_of_calls(log: CallLog, steps: StepTimes) -> Ints:
+    """[call] the step it belongs to; -1 where to none."""
+    step = np.full(len(log), -1)
+    for rank, rows in log.of_ranks():
+        mine = np.flatnonzero(steps.rank == rank)
+        if not len(mine):
+            continue
+        start_s = steps.start_s[mine]
+        at = np.searchsorted(start_s, log.time_s[rows], side="right") - 1
+        ends = start_s + steps.duration_s[mine]
+        inside = (at >= 0) & (log.time_s[rows] < ends[at])
+        step[rows[inside]] = steps.step[mine][at[inside]]
+    return step
+
+
+def _idle_s(log: CallLog) -> Floats:
+    """[call] seconds from the last begin or end of a call of the rank to the call's begin.
+
+    What lies there is no waiting for a rank: that ends with the end of a call.
+    """
+    assert log.duration_s is not None
+    idle_s = np.zeros(len(log))
+    for _, rows in log.of_ranks():
+        start_s = log.time_s[rows]
+        end_s = np.sort(start_s + log.duration_s[rows])
+        at = np.searchsorted(end_s, start_s, side="right")
+        last_end = np.where(at > 0, end_s[at - 1], -np.inf)
+        last = np.maximum(last_end, np.append(-np.inf, start_s[:-1]))
+        idle_s[rows] = np.where(np.isfinite(last), start_s - last, 0.0)
+    return idle_s
+
+
+def _flows(
+    ops: tuple[str, ...], op: Ints, rank: Ints, group: Ints, members: tuple[tuple[int, ...], ...]
+) -> tuple[Ints, Ints, Ints]:
+    """``kind``, ``flow`` and ``upper`` of a window."""
+    names = [name.lower() for name in ops]
+    sends = np.array(["send" in name and "recv" not in name for name in names])
+    recvs = np.array(["recv" in name and "send" not in name for name in names])
+    either = (sends | recvs)[op]
+    pair = np.array([len(some) == 2 for some in members])[group]
+    upper = either & pair & (rank == np.array([max(some, default=-1) for some in members])[group])
+    sender = np.where(upper == sends[op], 2, 1)
+    flow = np.where(either, np.where(pair, sender, -1), 0)
+    kind = np.where(recvs[op], int(np.argmax(sends)) if sends.any() else op, op)
+    return kind, flow, upper.astype(np.int64)
+
+
+def _count(same: Ints) -> Ints:
+    """[row] how many rows before it have the same number."""
+    order = np.argsort(same, kind="stable")
+    first = np.flatnonzero(np.diff(same[order], prepend=-1))
+    nth = np.empty(len(same), dtype=np.int64)
+    nth[order] = np.arange(len(same)) - np.repeat(first, np.diff(np.append(first, len(same))))
+    return nth
+
+
+def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:
+    """Calls that all members made; rank -> share of them in which others wait for it."""
+    call = number(w.group, w.step, w.kind, w.size, w.flow, w.nth)
+    members = np.array([len(some) for some in w.members])[w.group]
+    whole = (np.bincount(call)[call] == members) & (members > 1) & (w.flow >= 0)
+    rows = np.flatnonzero(whole)
+    rows = rows[np.argsort(call[rows], kind="stable")]
+    first = np.flatnonzero(np.diff(call[rows], prepend=-1))
+    least_s = np.minimum.reduceat(w.seconds[rows], first) if len(first) else np.zeros(0)
+    heads = rows[first]
+    transfers = Transfers(w.group[heads], w.kind[heads], w.size[heads], least_s, w.names, w.members)
+    if not len(rows):
+        return transfers, {}
+    waited_s = w.seconds[rows] - np.repeat(least_s, np.diff(np.append(first, len(rows))))
+    return transfers, waited_for(call[rows], w.rank[rows], w.group[rows], waited_s)
+
+
+def _work(w: _Window, late: dict[int, float], n_steps: int) -> Work:
+    """What each rank did between its calls.
+
+    Other calls begin and end while a rank computes, so what lies before a call is at most the
+    compute that leads to it, and all of it at some place of the step: that counts for all of them.
+    """
+    active = w.flow != 0
+    # A recv is posted ahead: what lies before it is not what leads to it.
+    sent = ~active | ((w.flow == 2) == (w.upper == 1))
+    label = number(w.op, w.size, w.upper)
+    ranks, who = np.unique(w.rank, return_inverse=True)
+    n_labels = int(label.max(initial=0)) + 1
+    calls = np.zeros((len(ranks), n_labels))
+    np.add.at(calls, (who, label), 1 / n_steps)
+    longest = np.zeros((len(ranks), n_labels))
+    place = number(who[sent], label[sent], w.nth[sent], w.group[sent])
+    order = np.lexsort((w.idle_s[sent], place))
+    first = np.flatnonzero(np.diff(place[order], prepend=-1))
+    middle = first + (np.diff(np.append(first, len(order))) - 1) // 2
+    rows = np.flatnonzero(sent)[order[middle]]
+    np.maximum.at(longest, (who[rows], label[rows]), w.idle_s[rows])
+    calls = np.rint(calls)
+    _, like = np.unique(calls, axis=0, return_inverse=True)
+    seconds = (longest * calls).sum(axis=1)
+    waits = np.array([late.get(rank, 0.0) for rank in ranks.tolist()])
+    return Work(ranks, like.reshape(-1), seconds, waits)

@@ -1,0 +1,100 @@
+"""Who is slow, from a trace: each worker's exact slowdown, by its computes or by its transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.detect.who import Suspect, name_ranks
+from paceline.graph import Measured
+from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
+
+Worker = tuple[int, int]  # (dp, pp)
+
+#: A worker that alone slows the job by less is healthy, as a job is (WhatIf.HEALTHY_BELOW); so is
+#: one with less than this share of what the worst does.
+_OF_WORST = 0.25
+
+
+def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
+    """Who is slow in a trace, the costliest first; empty where nobody stands out.
+
+    S_w says exactly how much longer a step takes if only worker w is as measured; once more with
+    only its computes, and with only its transfers, says which of them it is.
+
+    Args:
+        measured: what was measured.
+        result: the analysis of it.
+    """
+    worst = float(result.by_worker.max())
+    bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (worst - 1))
+    workers = [(int(dp), int(pp)) for pp, dp in np.argwhere(result.by_worker >= bar)]
+    if not workers:
+        return ()
+    kinds = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
+    scenarios = [
+        Scenario.only(Part(kinds=some, workers=frozenset({worker})))
+        for worker in workers
+        for some in kinds.values()
+    ]
+    times = simulate_scenarios(measured.durations, ideal_durations(measured.durations), scenarios)
+    slowdown = times.mean(axis=1).reshape(-1, 2) / result.ideal_s.mean()
+    found = []
+    by_compute = slowdown[:, 0] >= slowdown[:, 1]
+    for kind, chosen in (("compute", by_compute), ("communication", ~by_compute)):
+        some = [worker for worker, mine in zip(workers, chosen, strict=True) if mine]
+        if some:
+            found.append(_suspect(kind, some, measured, result))
+    return tuple(sorted(found, key=lambda suspect: -suspect.share))
+
+
+def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, result: WhatIf) -> Suspect:
+    s_w = [float(result.by_worker[pp, dp]) for dp, pp in workers]
+    ranks = _ranks(workers, measured)
+    where = _where(workers, measured)
+    place = f"{name_ranks(ranks)} ({where})" if ranks else where
+    together = Scenario.only(Part.of_workers(workers))
+    ideal = ideal_durations(measured.durations)
+    alone_s = simulate_scenarios(measured.durations, ideal, [together]).mean()
+    factor = float(alone_s / result.ideal_s.mean())
+    each = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w = {s_w[0]:.2f}"
+    text = (
+        f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
+        f"if all were alike ({each}); the whole job takes {result.slowdown:.2f}x"
+    )
+    return Suspect(
+        "compute" if kind == "compute" else "communication",
+        ranks,
+        place,
+        factor,
+        float((alone_s - result.ideal_s.mean()) / result.simulated_s.mean()),
+        text,
+    )
+
+
+def _ranks(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
+    """Global ranks of workers: tensor-parallel ranks are neighbours, as in Megatron's order."""
+    tp = measured.job.tp_size
+    ranks: set[int] = set()
+    for dp, pp in workers:
+        rank = int(measured.rank[dp, pp])
+        if rank < 0:
+            return ()
+        ranks.update(range(rank // tp * tp, rank // tp * tp + tp))
+    return tuple(sorted(ranks))
+
+
+def _where(workers: Sequence[Worker], measured: Measured) -> str:
+    """Workers in words: a stage, a link, or a list."""
+    stages = sorted({pp for _, pp in workers})
+    replicas = sorted({dp for dp, _ in workers})
+    if len(stages) == 1 and len(replicas) == measured.job.dp_size > 1:
+        return f"all replicas of stage {stages[0]}"
+    if len(replicas) == 1:
+        plural = "s" * (len(stages) > 1)
+        return f"stage{plural} {', '.join(map(str, stages))} of replica {replicas[0]}"
+    shown = [f"dp {dp} stage {pp}" for dp, pp in workers[:4]]
+    more = len(workers) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,155 @@
+"""Record a running job: cheap times of its steps and operations, one file per rank.
+
+    import paceline.record as record
+
+    recorder = record.start("runs/job-17")
+    for number in range(steps):
+        with recorder.step(number):
+            with recorder.op("forward-compute", microbatch=0):
+                ...
+
+Imports nothing but the standard library, so the training job pays for nothing else; torch is used
+where the job has it. ``docs/record.md`` says more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from paceline.record.recorder import Recorder
+from paceline.record.steps import Operation, Step
+
+__all__ = [
+    "Operation",
+    "Recorder",
+    "Step",
+    "current",
+    "instrument_ddp",
+    "instrument_fsdp",
+    "instrument_megatron",
+    "instrument_torch_pipelining",
+    "start",
+]
+
+log = logging.getLogger("paceline.record")
+
+_current: Recorder | None = None
+
+
+def start(
+    folder: str | Path,
+    *,
+    every: int = 10,
+    steps: Container[int] | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+    dp: int | None = None,
+    pp: int | None = None,
+    tp: int | None = None,
+    cp: int | None = None,
+    vpp: int | None = None,
+    dp_rank: int | None = None,
+    pp_rank: int | None = None,
+    run: str | None = None,
+    sync_every: int = 100,
+    device: str | None = None,
+    flush_s: float = 1.0,
+) -> Recorder:
+    """Start the recorder of this process; call it on every rank, after the process group is there.
+
+    What is not given is taken from torch.distributed and Megatron's parallel state where they are
+    initialised, else from torchrun's, Slurm's or MPI's environment. Never raises: where it cannot
+    record it says so in one line of the log and returns a recorder that is off.
+
+    Args:
+        folder: of the run; every rank writes a file of its own into it.
+        every: record the operations of every such step; step times are kept of all.
+        steps: record the operations of these steps instead (anything that has ``in``).
+        rank: global rank.
+        world: number of ranks.
+        dp: replicas.
+        pp: pipeline stages.
+        tp: tensor-parallel ranks.
+        cp: context-parallel ranks.
+        vpp: model chunks per stage.
+        dp_rank: this rank's replica; None = as Megatron counts.
+        pp_rank: this rank's stage; None = as Megatron counts.
+        run: what the run is called.
+        sync_every: compare clocks after every such step, a collective call between two steps; 0 =
+            only now.
+        device: "cpu" or "cuda"; None = cuda where torch has one.
+        flush_s: seconds between two appends to the file.
+    """
+    global _current
+    if _current is not None:
+        _current.close()
+    given = {
+        "rank": rank,
+        "world": world,
+        "dp": dp,
+        "pp": pp,
+        "tp": tp,
+        "cp": cp,
+        "vpp": vpp,
+        "dp_rank": dp_rank,
+        "pp_rank": pp_rank,
+        "run": run,
+    }
+    _current = Recorder(
+        folder,
+        every=every,
+        steps=steps,
+        sync_every=sync_every,
+        device=device,
+        flush_s=flush_s,
+        given=given,
+    )
+    return _current
+
+
+def current() -> Recorder | None:
+    """The recorder that was started last; None before the first."""
+    return _current
+
+
+def instrument_torch_pipelining(schedule: Any) -> None:
+    """Record what a ``torch.distributed.pipelining`` schedule computes, sends and receives.
+
+    Call it after :func:`start` and before the first step; it also tells the recorder the stage. The
+    loop still names its steps: ``with recorder.step(number): schedule.step(...)``.
+    """
+    _instrument("hooks_pipelining", schedule)
+
+
+def instrument_ddp(model: Any) -> None:
+    """Record a DistributedDataParallel model: passes, exchange of gradients, torch's optimizers."""
+    _instrument("hooks_ddp", model)
+
+
+def instrument_fsdp(model: Any) -> None:
+    """Record a model sharded by ``fully_shard``: passes, first gather, last scatter, optimizers."""
+    _instrument("hooks_fsdp", model)
+
+
+def instrument_megatron() -> None:
+    """Record an installed Megatron-Core: schedules, transfers, exchange of gradients, optimizer.
+
+    Call it after Megatron's model-parallel state is initialised and before training.
+    """
+    _instrument("hooks_megatron")
+
+
+def _instrument(hooks: str, *args: Any) -> None:
+    """Let a module of hooks work on the recorder; what does not fit is a line in the log."""
+    recorder = _current
+    if recorder is None or not recorder.is_on:
+        return
+    try:
+        module = import_module(f"paceline.record.{hooks}")
+        module.instrument(recorder, *args)
+    except Exception as error:
+        log.error("not recorded (%s): %s", hooks, " ".join(f"{error}".split()))

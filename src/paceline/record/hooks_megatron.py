@@ -1,0 +1,243 @@
+"""Hooks for an installed Megatron-Core (written against 0.16): functions are replaced in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from paceline.record.patching import wrap
+from paceline.record.place import megatron_place
+from paceline.record.recorder import Recorder
+from paceline.record.steps import Step
+
+log = logging.getLogger("paceline.record")
+
+Function = Callable[..., Any]
+
+#: What a call of ``_communicate`` transfers: its argument, the request's name, the kind.
+_TRANSFERS = (
+    ("tensor_send_next", "send_next", "forward-send"),
+    ("tensor_send_prev", "send_prev", "backward-send"),
+    ("recv_prev", "recv_prev", "forward-recv"),
+    ("recv_next", "recv_next", "backward-recv"),
+)
+
+_OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
+
+
+def instrument(recorder: Recorder) -> None:
+    """Record the schedules, transfers, exchange of gradients and optimizer of Megatron-Core.
+
+    What a version of Megatron does not have is one line in the log. Steps are those of
+    ``megatron.training.training.train_step`` where that is installed; else the loop names them.
+
+    Raises:
+        ImportError: Megatron-Core is not installed.
+    """
+    import_module("megatron.core")
+    recorder.locate(megatron_place())
+    hooks = _Hooks(recorder)
+    schedules = _module("megatron.core.pipeline_parallel.schedules")
+    wrap(schedules, "forward_step", hooks.forward)
+    wrap(schedules, "backward_step", hooks.backward)
+    p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
+    # A method since 0.14, a function before.
+    wrap(getattr(p2p, "P2PCommunicator", p2p), "_communicate", hooks.transfer)
+    ddp = _module("megatron.core.distributed.distributed_data_parallel")
+    wrap(
+        getattr(ddp, "DistributedDataParallel", ddp),
+        "finish_grad_sync",
+        hooks.collective("grads-reduce-scatter", by_chunk=True),
+    )
+    finalize = _module("megatron.core.distributed.finalize_model_grads")
+    wrap(
+        finalize,
+        "_allreduce_non_tensor_model_parallel_grads",
+        hooks.collective("layernorm-grads-all-reduce"),
+    )
+    wrap(finalize, "_allreduce_word_embedding_grads", hooks.embedding)
+    _optimizers(hooks)
+    _training(hooks)
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        log.warning("%s cannot be imported, it is not recorded: %s", name, error)
+        return _Absent()
+
+
+class _Absent:
+    """Stands for a module that is not there; what is wrapped in it is told to be missing."""
+
+
+def _optimizers(hooks: _Hooks) -> None:
+    optimizer = _module("megatron.core.optimizer.optimizer")
+    clip = hooks.collective("optimizer-clip-main-grad")
+    wrap(getattr(optimizer, "MegatronOptimizer", optimizer), "clip_grad_norm", clip)
+    chained = getattr(optimizer, "ChainedOptimizer", None)
+    if chained is not None:
+        wrap(chained, "get_grad_norm", clip)
+    update = hooks.collective("optimizer")
+    for name in _OPTIMIZERS:
+        wrap(getattr(optimizer, name, optimizer), "step_with_ready_grads", update)
+    distributed = _module("megatron.core.optimizer.distrib_optimizer")
+    wrap(getattr(distributed, "DistributedOptimizer", distributed), "step_with_ready_grads", update)
+
+
+def _training(hooks: _Hooks) -> None:
+    try:
+        training = import_module("megatron.training.training")
+    except ImportError:
+        return  # Megatron-Core alone: the loop is the user's
+    wrap(training, "train_step", hooks.train_step)
+
+
+class _Hooks:
+    """The wrappers, and what they remember of the step that runs."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._step: Step | None = None
+        self._forwards: dict[int, tuple[int, int]] = {}
+        self._backwards = self._chunks = self._forwarded = 0
+        self._trained = 0
+
+    def _refresh(self) -> None:
+        if self._recorder.running_step is not self._step:
+            self._step = self._recorder.running_step
+            self._forwards.clear()
+            self._backwards = self._chunks = self._forwarded = 0
+
+    def forward(self, function: Function) -> Function:
+        """Wraps ``forward_step``, which is told its microbatch and chunk."""
+
+        def forward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.is_profiling:
+                return function(*args, **kwargs)
+            self._refresh()
+            microbatch, chunk = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
+            if microbatch is None:
+                microbatch = self._forwarded
+            self._forwarded += 1
+            with self._recorder.op("forward-compute", microbatch, chunk):
+                answer = function(*args, **kwargs)
+            output = answer[0] if isinstance(answer, tuple) else answer
+            self._forwards[_identity(output)] = microbatch, chunk
+            return answer
+
+        return forward_step
+
+    def backward(self, function: Function) -> Function:
+        """Wraps ``backward_step``; the output that it is given tells which forward it undoes."""
+
+        def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.is_profiling:
+                return function(input_tensor, output_tensor, *args, **kwargs)
+            self._refresh()
+            unknown = self._backwards, 0
+            microbatch, chunk = self._forwards.pop(_identity(output_tensor), unknown)
+            self._backwards += 1
+            with self._recorder.op("backward-compute", microbatch, chunk):
+                return function(input_tensor, output_tensor, *args, **kwargs)
+
+        return backward_step
+
+    def transfer(self, function: Function) -> Function:
+        """Wraps ``_communicate``, through which all sends and recvs go."""
+
+        def communicate(*args: Any, **kwargs: Any) -> Any:
+            recorder = self._recorder
+            if not recorder.is_profiling:
+                return function(*args, **kwargs)
+            launched = {
+                request: recorder.launch(kind)
+                for argument, request, kind in _TRANSFERS
+                if kwargs.get(argument) is not None and kwargs[argument] is not False
+            }
+            answer = function(*args, **kwargs)
+            requests = answer[2] if isinstance(answer, tuple) and len(answer) > 2 else None
+            if not requests:  # it has waited for them
+                for op in launched.values():
+                    op.done()
+            elif isinstance(requests, dict):
+                for name in requests.keys() & launched.keys():
+                    requests[name] = launched[name].track(requests[name])
+            else:
+                for op in launched.values():
+                    requests[:] = [op.track(request) for request in requests]
+            return answer
+
+        return communicate
+
+    def collective(self, kind: str, *, by_chunk: bool = False) -> Callable[[Function], Function]:
+        """Wraps what is done when it returns; inside another operation it is part of that."""
+
+        def wrapper(function: Function) -> Function:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                recorder = self._recorder
+                if not recorder.is_profiling or recorder.open_op is not None:
+                    return function(*args, **kwargs)
+                self._refresh()
+                chunk = self._chunks if by_chunk else None
+                self._chunks += by_chunk
+                with recorder.op(kind, chunk=chunk):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return wrapper
+
+    def embedding(self, function: Function) -> Function:
+        """Wraps the exchange of tied embeddings, which does nothing where there are none."""
+        recorded = self.collective("embedding-grads-all-reduce")(function)
+
+        def allreduce(model: Any, *args: Any, **kwargs: Any) -> Any:
+            return (recorded if _ties_embeddings(model) else function)(model, *args, **kwargs)
+
+        return allreduce
+
+    def train_step(self, function: Function) -> Function:
+        """Wraps ``train_step`` of Megatron's own loop: a step."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            number = kwargs.get("iteration")
+            if number is None:
+                number = _iteration(self._trained)
+            self._trained = number + 1
+            with self._recorder.step(number):
+                return function(*args, **kwargs)
+
+        return step
+
+
+def _identity(output: Any) -> int:
+    """A number for the tensor, alone or in a list, that a forward returned."""
+    while isinstance(output, list | tuple) and output:
+        output = output[0]
+    return id(output)
+
+
+def _ties_embeddings(model: Any) -> bool:
+    """Whether the word embeddings are shared by the first and last stage, and this is one."""
+    place = megatron_place()
+    if place.get("pp", 1) < 2 or place.get("pp_rank") not in (0, place["pp"] - 1):
+        return False
+    chunk = model[0] if isinstance(model, list | tuple) else model
+    while not hasattr(chunk, "share_embeddings_and_output_weights"):
+        if not hasattr(chunk, "module"):
+            return False
+        chunk = chunk.module
+    return bool(chunk.share_embeddings_and_output_weights)
+
+
+def _iteration(following: int) -> int:
+    """The number of the step: Megatron's, where it tells; else one more than the last."""
+    try:
+        args = import_module("megatron.training.global_vars").get_args()
+        return int(getattr(args, "curr_iteration", following))
+    except Exception:
+        return following

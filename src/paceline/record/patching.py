@@ -1,0 +1,29 @@
+"""Replacing functions of other people's libraries by ones that record, once and reversibly."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("paceline.record")
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
+    """Put ``wrapper(function)`` in the place of ``owner.name``; says so where there is none.
+
+    Wrapping again replaces the first wrapper.
+    """
+    function = getattr(owner, name, None)
+    if function is None:
+        where = getattr(owner, "__name__", type(owner).__name__)
+        log.warning("%s has no %s; it is not recorded", where, name)
+        return False
+    function = getattr(function, "__paceline_wraps__", function)
+    wrapped = functools.wraps(function)(wrapper(function))
+    wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+    return True

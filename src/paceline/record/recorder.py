@@ -1,0 +1,265 @@
+"""The recorder: what the training loop calls."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.record.clocks import Exchange, HostClock
+from paceline.record.cuda import CudaClock
+from paceline.record.place import find_place, process_group
+from paceline.record.steps import CODES, DEFAULT_CHUNK, NOTHING, Nothing, Op, Operation, Step
+from paceline.record.writer import FLUSH_S, Writer
+
+log = logging.getLogger("paceline.record")
+
+#: A step with more operations is dropped: it would fill the memory before it ends.
+MAX_OPS = 20_000
+
+
+class Recorder:
+    """Times of one rank's steps and operations, on their way to a file.
+
+    Nothing in here raises into the training loop: any error is one line in the log (logger
+    ``paceline.record``), after which the recorder is off. Made by :func:`start`.
+
+    Attributes:
+        open_op: the operation whose block runs now; None between them.
+        mark: takes a time, cheaply, to be resolved later.
+        after: a mark of when a work is done, or None.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: int = 10,
+        steps: Container[int] | None = None,
+        sync_every: int = 100,
+        device: str | None = None,
+        flush_s: float = FLUSH_S,
+        given: Mapping[str, Any] | None = None,
+        clock: HostClock | None = None,
+    ) -> None:
+        self._ops: list[Op] | None = None
+        self._step: Step | None = None
+        self.open_op: Op | None = None
+        self._writer: Writer | None = None
+        self._exchange: Exchange | None = None
+        self._pid = os.getpid()
+        self._failed = False
+        self._every, self._steps, self._sync_every = every, steps, sync_every
+        self._at_first = every, steps
+        self._on = True
+        try:
+            if every < 1 or sync_every < 0:
+                raise ValueError("every counts from 1, sync_every from 0 (never)")
+            self._clock = clock or _clock(device)
+            self.mark = self._clock.mark  # no method of ours: a call less per mark
+            self.after = self._clock.after
+            self._folder, self._given = Path(folder), dict(given or {})
+            self._given["session"] = self._session() or self._given.get("session")
+            place = find_place(self._folder, self._given)
+            self._writer = Writer(self._folder, place, self._clock, self._obey, self.fail, flush_s)
+            atexit.register(self.close)
+        except Exception as error:
+            self.fail(error)
+        self._synchronise()  # on or off: the other ranks wait for this one
+
+    def locate(self, known: Mapping[str, int]) -> None:
+        """What a hook knows of this process's place, before the first step.
+
+        Args:
+            known: dp, pp, vpp, dp_rank, pp_rank and the like.
+        """
+        if self._writer is None:
+            return
+        try:
+            for name, value in known.items():
+                if self._given.get(name) not in (None, value):
+                    raise ValueError(f"start() was told {name}={self._given[name]}, not {value}")
+            self._writer.move(find_place(self._folder, {**self._given, **known}))
+        except Exception as error:
+            self.fail(error)
+
+    def _session(self) -> str | None:
+        """Set up the clock exchange where there are peers; returns what they call this start."""
+        group = process_group()
+        if group is None or group.get_world_size() == 1:
+            return None
+        try:
+            exchange = Exchange(group, self._clock)
+            session = exchange.session()
+        except Exception as error:
+            log.error("clocks are not compared: %s", _line(error))
+            return None
+        self._exchange = exchange
+        return session
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is recorded (step times at least)."""
+        return self._writer is not None
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether the step that runs now is recorded with its operations."""
+        return self._ops is not None
+
+    def step(self, number: int) -> Step:
+        """The block of one training step: its time is kept, and of some its operations."""
+        return Step(self, number)
+
+    def op(self, kind: str, microbatch: int = -1, chunk: int | None = None) -> Operation:
+        """The block of one operation, which is done when the block ends.
+
+        Args:
+            kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
+            microbatch: number of the microbatch, from 0; -1 = none.
+            chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
+        """
+        ops = self._ops
+        if ops is None:
+            return NOTHING
+        return self._new_op(ops, kind, microbatch, chunk)
+
+    def launch(self, kind: str, microbatch: int = -1, chunk: int | None = None) -> Operation:
+        """An operation that starts now and runs on: call its ``done()``, or ``track(work)``."""
+        ops = self._ops
+        if ops is None:
+            return NOTHING
+        op = self._new_op(ops, kind, microbatch, chunk)
+        if isinstance(op, Op):
+            try:
+                op.start = self.mark()
+            except Exception as error:
+                self.fail(error)
+        return op
+
+    def add(
+        self, kind: str, start: Any, end: Any, microbatch: int = -1, chunk: int | None = None
+    ) -> None:
+        """An operation between two marks (:attr:`mark`) that were taken already."""
+        ops = self._ops
+        if ops is None:
+            return
+        op = self._new_op(ops, kind, microbatch, chunk)
+        if isinstance(op, Op):
+            op.start, op.end = start, end
+
+    @property
+    def running_step(self) -> Step | None:
+        """The step that runs now."""
+        return self._step
+
+    def _new_op(self, ops: list[Op], kind: str, microbatch: int, chunk: int | None) -> Op | Nothing:
+        try:
+            code = CODES.get(kind)
+            if code is None:
+                raise ValueError(f"no kind of operation is called {kind!r}; use {', '.join(CODES)}")
+            op = Op(self, code, DEFAULT_CHUNK[code] if chunk is None else chunk, microbatch)
+            ops.append(op)
+            if len(ops) > MAX_OPS:
+                self._give_up_step()
+        except Exception as error:
+            self.fail(error)
+            return NOTHING
+        return op
+
+    def _give_up_step(self) -> None:
+        if self._step is not None and self._writer is not None:
+            self._step.ops = self._ops = None
+            self._writer.dropped_steps += 1
+
+    def begin(self, step: Step) -> None:
+        """A step begins; called by its block."""
+        if self._writer is None:
+            return
+        try:
+            number = step.number
+            if self._on and (
+                number in self._steps if self._steps is not None else number % self._every == 0
+            ):
+                self._ops = step.ops = []
+            self._step = step
+            step.start = self.mark()
+        except Exception as error:
+            self.fail(error)
+
+    def finish(self, step: Step, *, whole: bool) -> None:
+        """A step ends; called by its block. One that an exception left is not kept."""
+        writer = self._writer
+        if writer is not None and whole and step.start is not None:
+            try:
+                step.end = self.mark()
+                writer.put(step)
+            except Exception as error:
+                self.fail(error)
+        self._ops = self._step = None
+        if whole and self._sync_every and step.number % self._sync_every == 0:
+            self._synchronise()
+
+    def _synchronise(self) -> None:
+        if self._exchange is None:
+            return
+        try:
+            offset = self._exchange.run()
+            if self._writer is not None:
+                self._writer.put_offset(offset)
+        except Exception as error:
+            self._exchange = None
+            log.error("clocks are not compared any more: %s", _line(error))
+
+    def _obey(self, wish: dict[str, Any]) -> None:
+        """What the control file says; called by the writer."""
+        every = wish.get("every")
+        if isinstance(every, int) and every >= 1:
+            self._every, self._steps = every, None
+        else:
+            self._every, self._steps = self._at_first
+        self._on = wish.get("on") is not False
+
+    def fail(self, error: BaseException) -> None:
+        """Switch off, with one line in the log."""
+        writer, self._writer = self._writer, None
+        self._ops = self._step = self.open_op = None
+        if writer is None and self._failed:
+            return
+        self._failed = True
+        log.error("recorder switched off, training goes on: %s", _line(error))
+        if writer is not None:
+            writer.stop()
+
+    def close(self) -> None:
+        """Write what waits, end the writer. Called at the end of the process."""
+        writer, self._writer = self._writer, None
+        self._ops = self._step = self._exchange = None
+        if writer is not None and os.getpid() == self._pid:
+            atexit.unregister(self.close)
+            writer.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _clock(device: str | None) -> HostClock:
+    torch: Any = sys.modules.get("torch")
+    if device is None:
+        device = "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+    if not device.startswith("cuda"):
+        return HostClock()
+    import torch as imported
+
+    return CudaClock(imported)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

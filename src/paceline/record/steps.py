@@ -1,0 +1,207 @@
+"""Steps and operations while they run: the only objects that the training thread makes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol
+
+from paceline.blockfile import KINDS, LATE, PEER_END
+
+#: A wait that takes less did not block (waking a thread alone takes longer): the work was over.
+BLOCKED_NS = 20_000
+
+CODES = {label: code for code, label in enumerate(KINDS)}
+
+#: Kinds that no chunk of the model owns.
+_NO_CHUNK = frozenset(
+    CODES[label]
+    for label in (
+        "gc",
+        "layernorm-grads-all-reduce",
+        "embedding-grads-all-reduce",
+        "separate-grads-all-reduce",
+        "optimizer-clip-main-grad",
+        "optimizer",
+    )
+)
+DEFAULT_CHUNK = tuple(-1 if code in _NO_CHUNK else 0 for code in range(len(KINDS)))
+
+SENDS = frozenset((CODES["forward-send"], CODES["backward-send"]))
+
+
+class Operation(Protocol):
+    """One operation: a context for work that is done when the block ends, or launched and done."""
+
+    def __enter__(self) -> Operation:
+        """Begin now."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End now."""
+
+    def done(self, *, late: bool = False) -> None:
+        """It is complete now; ``late``: it may have been for a while."""
+
+    def track(self, work: Any) -> Any:
+        """The same work (a ``torch.distributed`` one), which tells when it is complete."""
+
+
+class Keeper(Protocol):
+    """What operations and steps need of the recorder that they belong to."""
+
+    open_op: Op | None
+
+    def mark(self) -> Any:
+        """A time, to be resolved later."""
+
+    def after(self, work: Any, code: int) -> Any:
+        """A time when ``work`` is done; None: only its wait tells."""
+
+    def fail(self, error: BaseException) -> None:
+        """Switch off."""
+
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+
+    def finish(self, step: Step, *, whole: bool) -> None:
+        """A step ends."""
+
+
+class Op:
+    """An operation that is recorded; see :class:`Operation`."""
+
+    __slots__ = ("chunk", "end", "flags", "kind", "microbatch", "recorder", "start")
+
+    def __init__(self, recorder: Keeper, kind: int, chunk: int, microbatch: int) -> None:
+        self.recorder, self.kind, self.chunk, self.microbatch = recorder, kind, chunk, microbatch
+        self.flags = 0
+        self.start: Any = None
+        self.end: Any = None
+
+    def __enter__(self) -> Op:
+        recorder = self.recorder
+        recorder.open_op = self
+        try:
+            self.start = recorder.mark()
+        except Exception as error:
+            recorder.fail(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder = self.recorder
+        recorder.open_op = None
+        if self.end is None:  # a hook may know better when the compute itself was over
+            try:
+                self.end = recorder.mark()
+            except Exception as error:
+                recorder.fail(error)
+
+    def done(self, *, late: bool = False) -> None:
+        """It is complete now; ``late``: it may have been for a while."""
+        try:
+            self.end = self.recorder.mark()
+            if late:
+                self.flags |= LATE
+        except Exception as error:
+            self.recorder.fail(error)
+
+    def track(self, work: Any) -> Any:
+        """The same work, which tells when it is complete.
+
+        On a GPU a stream waits for it. On the host only its ``wait`` tells, and of a send nothing
+        does (gloo calls it complete when the bytes are on their way): the peer's receive does.
+        """
+        try:
+            self.end = self.recorder.after(work, self.kind)
+            if self.end is not None:
+                return work
+            if self.kind in SENDS:
+                self.flags |= PEER_END
+            return _Tracked(self, work)
+        except Exception as error:
+            self.recorder.fail(error)
+            return work
+
+
+class _Tracked:
+    """A work whose ``wait`` is timed; an operation may consist of several."""
+
+    def __init__(self, op: Op, work: Any) -> None:
+        self._op, self._work = op, work
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        op, mark = self._op, self._op.recorder.mark
+        before = mark()
+        answer = self._work.wait(*args, **kwargs)
+        after = mark()
+        if after - before >= BLOCKED_NS:
+            op.end = after
+            op.flags &= ~LATE
+        elif op.end is None:
+            op.end = after
+            op.flags |= LATE
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class Nothing:
+    """An operation of a step that is not recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def done(self, *, late: bool = False) -> None:
+        """Nothing."""
+
+    def track(self, work: Any) -> Any:
+        """The work itself."""
+        return work
+
+
+NOTHING = Nothing()
+
+
+class Step:
+    """A training step; its time is always kept, its operations where it is profiled."""
+
+    __slots__ = ("end", "number", "ops", "recorder", "size", "start")
+
+    def __init__(self, recorder: Keeper, number: int) -> None:
+        self.recorder, self.number = recorder, number
+        self.ops: list[Op] | None = None
+        self.size = 1
+        self.start: Any = None
+        self.end: Any = None
+
+    def __enter__(self) -> Step:
+        self.recorder.begin(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.recorder.finish(self, whole=kind is None)

@@ -1,0 +1,238 @@
+"""The background thread: packs finished steps and appends them to the rank's file."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from paceline import blockfile
+from paceline.record.clocks import HostClock, Offset
+from paceline.record.place import Place
+from paceline.record.steps import Op, Step
+
+#: Operations and steps that wait for the disk or for the GPU; some 8 MB.
+MAX_WAITING = 50_000
+
+#: How often the file is appended to and the control file looked at; kill -9 loses at most this.
+FLUSH_S = 1.0
+
+#: Operations packed before the training thread may have the interpreter.
+_SLICE = 64
+
+#: A step whose communication has no end after this time is given up.
+PATIENCE_S = 60.0
+
+
+class Writer:
+    """One rank's file, and the steps on their way into it.
+
+    The training thread calls :meth:`put` and never waits; all else happens in the writer's thread.
+
+    Args:
+        folder: of the recording; made where it is missing.
+        place: this process's place in the job; may be set until the first step is written.
+        clock: resolves marks.
+        control: called with what the control file says, when it changed.
+        fail: called with the error that ended the writing.
+        flush_s: seconds between two appends.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: Place,
+        clock: HostClock,
+        control: Callable[[dict[str, Any]], None],
+        fail: Callable[[BaseException], None],
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self._clock, self._control, self._fail = clock, control, fail
+        self._flush_s, self._control_path = flush_s, folder / blockfile.CONTROL
+        self._control_seen = 0
+        self._queue: deque[Step] = deque()
+        self._offsets: deque[Offset] = deque()
+        self._put = self._taken = 0  # operations and steps; each counted by one thread only
+        self.dropped_steps = self.dropped_times = 0  # counted by the training thread
+        self._incomplete = 0  # counted by the writer's
+        self._told = (0, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self._file = _new_file(folder, place.rank)
+        self.place, self._started_ns, self._has_header = place, clock.now(), False
+        self.poll_control()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-record", daemon=True)
+        self._thread.start()
+
+    def put(self, step: Step) -> None:
+        """Take a step that is over; where too much waits, drop its operations, or all of it."""
+        waiting = self._put - self._taken
+        size = 1 + (len(step.ops) if step.ops is not None else 0)
+        if size > 1 and waiting + size > MAX_WAITING:
+            step.ops, size = None, 1
+            self.dropped_steps += 1
+        if waiting + size > MAX_WAITING:
+            self.dropped_times += 1
+            return
+        step.size = size
+        self._put += size
+        self._queue.append(step)
+
+    def put_offset(self, offset: Offset) -> None:
+        """Take the result of a clock exchange."""
+        self._offsets.append(offset)
+
+    def stop(self) -> None:
+        """Write what waits and end, some time soon."""
+        self._stop.set()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits and end; a disk that hangs is left behind after ``timeout_s``."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._flush_s):
+                self._clock.tie()
+                self._flush()
+                self.poll_control()
+            self._flush(last=True)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            os.close(self._file)
+
+    def _flush(self, last: bool = False) -> None:
+        """Append everything that is finished, in one write."""
+        parts: list[bytes] = []
+        if not self._has_header:
+            if not self._queue:
+                return
+            parts.append(self._header())
+        while self._offsets:
+            o = self._offsets.popleft()
+            entry = blockfile.CLOCK_ENTRY.pack(o.at_ns, o.offset_ns, o.residual_ns)
+            parts.append(blockfile.block(blockfile.CLOCK, entry))
+        times = bytearray()
+        while self._queue:
+            packed = self._packed(self._queue[0], last)
+            if packed is None:
+                break
+            time, ops = packed
+            times += time
+            if ops:
+                parts.append(blockfile.block(blockfile.STEP, ops))
+            self._taken += self._queue.popleft().size
+        if times:
+            parts.append(blockfile.block(blockfile.TIMES, bytes(times)))
+        counts = (self.dropped_steps + self._incomplete, self.dropped_times)
+        if counts != self._told:
+            entry = blockfile.COUNTS_ENTRY.pack(*counts)
+            parts.append(blockfile.block(blockfile.COUNTS, entry))
+            self._told = counts
+        if parts:
+            _append(self._file, b"".join(parts))
+
+    def _header(self) -> bytes:
+        self._has_header = True
+        meta = {
+            **self.place.to_mapping(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_ns": self._started_ns,
+            "clock": type(self._clock).__name__,
+            "kinds": list(blockfile.KINDS),
+        }
+        return blockfile.file_header(meta)
+
+    def move(self, place: Place) -> None:
+        """Change the place.
+
+        Raises:
+            ValueError: the old one has been written.
+        """
+        if self._has_header and place != self.place:
+            raise ValueError("the ranks are not what start() was told; instrument before a step")
+        self.place = place
+
+    def _packed(self, step: Step, last: bool) -> tuple[bytes, bytes] | None:
+        """A step's time, and its operations (empty: none); None where it is to be waited for."""
+        resolve = self._clock.resolve
+        start, end = resolve(step.start), resolve(step.end)
+        if start is None or end is None:
+            return (b"", b"") if last else None
+        time = blockfile.TIME.pack(step.number, start, end - start)
+        marks = [step.start, step.end]
+        payload = b""
+        if step.ops is not None:
+            packed = self._packed_ops(step.ops, start)
+            if packed is None:
+                if not last and self._clock.now() - end < PATIENCE_S * 1e9:
+                    return None
+                self._incomplete += 1
+            else:
+                head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(step.ops))
+                payload = head + packed
+                for op in step.ops:
+                    marks += (op.start, op.end)
+        self._clock.recycle(marks)
+        return time, payload
+
+    def _packed_ops(self, ops: list[Op], zero: int) -> bytes | None:
+        """The operations' records; None where one has no end yet."""
+        resolve, pack = self._clock.resolve, blockfile.OP.pack
+        records = []
+        for i, op in enumerate(ops):
+            if i % _SLICE == 0:
+                sleep(0)
+            if op.start is None or op.end is None:
+                return None
+            start, end = resolve(op.start), resolve(op.end)
+            if start is None or end is None:
+                return None
+            records.append(
+                pack(op.kind, op.flags, op.chunk, op.microbatch, start - zero, end - zero)
+            )
+        return b"".join(records)
+
+    def poll_control(self) -> None:
+        """Obey the control file where it has changed."""
+        try:
+            changed = self._control_path.stat().st_mtime_ns
+            if changed == self._control_seen:
+                return
+            wish = json.loads(self._control_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # none, or half written: look again later
+            return
+        self._control_seen = changed
+        if isinstance(wish, dict):
+            self._control(wish)
+
+
+def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
+    """A file that was not there: a restarted rank writes beside what it wrote before."""
+    for attempt in range(100_000):
+        path = folder / f"rank-{rank:05d}-{attempt}{blockfile.SUFFIX}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            return path, os.open(path, flags, 0o666)
+        except FileExistsError:
+            continue
+    raise OSError(f"{folder} holds 100,000 files of rank {rank}")
+
+
+def _append(file: int, data: bytes) -> None:
+    """Write all of ``data``; a full disk takes a part first and says so at the next call."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

@@ -1,0 +1,139 @@
+"""Call logs of any format, by what is in the files: one log of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.sources import flight_recorder, nccl_inspector
+from paceline.sources.calls import read_calls
+from paceline.trace.calls import CallLog
+
+#: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for
+#: each other make their last calls together.
+MAX_APART_S = 60.0
+
+
+def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]]:
+    """Read call logs: NCCL Inspector, PyTorch's flight recorder, CSV or parquet.
+
+    Args:
+        paths: files of one format, or folders of them; ranks apart or together.
+
+    Returns:
+        The calls of all ranks, and notes on what was inferred or is missing.
+
+    Raises:
+        TraceError: unreadable, damaged, of several formats, or of several runs.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    if not files:
+        raise TraceError("no call log was given")
+    formats = {path: _format(path) for path in files}
+    for path in files:
+        if formats[path] != formats[files[0]]:
+            raise TraceError(
+                f"{path} is a {formats[path]} file, {files[0]} a {formats[files[0]]} file; give "
+                "logs of one format"
+            )
+    return _READERS[formats[files[0]]](files)
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder but the hidden ones."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    if not found:
+        raise TraceError(f"{path} has no files")
+    return found
+
+
+def _format(path: Path) -> str:
+    if not path.exists():
+        raise TraceError(f"{path} does not exist")
+    if flight_recorder.matches(path):
+        return "flight-recorder"
+    return "nccl-inspector" if nccl_inspector.matches(path) else "table"
+
+
+def _recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    logs, notes = zip(*map(flight_recorder.read, paths), strict=True)
+    return joined(logs, paths), tuple(note for some in notes for note in some)
+
+
+def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    return joined([_table(path) for path in paths], paths), ()
+
+
+def _table(path: Path) -> CallLog:
+    try:
+        return read_calls(path)
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is no text and no parquet; is it a call log?") from None
+
+
+def _inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    log, notes = nccl_inspector.read(paths)
+    _check_clocks(log)
+    return log, notes
+
+
+_READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]] = {
+    "flight-recorder": _recorded,
+    "nccl-inspector": _inspected,
+    "table": _tables,
+}
+
+
+def joined(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
+    """Logs of different ranks as one; names that are equal become one name.
+
+    Raises:
+        TraceError: a rank is in two of them, or their times have nothing in common.
+    """
+    if len(logs) == 1:
+        return logs[0]
+    owner: dict[int, Path] = {}
+    for log, path in zip(logs, paths, strict=True):
+        for rank in np.unique(log.rank).tolist():
+            if rank in owner:
+                raise TraceError(f"rank {rank} is in {owner[rank]} and in {path}; give one of them")
+            owner[rank] = path
+    ops = {name: n for n, name in enumerate(dict.fromkeys(op for log in logs for op in log.ops))}
+    groups = dict.fromkeys(name for log in logs for name in log.communicators)
+    group_of = {name: n for n, name in enumerate(groups)}
+    durations = [log.duration_s for log in logs if log.duration_s is not None]
+    whole = CallLog(
+        rank=np.concatenate([log.rank for log in logs]),
+        time_s=np.concatenate([log.time_s for log in logs]),
+        op=np.concatenate([np.array([ops[name] for name in log.ops])[log.op] for log in logs]),
+        size=np.concatenate([log.size for log in logs]),
+        communicator=np.concatenate(
+            [
+                np.array([group_of[name] for name in log.communicators])[log.communicator]
+                for log in logs
+            ]
+        ),
+        ops=tuple(ops),
+        communicators=tuple(group_of),
+        duration_s=np.concatenate(durations) if len(durations) == len(logs) else None,
+    )
+    _check_clocks(whole)
+    return whole
+
+
+def _check_clocks(log: CallLog) -> None:
+    """Refuse ranks whose calls are far from each other's."""
+    ranks = [(rank, log.time_s[rows]) for rank, rows in log.of_ranks()]
+    late, begin = max(ranks, key=lambda one: float(one[1][0]))
+    early, end = min(ranks, key=lambda one: float(one[1][-1]))
+    apart_s = float(begin[0] - end[-1])
+    if apart_s > MAX_APART_S:
+        raise TraceError(
+            f"the calls of rank {late} begin {apart_s:,.0f} s after those of rank {early} have "
+            "ended: give logs of one run, from clocks that are synchronised"
+        )

@@ -1,0 +1,68 @@
+"""Values of an event as the types they should have; files of other tools are not to be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import TraceError
+from paceline.sources.imported import MAX_NUMBER
+
+
+def whole(values: Mapping[str, Any], name: str, where: str) -> int:
+    """A whole number from 0, also where it is written as text or as 3.0.
+
+    Raises:
+        TraceError: it is missing or none.
+    """
+    value = optional_whole(values.get(name))
+    if value is None:
+        raise TraceError(
+            f"{where}: {name} should be a whole number from 0, not {_shown(values, name)}"
+        )
+    return value
+
+
+def optional_whole(value: Any) -> int | None:
+    """A whole number from 0, or None where it is none."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_NUMBER:
+        return None
+    return value
+
+
+def number(values: Mapping[str, Any], name: str, where: str) -> float:
+    """A finite number.
+
+    Raises:
+        TraceError: it is missing or none.
+    """
+    value = values.get(name)
+    if isinstance(value, str):  # older profilers write times as text
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    # A whole number may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise TraceError(f"{where}: {name} should be a number, not {_shown(values, name)}")
+    return float(value)
+
+
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object; empty where there is none."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        return "missing"
+    value = values[name]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return repr(value)[:40]

@@ -1,0 +1,242 @@
+"""What every importer returns, and the way from its ops to a trace.
+
+An importer is a module with ``matches(path) -> bool`` (by content) and ``read(paths, job, steps) ->
+Imported``, which adds what it recognises to an :class:`OpTable` and calls
+:meth:`OpTable.finish`. What a job's ranks say of each other has to agree: a trace with ops
+missing would be analysed without a complaint and be wrong, so disagreement is refused here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.order import number_by_order
+from paceline.sources.peers import ADVICE, check_peers
+from paceline.trace import Columns, Job, OpKind, Trace, arrange
+
+#: No whole number in a trace is larger; anything above is a corrupt file.
+MAX_NUMBER = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A trace out of another tool's files.
+
+    Attributes:
+        trace: what happened.
+        matched: events that became operations.
+        unplaced: why -> how many events look like operations but could not be placed. Events that
+            are none (host functions, kernels inside a compute) are not counted.
+        confidence: 0 to 1: the share of matched events, times how sure the way is in which step,
+            microbatch and place were found (1 = the file says them).
+        notes: what was inferred, and what the format cannot tell.
+    """
+
+    trace: Trace
+    matched: int
+    unplaced: Mapping[str, int]
+    confidence: float
+    notes: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON holds it; the trace by its size."""
+        return {
+            "matched": self.matched,
+            "unplaced": dict(self.unplaced),
+            "confidence": round(self.confidence, 4),
+            "notes": [*self.notes, *self.trace.warnings],
+            "steps": self.trace.steps.tolist(),
+            "job": self.trace.job.to_mapping(),
+        }
+
+
+class OpTable:
+    """Operations as they are found, in any order; about 56 bytes each."""
+
+    def __init__(self) -> None:
+        self._whole = {name: array("i") for name in _WHOLE}
+        self._start_s, self._end_s = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._start_s)
+
+    def degrees(self) -> tuple[int, int]:
+        """Data-parallel ranks and stages, as the highest numbers show them; at least 1."""
+        dp, pp = (max(self._whole[name], default=0) + 1 for name in ("dp", "pp"))
+        return dp, pp
+
+    def add(
+        self,
+        *,
+        rank: int,
+        dp: int,
+        pp: int,
+        step: int,
+        kind: OpKind,
+        start_s: float,
+        end_s: float,
+        chunk: int = -1,
+        microbatch: int = -1,
+    ) -> None:
+        """Add an op.
+
+        Args:
+            rank: global rank that recorded it.
+            dp: data-parallel rank.
+            pp: pipeline stage.
+            step: step number.
+            kind: what it is.
+            start_s: start (of communication: launch), seconds on a clock that all ranks share.
+            end_s: end, seconds.
+            chunk: model chunk on the stage; computes and DP collectives only.
+            microbatch: computes only.
+
+        Raises:
+            TraceError: a number is negative (-1 is none, where that is possible) or too large.
+        """
+        values = (rank, dp, pp, step, kind, chunk, microbatch)
+        for name, value in zip(_WHOLE, values, strict=True):
+            if not (-1 if name in ("chunk", "microbatch") else 0) <= value <= MAX_NUMBER:
+                raise TraceError(f"{kind.label} of rank {rank}: {name} {value} is out of range")
+        for name, value in zip(_WHOLE, values, strict=True):
+            self._whole[name].append(value)
+        self._start_s.append(start_s)
+        self._end_s.append(end_s)
+
+    def finish(
+        self,
+        job: Job | None,
+        where: str,
+        *,
+        steps: frozenset[int] | None = None,
+        unplaced: Mapping[str, int] | None = None,
+        certainty: float = 1.0,
+        notes: tuple[str, ...] = (),
+        by_order: bool = False,
+    ) -> Imported:
+        """The ops as a trace, checked.
+
+        Args:
+            job: degrees of parallelism; None takes dp, pp and vpp from the ops.
+            where: the name of the source, for messages.
+            steps: step numbers to keep; None keeps all.
+            unplaced: why -> how many events could not be placed.
+            certainty: 0 to 1: how sure step, microbatch and place are; 1 = the files say them.
+            notes: what was inferred, and what the format cannot tell.
+            by_order: give computes without a microbatch theirs by order of start.
+
+        Raises:
+            TraceError: no ops, ranks that are missing or on another clock, counts that do not match
+                between peers, ops that are there twice, or anything ``arrange`` refuses.
+        """
+        unplaced = {why: n for why, n in (unplaced or {}).items() if n}
+        matched = len(self)
+        if not matched:
+            told = "; ".join(f"{n} {why}" for why, n in unplaced.items())
+            raise TraceError(
+                f"{where} has no operation that could be placed{f' ({told})' if told else ''}"
+            )
+        columns = self._columns(steps, where)
+        _check_places(columns, where)
+        _check_clocks(columns, where)
+        if by_order:
+            pp_size = job.pp_size if job else int(columns.pp.max()) + 1
+            columns = number_by_order(columns, pp_size, job.vpp_size if job else 1, where)
+        trace = arrange(columns, job, where)
+        if trace.left_out:
+            number, why = next(iter(trace.left_out.items()))
+            raise TraceError(f"{where}, step {number}: {why}; {ADVICE}")
+        check_peers(trace, where)
+        confidence = certainty * (matched / (matched + sum(unplaced.values())))
+        return Imported(trace, matched, unplaced, confidence, notes)
+
+    def _columns(self, steps: frozenset[int] | None, where: str) -> Columns:
+        """The ops as columns, numbered by start within (rank, step, kind)."""
+        whole = {name: np.frombuffer(values, np.int32) for name, values in self._whole.items()}
+        start, end = np.frombuffer(self._start_s), np.frombuffer(self._end_s)
+        if steps is not None:
+            kept = np.isin(whole["step"], [step for step in steps if step <= MAX_NUMBER])
+            if not kept.any():
+                have = np.unique(whole["step"])
+                raise TraceError(
+                    f"{where} has none of the steps asked for; it has {have[0]} to {have[-1]}"
+                )
+            whole = {name: values[kept] for name, values in whole.items()}
+            start, end = start[kept], end[kept]
+        if not (np.isfinite(start) & np.isfinite(end)).all():
+            raise TraceError(f"{where} has times that are no finite number")
+        order = np.lexsort((end, start, whole["kind"], whole["rank"], whole["step"]))
+        cells = np.stack([whole[name][order] for name in ("step", "rank", "kind", "dp", "pp")])
+        same = (np.diff(cells) == 0).all(axis=0)
+        _check_twice(whole, start, end, order, same, where)
+        first = np.flatnonzero(np.append(True, ~same))
+        seq = np.empty(len(order), dtype=np.int32)
+        seq[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+        kind = whole.pop("kind").astype(np.int8)
+        return Columns(kind=kind, start=start, duration=end - start, seq=seq, **whole)
+
+
+_WHOLE = ("rank", "dp", "pp", "step", "kind", "chunk", "microbatch")
+
+
+def _check_twice(
+    whole: Mapping[str, npt.NDArray[np.int32]],
+    start: npt.NDArray[np.float64],
+    end: npt.NDArray[np.float64],
+    order: npt.NDArray[np.int64],
+    same: npt.NDArray[np.bool_],
+    where: str,
+) -> None:
+    """Refuse ops that are there twice; those that take no time (no-ops) may coincide."""
+    start, end = start[order], end[order]
+    twice = same & (np.diff(start) == 0) & (np.diff(end) == 0) & (end > start)[1:]
+    if twice.any():
+        row = int(order[int(np.argmax(twice))])
+        raise TraceError(
+            f"{where} has {int(twice.sum())} ops twice, the first is a "
+            f"{OpKind(int(whole['kind'][row])).label} of rank {whole['rank'][row]} in step "
+            f"{whole['step'][row]}; was a file given twice, or appended to itself?"
+        )
+
+
+def _check_places(columns: Columns, where: str) -> None:
+    """A rank has one place in the job."""
+    order = np.argsort(columns.rank, kind="stable")
+    rank, dp, pp = (values[order] for values in (columns.rank, columns.dp, columns.pp))
+    moved = (np.diff(rank) == 0) & ((np.diff(dp) != 0) | (np.diff(pp) != 0))
+    for row in np.flatnonzero(moved)[:1]:
+        raise TraceError(
+            f"{where}: rank {rank[row]} is dp {dp[row]}, stage {pp[row]} in one place and dp "
+            f"{dp[row + 1]}, stage {pp[row + 1]} in another; give files of one run"
+        )
+
+
+def _check_clocks(columns: Columns, where: str) -> None:
+    """Within a step all ranks meet, so their times overlap; else a clock is another one."""
+    order = np.lexsort((columns.rank, columns.step))
+    step, rank = columns.step[order], columns.rank[order]
+    first = np.flatnonzero(np.append(True, (np.diff(step) != 0) | (np.diff(rank) != 0)))
+    begin = np.minimum.reduceat(columns.start[order], first)
+    until = np.maximum.reduceat((columns.start + columns.duration)[order], first)
+    step, rank = step[first], rank[first]
+    of_step = np.flatnonzero(np.append(True, np.diff(step) != 0))
+    apart = np.maximum.reduceat(begin, of_step) > np.minimum.reduceat(until, of_step)
+    if not apart.any():
+        return
+    number = step[of_step[int(np.argmax(apart))]]
+    here = np.flatnonzero(step == number)
+    off = here[int(np.argmax(np.abs(begin[here] - np.median(begin[here]))))]
+    other = here[0] if here[0] != off else here[1]
+    raise TraceError(
+        f"{where}: in step {number} rank {rank[off]} works from {begin[off]:.6f} to "
+        f"{until[off]:.6f} s, rank {rank[other]} from {begin[other]:.6f} to {until[other]:.6f} s; "
+        "they never meet, so their clocks or step numbers differ: give files of one run, with "
+        "clocks that are synchronised"
+    )

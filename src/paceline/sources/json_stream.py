@@ -1,0 +1,238 @@
+"""Large JSON files of events as a stream: ``[{...}, ...]`` or ``{"traceEvents": [{...}, ...]}``.
+
+Only a window of the file is in memory, plus one event; a file of gigabytes needs some MB. Both
+forms are those of Chrome's trace event format. gzip is recognised by its first bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from json.decoder import JSONDecodeError
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.errors import TraceError
+
+#: Read at a time; one event takes some hundred bytes.
+CHUNK_BYTES = 1 << 20
+
+#: One event, or one value beside the events, may be this large; above, the file is no event list.
+MAX_VALUE_CHARS = 64 << 20
+
+#: A line of a log is shorter.
+MAX_LINE_BYTES = 16 << 20
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+def open_bytes(path: Path) -> BufferedReader | gzip.GzipFile:
+    """The content of a file, unpacked where it is gzip.
+
+    Raises:
+        TraceError: it cannot be opened.
+    """
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder; give the files in it")
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        return gzip.open(path, "rb") if packed else path.open("rb")
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_chunk(
+    file: BufferedReader | gzip.GzipFile, path: Path, n_bytes: int = CHUNK_BYTES
+) -> bytes:
+    """The next bytes of a file that :func:`open_bytes` opened; empty at the end.
+
+    Raises:
+        TraceError: it cannot be read, or the gzip stream is broken or cut off.
+    """
+    try:
+        # Not read(): of a file that is cut off it would give nothing, not what precedes the cut.
+        return file.read1(n_bytes)
+    except EOFError:
+        raise TraceError(
+            f"{path} is cut off: its gzip stream has no end; copy the file again"
+        ) from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path} is a broken gzip file ({error}); copy it again") from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class JsonStream:
+    """The events of a file, one at a time.
+
+    Iterate once. What stands beside the events is in ``header``: before the first event what the
+    file has in front of them, after the last one all of it.
+
+    Attributes:
+        header: key -> value beside the events; empty for a bare list.
+        bare: whether the file is a bare list; known once the first event is asked for.
+    """
+
+    def __init__(self, path: Path, key: str = "traceEvents") -> None:
+        self.path, self.key = path, key
+        self.header: dict[str, Any] = {}
+        self.bare = False
+        self._text, self._at = "", 0
+        self._line, self._gone, self._ended = 1, 0, False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The events.
+
+        Raises:
+            TraceError: the file is unreadable, cut off, no JSON, or has no list of objects.
+        """
+        with open_bytes(self.path) as file:
+            self._file = file
+            self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
+            first = self._peek()
+            if first == "[":
+                self.bare = True
+                yield from self._list()
+            elif first == "{":
+                yield from self._object()
+            else:
+                raise self._broken("a list of events, or an object that has one, should be here")
+            if self._peek():
+                raise self._broken("something follows the end")
+
+    def _object(self) -> Iterator[dict[str, Any]]:
+        """The events in an object; all its other values go into the header."""
+        self._at += 1
+        found = False
+        while self._peek() != "}":
+            key = self._value()
+            if not isinstance(key, str):
+                raise self._broken("a key should be here")
+            self._expect(":")
+            if key == self.key and self._peek() == "[":
+                if found:
+                    raise self._broken(f"a second list {self.key} is here")
+                found = True
+                yield from self._list()
+            else:
+                self.header[key] = self._value()
+            if self._peek() != "}":
+                self._expect(",")
+        self._at += 1
+        if not found:
+            raise TraceError(f"{self.path} has no list {self.key}; is it a trace?")
+
+    def _list(self) -> Iterator[dict[str, Any]]:
+        self._at += 1
+        while self._peek() != "]":
+            value = self._value()
+            if not isinstance(value, dict):
+                raise self._broken("an event, {...}, should be here")
+            yield value
+            if self._peek() != "]":
+                self._expect(",")
+        self._at += 1
+
+    def _expect(self, sign: str) -> None:
+        if self._peek() != sign:
+            raise self._broken(f"{sign!r} should be here")
+        self._at += 1
+
+    def _peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            self._at = cast("re.Match[str]", _SPACE.match(self._text, self._at)).end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _value(self) -> Any:
+        """The JSON value that comes next."""
+        self._peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                # The number 12 may be the head of 123 or 12e+3.
+                if len(self._text) - end > 2 or not self._more():
+                    self._at = end
+                    return value
+            except JSONDecodeError as error:
+                if not self._more():
+                    raise self._broken(error.msg, error.pos) from None
+            except (ValueError, RecursionError) as error:
+                raise self._broken(str(error)) from None
+
+    def _more(self) -> bool:
+        """Read on, forgetting what was used; False at the end of the file."""
+        if self._ended:
+            return False
+        self._line += self._text.count("\n", 0, self._at)
+        self._gone += self._at
+        self._text, self._at = self._text[self._at :], 0
+        if len(self._text) > MAX_VALUE_CHARS:
+            raise self._broken("a value is not closed, or is too large for an event")
+        # Doubling: a value that needs many reads is parsed few times.
+        data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
+        self._ended = not data
+        self._text += self._decode(data, not data)
+        return True
+
+    def _broken(self, what: str, at: int | None = None) -> TraceError:
+        at = self._at if at is None else at
+        line = self._line + self._text.count("\n", 0, at)
+        if self._ended and (at >= len(self._text) or "Unterminated" in what):
+            what = f"it is cut off ({what})"
+        return TraceError(
+            f"{self.path}, line {line} (character {self._gone + at:,}): {what}; "
+            "the file is damaged or no JSON trace: copy or record it again"
+        )
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, unpacked where it is gzip.
+
+    Raises:
+        TraceError: it is unreadable or cut off, or a line is too long for a log.
+    """
+    rest = b""
+    with open_bytes(path) as file:
+        while data := read_chunk(file, path):
+            *whole, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
+            for line in whole:
+                yield line.decode("utf-8", errors="replace")
+    if rest:
+        yield rest.decode("utf-8", errors="replace")
+
+
+def head(path: Path, n_bytes: int = 1 << 16) -> str:
+    """The beginning of a file as text, unpacked; empty where it cannot be read."""
+    try:
+        with open_bytes(path) as file:
+            return read_chunk(file, path, n_bytes).decode("utf-8-sig", errors="replace")
+    except TraceError:
+        return ""
+
+
+def first_events(path: Path, n: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+    """The first ``n`` events and the header in front of them; None where it is no event list."""
+    stream = JsonStream(path)
+    events: list[dict[str, Any]] = []
+    try:
+        for event in stream:
+            events.append(event)
+            if len(events) == n:
+                break
+    except TraceError:
+        # What precedes the damage says what the file is; the reader will say where it is damaged.
+        return (events, stream.header) if events else None
+    return events, stream.header

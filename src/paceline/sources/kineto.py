@@ -1,0 +1,183 @@
+"""Kineto: Chrome traces of the PyTorch profiler, one file per rank.
+
+What is what is told by, in this order: the ranges of ``torch.distributed.pipelining``; without them
+the launching thread (forward: the main one, backward: autograd's) and the calls to send and
+receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the period of the
+communication. Places in the job are told by the names of the process groups in
+``distributedInfo``, else by the job. See ``kineto_profile`` for the format.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.sources.imported import Imported, OpTable
+from paceline.sources.json_stream import first_events
+from paceline.sources.kineto_clocks import align
+from paceline.sources.kineto_events import Collective, Group, Profile, Work
+from paceline.sources.kineto_ops import RankOp, rank_ops
+from paceline.sources.kineto_place import Places, find_places
+from paceline.sources.kineto_profile import read_profile
+from paceline.sources.kineto_steps import CERTAINTY, find_steps
+from paceline.sources.kineto_transfers import end_together, with_direction
+from paceline.trace import Job, OpKind
+
+#: All-reduces over the data-parallel group below this share of the largest are no gradients (the
+#: loss, counters).
+GRADIENT_SHARE = 0.01
+
+#: Runs of kernels by launching thread are a guess, though one whose counts are checked.
+CERTAINTY_RUNS = 0.8
+
+#: With several chunks per stage it also takes Megatron's interleaved order for granted.
+CERTAINTY_CHUNKS = 0.65
+
+_NO_WORK = Work(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=bool))
+
+
+def matches(path: Path) -> bool:
+    """Whether the file is a profile: events of the profiler's categories, or its header."""
+    start = first_events(path, 200)
+    if start is None:
+        return False
+    events, header = start
+    known = {"cpu_op", "user_annotation", "kernel", "cuda_runtime", "Operator", "Trace"}
+    return "distributedInfo" in header or any(
+        isinstance(event.get("cat"), str) and event["cat"] in known for event in events
+    )
+
+
+def read(
+    paths: Sequence[Path], job: Job | None = None, steps: frozenset[int] | None = None
+) -> Imported:
+    """Read the profiles of all ranks of a job.
+
+    Args:
+        paths: one file per rank, gzip or not.
+        job: degrees of parallelism; None takes them from the process groups or the ranges.
+        steps: step numbers to keep; None keeps all.
+
+    Raises:
+        TraceError: a file is damaged or no profile, ranks are missing, or their steps, places or
+            counts contradict each other.
+    """
+    if not paths:
+        raise TraceError("no profiles are given; give one file per rank")
+    unplaced: Counter[str] = Counter()
+    aside: Counter[str] = Counter()
+    profiles, ops_of, ways = [], {}, {}
+    for path in paths:
+        profile = read_profile(path)
+        unplaced.update(profile.unplaced)
+        spans, ways[profile.rank] = find_steps(profile)
+        ops_of[profile.rank] = rank_ops(profile, spans, unplaced, aside)
+        # Kernels are done with; the other ranks' need the memory.
+        profiles.append(replace(profile, work=_NO_WORK, steps=spans))
+    if len(set(ways.values())) > 1:
+        raise TraceError(
+            "some profiles have ProfilerStep or Optimizer.step ranges, others not, so their steps "
+            "cannot be matched; profile all ranks alike"
+        )
+    places, clocks = find_places(profiles, job), align(profiles)
+    for profile in profiles:
+        ops = ops_of[profile.rank] + _collectives(profile, places, unplaced)
+        ahead_s = clocks.offset_s[profile.rank]
+        ops_of[profile.rank] = [
+            op._replace(start_s=op.start_s - ahead_s, end_s=op.end_s - ahead_s)
+            for op in with_direction(ops, profile.rank, places, unplaced)
+        ]
+    on_host = not any(profile.on_gpu for profile in profiles)
+    if on_host:
+        end_together(ops_of, places)
+    table = OpTable()
+    for rank, ops in ops_of.items():
+        _add(table, rank, ops, places)
+    runs = not any(item.action in ("F", "B") for p in profiles for item in p.ranges)
+    way = next(iter(ways.values()))
+    certainty = CERTAINTY[way] * places.certainty
+    if runs:
+        certainty *= CERTAINTY_RUNS if places.job.vpp_size == 1 else CERTAINTY_CHUNKS
+    notes = [f"steps are the {way}", places.note, clocks.note]
+    if runs:
+        notes.append(
+            "computes are runs of kernels between calls to send and receive; "
+            f"{sum(aside.values())} short runs are none"
+        )
+    if on_host:
+        notes.append("times are the host's; a transfer ends when the first side has waited for it")
+    return table.finish(
+        places.job,
+        str(paths[0]) if len(paths) == 1 else f"{len(paths)} profiles",
+        steps=steps,
+        unplaced=unplaced,
+        certainty=certainty,
+        notes=tuple(notes),
+        by_order=True,
+    )
+
+
+def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> None:
+    dp, pp = places.of_rank[rank]
+    for op in ops:
+        assert op.kind is not None  # with_direction has seen to it
+        compute = op.kind <= OpKind.BACKWARD_COMPUTE
+        table.add(
+            rank=rank,
+            dp=dp,
+            pp=pp,
+            step=op.step,
+            kind=op.kind,
+            start_s=op.start_s,
+            end_s=op.end_s,
+            chunk=op.stage // places.job.pp_size if compute and op.stage >= 0 else -1,
+            microbatch=op.microbatch if compute else -1,
+        )
+
+
+def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> list[RankOp]:
+    """Collectives over the rank's data-parallel peers, and of tied embeddings."""
+    groups = {group.name: group for group in profile.groups}
+    if len(groups) == 1:  # gloo does not say the group; there is but one
+        groups[""] = profile.groups[0]
+    over_data = {name for name, group in groups.items() if _over_data(group, profile.rank, places)}
+    largest = max((c.elements for c in profile.collectives if c.group in over_data), default=0)
+    ops = []
+    for item in profile.collectives:
+        group = groups.get(item.group)
+        if group is None:
+            unplaced["collectives whose group is not told"] += 1
+            continue
+        kind = _kind(item, largest) if item.group in over_data else None
+        if "EMBEDDING" in group.purpose and "allreduce" in item.name:
+            kind = OpKind.EMBEDDING_GRADS_ALL_REDUCE
+        number = next(
+            (s.number for s in profile.steps if s.start_s <= item.launch_s < s.end_s), None
+        )
+        if kind is not None and number is not None:
+            ops.append(RankOp(kind, number, item.start_s, item.end_s))
+        elif kind is not None:
+            unplaced["collectives outside of any step"] += 1
+    return ops
+
+
+def _over_data(group: Group, rank: int, places: Places) -> bool:
+    """Whether a group has ranks of one stage only, of several replicas."""
+    known = [places.of_rank[other] for other in group.ranks if other in places.of_rank]
+    stage = places.of_rank[rank][1]
+    return all(pp == stage for _, pp in known) and len({dp for dp, _ in known}) > 1
+
+
+def _kind(item: Collective, largest: int) -> OpKind | None:
+    if "reducescatter" in item.name:
+        return OpKind.GRADS_REDUCE_SCATTER
+    if "allgather" in item.name:
+        return OpKind.PARAMS_ALL_GATHER
+    if "allreduce" in item.name and item.elements >= GRADIENT_SHARE * largest:
+        return OpKind.GRADS_REDUCE_SCATTER
+    return None

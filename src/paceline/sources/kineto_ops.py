@@ -1,0 +1,221 @@
+"""One rank's profile -> its operations, before it is known where the rank sits in the job."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.sources.kineto_events import Profile, Range, Span, Transfer
+from paceline.trace import OpKind
+
+#: A run of fewer kernels than this share of the longest run's is none of a microbatch: loss
+#: scaling, a copy in front of a send. Their number, since times are noisy on a busy host.
+SHORT_SHARE = 0.3
+
+_TRANSFER_KIND = {
+    "SEND_F": OpKind.FORWARD_SEND,
+    "RECV_F": OpKind.FORWARD_RECV,
+    "SEND_B": OpKind.BACKWARD_SEND,
+    "RECV_B": OpKind.BACKWARD_RECV,
+}
+_IN_COMPUTE = {
+    ("F", True): OpKind.FORWARD_SEND,
+    ("F", False): OpKind.FORWARD_RECV,
+    ("B", True): OpKind.BACKWARD_SEND,
+    ("B", False): OpKind.BACKWARD_RECV,
+}
+
+
+class RankOp(NamedTuple):
+    """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds."""
+
+    kind: OpKind | None
+    step: int
+    start_s: float
+    end_s: float
+    stage: int = -1
+    microbatch: int = -1
+    peer: int = -1
+    sends: bool = False
+
+
+def rank_ops(
+    profile: Profile, steps: Sequence[Span], unplaced: Counter[str], aside: Counter[str]
+) -> list[RankOp]:
+    """Computes, transfers and updates of a rank within its steps.
+
+    With the ranges of ``torch.distributed.pipelining`` these say what is what; else a compute is a
+    run of kernels of one direction, between one call to send or receive and the next.
+
+    Args:
+        profile: the rank's file.
+        steps: its steps.
+        unplaced: why -> how many; what has no place is counted here.
+        aside: runs too short for a microbatch are counted here.
+
+    Raises:
+        TraceError: the ranges are of a schedule that splits or overlaps passes.
+    """
+    clock = _Steps(steps)
+    ops = list(_updates(profile, clock))
+    if any(item.action in ("F", "B") for item in profile.ranges):
+        return ops + _by_ranges(profile, clock, unplaced)
+    for item in profile.transfers:
+        step = clock.at(item.launch_s)
+        if step is None:
+            unplaced["sends and recvs outside of any step"] += 1
+        else:
+            op = RankOp(None, step, item.start_s, item.end_s, peer=item.peer, sends=item.sends)
+            ops.append(op)
+    return ops + list(_runs(profile, clock, aside))
+
+
+class _Steps:
+    """Which step a moment is in."""
+
+    def __init__(self, steps: Sequence[Span]) -> None:
+        self.steps = steps
+        self.begin_s = [step.start_s for step in steps]
+
+    def at(self, time_s: float) -> int | None:
+        """The step's number; None between steps."""
+        index = bisect_right(self.begin_s, time_s) - 1
+        if index < 0 or time_s >= self.steps[index].end_s:
+            return None
+        return self.steps[index].number
+
+
+def _updates(profile: Profile, clock: _Steps) -> Iterator[RankOp]:
+    """The optimizer's update of each step."""
+    spans: dict[int, tuple[float, float]] = {}
+    for update in profile.optimizer:
+        # Its middle: where updates end the steps, this one's end is the step's.
+        step = clock.at((update.start_s + update.end_s) / 2)
+        window = _window(profile, update) if profile.on_gpu else update[:2]
+        if step is not None and window is not None:
+            low, high = spans.get(step, window)
+            spans[step] = (min(low, window[0]), max(high, window[1]))
+    for step, (start_s, end_s) in spans.items():
+        yield RankOp(OpKind.OPTIMIZER, step, start_s, end_s)
+
+
+def _window(
+    profile: Profile, span: Span | Range, backward: bool | None = None
+) -> tuple[float, float] | None:
+    """First start and last end of the kernels that were launched within a range of the host."""
+    work = profile.work
+    low, high = np.searchsorted(work.launch_s, [span.start_s, span.end_s])
+    inside = slice(int(low), int(high))
+    chosen = (
+        np.ones(high - low, dtype=bool) if backward is None else work.backward[inside] == backward
+    )
+    if not chosen.any():
+        return None
+    return float(work.start_s[inside][chosen].min()), float(work.end_s[inside][chosen].max())
+
+
+def _by_ranges(profile: Profile, clock: _Steps, unplaced: Counter[str]) -> list[RankOp]:
+    ops: list[RankOp] = []
+    launch_s = [item.launch_s for item in profile.transfers]
+    used = [False] * len(launch_s)
+    received: dict[tuple[int, str, int, int], float] = {}
+    for item in profile.ranges:
+        _check_action(item, profile)
+        step = clock.at(item.start_s)
+        if item.action not in ("F", "B", *_TRANSFER_KIND):
+            continue
+        if step is None:
+            unplaced["pipelining ranges outside of any step"] += 1
+            continue
+        low, high = bisect_left(launch_s, item.start_s), bisect_right(launch_s, item.end_s)
+        inside = profile.transfers[low:high]
+        used[low:high] = [True] * (high - low)
+        for transfer in inside:
+            kind = _TRANSFER_KIND.get(item.action) or _IN_COMPUTE[item.action, transfer.sends]
+            ops.append(
+                RankOp(kind, step, transfer.start_s, transfer.end_s, item.stage, item.microbatch)
+            )
+        if item.action in _TRANSFER_KIND:
+            if not inside:
+                unplaced["SEND and RECV ranges without a transfer"] += 1
+            elif item.action.startswith("RECV"):
+                key = (step, item.action[-1], item.stage, item.microbatch)
+                received[key] = max(transfer.end_s for transfer in inside)
+            continue
+        arrived = received.get((step, item.action, item.stage, item.microbatch), item.start_s)
+        window = _compute_window(profile, item, inside, arrived)
+        if window is None:
+            unplaced["pipelining ranges without kernels"] += 1
+            continue
+        kind = OpKind.FORWARD_COMPUTE if item.action == "F" else OpKind.BACKWARD_COMPUTE
+        ops.append(RankOp(kind, step, *window, item.stage, item.microbatch))
+    unplaced["sends and recvs outside of pipelining ranges"] += used.count(False)
+    return ops
+
+
+def _compute_window(
+    profile: Profile, item: Range, inside: Sequence[Transfer], arrived_s: float
+) -> tuple[float, float] | None:
+    """When a compute ran: its kernels; on CPU its range without waiting for input and sending."""
+    if profile.on_gpu:
+        return _window(profile, item, backward=False if item.action == "F" else None)
+    start_s, end_s = max(item.start_s, arrived_s), item.end_s
+    for transfer in inside:
+        if transfer.sends:
+            end_s = min(end_s, transfer.launch_s)
+        else:
+            start_s = max(start_s, transfer.end_s)
+    return start_s, max(start_s, end_s)
+
+
+def _check_action(item: Range, profile: Profile) -> None:
+    if item.action in ("I", "W") or item.action.startswith("PP:"):
+        split = item.action in ("I", "W")
+        what = "splits backwards in two (I, W)" if split else f"runs {item.action!r}"
+        raise TraceError(
+            f"{profile.path}: its schedule {what}, which a trace has no kind for; only schedules "
+            "of whole forwards and backwards (GPipe, 1F1B, interleaved 1F1B) can be read"
+        )
+
+
+def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[RankOp]:
+    """Runs of kernels (on CPU: operators) of one direction, in the order of their launch."""
+    work = profile.work
+    if not len(work.launch_s):
+        return
+    outside = np.ones(len(work.launch_s), dtype=bool)
+    for span in (*profile.optimizer, *profile.cleared):
+        low, high = np.searchsorted(work.launch_s, [span.start_s, span.end_s])
+        outside[low:high] = False
+    begin_s = np.array(clock.begin_s)
+    index = np.searchsorted(begin_s, work.launch_s, side="right") - 1
+    end_s = np.array([step.end_s for step in clock.steps])
+    outside &= (index >= 0) & (work.launch_s < end_s[index])
+    rows = np.flatnonzero(outside)
+    if not len(rows):
+        return
+    launch_s = work.launch_s[rows]
+    cut = np.searchsorted(np.array([item.launch_s for item in profile.transfers]), launch_s)
+    cells = np.stack([index[rows], cut, work.backward[rows]])
+    first = np.flatnonzero(np.append(True, (np.diff(cells) != 0).any(axis=0)))
+    begin = np.minimum.reduceat(work.start_s[rows], first)
+    until = np.maximum.reduceat(work.end_s[rows], first)
+    n_items = np.diff(np.append(first, len(rows)))
+    step, backward = index[rows][first], work.backward[rows][first]
+    for s in np.unique(step):
+        # What follows the last backward (the loss, the gradients' norm) is no forward.
+        here = np.flatnonzero(step == s)
+        last = here[backward[here]].max(initial=-1)
+        here = here[here <= last]
+        for direction in (False, True):
+            runs = here[backward[here] == direction]
+            long = n_items[runs] >= SHORT_SHARE * n_items[runs].max(initial=0)
+            aside["short runs"] += int((~long).sum())
+            kind = OpKind.BACKWARD_COMPUTE if direction else OpKind.FORWARD_COMPUTE
+            for run in runs[long]:
+                yield RankOp(kind, clock.steps[s].number, float(begin[run]), float(until[run]))

@@ -1,0 +1,291 @@
+"""One rank's PyTorch profile (Kineto Chrome trace) -> what matters of it for a pipeline's step.
+
+Format: the files of ``torch.profiler`` (``export_chrome_trace``, ``tensorboard_trace_handler``),
+read off files of torch 2.13 on CPU; for CUDA from memory of PyTorch's profiler and
+``ParamCommsUtils``: kernels are tied to the host's launch by ``correlation``, communication calls
+are ``record_param_comms`` ops with ``Collective name``, ``Process Group Name``, ``Dst Rank``,
+``Src Rank`` and ``Seq``, and NCCL's kernels carry the same arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.fields import mapping, number, optional_whole
+from paceline.sources.json_stream import JsonStream
+from paceline.sources.kineto_events import (
+    Collective,
+    Group,
+    Profile,
+    Range,
+    Span,
+    Transfer,
+    Work,
+)
+from paceline.sources.kineto_nccl import Call, Kernel, communication
+
+#: ``torch/distributed/pipelining/schedules.py``: ``PP:{stage}{action}{microbatch}``; GPipe there
+#: has ``Forward {microbatch}`` and ``Backward {microbatch}``.
+_PP_RANGE = re.compile(
+    r"PP:(\d{1,6})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,6})"
+)
+_GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+_BACKWARD_OP = "autograd::engine::evaluate_function"
+
+
+def read_profile(path: Path) -> Profile:
+    """Read one rank's file; memory grows with its kernels and operators (some 40 bytes each).
+
+    Raises:
+        TraceError: it is damaged, no profile, or names no rank.
+    """
+    stream = JsonStream(path)
+    reader = _Reader(path)
+    for n, event in enumerate(stream):
+        if event.get("ph") != "X":
+            continue
+        category = event.get("cat")
+        take = reader.takers.get(category.lower()) if isinstance(category, str) else None
+        if take is not None:
+            place = f"{path}, event {n}"
+            start_us, duration_us = number(event, "ts", place), number(event, "dur", place)
+            if duration_us < 0:
+                raise TraceError(f"{place}: dur {duration_us:g} is negative; is the file damaged?")
+            take(event, start_us * 1e-6, (start_us + duration_us) * 1e-6)
+    return reader.finish(stream.header)
+
+
+class _Reader:
+    """Sorts the events of a file by what they are; times relative to the file's base."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.takers: dict[str, Callable[[Mapping[str, Any], float, float], None]] = {
+            "user_annotation": self._annotation,
+            "cpu_op": self._operator,
+            "operator": self._operator,
+            "cuda_runtime": self._launch,
+            "cuda_driver": self._launch,
+            "runtime": self._launch,
+            "kernel": self._kernel,
+        }
+        self.steps: list[Span] = []
+        self.main_thread = ""
+        self.ranges: list[Range] = []
+        self.optimizer: list[Span] = []
+        self.cleared: list[Span] = []
+        self.gloo: list[Transfer] = []
+        self.gloo_calls: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+        self.gloo_collectives: list[Collective] = []
+        self.calls: list[Call] = []
+        self.nccl: list[Kernel] = []
+        self.operators, self.operator_backward = (array("d"), array("d")), array("b")
+        self.launch_correlation, self.launch_s = array("q"), array("d")
+        self.launch_thread, self.kernels = array("i"), array("q")
+        self.kernel_times = (array("d"), array("d"))
+        self.threads: dict[str, int] = {}
+
+    def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
+        name = str(event.get("name"))
+        if match := _STEP.fullmatch(name):
+            self.steps.append(Span(start_s, end_s, int(match[1])))
+            self.main_thread = str(event.get("tid"))
+        elif match := _PP_RANGE.fullmatch(name):
+            microbatch = int(match[3] or -1)
+            self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
+        elif name.startswith("PP:"):
+            self.ranges.append(Range(start_s, end_s, -1, name[:40], -1))
+        elif match := _GPIPE_RANGE.fullmatch(name):
+            action = match[1] or match[3]
+            self.ranges.append(Range(start_s, end_s, -1, action, int(match[2] or match[4])))
+        elif name.startswith("Optimizer.step"):
+            self.optimizer.append(Span(start_s, end_s))
+        elif name.startswith("Optimizer.zero_grad"):
+            self.cleared.append(Span(start_s, end_s))
+        elif name in ("gloo:send", "gloo:recv"):
+            self.gloo.append(Transfer(start_s, start_s, end_s, name == "gloo:send", -1))
+        elif name.startswith("gloo:"):
+            kind = name.removeprefix("gloo:").replace("_", "")
+            self.gloo_collectives.append(Collective(start_s, start_s, end_s, kind, "", -1, 0))
+
+    def _operator(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
+        name = str(event.get("name"))
+        if name == "record_param_comms":
+            self.calls.append(Call(start_s, mapping(event, "args")))
+        elif name in ("c10d::send", "c10d::recv_"):
+            inputs = mapping(event, "args").get("Concrete Inputs")
+            peer = (
+                optional_whole(inputs[2]) if isinstance(inputs, list) and len(inputs) > 2 else None
+            )
+            self.gloo_calls[name == "c10d::send"].append((start_s, -1 if peer is None else peer))
+        elif not name.startswith("c10d::"):
+            self.operators[0].append(start_s)
+            self.operators[1].append(end_s)
+            self.operator_backward.append(name.startswith(_BACKWARD_OP))
+
+    def _launch(self, event: Mapping[str, Any], start_s: float, _: float) -> None:
+        correlation = optional_whole(mapping(event, "args").get("correlation"))
+        if correlation is None:
+            return
+        thread = self.threads.setdefault(str(event.get("tid")), len(self.threads))
+        self.launch_correlation.append(correlation)
+        self.launch_s.append(start_s)
+        self.launch_thread.append(thread)
+
+    def _kernel(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
+        args, name = mapping(event, "args"), str(event.get("name"))
+        correlation = optional_whole(args.get("correlation"))
+        correlation = -1 if correlation is None else correlation
+        if name.lower().startswith("nccl"):
+            self.nccl.append(Kernel(correlation, start_s, end_s, name, args))
+            return
+        self.kernels.append(correlation)
+        self.kernel_times[0].append(start_s)
+        self.kernel_times[1].append(end_s)
+
+    def finish(self, header: Mapping[str, Any]) -> Profile:
+        """The profile, on the host's clock."""
+        info = mapping(header, "distributedInfo")
+        rank = optional_whole(info.get("rank"))
+        if rank is None:
+            raise TraceError(
+                f"{self.path} has no distributedInfo with a rank; profile after "
+                "torch.distributed.init_process_group, so that the file says whose it is"
+            )
+        groups = _groups(info.get("pg_config"), rank)
+        base = header.get("baseTimeNanoseconds", 0)
+        base_s = base * 1e-9 if isinstance(base, int) and abs(base) < 2**63 else 0.0
+        on_gpu = bool(self.kernels)
+        unplaced: Counter[str] = Counter()
+        self._sort_launches()
+        nccl = [
+            kernel._replace(launch_s=float(launch_s) if found else kernel.start_s)
+            for kernel, launch_s, found in zip(
+                self.nccl,
+                *self._launch_of([kernel.correlation for kernel in self.nccl])[:2],
+                strict=True,
+            )
+        ]
+        transfers, collectives = communication(nccl, self.calls, groups, rank, unplaced)
+        transfers += self._gloo()
+        steps = sorted(self.steps)
+        for before, after in pairwise(steps):
+            if after.start_s < before.end_s - 1e-6 or after.number <= before.number:
+                raise TraceError(
+                    f"{self.path}: ProfilerStep#{after.number} begins before "
+                    f"ProfilerStep#{before.number} ends; export one profiling cycle per file"
+                )
+
+        def shifted(items: list[Any], n_times: int) -> tuple[Any, ...]:
+            return tuple(
+                item._replace(
+                    **{name: getattr(item, name) + base_s for name in item._fields[:n_times]}
+                )
+                for item in sorted(items)
+            )
+
+        return Profile(
+            path=self.path,
+            rank=rank,
+            world_size=optional_whole(info.get("world_size")) or 0,
+            groups=groups,
+            steps=shifted(steps, 2),
+            ranges=shifted(self.ranges, 2),
+            optimizer=shifted(self.optimizer, 2),
+            cleared=shifted(self.cleared, 2),
+            transfers=shifted(transfers, 3),
+            collectives=shifted(collectives + self.gloo_collectives, 3),
+            work=self._work(base_s, unplaced) if on_gpu else self._host_work(base_s),
+            on_gpu=on_gpu,
+            unplaced=dict(unplaced),
+        )
+
+    def _sort_launches(self) -> None:
+        correlation = np.frombuffer(self.launch_correlation, np.int64)
+        order = np.argsort(correlation, kind="stable")
+        self._correlation = correlation[order]
+        self._launch_s = np.frombuffer(self.launch_s)[order]
+        self._thread = np.frombuffer(self.launch_thread, np.int32)[order]
+
+    def _launch_of(
+        self, correlation: Any
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+        """[kernel] its launch in seconds, whether that is in the file, and the launching thread."""
+        wanted = np.asarray(correlation, dtype=np.int64)
+        if not len(self._correlation):
+            absent = np.zeros(len(wanted), dtype=bool)
+            return np.zeros(len(wanted)), absent, np.zeros(len(wanted), dtype=np.int32)
+        at = np.searchsorted(self._correlation, wanted).clip(max=len(self._correlation) - 1)
+        return self._launch_s[at], self._correlation[at] == wanted, self._thread[at]
+
+    def _work(self, base_s: float, unplaced: Counter[str]) -> Work:
+        """The kernels that compute; those launched by another than the main thread are backward."""
+        launch_s, found, thread = self._launch_of(np.frombuffer(self.kernels, np.int64))
+        unplaced["kernels whose launch is not in the file"] += int((~found).sum())
+        start_s, end_s = (np.frombuffer(times)[found] for times in self.kernel_times)
+        main = self.threads.get(self.main_thread, 0)
+        order = np.argsort(launch_s[found], kind="stable")
+        return Work(
+            launch_s=launch_s[found][order] + base_s,
+            start_s=start_s[order] + base_s,
+            end_s=end_s[order] + base_s,
+            backward=(thread[found] != main)[order],
+        )
+
+    def _host_work(self, base_s: float) -> Work:
+        """The host's operators: autograd's, which are backward, and those outside of them."""
+        start_s, end_s = (np.frombuffer(times) for times in self.operators)
+        backward = np.frombuffer(self.operator_backward, np.int8).astype(bool)
+        order = np.argsort(start_s, kind="stable")
+        start_s, end_s, backward = start_s[order], end_s[order], backward[order]
+        # The latest end of an autograd op that has begun: what begins before it is inside.
+        until_s = np.maximum.accumulate(np.where(backward, end_s, -np.inf)) if len(order) else end_s
+        kept = backward | (start_s >= until_s)
+        start_s, end_s = start_s[kept] + base_s, end_s[kept] + base_s
+        return Work(start_s, start_s, end_s, backward[kept])
+
+    def _gloo(self) -> list[Transfer]:
+        """Gloo's sends and recvs: from the call (which may start the range late) to its end.
+
+        Peers are told where shapes were recorded.
+        """
+        transfers = []
+        for sends, calls in self.gloo_calls.items():
+            mine = sorted(item for item in self.gloo if item.sends == sends)
+            if len(calls) == len(mine):
+                mine = [
+                    item._replace(launch_s=at_s, start_s=min(at_s, item.start_s), peer=peer)
+                    for item, (at_s, peer) in zip(mine, sorted(calls), strict=True)
+                ]
+            transfers += mine
+        return transfers
+
+
+def _groups(config: Any, rank: int) -> tuple[Group, ...]:
+    """The process groups of ``distributedInfo`` that have this rank."""
+    if isinstance(config, str):  # older versions write JSON in JSON
+        try:
+            config = json.loads(config)
+        except (ValueError, RecursionError):
+            return ()
+    groups = []
+    for item in config if isinstance(config, list) else []:
+        if not isinstance(item, dict) or not isinstance(item.get("ranks"), list):
+            continue
+        ranks = [optional_whole(value) for value in item["ranks"]]
+        known = tuple(value for value in ranks if value is not None)
+        if len(known) == len(ranks) and rank in known and len(set(known)) == len(known):
+            groups.append(Group(str(item.get("pg_name")), str(item.get("pg_desc")), known))
+    return tuple(groups)

@@ -1,0 +1,84 @@
+"""Which part of a rank's profile is which step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.sources.kineto_events import Profile, Span
+
+#: A cycle of communication longer than this is not looked for.
+MAX_PERIOD = 20_000
+
+#: How sure each way is.
+CERTAINTY = {"ProfilerStep ranges": 1.0, "Optimizer.step ranges": 0.9, "period": 0.7}
+
+
+def find_steps(profile: Profile) -> tuple[tuple[Span, ...], str]:
+    """The steps that are whole, by start, and the way they were found (a key of ``CERTAINTY``).
+
+    Raises:
+        TraceError: there is no way to tell.
+    """
+    if profile.steps:
+        return profile.steps, "ProfilerStep ranges"
+    steps = _by_optimizer(profile)
+    if len(steps):
+        return steps, "Optimizer.step ranges"
+    return _by_period(profile), "period"
+
+
+def _by_optimizer(profile: Profile) -> tuple[Span, ...]:
+    """A step goes from one update to the next; several updates without a backward are one."""
+    launched = profile.work.launch_s[profile.work.backward]
+    ends: list[float] = []
+    for update in profile.optimizer:
+        before = np.searchsorted(launched, [ends[-1] if ends else -np.inf, update.start_s])
+        if ends and before[0] == before[1]:
+            ends[-1] = max(ends[-1], update.end_s)
+        else:
+            ends.append(update.end_s)
+    return tuple(Span(low, high, n) for n, (low, high) in enumerate(pairwise(ends)))
+
+
+def _by_period(profile: Profile) -> tuple[Span, ...]:
+    """Steps as the cycle of the rank's communication; one begins after the collectives.
+
+    Sends and recvs follow each other within a step, collectives of gradients and parameters end
+    it, so the longest stretch without collectives is where a step begins.
+    """
+    tokens = sorted(
+        [
+            (item.launch_s, ("send" if item.sends else "recv", item.peer, 0))
+            for item in profile.transfers
+        ]
+        + [(item.launch_s, (item.name, item.group, item.elements)) for item in profile.collectives],
+        key=lambda token: token[0],
+    )
+    names = {name: code for code, name in enumerate(dict.fromkeys(name for _, name in tokens))}
+    codes = np.array([names[name] for _, name in tokens], dtype=np.int64)
+    period = next(
+        (
+            p
+            for p in range(2, min(len(codes) // 2, MAX_PERIOD) + 1)
+            if (codes[p:] == codes[:-p]).all()
+        ),
+        0,
+    )
+    transfer = np.array([name[0] in ("send", "recv") for _, name in tokens], dtype=bool)
+    cycle = transfer[:period]
+    if not period or cycle.all() or not cycle.any():
+        raise TraceError(
+            f"{profile.path} has no ProfilerStep#N and no Optimizer.step ranges, and its "
+            "communication shows no period; call prof.step() after each step"
+        )
+    # Doubled, so that a stretch may run over the end of the cycle.
+    bounds = np.flatnonzero(np.diff(np.concatenate([[0], np.tile(cycle, 2), [0]]).astype(int)))
+    begin, end = bounds[::2], bounds[1::2]
+    phase = int(begin[int(np.argmax(np.minimum(end - begin, period)))]) % period
+    starts = range(phase, len(tokens), period)
+    # A step begins when the collective in front of its first transfer has been launched.
+    cuts = [tokens[at - 1][0] for at in starts if at > 0]
+    return tuple(Span(low, high, n) for n, (low, high) in enumerate(pairwise(cuts)))

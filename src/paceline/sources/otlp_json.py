@@ -1,0 +1,114 @@
+"""Spans in OTLP's JSON encoding, out of the Collector's files.
+
+The file: what the OpenTelemetry Collector's file exporter writes, one ExportTraceServiceRequest per
+line, or a single such object. The encoding: OTLP specification, "JSON Protobuf Encoding"
+(opentelemetry.io/docs/specs/otlp): lowerCamelCase keys, 64-bit numbers as text, ids in hex.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TraceError
+from paceline.sources.fields import mapping
+from paceline.sources.json_stream import JsonStream, lines
+
+
+def check_request(request: Any, where: str) -> int:
+    """Check the shape of a request; returns how many spans it has.
+
+    Raises:
+        TraceError: it is no ExportTraceServiceRequest.
+    """
+    return sum(1 for place, part in parts_of(request, where) for _ in spans_of(part, place))
+
+
+def resources(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The ResourceSpans of a file, each with its place for messages."""
+    if not path.exists():
+        raise TraceError(f"{path} does not exist")
+    try:
+        first = next(lines(path), "")
+        by_line = isinstance(json.loads(first), dict)
+    except (TraceError, ValueError, RecursionError):
+        by_line = False
+    if not by_line:
+        for n, part in enumerate(JsonStream(path, "resourceSpans")):
+            yield f"{path}, resource {n}", part
+        return
+    for n, line in enumerate(lines(path), 1):
+        if line.strip():
+            yield from parts_of(_request(line, f"{path}, line {n}"), f"{path}, line {n}")
+
+
+def _request(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{place} is damaged or cut off ({error}); copy the file again, or, if it was being "
+            "written, delete this line"
+        ) from None
+
+
+def parts_of(request: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A request's ResourceSpans; one of metrics or logs, in the same file, has none."""
+    if not isinstance(request, dict):
+        raise TraceError(f"{place}: no ExportTraceServiceRequest but {repr(request)[:40]}")
+    for part in _objects(request, "resourceSpans", place):
+        yield place, part
+
+
+def _objects(values: Mapping[str, Any], name: str, place: str) -> Iterator[dict[str, Any]]:
+    """The objects of a list; a missing list is empty, as in all protobuf JSON.
+
+    Raises:
+        TraceError: it is no list of objects.
+    """
+    found = values.get(name)
+    if found is None:
+        return
+    if not isinstance(found, list) or not all(isinstance(value, dict) for value in found):
+        raise TraceError(f"{place}: {name} is no list of objects; is it an OTLP file?")
+    yield from found
+
+
+def spans_of(part: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
+    """The spans of a ResourceSpans, of all scopes."""
+    for scope in _objects(part, "scopeSpans", place):
+        yield from _objects(scope, "spans", place)
+
+
+def attributes_of(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Attributes as plain values; arrays and maps, which Megatron's have none of, as None."""
+    found = {}
+    for pair in _objects(values, "attributes", place):
+        value = mapping(pair, "value")
+        plain = (value.get(f"{name}Value") for name in ("string", "int", "double", "bool"))
+        found[str(pair.get("key"))] = next((v for v in plain if v is not None), None)
+    return found
+
+
+def times_of(span: Mapping[str, Any], name: str, rank: int, place: str) -> tuple[int, int]:
+    """Start and end in ns since 1970; an end of 0 is none.
+
+    Raises:
+        TraceError: they are no times, or the end is before the start.
+    """
+    found = []
+    for key in ("startTimeUnixNano", "endTimeUnixNano"):
+        value = span.get(key, 0)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise TraceError(
+                f"{place}: {key} of a {name} of rank {rank} is {str(value)[:40]!r}; it should be "
+                "nanoseconds"
+            )
+        found.append(value)
+    if found[1] and found[1] < found[0]:
+        raise TraceError(f"{place}: a {name} of rank {rank} ends before it starts")
+    return found[0], found[1]

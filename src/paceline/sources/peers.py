@@ -1,0 +1,71 @@
+"""What the ranks of an imported trace say of each other has to agree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.trace import OpKind, Trace
+from paceline.trace.kinds import DP_KINDS
+
+ADVICE = "record the step whole on all ranks, or leave it out with --steps"
+
+
+def check_peers(trace: Trace, where: str) -> None:
+    """Check that the ranks of a trace agree on what happened in each step.
+
+    Every worker has ops in every step, all stages of a replica run the same computes, what a stage
+    sent its neighbour received, and the members of a data-parallel collective all ran it.
+
+    Raises:
+        TraceError: they do not; the ops are named.
+    """
+    counts, steps = trace.counts, trace.steps
+    silent = np.argwhere(counts.sum(axis=3) == 0)
+    if len(silent):
+        s, dp, pp = silent[0]
+        raise TraceError(
+            f"{where}: dp {dp}, stage {pp} has no ops in step {steps[s]}, others have; is a "
+            f"rank's file missing or cut off? Else {ADVICE}"
+        )
+    _check_computes(trace, where)
+    for send, recv, way in (
+        (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
+        (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
+    ):
+        sent = counts[..., send]
+        received = np.roll(counts[..., recv], -way, axis=2)
+        wrong = sent != received
+        if trace.job.vpp_size == 1:  # no chunk follows the last stage's
+            wrong[:, :, -1 if way == 1 else 0] = False
+        for s, dp, pp in np.argwhere(wrong)[:1]:
+            raise TraceError(
+                f"{where}: {_replica(trace, dp)}stage {pp} sent {sent[s, dp, pp]} "
+                f"{send.label.split('-')[0]}s in step {steps[s]}, stage "
+                f"{(pp + way) % trace.job.pp_size} received {received[s, dp, pp]}; {ADVICE}"
+            )
+    for kind in sorted(DP_KINDS):
+        of_kind = counts[..., kind]
+        for s, dp, pp in np.argwhere(of_kind != of_kind[:, :1])[:1]:
+            raise TraceError(
+                f"{where}: stage {pp} ran {of_kind[s, 0, pp]} {kind.label} in step {steps[s]} on "
+                f"dp 0, but {of_kind[s, dp, pp]} on dp {dp}; {ADVICE}"
+            )
+
+
+def _check_computes(trace: Trace, where: str) -> None:
+    """All stages of a replica run as many forwards, and as many backwards."""
+    computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+    expected = trace.counts[:, :, 0, OpKind.FORWARD_COMPUTE]
+    for kind in computes:
+        ran = trace.counts[..., kind]
+        for s, dp, pp in np.argwhere(ran != expected[:, :, None])[:1]:
+            raise TraceError(
+                f"{where}: {_replica(trace, dp)}stage 0 ran {expected[s, dp]} forwards in step "
+                f"{trace.steps[s]}, stage {pp} ran {ran[s, dp, pp]} {kind.label.split('-')[0]}s; "
+                f"{ADVICE}"
+            )
+
+
+def _replica(trace: Trace, dp: int) -> str:
+    return f"dp {dp}, " if trace.job.dp_size > 1 else ""

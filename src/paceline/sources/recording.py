@@ -1,0 +1,312 @@
+"""The folder of a recorded run -> a trace, or step times (``paceline.record`` writes it)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.blockfile import LATE, PEER_END
+from paceline.errors import TraceError
+from paceline.sources.recording_files import RankFile, is_recording, read_files
+from paceline.sources.step_times import StepTimes
+from paceline.trace import Columns, Job, OpKind, Trace, arrange
+
+Ints = npt.NDArray[np.int64]
+
+matches = is_recording
+
+_PAIRS = (
+    (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
+    (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
+)
+
+
+def read(
+    path: Path,
+    job: Job | None,
+    ignore_kinds: frozenset[str] = frozenset(),
+    steps: frozenset[int] | None = None,
+) -> Trace:
+    """Read the steps that all ranks have profiled, on rank 0's clock.
+
+    Where the job was started several times, a step counts as its last start recorded it.
+
+    Raises:
+        TraceError: a worker has no rank that recorded it, no step is there on all ranks, or
+            anything ``arrange`` refuses.
+    """
+    files = read_files(path)
+    starts = _starts(files)
+    whole = [start for start in starts if _is_whole(start)]
+    missing = _missing_ranks(starts[0], path, fatal=not whole)
+    warnings = [*missing, *_doubts(files)]
+    chosen, left_out = _choose(whole, path)
+    columns, notes = _columns(chosen, ignore_kinds, path)
+    base_ns = int(columns.start.min()) if len(columns) else 0
+    seconds = (columns.start - base_ns) / 1e9
+    columns = replace(columns, start=seconds, duration=columns.duration / 1e9)
+    trace = arrange(columns, job or _job(starts[0][0]), where=str(path))
+    trace = replace(
+        trace,
+        step_start_s=trace.step_start_s + base_ns / 1e9,
+        warnings=(*trace.warnings, *warnings, *notes),
+        left_out={**left_out, **trace.left_out},
+    )
+    return trace if steps is None else trace.select_steps(steps)
+
+
+def load_recorded_step_times(folder: Path) -> StepTimes:
+    """How long every step took every rank, profiled or not.
+
+    Raises:
+        TraceError: no recording, or no step in it.
+    """
+    files = [file for start in reversed(_starts(read_files(folder))) for file in start]
+    step = np.concatenate([file.times[:, 0] for file in files])
+    if not len(step):
+        raise TraceError(f"{folder} holds no step yet; is the job past its first one?")
+    steps, row = np.unique(step, return_inverse=True)
+    rank = np.repeat([file.rank for file in files], [len(file.times) for file in files])
+    ranks, column = np.unique(rank, return_inverse=True)
+    table = np.full((len(steps), len(ranks)), np.nan)
+    table[row, column] = np.concatenate([file.times[:, 2] for file in files]) / 1e9
+    warnings = []
+    repeated = len(step) - len(np.unique(row * len(ranks) + column))
+    if repeated:
+        warnings.append(f"{repeated} samples repeat a step of their rank; the last counts")
+    lost = sum(file.dropped[1] for file in files)
+    if lost:
+        warnings.append(f"{lost} step times were dropped because the disk was slow")
+    return StepTimes(steps.astype(np.int64), ranks.astype(np.int64), table, tuple(warnings))
+
+
+def _starts(files: Sequence[RankFile]) -> list[list[RankFile]]:
+    """The files by start of the job, the latest first; only those with the latest's degrees."""
+    sessions: dict[str, list[RankFile]] = {}
+    for file in files:
+        sessions.setdefault(file.session, []).append(file)
+    starts = sorted(
+        sessions.values(), key=lambda some: max(f.meta["started_ns"] for f in some), reverse=True
+    )
+    return [some for some in starts if some[0].degrees == starts[0][0].degrees]
+
+
+def _is_whole(files: Sequence[RankFile]) -> bool:
+    """Whether every worker has a rank that recorded it."""
+    _, dp, pp = files[0].degrees[:3]
+    return len({(file.meta["dp_rank"], file.meta["pp_rank"]) for file in files}) == dp * pp
+
+
+def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> list[str]:
+    world = files[0].degrees[0]
+    seen = {file.rank for file in files}
+    missing = [rank for rank in range(world) if rank not in seen]
+    if not missing:
+        return []
+    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    said = f"{path} lacks the files of {len(missing)} of {world} ranks: {shown}"
+    if fatal:
+        raise TraceError(f"{said}; bring them here, one rank of every (dp, stage) is needed")
+    if not _is_whole(files):
+        return [f"{said} since the job's last start; earlier starts are read"]
+    return [f"{said}; their tensor- or context-parallel peers stand for them"]
+
+
+def _doubts(files: Sequence[RankFile]) -> list[str]:
+    """What the reader noticed about the files."""
+    found = []
+    torn = [file for file in files if file.torn_bytes]
+    if torn:
+        found.append(
+            f"{len(torn)} files end in an unfinished block, left out (the first is "
+            f"{torn[0].path.name}, {torn[0].torn_bytes} bytes)"
+        )
+    damaged = [file for file in files if file.damaged]
+    if damaged:
+        places = sum(file.damaged for file in damaged)
+        found.append(
+            f"{places} damaged places skipped in {len(damaged)} files ({damaged[0].path.name})"
+        )
+    dropped = sum(file.dropped[0] for file in files)
+    if dropped:
+        found.append(f"{dropped} profiled steps of single ranks were dropped while recording")
+    if len(files) > 1 and any(file.residual_ns is None for file in files):
+        found.append(
+            "clocks were not compared while recording; the wall clocks of the hosts are used"
+        )
+    return found
+
+
+def _choose(
+    starts: Sequence[Sequence[RankFile]], path: Path
+) -> tuple[list[tuple[RankFile, Ints]], dict[int, str]]:
+    """Each file with the indices of its steps to use, and why others are left out."""
+    taken: set[int] = set()
+    chosen: list[tuple[RankFile, Ints]] = []
+    left_out: dict[int, str] = {}
+    for files in starts:
+        sets = [set(file.steps.tolist()) for file in files]
+        common = set.intersection(*sets) - taken
+        for number in set.union(*sets) - taken - common:
+            lacking = next(f.rank for f, s in zip(files, sets, strict=True) if number not in s)
+            left_out.setdefault(number, f"rank {lacking} has not recorded it")
+        taken |= common
+        wanted = np.array(sorted(common), dtype=np.int64)
+        for file in files:
+            numbers, last = np.unique(file.steps[::-1], return_index=True)
+            place = len(file.steps) - 1 - last  # a step recorded twice: the later one
+            chosen.append((file, place[np.isin(numbers, wanted)]))
+    if not taken:
+        number, reason = next(iter(left_out.items()), (0, "none was profiled"))
+        raise TraceError(
+            f"{path} has no step that all ranks recorded (step {number}: {reason}); wait for the "
+            "next one, or see `paceline record status`"
+        )
+    return chosen, {n: why for n, why in left_out.items() if n not in taken}
+
+
+def _job(file: RankFile) -> Job:
+    world, dp, pp, tp, cp, vpp = file.degrees
+    return Job(dp, pp, tp, cp, vpp, world, str(file.meta.get("run", "")))
+
+
+def _columns(
+    chosen: Sequence[tuple[RankFile, Ints]], ignore_kinds: frozenset[str], path: Path
+) -> tuple[Columns, list[str]]:
+    """The operations in ns (``start`` and ``duration``), and what is to be said about them."""
+    parts = [_rows(file, index, ignore_kinds) for file, index in chosen]
+    if not sum(len(rows["step"]) for rows, _ in parts):
+        raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")
+    rows = {name: np.concatenate([rows[name] for rows, _ in parts]) for name in parts[0][0]}
+    _number(rows)
+    notes = _peer_ends(rows, chosen[0][0].degrees[2])
+    late = int(((rows["flags"] & LATE) > 0).sum())
+    if late:
+        notes.append(
+            f"{late} of {len(rows['step'])} operations were over before they were asked for; "
+            "their ends are upper bounds"
+        )
+    ignored = sum(n for _, n in parts)
+    if ignored:
+        notes.append(f"{ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped")
+    columns = Columns(
+        **{name: rows[name] for name in ("step", "dp", "pp", "rank", "kind", "start", "seq")},
+        duration=rows["end"] - rows["start"],
+        chunk=rows["chunk"],
+        microbatch=rows["microbatch"],
+    )
+    return columns, notes
+
+
+def _rows(
+    file: RankFile, index: Ints, ignore_kinds: frozenset[str]
+) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    """One file's operations in some of its steps, and how many more were ignored."""
+    count = np.diff(file.first_op)[index]
+    begin = np.cumsum(count) - count
+    ops = file.ops[np.arange(count.sum()) + np.repeat(file.first_op[index] - begin, count)]
+    zero = np.repeat(file.start_ns[index], count)
+    kind = _kinds(file, ops["kind"], ignore_kinds)
+    keep = kind >= 0
+    size = int(keep.sum())
+    of_rank = {
+        name: np.full(size, file.meta[field], dtype=np.int32)
+        for name, field in (("rank", "rank"), ("dp", "dp_rank"), ("pp", "pp_rank"))
+    }
+    return {
+        **of_rank,
+        "step": np.repeat(file.steps[index], count)[keep],
+        "kind": kind[keep],
+        "flags": ops["flags"][keep],
+        "chunk": ops["chunk"][keep],
+        "microbatch": ops["microbatch"][keep],
+        "start": (zero + ops["start_ns"])[keep],
+        "end": (zero + ops["end_ns"])[keep],
+    }, int(len(keep) - size)
+
+
+def _kinds(
+    file: RankFile, codes: npt.NDArray[np.uint8], ignore_kinds: frozenset[str]
+) -> npt.NDArray[np.int8]:
+    """[op] kinds, -1 where they are ignored; only those that occur are looked at."""
+    labels = file.meta["kinds"]
+    table = np.full(256, -1, dtype=np.int8)
+    for code in np.unique(codes).tolist():
+        label = labels[code] if code < len(labels) else f"number {code}"
+        if label in ignore_kinds:
+            continue
+        try:
+            table[code] = OpKind.from_label(label)
+        except KeyError:
+            raise TraceError(
+                f"{file.path} has operations of the unknown kind {label}; drop them with "
+                f"--ignore-kinds {label}"
+            ) from None
+    kinds: npt.NDArray[np.int8] = table[codes]
+    return kinds
+
+
+def _number(rows: dict[str, npt.NDArray[Any]]) -> None:
+    """Sort the rows by rank, step, kind, chunk and start; add ``seq`` and ``seq_of_chunk``."""
+    order = np.lexsort([rows[n] for n in ("start", "chunk", "kind", "step", "rank")])
+    for name, values in rows.items():
+        rows[name] = values[order]
+    rows["seq_of_chunk"] = _count_up([rows[n] for n in ("rank", "step", "kind", "chunk")])
+    order = np.lexsort([rows[n] for n in ("start", "kind", "step", "rank")])
+    seq = np.empty(len(order), dtype=np.int64)
+    seq[order] = _count_up([rows[n][order] for n in ("rank", "step", "kind")])
+    rows["seq"] = seq
+
+
+def _count_up(keys: Sequence[npt.NDArray[Any]]) -> Ints:
+    """[row] 0, 1, 2, ... within each run of rows with equal keys."""
+    first = np.ones(len(keys[0]), dtype=bool)
+    first[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    begin = np.flatnonzero(first)
+    count: Ints = np.arange(len(first)) - np.repeat(begin, np.diff(np.append(begin, len(first))))
+    return count
+
+
+def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
+    """Give the sends whose end their sender did not see that of the peer's receive, in place."""
+    if not (rows["flags"] & PEER_END).any():
+        return []
+    numbers = {name: np.unique(rows[name], return_inverse=True)[1] for name in ("step", "rank")}
+    peer = _peer_numbers(rows)[numbers["rank"]]
+    place = rows["chunk"].astype(np.int64) * n_pp + rows["pp"]
+    key = numbers["step"].astype(np.int64)
+    for values in (rows["dp"], peer, rows["seq_of_chunk"], place + 1):
+        key = key * (int(values.max()) + 3) + values
+    alone = 0
+    for send, recv, onwards in _PAIRS:
+        recvs = np.flatnonzero(rows["kind"] == recv)
+        recvs = recvs[np.argsort(key[recvs])]
+        sends = np.flatnonzero((rows["kind"] == send) & ((rows["flags"] & PEER_END) > 0))
+        at = np.searchsorted(key[recvs], key[sends] + onwards)
+        at_known = np.minimum(at, max(len(recvs) - 1, 0))
+        met = (
+            (key[recvs][at_known] == key[sends] + onwards)
+            if len(recvs)
+            else np.zeros(len(sends), dtype=bool)
+        )
+        ends = rows["end"][recvs[at_known[met]]]
+        rows["end"][sends[met]] = np.maximum(ends, rows["start"][sends[met]])
+        alone += int((~met).sum())
+    if not alone:
+        return []
+    return [f"{alone} sends have no receive that tells their end; it is when they were waited for"]
+
+
+def _peer_numbers(rows: dict[str, npt.NDArray[Any]]) -> Ints:
+    """[rank, ascending] its number among the ranks of its (dp, stage)."""
+    ranks, first = np.unique(rows["rank"], return_index=True)
+    worker = rows["dp"][first].astype(np.int64) * (int(rows["pp"].max()) + 1) + rows["pp"][first]
+    order = np.lexsort([ranks, worker])
+    peer = np.empty(len(ranks), dtype=np.int64)
+    peer[order] = _count_up([worker[order]])
+    return peer

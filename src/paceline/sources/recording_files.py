@@ -1,0 +1,202 @@
+"""The files of a recording, one by one: blocks -> arrays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import blockfile
+from paceline.errors import TraceError
+
+_OP = np.dtype(
+    [
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("chunk", "<i2"),
+        ("microbatch", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+#: Clocks of two hosts drift apart by less than this share, unless one of them is being set.
+DRIFT = 1e-5
+
+_NEIGHBOURS = 64
+_DEGREES = ("world", "dp", "pp", "tp", "cp", "vpp")
+
+
+@dataclass(frozen=True, eq=False)
+class RankFile:
+    """What one process recorded.
+
+    Attributes:
+        path: the file.
+        meta: what the process said about itself.
+        session: names the start of the job that it belongs to.
+        steps: [step] numbers of the profiled steps, in the order of recording.
+        start_ns: [step] starts, on rank 0's clock.
+        first_op: [step + 1] where each step's operations begin in ``ops``.
+        ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start.
+        times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
+        residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
+            compared.
+        dropped: profiled steps, and step times, that were dropped.
+        torn_bytes: bytes of an unfinished block at the end.
+        damaged: damaged places, skipped.
+        n_bytes: size of the file.
+        age_s: seconds since it was last written to.
+    """
+
+    path: Path
+    meta: Mapping[str, Any]
+    session: str
+    steps: npt.NDArray[np.int64]
+    start_ns: npt.NDArray[np.int64]
+    first_op: npt.NDArray[np.int64]
+    ops: npt.NDArray[Any]
+    times: npt.NDArray[np.int64]
+    residual_ns: int | None
+    dropped: tuple[int, int]
+    torn_bytes: int
+    damaged: int
+    n_bytes: int
+    age_s: float
+
+    @property
+    def rank(self) -> int:
+        """The global rank."""
+        return int(self.meta["rank"])
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Number of ranks, dp, pp, tp, cp and vpp."""
+        return tuple(int(self.meta[name]) for name in _DEGREES)
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a path is a folder that holds files of a recorder."""
+    return folder.is_dir() and any(folder.glob(f"rank-*{blockfile.SUFFIX}"))
+
+
+def read_files(folder: Path) -> list[RankFile]:
+    """All files of a recording, by rank, those of one rank in the order of their starts.
+
+    Raises:
+        TraceError: none, unreadable, of another version, or of a process that makes no sense.
+    """
+    if not folder.exists():
+        raise TraceError(f"{folder} does not exist")
+    if not is_recording(folder):
+        raise TraceError(f"{folder} holds no recording (rank-*{blockfile.SUFFIX})")
+    found = [_read(path) for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}"))]
+    whole = [file for file in found if file is not None]
+    if not whole:
+        raise TraceError(f"{folder}: all files are empty; did the job end before it began?")
+    return sorted(whole, key=lambda file: (file.rank, file.meta["started_ns"]))
+
+
+def _read(path: Path) -> RankFile | None:
+    """One file; None where its process ended before it wrote anything."""
+    try:
+        stat = path.stat()
+        if not stat.st_size:
+            return None
+        file = blockfile.read_file(path)
+    except blockfile.BlockFileError as error:
+        raise TraceError(str(error)) from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
+    _check(file.meta, path)
+    of_type: dict[int, list[bytes]] = {}
+    for kind, payload in file.blocks:
+        of_type.setdefault(kind, []).append(payload)
+    steps, start_ns, first_op, ops = _steps(of_type.get(blockfile.STEP, []), path)
+    clock = _table(of_type.get(blockfile.CLOCK, []), 3, path)
+    counts = _table(of_type.get(blockfile.COUNTS, []), 2, path)
+    return RankFile(
+        path=path,
+        meta=file.meta,
+        session=str(file.meta["session"]) or f"start {path.stem.rpartition('-')[2]}",
+        steps=steps,
+        start_ns=start_ns - _ahead_ns(start_ns, clock),
+        first_op=first_op,
+        ops=ops,
+        times=_table(of_type.get(blockfile.TIMES, []), 3, path),
+        residual_ns=int(clock[-1, 2]) if len(clock) else None,
+        dropped=(int(counts[-1, 0]), int(counts[-1, 1])) if len(counts) else (0, 0),
+        torn_bytes=file.torn_bytes,
+        damaged=file.damaged,
+        n_bytes=stat.st_size,
+        age_s=max(0.0, time.time() - stat.st_mtime),
+    )
+
+
+def _check(meta: Mapping[str, Any], path: Path) -> None:
+    """A header has what the reader needs."""
+    for name in (*_DEGREES, "rank", "dp_rank", "pp_rank", "started_ns"):
+        value = meta.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < (name in _DEGREES):
+            raise TraceError(f"{path}: the header's {name} is {value!r}, no number that it can be")
+    for rank, size in (("rank", "world"), ("dp_rank", "dp"), ("pp_rank", "pp")):
+        if meta[rank] >= meta[size]:
+            raise TraceError(f"{path}: {rank} {meta[rank]} is not below {size} {meta[size]}")
+    kinds = meta.get("kinds")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise TraceError(f"{path}: the header's kinds are no list of names")
+    if not isinstance(meta.get("session"), str):
+        raise TraceError(f"{path}: the header's session is no text")
+
+
+def _table(payloads: list[bytes], columns: int, path: Path) -> npt.NDArray[np.int64]:
+    data = b"".join(payloads)
+    if len(data) % (8 * columns):
+        raise TraceError(f"{path}: a block has no whole number of entries; was it edited?")
+    return np.frombuffer(data, dtype="<i8").reshape(-1, columns)
+
+
+def _steps(
+    payloads: list[bytes], path: Path
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
+    size = blockfile.STEP_HEAD.size
+    heads, parts = [], []
+    for payload in payloads:
+        if len(payload) < size:
+            raise TraceError(f"{path}: a step's block is too short; was it edited?")
+        number, start, _, n_ops = blockfile.STEP_HEAD.unpack_from(payload)
+        if len(payload) != size + n_ops * _OP.itemsize:
+            raise TraceError(f"{path}: step {number} has not the operations it announces")
+        heads.append((number, start, n_ops))
+        parts.append(payload[size:])
+    table = np.array(heads, dtype=np.int64).reshape(-1, 3)
+    ops = np.frombuffer(b"".join(parts), dtype=_OP)
+    return table[:, 0], table[:, 1], np.append(0, np.cumsum(table[:, 2])), ops
+
+
+def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How far the rank's clock is ahead of rank 0's, between the exchanges by a straight line."""
+    if not len(clock):
+        return np.zeros(len(at_ns), dtype=np.int64)
+    clock = _surest(clock)
+    zero = clock[0, 0]
+    ahead = np.interp(at_ns - zero, clock[:, 0] - zero, clock[:, 1])
+    rounded: npt.NDArray[np.int64] = np.rint(ahead).astype(np.int64)
+    return rounded
+
+
+def _surest(clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The exchanges that tell more than a neighbour would, however the clocks drifted since."""
+    clock = clock[np.argsort(clock[:, 0], kind="stable")]
+    at_ns, _, residual_ns = clock.T.astype(np.float64)
+    keep = np.ones(len(clock), dtype=bool)
+    for apart in range(1, min(_NEIGHBOURS, len(clock))):
+        between = DRIFT * (at_ns[apart:] - at_ns[:-apart])
+        keep[apart:] &= residual_ns[:-apart] + between >= residual_ns[apart:]
+        keep[:-apart] &= residual_ns[apart:] + between >= residual_ns[:-apart]
+    surest: npt.NDArray[np.int64] = clock[keep]
+    return surest

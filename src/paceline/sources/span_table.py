@@ -1,0 +1,135 @@
+"""Spans of many ranks, kept small, and the step that each lies in."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace import OpKind
+
+Ints = npt.NDArray[np.int64]
+
+_STEP_WIDTH, _OP_WIDTH = 4, 7
+#: Columns of an operation that are equal where one span was sent twice.
+_COMPARED = [0, 1, 3, 4, 5]
+
+
+class SpanTable:
+    """Train steps and operations of all ranks, in any order; 56 bytes an operation.
+
+    Attributes:
+        repeated: how many operations were there twice; known once :meth:`ops` has run.
+    """
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        # Rows of (rank, number, start, end) and (rank, kind, microbatch, start, end, id, parent's).
+        self._steps, self._ops = array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._steps) // _STEP_WIDTH + len(self._ops) // _OP_WIDTH
+
+    def add_step(self, rank: int, number: int, start_ns: int, end_ns: int) -> None:
+        """Add a whole step of a rank."""
+        self._steps.extend((rank, number, start_ns, end_ns))
+
+    def add_op(
+        self,
+        rank: int,
+        kind: OpKind,
+        microbatch: int | None,
+        start_ns: int,
+        end_ns: int,
+        ids: tuple[str, str, str],
+    ) -> None:
+        """Add an operation; ``ids`` are those of its trace, its own, and its parent's."""
+        trace, span, parent = ids
+        key = hash((rank, trace, span))
+        above = hash((rank, trace, parent)) if parent else -1  # no hash is -1
+        number = -1 if microbatch is None else microbatch
+        self._ops.extend((rank, kind, number, start_ns, end_ns, key, above))
+
+    def ops(self, where: str) -> Iterator[tuple[int, int, int, int, float, float]]:
+        """(rank, step, kind, microbatch, start in s, end in s) of each operation, by rank.
+
+        The step is the one of the rank in which the operation starts; -1 where there is none. A
+        synchronisation of gradients that has others below it is only their frame. Ask once: the
+        table is empty afterwards.
+
+        Raises:
+            TraceError: a rank has no step, has one twice, or its steps overlap.
+        """
+        rank, kind, microbatch, start, end, key, above = self._distinct()
+        frame = (kind == OpKind.GRADS_REDUCE_SCATTER) & np.isin(key, above[_is_sync(kind)])
+        step = self._step_of(rank, start, where)
+        for row in np.flatnonzero(~frame).tolist():
+            yield (
+                int(rank[row]),
+                int(step[row]),
+                int(kind[row]),
+                int(microbatch[row]),
+                int(start[row]) * 1e-9,
+                int(end[row]) * 1e-9,
+            )
+
+    def _distinct(self) -> Ints:
+        """[column, op] operations by rank, those sent twice once."""
+        rows = np.frombuffer(self._ops, np.int64).reshape(-1, _OP_WIDTH)
+        self._ops = array("q")  # two copies of them are enough, for a moment
+        rank, kind, _, start, end, key, _ = rows.T
+        rows = rows[np.lexsort((key, kind, end, start, rank))]
+        again = np.zeros(len(rows), dtype=bool)
+        again[1:] = (rows[1:, _COMPARED] == rows[:-1, _COMPARED]).all(axis=1)
+        self.repeated = int(again.sum())
+        return rows.T if not self.repeated else rows[~again].T
+
+    def _step_of(self, rank: Ints, start: Ints, where: str) -> Ints:
+        """[op] the step that an op starts in, -1 = none; ``rank`` ascends."""
+        steps = np.frombuffer(self._steps, np.int64).reshape(-1, _STEP_WIDTH)
+        steps = np.unique(steps, axis=0).T
+        steps = steps[:, np.lexsort((steps[2], steps[0]))]
+        found = np.full(len(rank), -1, dtype=np.int64)
+        for number in np.union1d(rank, steps[0]).tolist():
+            low, high = np.searchsorted(rank, [number, number + 1])
+            _, name, begin, until = steps[:, steps[0] == number]
+            if not len(begin):
+                raise TraceError(
+                    f"{where}: rank {number} has {high - low} operations but no whole "
+                    "megatron.train_step; is its part cut off?"
+                )
+            _check_steps(number, name, begin, until, where)
+            at = np.searchsorted(begin, start[low:high], side="right") - 1
+            inside = (at >= 0) & (start[low:high] <= until[at])
+            found[low:high] = np.where(inside, name[at], -1)
+        return found
+
+
+def _is_sync(kind: Ints) -> npt.NDArray[np.bool_]:
+    return np.isin(
+        kind,
+        [
+            OpKind.GRADS_REDUCE_SCATTER,
+            OpKind.EMBEDDING_GRADS_ALL_REDUCE,
+            OpKind.LAYERNORM_GRADS_ALL_REDUCE,
+        ],
+    )
+
+
+def _check_steps(rank: int, number: Ints, begin: Ints, until: Ints, where: str) -> None:
+    numbers, times = np.unique(number, return_counts=True)
+    if (times > 1).any():
+        raise TraceError(
+            f"{where}: rank {rank} has step {numbers[np.argmax(times > 1)]} more than once; was "
+            "the job started again? Give each run its own files"
+        )
+    crossed = np.flatnonzero(begin[1:] < until[:-1])
+    if len(crossed):
+        at = crossed[0]
+        raise TraceError(
+            f"{where}: steps {number[at]} and {number[at + 1]} of rank {rank} overlap in time; "
+            "are there two processes with this rank, or was its clock set?"
+        )

@@ -1,0 +1,111 @@
+"""Rows of a job -> the spans that Megatron-LM would send, as OTLP's JSON."""
+
+from collections.abc import Iterable
+
+START_NS = 1_795_245_033_000_000_000
+STEP_GAP_S = 0.05
+
+NAMES = {
+    "forward-compute": "megatron.microbatch.forward",
+    "backward-compute": "megatron.microbatch.backward",
+    "forward-send": "megatron.p2p.send_forward",
+    "forward-recv": "megatron.p2p.recv_forward",
+    "backward-send": "megatron.p2p.send_backward",
+    "backward-recv": "megatron.p2p.recv_backward",
+    "grads-reduce-scatter": "megatron.grad_sync.data_parallel",
+    "layernorm-grads-all-reduce": "megatron.grad_sync.layernorm",
+    "embedding-grads-all-reduce": "megatron.grad_sync.embedding",
+    "optimizer": "megatron.optimizer_step",
+}
+
+
+def attribute(name: str, value: object) -> dict:
+    kind = "intValue" if isinstance(value, int) else "stringValue"
+    return {"key": name, "value": {kind: str(value)}}
+
+
+def spans_of_ranks(rows: Iterable[dict], tp: int = 1) -> dict[int, list[dict]]:
+    """Rank -> its spans, each op's beneath that of its step; tensor-parallel peers say the same.
+
+    A span is {name, start_ns, end_ns, id, parent, attributes}.
+    """
+    rows = list(rows)
+    dp_size = 1 + max(row["dp"] for row in rows)
+    base, length = START_NS, {}
+    for row in rows:
+        length[row["step"]] = max(length.get(row["step"], 0), row["start"] + row["duration"])
+    begin = {}
+    for step in sorted(length):
+        begin[step] = base
+        base += round((length[step] + STEP_GAP_S) * 1e9)
+    spans: dict[int, list[dict]] = {}
+    for row in rows:
+        for t in range(tp):
+            mine = spans.setdefault((row["pp"] * dp_size + row["dp"]) * tp + t, [])
+            parent = f"{row['step'] + 1:016x}"
+            if not any(span["id"] == parent for span in mine):
+                mine.append(
+                    {
+                        "name": "megatron.train_step",
+                        "start_ns": begin[row["step"]],
+                        "end_ns": begin[row["step"]] + round(length[row["step"]] * 1e9),
+                        "id": parent,
+                        "parent": "",
+                        "attributes": {"megatron.iteration": row["step"]},
+                    }
+                )
+            start = begin[row["step"]] + round(row["start"] * 1e9)
+            mine.append(
+                {
+                    "name": NAMES[row["kind"]],
+                    "start_ns": start,
+                    "end_ns": start + round(row["duration"] * 1e9),
+                    "id": f"{len(mine) + 1_000_000:016x}",
+                    "parent": parent,
+                    "attributes": {"megatron.microbatch_id": row["microbatch"]}
+                    if row["microbatch"] >= 0
+                    else {},
+                }
+            )
+    return spans
+
+
+def sizes_of(rows: Iterable[dict], tp: int = 1) -> dict[str, int]:
+    rows = list(rows)
+    return {
+        "dl.data_parallel.size": 1 + max(row["dp"] for row in rows),
+        "dl.pipeline_parallel.size": 1 + max(row["pp"] for row in rows),
+        "dl.tensor_parallel.size": tp,
+    }
+
+
+def request(rank: int, spans: Iterable[dict], sizes: dict[str, int]) -> dict:
+    """One ExportTraceServiceRequest of one rank."""
+    resource = {"service.name": "megatron", "service.instance.id": str(rank), **sizes}
+    written = [
+        {
+            "traceId": f"{rank + 1:032x}",
+            "spanId": span["id"],
+            "parentSpanId": span["parent"],
+            "name": span["name"],
+            "kind": 1,
+            "startTimeUnixNano": str(span["start_ns"]),
+            "endTimeUnixNano": str(span["end_ns"]),
+            "attributes": [attribute(*pair) for pair in span["attributes"].items()],
+        }
+        for span in spans
+    ]
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": [attribute(*pair) for pair in resource.items()]},
+                "scopeSpans": [{"scope": {"name": "megatron"}, "spans": written}],
+            }
+        ]
+    }
+
+
+def requests_of(rows: list[dict], tp: int = 1) -> list[dict]:
+    """A request per rank."""
+    sizes = sizes_of(rows, tp)
+    return [request(rank, some, sizes) for rank, some in sorted(spans_of_ranks(rows, tp).items())]

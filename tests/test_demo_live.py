@@ -1,0 +1,112 @@
+"""The loop closed on a real job: four processes train, one is slowed, found and relieved."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.demo.control import CONTROL, Control
+from paceline.demo.live import LEVELS, run_live
+from paceline.demo.processes import Shape, Training
+from paceline.errors import DemoError
+from paceline.mitigate.strategies import weights
+
+QUICK = Shape(microbatches=4, forward_s=0.001, backward_s=0.002)
+
+
+def workers_of(folder):
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in command and b"demo.worker" in command:
+                found.append(int(entry.name))
+    return found
+
+
+def gone(folder, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while workers_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not workers_of(folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+class TestProcesses:
+    def test_a_dead_rank_is_named_and_the_others_end(self, tmp_path):
+        with Training(tmp_path, QUICK) as job:
+            job.wait_for(2)
+            job.workers[3].kill()
+            with pytest.raises(DemoError, match=r"rank [0-3] of the demo's training job ended"):
+                job.wait_for(10_000)
+        assert gone(tmp_path)
+
+    @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_no_process_is_left_when_the_demo_is_ended(self, tmp_path, sign):
+        folder = tmp_path / "run"
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "demo", "--live", "-o", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while len(workers_of(folder)) < 4 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert len(workers_of(folder)) == 4
+            demo.send_signal(sign)
+            assert demo.wait(30) != 0
+            assert gone(folder)
+        finally:
+            demo.kill()
+
+
+def test_control_says_all_in_numbers(tmp_path):
+    control = Control((5, 11), 1.5, 3, True)
+    control.write(tmp_path / CONTROL)
+    assert Control.read(tmp_path / CONTROL) == control
+    assert Control.from_values(control.to_values()) == control
+
+
+def test_an_existing_folder_is_refused(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "demo", "--live", "-o", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+
+
+def test_the_loop_is_closed(tmp_path):
+    """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon."""
+    said = []
+    result = run_live(tmp_path, said.append)
+    assert [level.factor for level in result.levels] == list(LEVELS)
+    for level in result.levels:
+        assert (0, 0) in level.workers
+        assert abs(level.error) <= 0.08, level
+    assert result.levels[0].measured < result.levels[1].measured < result.levels[2].measured
+    assert result.detected_after <= 10
+    assert result.named == (0,)
+    assert result.counts[0] < result.counts[1]
+    assert sum(result.counts) == 2 * Shape().microbatches
+    assert result.recovered >= 0.5
+    assert result.loss_difference < 1e-5
+    assert len(result.actions) == 2
+    assert "evenly again" in result.actions[1]
+    assert result.back_s < 1.15 * result.healthy_s
+    assert result.seconds < 180
+    assert json.loads(json.dumps(result.to_mapping()))["recovered"] == result.recovered
+    assert sum(weights(result.counts)) == pytest.approx(1)
+    assert any("blames dp 0 stage 0" in line for line in said)
+    assert (tmp_path / "job" / CONTROL).exists()

@@ -1,0 +1,245 @@
+"""Who is slow: by hand, from synthesised traces, and from the call logs of the same jobs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from call_logs import of_trace, to_log
+from paceline.detect.calls import step_times
+from paceline.detect.detector import Event
+from paceline.detect.job import job_events
+from paceline.detect.locate import episode_end, locate_in_calls, locate_in_trace, locate_last
+from paceline.detect.who import Suspect, Transfers, Work, find_suspects, lower_median, waited_for
+from paceline.detect.who_calls import who_from_calls
+from paceline.detect.who_trace import who_from_trace
+from paceline.errors import DetectError
+from paceline.graph import from_trace
+from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
+from paceline.whatif import analyze
+
+SPEC = SynthSpec(dp=8, pp=4, microbatches=8, steps=12)
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def no_transfers():
+    return Transfers(ints(), ints(), ints(), np.zeros(0), (), ())
+
+
+def no_work():
+    return Work(ints(), ints(), np.zeros(0), np.zeros(0))
+
+
+def test_a_group_is_slow_beside_its_like_by_hand():
+    # Groups a, b, c call 8 bytes twice each; c takes 0.3 s instead of 0.2. Group d calls 16 bytes.
+    transfers = Transfers(
+        group=ints(0, 0, 1, 1, 2, 2, 3),
+        op=ints(0, 0, 0, 0, 0, 0, 0),
+        size=ints(8, 8, 8, 8, 8, 8, 16),
+        seconds=np.array([0.2, 0.2, 0.2, 0.2, 0.3, 0.3, 9.0]),
+        names=("a", "b", "c", "d"),
+        members=((0, 1), (2, 3), (4, 5), (6, 7)),
+    )
+    (found,) = find_suspects(transfers, no_work(), step_s=2.0, steps=1)
+    assert (found.kind, found.ranks) == ("communication", (4, 5))
+    assert found.factor == pytest.approx(1.5)
+    assert found.share == pytest.approx(0.1)  # 0.2 s of a step of 2 s
+    assert found.name == "ranks 4-5 (group c); communication"
+
+
+def test_a_group_up_to_1_1_times_its_like_is_not_suspicious():
+    transfers = Transfers(
+        ints(0, 1, 2), ints(0, 0, 0), ints(8, 8, 8), np.array([1.0, 1.0, 1.09]),
+        ("a", "b", "c"), ((0, 1), (2, 3), (4, 5)),
+    )  # fmt: skip
+    assert find_suspects(transfers, no_work(), 4.0, 1) == ()
+    slower = replace(transfers, seconds=np.array([1.0, 1.0, 1.11]))
+    assert [found.ranks for found in find_suspects(slower, no_work(), 4.0, 1)] == [(4, 5)]
+
+
+def test_only_a_rank_that_works_longer_and_is_waited_for_is_slow():
+    # Rank 2 works 1.5 s instead of 1 and is waited for; rank 3 comes late too, but works no
+    # longer; nobody waits for rank 1; ranks 4 and 5 do other work.
+    work = Work(
+        rank=ints(0, 1, 2, 3, 6, 4, 5),
+        like=ints(0, 0, 0, 0, 0, 1, 1),
+        seconds=np.array([1.0, 1.5, 1.5, 1.0, 1.0, 4.0, 4.0]),
+        waited_for=np.array([0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]),
+    )
+    (found,) = find_suspects(no_transfers(), work, step_s=2.0, steps=1)
+    assert (found.kind, found.ranks, found.factor) == ("compute", (2,), 1.5)
+    assert found.share == pytest.approx(0.25)
+
+
+def test_who_is_waited_for():
+    # Three calls of ranks 0, 1, 2: rank 2 comes last in two of them, rank 0 in one.
+    call, rank, group = ints(0, 0, 0, 1, 1, 1, 2, 2, 2), ints(*[0, 1, 2] * 3), ints(*[0] * 9)
+    waited_s = np.array([4.0, 3.0, 0.0, 4.0, 5.0, 0.0, 0.0, 2.0, 3.0])
+    found = waited_for(call, rank, group, waited_s)
+    assert found == {0: pytest.approx(1 / 3), 1: 0.0, 2: pytest.approx(2 / 3)}
+    # Of two members the one that waits is not waited for.
+    assert waited_for(ints(0, 0), ints(0, 1), ints(0, 0), np.array([0.0, 1.0])) == {0: 1.0, 1: 0.0}
+
+
+def test_of_two_the_faster_is_usual():
+    assert lower_median(np.array([3.0, 1.0])) == 1.0
+    assert lower_median(np.array([3.0, 1.0, 2.0])) == 2.0
+
+
+CAUSES = {
+    "slow worker": ((SlowWorker(3, 1, 1.5),), (), (), [("compute", (11,))]),
+    "slow worker of the first stage": ((SlowWorker(2, 0, 1.3),), (), (), [("compute", (2,))]),
+    "slow worker of the last stage": ((SlowWorker(5, 3, 1.3),), (), (), [("compute", (29,))]),
+    "two slow workers": (
+        (SlowWorker(3, 1, 1.4), SlowWorker(4, 1, 1.4)), (), (), [("compute", (11, 12))],
+    ),
+    "slow link": ((), (SlowLink(2, 1, 60.0),), (), [("communication", (10, 18))]),
+    "slow NIC": ((), (), (SlowNic(2, 1, 8.0),), [("communication", tuple(range(8, 16)))]),
+    "none": ((), (), (), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_is_found_in_a_trace_and_in_its_call_log(cause):
+    workers, links, nics, expected = CAUSES[cause]
+    spec = replace(SPEC, slow_workers=workers, slow_links=links, slow_nics=nics)
+    trace = synthesize(spec)
+    measured = from_trace(trace)
+    result = analyze(measured)
+    found = who_from_trace(measured, result)
+    assert [(suspect.kind, suspect.ranks) for suspect in found] == expected
+    log = of_trace(trace)
+    heard = who_from_calls(log, step_times(log))
+    assert [(suspect.kind, suspect.ranks) for suspect in heard] == expected
+    if workers:
+        # Other calls may cut some of the time between calls, so that a part of it is not seen.
+        truth = workers[0].factor
+        assert 1 + 0.7 * (truth - 1) < heard[0].factor < 1 + 1.1 * (truth - 1)
+    if len(workers) == 1:
+        dp, pp = workers[0].dp, workers[0].pp
+        assert found[0].factor == pytest.approx(result.by_worker[pp, dp], rel=1e-9)
+
+
+def test_computation_and_communication_at_once():
+    spec = replace(SPEC, slow_workers=(SlowWorker(3, 1, 1.5),), slow_links=(SlowLink(2, 1, 60.0),))
+    trace = synthesize(spec)
+    measured = from_trace(trace)
+    log = of_trace(trace)
+    expected = {("compute", (11,)), ("communication", (10, 18))}
+    for found in (
+        who_from_trace(measured, analyze(measured)),
+        who_from_calls(log, step_times(log)),
+    ):
+        assert {(suspect.kind, suspect.ranks) for suspect in found} == expected
+
+
+def test_a_worker_stands_for_its_tensor_parallel_ranks():
+    trace = synthesize(replace(SPEC, tp=8, slow_workers=(SlowWorker(3, 0, 1.5),)))
+    measured = from_trace(trace)
+    (found,) = who_from_trace(measured, analyze(measured))
+    assert found.name == "ranks 24-31 (stage 0 of replica 3); compute"
+    unknown = replace(measured, rank=np.full_like(measured.rank, -1))
+    (found,) = who_from_trace(unknown, analyze(unknown))
+    assert (found.ranks, found.name) == ((), "stage 0 of replica 3; compute")
+
+
+def test_a_call_log_without_durations_cannot_say_who():
+    log = replace(of_trace(synthesize(replace(SPEC, steps=6))), duration_s=None)
+    with pytest.raises(DetectError, match="no duration_s"):
+        who_from_calls(log, step_times(log))
+
+
+def test_a_window_behind_the_log_is_refused():
+    log = of_trace(synthesize(replace(SPEC, steps=6)))
+    with pytest.raises(DetectError, match="no steps from 90 to"):
+        who_from_calls(log, step_times(log), 90, 95)
+
+
+def test_one_group_alone_is_not_judged():
+    rows = [
+        (step + 0.1 * at + 0.01 * rank, rank, ("AllReduce", size, "dp"))
+        for step in range(8)
+        for at, size in enumerate((4, 8))
+        for rank in range(2)
+    ]
+    log = to_log(rows)
+    log = replace(log, duration_s=np.full(len(log), 0.05))
+    assert who_from_calls(log, step_times(log)) == ()
+
+
+def onset(rank, step, lost_s=252.0):
+    return Event("onset", rank, step, step - 22, 1.31, lost_s, 1.0)
+
+
+def test_the_sentence():
+    event = job_events([onset(rank, 5120) for rank in range(64)], 64)[0]
+    assert event.explain() == (
+        "step 5,120: 1.31x slower since step 5,098; who: unknown, run paceline validate; "
+        "4.2 minutes lost so far"
+    )
+    suspect = Suspect("compute", tuple(range(24, 32)), "ranks 24-31", 1.4, 0.3, "1.4x as long")
+    told = replace(
+        event,
+        suspects=(suspect,),
+        advice="moving 3 micro-batches off replica 3 recovers 78%",
+    )
+    assert told.explain() == (
+        "step 5,120: 1.31x slower since step 5,098; ranks 24-31; compute; 4.2 minutes lost so far; "
+        "moving 3 micro-batches off replica 3 recovers 78%"
+    )
+    assert told.to_mapping()["who"][0]["ranks"] == list(range(24, 32))
+    assert event.to_mapping()["who"] is None
+    assert "nobody stands out" in replace(event, suspects=()).explain()
+    assert job_events([onset(3, 5120, 7200.0)], 64)[0].explain() == (
+        "step 5,120: rank 3: 1.31x slower since step 5,098; who: unknown, run paceline validate; "
+        "2.0 hours lost so far"
+    )
+
+
+def episodes():
+    """Slow from step 78 to 149, again from step 278."""
+    relief = Event("relief", 0, 160, 150, 1.3, 9.0, 1.0)
+    return job_events([onset(0, 100), relief, onset(0, 300)], 1)
+
+
+def test_episodes_end_with_their_relief():
+    first, _, second = episodes()
+    assert episode_end(first, episodes()) == 150
+    assert episode_end(second, episodes()) is None
+
+
+def test_a_trace_speaks_for_the_fail_slow_it_has_steps_of():
+    trace = synthesize(replace(SPEC, steps=4, slow_workers=(SlowWorker(3, 1, 1.5),)))
+    late = replace(trace, steps=trace.steps + 148)  # 148 and 149 are slow, 150 and 151 are not
+    first, relief, second = locate_in_trace(episodes(), late)
+    assert [suspect.ranks for suspect in first.suspects] == [(11,)]
+    assert relief.suspects is None
+    assert second.suspects is None
+
+
+def test_a_profile_without_numbers_speaks_for_the_last_fail_slow():
+    first, relief, second = locate_last(episodes(), ())
+    assert (first.suspects, relief.suspects, second.suspects) == (None, None, ())
+
+
+def test_each_fail_slow_of_a_call_log_has_its_own_culprits():
+    begin_s, parts = 0.0, []
+    for seed, worker in enumerate(((), (SlowWorker(3, 1, 1.5),), (), (SlowWorker(2, 0, 1.5),))):
+        trace = synthesize(replace(SPEC, steps=80, dp=4, pp=2, seed=seed, slow_workers=worker))
+        log = of_trace(trace)
+        parts.append(replace(log, time_s=log.time_s + begin_s))
+        begin_s += float(trace.traced_step_s().sum())
+    names = ("rank", "time_s", "op", "size", "communicator", "duration_s")
+    whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    log = replace(parts[0], **whole)
+    steps = step_times(log)
+    ranks = range(8)
+    events = [Event("onset", rank, 84, 80, 1.3, 1.0, 1.0) for rank in ranks]
+    events += [Event("relief", rank, 165, 160, 1.3, 1.0, 1.0) for rank in ranks]
+    events += [Event("onset", rank, 245, 240, 1.3, 1.0, 1.0) for rank in ranks]
+    first, _, second = locate_in_calls(job_events(events, 8), log, steps)
+    assert [suspect.ranks for suspect in first.suspects] == [(7,)]
+    assert [suspect.ranks for suspect in second.suspects] == [(2,)]

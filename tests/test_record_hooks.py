@@ -1,0 +1,104 @@
+"""Hooks on real torch jobs: processes, gloo, schedules, DDP and FSDP."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import analyze, load
+from paceline.sources.recording import load_recorded_step_times
+from paceline.sources.recording_files import read_files
+from paceline.trace import OpKind
+
+pytest.importorskip("torch.distributed")
+
+HERE = Path(__file__).parent
+K = OpKind
+
+
+def job(kind, world, folder):
+    """Run a job of ``record_job.py``; no rank is left behind, whatever fails."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "record_job.py"), kind]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(folder)],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * world, told
+    assert not any("paceline" in text or "recorder" in text for text in told), told
+
+
+def medians_ms(trace, kind, worker):
+    """Typical duration of a kind on each stage, or of each replica (``worker``: [row] which)."""
+    rows = trace.kind == kind
+    took = trace.end - trace.start
+    return [1e3 * float(np.median(took[rows & (worker == n)])) for n in np.unique(worker)]
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_pipelining_schedules(tmp_path, kind, chunks):
+    job(kind, 2, tmp_path / "run")
+    trace = load(tmp_path / "run")
+    assert trace.steps.tolist() == [0, 2, 4]
+    assert (trace.job.dp_size, trace.job.pp_size, trace.job.vpp_size) == (1, 2, chunks)
+    computes = 4 * chunks
+    received = [4 * (chunks - 1), computes]
+    for step in trace.counts[:, 0]:
+        assert step[:, [K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE]].tolist() == [[computes] * 2] * 2
+        assert step[:, K.FORWARD_RECV].tolist() == received
+        assert step[:, K.FORWARD_SEND].tolist() == received[::-1]
+        assert step[:, K.BACKWARD_RECV].tolist() == received[::-1]
+        assert step[:, K.BACKWARD_SEND].tolist() == received
+        assert step[:, K.OPTIMIZER].tolist() == [1, 1]
+    first, last = medians_ms(trace, K.FORWARD_COMPUTE, trace.pp)
+    assert first >= 8
+    assert last >= 4
+    analyze(trace)  # the graph is whole, the simulation runs
+    assert all(file.residual_ns is not None for file in read_files(tmp_path / "run"))
+    assert load_recorded_step_times(tmp_path / "run").duration_s.shape == (6, 2)
+
+
+def test_two_replicas_of_a_pipeline(tmp_path):
+    job("1f1b", 4, tmp_path / "run")
+    trace = load(tmp_path / "run")
+    assert (trace.job.dp_size, trace.job.pp_size) == (2, 2)
+    assert trace.rank.tolist() == [[0, 1], [2, 3]]
+
+
+def test_ddp(tmp_path):
+    job("ddp", 2, tmp_path / "run")
+    trace = load(tmp_path / "run")
+    assert (trace.job.dp_size, trace.job.pp_size) == (2, 1)
+    kinds = (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.GRADS_REDUCE_SCATTER, K.OPTIMIZER)
+    assert (trace.counts[:, :, 0][..., kinds] == [2, 2, 1, 1]).all()
+    # Rank 1 computes longer, rank 0 waits: that must not look like a long backward of rank 0.
+    fast, slow = medians_ms(trace, K.BACKWARD_COMPUTE, trace.dp)
+    assert slow >= 20
+    assert fast < slow
+    result = analyze(trace)
+    assert result.by_worker[0, 1] > max(1.1, result.by_worker[0, 0])
+
+
+def test_fsdp(tmp_path):
+    job("fsdp", 2, tmp_path / "run")
+    trace = load(tmp_path / "run")
+    kinds = (
+        *(K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.PARAMS_ALL_GATHER),
+        *(K.GRADS_REDUCE_SCATTER, K.OPTIMIZER),
+    )
+    assert (trace.counts[:, :, 0][..., kinds] == [2, 2, 1, 1, 1]).all()
+    analyze(trace)

@@ -1,0 +1,332 @@
+"""Megatron-Core's hooks on a tree of modules with its names (of 0.16), which runs one 1F1B step."""
+
+import sys
+import types
+
+import pytest
+
+import paceline.record as record
+from paceline import load
+from paceline.trace import OpKind
+
+K = OpKind
+
+
+class Request:
+    def wait(self):
+        return None
+
+
+class P2PCommunicator:
+    def __init__(self):
+        self.called = []
+
+    def _communicate(
+        self,
+        *,
+        tensor_send_next,
+        tensor_send_prev,
+        recv_prev,
+        recv_next,
+        tensor_shape,
+        wait_on_reqs=True,
+    ):
+        self.called.append((tensor_send_next, tensor_send_prev, recv_prev, recv_next))
+        requests = {"send_next": Request(), "recv_prev": Request()}
+        return None, None, None if wait_on_reqs else requests
+
+
+class DistributedDataParallel:
+    def __init__(self, module):
+        self.module = module
+
+    def finish_grad_sync(self, force_all_reduce=False):
+        return "synced"
+
+
+class MegatronOptimizer:
+    def clip_grad_norm(self, clip_grad):
+        return self.get_grad_norm()
+
+    def get_grad_norm(self):
+        return 1.0
+
+
+class MixedPrecisionOptimizer(MegatronOptimizer):
+    def step_with_ready_grads(self):
+        return True
+
+    def step(self):
+        self.clip_grad_norm(1.0)
+        return self.step_with_ready_grads()
+
+
+class DistributedOptimizer(MixedPrecisionOptimizer):
+    def step_with_ready_grads(self):
+        return super().step_with_ready_grads()
+
+
+class FP32Optimizer(MixedPrecisionOptimizer):
+    def step_with_ready_grads(self):
+        return True
+
+
+class ChainedOptimizer(MegatronOptimizer):
+    def __init__(self, optimizers):
+        self.chained_optimizers = optimizers
+
+    def get_grad_norm(self):
+        return max(each.get_grad_norm() for each in self.chained_optimizers)
+
+    def step_with_ready_grads(self):
+        return all(each.step_with_ready_grads() for each in self.chained_optimizers)
+
+    def step(self):
+        self.get_grad_norm()
+        return self.step_with_ready_grads()
+
+
+def forward_step(forward_step_func, data_iterator, model, num_microbatches, *_, **__):
+    return [object()], 7
+
+
+def backward_step(input_tensor, output_tensor, output_tensor_grad, model_type, config):
+    return "gradient"
+
+
+@pytest.fixture
+def megatron(monkeypatch):
+    """The modules by their last names; every one a fresh copy."""
+    from copy import copy
+
+    def fresh(cls, *bases):
+        return type(cls.__name__, bases or cls.__bases__, dict(vars(cls)))
+
+    base = fresh(MegatronOptimizer)
+    mixed = fresh(MixedPrecisionOptimizer, base)
+    distributed = type(
+        "DistributedOptimizer",
+        (mixed,),
+        {"step_with_ready_grads": lambda self: mixed.step_with_ready_grads(self)},
+    )
+    trees = {
+        "megatron": {},
+        "megatron.core": {},
+        "megatron.core.parallel_state": {
+            "model_parallel_is_initialized": lambda: True,
+            "get_data_parallel_world_size": lambda: 1,
+            "get_pipeline_model_parallel_world_size": lambda: 2,
+            "get_tensor_model_parallel_world_size": lambda: 1,
+            "get_context_parallel_world_size": lambda: 1,
+            "get_virtual_pipeline_model_parallel_world_size": lambda: None,
+            "get_data_parallel_rank": lambda: 0,
+            "get_pipeline_model_parallel_rank": lambda: 1,
+        },
+        "megatron.core.pipeline_parallel": {},
+        "megatron.core.pipeline_parallel.schedules": {
+            "forward_step": forward_step,
+            "backward_step": backward_step,
+        },
+        "megatron.core.pipeline_parallel.p2p_communication": {
+            "P2PCommunicator": fresh(P2PCommunicator)
+        },
+        "megatron.core.distributed": {},
+        "megatron.core.distributed.distributed_data_parallel": {
+            "DistributedDataParallel": fresh(DistributedDataParallel)
+        },
+        "megatron.core.distributed.finalize_model_grads": {
+            "_allreduce_non_tensor_model_parallel_grads": lambda *_: None,
+            "_allreduce_word_embedding_grads": lambda *_: None,
+        },
+        "megatron.core.optimizer": {},
+        "megatron.core.optimizer.optimizer": {
+            "MegatronOptimizer": base,
+            "MixedPrecisionOptimizer": mixed,
+            "FP32Optimizer": fresh(FP32Optimizer, mixed),
+            "ChainedOptimizer": fresh(ChainedOptimizer, base),
+        },
+        "megatron.core.optimizer.distrib_optimizer": {"DistributedOptimizer": distributed},
+    }
+    modules = {}
+    for name, contents in trees.items():
+        module = types.ModuleType(name)
+        vars(module).update(copy(contents))
+        monkeypatch.setitem(sys.modules, name, module)
+        modules[name.rpartition(".")[2]] = module
+    return modules
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    rec = record.start(tmp_path, every=1, rank=1, world=2)
+    yield rec
+    rec.close()
+
+
+def model_of(ties):
+    chunk = DistributedDataParallel(types.SimpleNamespace(share_embeddings_and_output_weights=ties))
+    return [chunk]
+
+
+def train_step(megatron, optimizer, ties=False, overlap=False):
+    """A step of the last stage: 1F1B of three microbatches."""
+    schedules, link = megatron["schedules"], megatron["p2p_communication"].P2PCommunicator()
+
+    def communicate(**which):
+        arguments = dict.fromkeys(("tensor_send_next", "tensor_send_prev", "tensor_shape"))
+        arguments |= {"recv_prev": False, "recv_next": False, **which}
+        return link._communicate(**arguments)
+
+    for microbatch in range(3):
+        _, _, requests = communicate(recv_prev=True, wait_on_reqs=not overlap)
+        for request in (requests or {}).values():
+            request.wait()
+        output, _ = schedules.forward_step(
+            None, None, None, 3, current_microbatch=microbatch, vp_stage=None
+        )
+        assert schedules.backward_step(None, output, None, None, None) == "gradient"
+        communicate(tensor_send_prev="gradient")
+    ddp = megatron["distributed_data_parallel"].DistributedDataParallel(None)
+    assert ddp.finish_grad_sync() == "synced"
+    finalize = megatron["finalize_model_grads"]
+    finalize._allreduce_non_tensor_model_parallel_grads(None, None)
+    finalize._allreduce_word_embedding_grads(model_of(ties), None)
+    assert optimizer.step()
+
+
+def recorded(folder):
+    """What the last stage recorded, as the trace of both (the first one's file is made here)."""
+    from recordings import SetClock, play
+    from recordings import recorder as recorder_of
+
+    clock = SetClock()
+    rec = recorder_of(folder, clock, rank=0, world=2, pp_rank=0)
+    for number in range(2):
+        clock.t = 10**9 * (number + 1)
+        ops = [
+            (kind, m, 0 if m >= 0 else -1, clock.t + 10 * i, clock.t + 10 * i + 5)
+            for i, (kind, m) in enumerate(FIRST)
+        ]
+        play(rec, clock, number, ops, (clock.t, clock.t + 10**6))
+    rec.close()
+    return load(folder)
+
+
+FIRST = [
+    ("forward-compute", 0),
+    ("backward-compute", 0),
+    ("forward-compute", 1),
+    ("backward-compute", 1),
+    ("forward-compute", 2),
+    ("backward-compute", 2),
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", ["MixedPrecisionOptimizer", "DistributedOptimizer", "Chained"])
+def test_a_step_of_the_last_stage(megatron, recorder, tmp_path, caplog, kind, overlap):
+    record.instrument_megatron()
+    optimizers = megatron["optimizer"]
+    if kind == "Chained":
+        one = optimizers.MixedPrecisionOptimizer()
+        optimizer = optimizers.ChainedOptimizer([one, optimizers.FP32Optimizer()])
+    elif kind == "DistributedOptimizer":
+        optimizer = megatron["distrib_optimizer"].DistributedOptimizer()
+    else:
+        optimizer = getattr(optimizers, kind)()
+    for number in range(2):
+        with recorder.step(number):
+            train_step(megatron, optimizer, ties=True, overlap=overlap)
+    train_step(megatron, optimizer)  # outside of a step: an evaluation, not recorded
+    recorder.close()
+    trace = recorded(tmp_path)
+    assert caplog.records == []
+    assert (trace.job.pp_size, trace.job.dp_size) == (2, 1)
+    expected = {
+        K.FORWARD_COMPUTE: 3,
+        K.BACKWARD_COMPUTE: 3,
+        K.FORWARD_RECV: 3,
+        K.BACKWARD_SEND: 3,
+        K.GRADS_REDUCE_SCATTER: 1,
+        K.LAYERNORM_GRADS_ALL_REDUCE: 1,
+        K.EMBEDDING_GRADS_ALL_REDUCE: 1,
+        K.OPTIMIZER_CLIP_MAIN_GRAD: 1,
+        K.OPTIMIZER: 1,
+    }
+    for counts in trace.counts[:, 0, 1]:
+        assert {OpKind(k): int(n) for k, n in enumerate(counts) if n} == expected
+    last = (trace.pp == 1) & (trace.kind == K.BACKWARD_COMPUTE)
+    assert trace.microbatch[last].tolist() == [0, 1, 2] * 2
+
+
+def test_untied_embeddings_are_not_recorded(megatron, recorder, tmp_path):
+    record.instrument_megatron()
+    with recorder.step(0):
+        train_step(megatron, megatron["optimizer"].FP32Optimizer(), ties=False)
+        kinds = [op.kind for op in recorder._ops]
+    assert K.EMBEDDING_GRADS_ALL_REDUCE not in kinds
+    assert K.GRADS_REDUCE_SCATTER in kinds
+
+
+def test_backwards_of_chunks_find_their_forwards(megatron, recorder):
+    record.instrument_megatron()
+    schedules = megatron["schedules"]
+    with recorder.step(0):
+        outputs = {
+            (m, c): schedules.forward_step(None, None, None, 2, current_microbatch=m, vp_stage=c)[0]
+            for c in range(2)
+            for m in range(2)
+        }
+        for key in ((0, 1), (1, 1), (0, 0), (1, 0)):
+            schedules.backward_step(None, outputs[key], None, None, None)
+        backwards = [op for op in recorder._ops if op.kind == K.BACKWARD_COMPUTE]
+    assert [(op.microbatch, op.chunk) for op in backwards] == [(0, 1), (1, 1), (0, 0), (1, 0)]
+
+
+def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeypatch):
+    del megatron["schedules"].backward_step
+    monkeypatch.setitem(sys.modules, "megatron.core.distributed.finalize_model_grads", None)
+    record.instrument_megatron()
+    told = [record.message for record in caplog.records]
+    assert (
+        "megatron.core.pipeline_parallel.schedules has no backward_step; it is not recorded" in told
+    )
+    assert any("finalize_model_grads cannot be imported" in line for line in told)
+    with recorder.step(0):
+        megatron["schedules"].forward_step(None, None, None, 1, current_microbatch=0)
+    assert recorder.is_on
+
+
+def test_without_megatron_it_is_a_line(recorder, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    record.instrument_megatron()
+    (line,) = caplog.records
+    assert "not recorded (hooks_megatron)" in line.message
+    assert recorder.is_on
+
+
+def test_instrumenting_twice_records_once(megatron, recorder):
+    record.instrument_megatron()
+    record.instrument_megatron()
+    with recorder.step(0):
+        megatron["schedules"].forward_step(None, None, None, 1, current_microbatch=0)
+        assert len(recorder._ops) == 1
+
+
+def test_megatrons_own_loop_names_the_steps(megatron, tmp_path, monkeypatch):
+    training = types.ModuleType("megatron.training.training")
+    training.train_step = lambda *_, **__: "loss"
+    for name, module in (
+        ("megatron.training", types.ModuleType("megatron.training")),
+        ("megatron.training.training", training),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    rec = record.start(tmp_path, every=1, rank=1, world=2)
+    record.instrument_megatron()
+    assert training.train_step() == "loss"
+    assert training.train_step(iteration=40) == "loss"
+    assert training.train_step() == "loss"
+    rec.close()
+    from paceline.sources.recording import load_recorded_step_times
+
+    assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 40, 41]

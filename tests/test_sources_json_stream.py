@@ -1,0 +1,189 @@
+"""Event lists are read as a stream, and damage is said with its place."""
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import PacelineError, TraceError
+from paceline.sources import json_stream
+from paceline.sources.json_stream import JsonStream, first_events, lines
+
+EVENTS = [{"name": "a", "ts": 1.5}, {"name": 'quote " ] } , é', "args": {"n": [1, [2]]}}, {}]
+
+fuzz = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_events_of_a_list(tmp_path: Path, packed: bool) -> None:
+    data = json.dumps(EVENTS).encode()
+    stream = JsonStream(write(tmp_path / "a", gzip.compress(data) if packed else data))
+    assert list(stream) == EVENTS
+    assert stream.bare
+    assert stream.header == {}
+
+
+def test_events_of_an_object_with_values_before_and_after(tmp_path: Path) -> None:
+    text = json.dumps({"rank": 3, "traceEvents": EVENTS, "base": {"ns": 17}})
+    stream = JsonStream(write(tmp_path / "a", text))
+    events = iter(stream)
+    next(events)
+    assert stream.header == {"rank": 3}
+    assert list(events) == EVENTS[1:]
+    assert stream.header == {"rank": 3, "base": {"ns": 17}}
+    assert not stream.bare
+
+
+@fuzz
+@given(
+    events=st.lists(st.dictionaries(st.text(max_size=4), values, max_size=3), max_size=5),
+    header=st.dictionaries(st.text(max_size=4), values, max_size=2),
+    chunk=st.integers(1, 40),
+    indent=st.sampled_from([None, 2]),
+)
+def test_windows_of_any_size_give_what_json_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events, header, chunk, indent
+) -> None:
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk)
+    text = json.dumps({**header, "traceEvents": events}, indent=indent, ensure_ascii=False)
+    stream = JsonStream(write(tmp_path / "a", text.encode("utf-8", errors="replace")))
+    expected = json.loads(text.encode("utf-8", errors="replace").decode())
+    assert list(stream) == expected.pop("traceEvents")
+    assert stream.header == expected
+
+
+@pytest.mark.parametrize("whole", [EVENTS, {"a": 12, "traceEvents": EVENTS, "b": 1}])
+def test_a_file_cut_off_anywhere_is_refused_with_the_place(tmp_path: Path, whole: object) -> None:
+    text = json.dumps(whole, indent=1)
+    for n in range(len(text)):
+        path = write(tmp_path / "a", text[:n])
+        with pytest.raises(TraceError, match=r"line \d+ \(character [\d,]+\)") as caught:
+            list(JsonStream(path))
+        assert str(path) in str(caught.value)
+
+
+def test_the_place_is_that_of_the_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", '[{"a": 1},\n{"b": 2},\n{"c" 3}]')
+    events = iter(JsonStream(path))
+    assert [next(events), next(events)] == [{"a": 1}, {"b": 2}]
+    with pytest.raises(TraceError, match=r"line 3 \(character 26\)"):
+        next(events)
+
+
+def test_truncated_and_broken_gzip(tmp_path: Path) -> None:
+    data = gzip.compress(json.dumps([{"n": n, "s": str(n) * 9} for n in range(5000)]).encode())
+    with pytest.raises(TraceError, match="cut off: its gzip stream has no end"):
+        list(JsonStream(write(tmp_path / "a", data[: len(data) // 2])))
+    middle = len(data) // 2
+    broken = data[:middle] + b"\0" * 64 + data[middle + 64 :]
+    with pytest.raises(TraceError, match=r"broken gzip|damaged"):
+        list(JsonStream(write(tmp_path / "b", broken)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a list of events, or an object"),
+        ("nonsense", "a list of events, or an object"),
+        ("[{}] x", "something follows the end"),
+        ("[1]", "an event"),
+        ("{}", "no list traceEvents"),
+        ('{"traceEvents": 3}', "no list traceEvents"),
+        ('{"traceEvents": [], "traceEvents": []}', "a second list"),
+        ("{3: 4}", "Expecting|key"),
+        ('[{"a": ' + "[" * 100_000 + "]" * 100_000 + "}]", "recursion"),
+        ('[{"a": ' + "9" * 5000 + "}]", "digits"),
+    ],
+)
+def test_no_event_list_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        list(JsonStream(write(tmp_path / "a", text)))
+
+
+def test_invalid_utf8_in_a_name_is_no_reason_to_refuse_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", b'[{"name": "k\xff"}]')
+    assert list(JsonStream(path)) == [{"name": "k�"}]
+
+
+def test_a_value_that_does_not_end_is_not_read_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "MAX_VALUE_CHARS", 1000)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 100)
+    path = write(tmp_path / "a", '[{"a": "' + "x" * 100_000)
+    with pytest.raises(TraceError, match="not closed, or is too large"):
+        list(JsonStream(path))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    event = json.dumps({"name": "kernel", "args": {"grid": [1, 2, 3]}, "ts": 1.25})
+    path = tmp_path / "large.json.gz"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write("[" + event)
+        for _ in range(300):
+            file.write(("," + event) * 1000)
+        file.write("]")
+    tracemalloc.start()
+    try:
+        n = sum(1 for _ in JsonStream(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert n == 300_001
+    assert peak < 8e6  # the file holds 19 MB
+
+
+def test_first_events_stops_early_and_forgives_what_follows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", '{"h": 1, "traceEvents": [{"a": 1}, {"b": 2}, nonsense')
+    assert first_events(path, 1) == ([{"a": 1}], {"h": 1})
+    assert first_events(path, 9) == ([{"a": 1}, {"b": 2}], {"h": 1})
+    assert first_events(write(tmp_path / "b", "PAR1"), 1) is None
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(JsonStream(tmp_path / "none"))
+    with pytest.raises(TraceError, match="is a folder"):
+        list(JsonStream(tmp_path))
+
+
+def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 3)
+    path = write(tmp_path / "a", gzip.compress(b"first\n\nthird"))
+    assert list(lines(path)) == ["first", "", "third"]
+    monkeypatch.setattr(json_stream, "MAX_LINE_BYTES", 4)
+    with pytest.raises(TraceError, match="a line of more than 4 bytes"):
+        list(lines(path))
+
+
+@fuzz
+@given(
+    data=st.binary(max_size=200),
+    packed=st.booleans(),
+    prefix=st.sampled_from([b"", b"[{", b"\x1f\x8b"]),
+)
+def test_any_bytes(tmp_path: Path, data: bytes, packed: bool, prefix: bytes) -> None:
+    data = prefix + data
+    path = write(tmp_path / "a", gzip.compress(data) if packed else data)
+    try:
+        list(JsonStream(path))
+    except PacelineError as error:
+        assert str(path) in str(error)  # noqa: PT017 (reading them is no error, either)

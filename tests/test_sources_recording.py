@@ -1,0 +1,290 @@
+"""A folder of recorded ranks -> the trace that was recorded."""
+
+import contextlib
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import SynthSpec, analyze, load, synthesize
+from paceline.blockfile import KINDS, PEER_END, block
+from paceline.errors import TraceError
+from paceline.sources import recording
+from paceline.sources.recording import load_recorded_step_times
+from paceline.sources.recording_files import read_files
+from paceline.trace import OpKind
+from recordings import SetClock, play, record_trace, recorder
+
+STEP = [("forward-compute", 0, 0, 10, 20), ("backward-compute", 0, 0, 20, 45)]
+
+
+def spec(**more):
+    return SynthSpec(**{"dp": 2, "pp": 2, "microbatches": 4, "steps": 3, "seed": 1, **more})
+
+
+def one_rank(folder, numbers=(0, 1), rank=0, world=1, ops=STEP, **given):
+    clock = SetClock()
+    given = {"dp": world, **given}
+    rec = recorder(folder, clock, rank=rank, world=world, **given)
+    for number in numbers:
+        zero = 1_000_000 * (number + 1)
+        moved = [(*what, zero + start, zero + end) for *what, start, end in ops]
+        play(rec, clock, number, moved, (zero, zero + 50))
+    rec.close()
+
+
+def test_the_kinds_of_the_files_are_those_of_traces():
+    assert tuple(kind.label for kind in OpKind) == KINDS
+
+
+@pytest.mark.parametrize("more", [{}, {"vpp": 2, "schedule": "interleaved"}, {"pp": 1}])
+def test_a_recorded_trace_is_the_trace(tmp_path, more):
+    truth = synthesize(spec(**more))
+    record_trace(truth, tmp_path)
+    read = load(tmp_path)
+    assert (read.job.dp_size, read.job.pp_size) == (truth.job.dp_size, truth.job.pp_size)
+    assert read.job.vpp_size == truth.job.vpp_size
+    for name in ("steps", "counts", "chunk", "microbatch"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(truth, name), err_msg=name)
+    np.testing.assert_allclose(read.start, truth.start, atol=1.1e-9, rtol=0)
+    np.testing.assert_allclose(read.end, truth.end, atol=1.1e-9, rtol=0)
+    assert read.warnings == truth.warnings
+    assert analyze(read).slowdown == pytest.approx(analyze(truth).slowdown, abs=1e-6)
+
+
+def test_clocks_are_aligned(tmp_path):
+    truth = synthesize(spec())
+    record_trace(truth, tmp_path, ahead_ns=np.array([[0, 7_000_000_000], [-3_000_000, 123]]))
+    read = load(tmp_path)
+    np.testing.assert_allclose(read.start, truth.start, atol=1.1e-9, rtol=0)
+    assert float(read.step_start_s[0]) == pytest.approx(1_750_000_000, abs=1e-3)
+
+
+def test_some_steps_and_ignored_kinds(tmp_path):
+    record_trace(synthesize(spec()), tmp_path)
+    read = load(tmp_path, steps=[1], ignore_kinds=["optimizer"])
+    assert read.steps.tolist() == [1]
+    assert not read.counts[..., OpKind.OPTIMIZER].any()
+    assert any("kinds optimizer dropped" in warning for warning in read.warnings)
+
+
+def test_only_steps_that_all_ranks_have(tmp_path):
+    one_rank(tmp_path, (0, 1, 2), rank=0, world=2)
+    one_rank(tmp_path, (1, 2, 3), rank=1, world=2)
+    read = load(tmp_path)
+    assert read.steps.tolist() == [1, 2]
+    assert read.left_out == {0: "rank 1 has not recorded it", 3: "rank 0 has not recorded it"}
+
+
+def test_no_common_step_is_an_error(tmp_path):
+    one_rank(tmp_path, (0, 1), rank=0, world=2)
+    one_rank(tmp_path, (2,), rank=1, world=2)
+    with pytest.raises(TraceError, match=r"no step that all ranks recorded \(step 0: rank 1 has"):
+        load(tmp_path)
+
+
+def test_missing_ranks_are_named(tmp_path):
+    record_trace(synthesize(spec(dp=4, pp=1)), tmp_path)
+    (tmp_path / "rank-00001-0.blocks").unlink()
+    (tmp_path / "rank-00003-0.blocks").unlink()
+    with pytest.raises(TraceError, match="lacks the files of 2 of 4 ranks: 1, 3"):
+        load(tmp_path)
+
+
+def test_a_tensor_parallel_peer_may_be_missing(tmp_path):
+    for rank in range(4):
+        one_rank(tmp_path, rank=rank, world=4, dp=2, tp=2)
+    assert load(tmp_path).job.tp_size == 2
+    (tmp_path / "rank-00002-0.blocks").unlink()
+    assert any("1 of 4 ranks: 2" in warning for warning in load(tmp_path).warnings)
+
+
+def test_a_restarted_job_counts_as_its_last_start(tmp_path):
+    one_rank(tmp_path, (0, 1, 2), session="first")
+    clock = SetClock()
+    clock.t = 10**9
+    rec = recorder(tmp_path, clock, session="second")
+    for number in (2, 3):
+        zero = 10**9 + 1_000_000 * number
+        ops = [(*what, zero + 2 * start, zero + 2 * end) for *what, start, end in STEP]
+        play(rec, clock, number, ops, (zero, zero + 100))
+    rec.close()
+    read = load(tmp_path)
+    assert read.steps.tolist() == [0, 1, 2, 3]
+    assert np.round(1e9 * read.traced_step_s()).tolist() == [35, 35, 70, 70]
+    times = load_recorded_step_times(tmp_path)
+    assert times.steps.tolist() == [0, 1, 2, 3]
+    assert np.round(1e9 * times.duration_s[:, 0]).tolist() == [50, 50, 100, 100]
+    assert times.warnings == ("1 samples repeat a step of their rank; the last counts",)
+
+
+def test_a_start_that_lacks_a_rank_adds_nothing(tmp_path):
+    for rank in range(2):
+        one_rank(tmp_path, (0, 1), rank=rank, world=2, session="a")
+    clock = SetClock()
+    clock.t = 10**9
+    rec = recorder(tmp_path, clock, rank=0, world=2, dp=2, session="b")
+    play(rec, clock, 2, [(*w, 10**9 + s, 10**9 + e) for *w, s, e in STEP], (10**9, 10**9 + 50))
+    rec.close()
+    read = load(tmp_path)
+    assert read.steps.tolist() == [0, 1]
+    assert any("1 of 2 ranks: 1 since the job's last start" in warning for warning in read.warnings)
+
+
+def test_a_send_ends_when_its_peer_received(tmp_path):
+    class Work:
+        def wait(self):
+            return True
+
+    for rank, kind in enumerate(("forward-send", "forward-recv")):
+        clock = SetClock()
+        rec = recorder(tmp_path, clock, rank=rank, world=2, pp=2)
+        with rec.step(0):
+            clock.t += 5_000
+            with rec.op("forward-compute", 0):
+                clock.t += 10_000
+            work = rec.launch(kind, 0).track(Work())
+            clock.t += 100_000 if rank else 1_000
+            if rank:
+                rec._ops[-1].done()
+            else:
+                work.wait()
+            with rec.op("backward-compute", 0):
+                clock.t += 10_000
+        rec.close()
+    read = load(tmp_path)
+    ends = {int(k): round(e * 1e9) for k, e in zip(read.kind, read.end, strict=True)}
+    assert ends[OpKind.FORWARD_SEND] == ends[OpKind.FORWARD_RECV] == 110_000
+
+
+def test_tensor_parallel_peers_find_the_receive_of_their_own(tmp_path):
+    forward, backward = ("forward-compute", 0, 0, 0, 10), ("backward-compute", 0, 0, 900, 910)
+    for rank in range(4):
+        clock = SetClock()
+        rec = recorder(tmp_path, clock, rank=rank, world=4, tp=2, pp=2)
+        kind, end = ("forward-send", 30) if rank < 2 else ("forward-recv", 100 * rank)
+        sent = (kind, 0, 0, 20, end)
+        with_flag = [forward, sent, backward]
+        play(rec, clock, 0, with_flag, (0, 1000))
+        if rank < 2:
+            rec._writer._queue[0].ops[1].flags = PEER_END
+        rec.close()
+    read = load(tmp_path)
+    ends = (read.end[read.kind == OpKind.FORWARD_SEND], read.end[read.kind == OpKind.FORWARD_RECV])
+    assert [np.round(1e9 * end).tolist() for end in ends] == [[300], [300]]
+    sources = recording._columns(
+        [(file, np.array([0])) for file in read_files(tmp_path)], frozenset(), tmp_path
+    )[0]
+    sends = sources.kind == OpKind.FORWARD_SEND
+    assert sources.duration[sends].tolist() == [180, 280]
+
+
+def test_torn_and_damaged_files(tmp_path):
+    one_rank(tmp_path, (0, 1, 2))
+    path = tmp_path / "rank-00000-0.blocks"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[-60:-1])
+    read = load(tmp_path)
+    assert read.steps.tolist() == [0, 1, 2]
+    assert any("unfinished block" in warning for warning in read.warnings)
+    second = whole.index(b"\xb1BLK", whole.index(b"\xb1BLK") + 1)
+    path.write_bytes(whole[: second + 20] + b"\xff" + whole[second + 21 :])
+    read = load(tmp_path)
+    assert read.steps.tolist() == [0, 2]
+    assert any("1 damaged places skipped" in warning for warning in read.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: b[:8] + b"\x63\x00" + b[10:], "recorded in format 99; this Paceline reads"),
+        (lambda b: b"NOT OURS" + b[8:], "is no recording of paceline"),
+        (lambda b: b[:30] + b"#" + b[31:], "the header is damaged"),
+        (lambda b: b[:9], "is no recording of paceline"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, change, words):
+    one_rank(tmp_path)
+    path = tmp_path / "rank-00000-0.blocks"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(TraceError, match=words):
+        load(tmp_path)
+
+
+def test_folders_without_a_recording(tmp_path):
+    with pytest.raises(TraceError, match="is a folder without a recording"):
+        load(tmp_path)
+    with pytest.raises(TraceError, match="holds no recording"):
+        load_recorded_step_times(tmp_path)
+    with pytest.raises(TraceError, match="does not exist"):
+        load_recorded_step_times(tmp_path / "none")
+    (tmp_path / "rank-00000-0.blocks").touch()
+    with pytest.raises(TraceError, match="all files are empty"):
+        load(tmp_path)
+
+
+def test_steps_without_operations(tmp_path):
+    one_rank(tmp_path, ops=[])
+    with pytest.raises(TraceError, match="hold no operation"):
+        load(tmp_path)
+    assert load_recorded_step_times(tmp_path).duration_s.shape == (2, 1)
+
+
+def test_every_cut_of_a_file_reads_back(tmp_path):
+    one_rank(tmp_path, range(4))
+    path = tmp_path / "rank-00000-0.blocks"
+    whole = path.read_bytes()
+    header = whole.index(b"\xb1BLK")
+    steps = set()
+    for length in range(header, len(whole), 3):
+        path.write_bytes(whole[:length])
+        try:
+            steps.add(load(tmp_path).n_steps)
+        except TraceError as error:
+            assert "no step that all ranks recorded" in str(error)  # noqa: PT017
+    assert steps == {1, 2, 3, 4}
+
+
+def test_a_copied_folder_reads_the_same(tmp_path):
+    one_rank(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert load(tmp_path / "b").start.tolist() == load(tmp_path / "a").start.tolist()
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    one_rank(folder, range(4))
+    return (folder / "rank-00000-0.blocks").read_bytes()
+
+
+def read_or_refuse(folder, data):
+    folder.mkdir(exist_ok=True)
+    (folder / "rank-00000-0.blocks").write_bytes(data)
+    for read in (load, load_recorded_step_times):
+        with contextlib.suppress(TraceError):  # any other error fails the test
+            read(folder)
+    shutil.rmtree(folder)
+
+
+@settings(max_examples=150, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=6))
+def test_any_damage_is_read_around_or_refused(whole_file, tmp_path_factory, edits):
+    data = bytearray(whole_file)
+    for at, byte in edits:
+        data[at % len(data)] = byte
+    read_or_refuse(tmp_path_factory.getbasetemp() / "damaged", bytes(data))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.integers(0, 6),
+    head=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6),
+    rest=st.binary(max_size=60),
+)
+def test_any_whole_block_is_read_or_refused(whole_file, tmp_path_factory, kind, head, rest):
+    payload = b"".join(number.to_bytes(8, "little", signed=True) for number in head) + rest
+    data = whole_file + block(kind, payload)
+    read_or_refuse(tmp_path_factory.getbasetemp() / "strange", data)
