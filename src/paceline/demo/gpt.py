@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 64, 32, 2, 4, 16, 2
+VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 64, 32, 2, 2, 16, 1
 
 
 class Stage(nn.Module):

@@ -35,8 +35,8 @@ class Shape:
     dp: int = 2
     pp: int = 2
     microbatches: int = 12
-    forward_s: float = 0.007
-    backward_s: float = 0.014
+    forward_s: float = 0.005
+    backward_s: float = 0.010
 
 
 class Training:

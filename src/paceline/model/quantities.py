@@ -23,7 +23,8 @@ UNITS: dict[str, dict[str, float]] = {
     "bytes": _prefixed("B", "byte", "bytes", binary=True),
     "byte/s": _prefixed("B/s", "byte/s", binary=True)
     | _prefixed("b/s", "bit/s", "bps", factor=1 / 8),
-    "seconds": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9},
+    "seconds": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "ns": 1e-9}
+    | dict.fromkeys(("us", "µs", "μs"), 1e-6),
     "FLOP/s": _prefixed("FLOP/s", "FLOPS", "FLOPs", "flops"),
     "dollars": {"$": 1.0, "USD": 1.0, "$/h": 1.0, "USD/h": 1.0},
     "tokens": {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
