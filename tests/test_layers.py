@@ -13,6 +13,7 @@ LAYERS = (
         "jit",
         "files",
         "blockfile",
+        "client",
         "trace",
         "sources",
         "model",

@@ -57,7 +57,8 @@ def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     missing = total - int(counts.sum()) - n_replicas * (least - 1)
     replica, place = _between(counts, most)
     order = np.lexsort((place, times[replica, place]))[:missing]
-    return counts + np.bincount(replica[order], minlength=n_replicas) + (least - 1)
+    shared: Ints = counts + np.bincount(replica[order], minlength=n_replicas) + (least - 1)
+    return shared
 
 
 def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:
