@@ -87,3 +87,10 @@ def test_columns_belong_together():
         CallLog(one, np.zeros(2), one, one, one, ("a",), ("b",))
     with pytest.raises(TraceError, match="call 0 has the op 3; there are 1 names"):
         CallLog(one, np.zeros(1), one + 3, one, one, ("a",), ("b",))
+
+
+def test_a_head_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "calls.csv"
+    path.write_bytes(b"rank,time_s,op,size,\xff\xfe\n0,1,a,2,b\n")
+    with pytest.raises(TraceError, match="is not a readable CSV file"):
+        read_calls(path)

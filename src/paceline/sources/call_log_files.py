@@ -66,14 +66,7 @@ def _recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 
 
 def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    return joined([_table(path) for path in paths], paths), ()
-
-
-def _table(path: Path) -> CallLog:
-    try:
-        return read_calls(path)
-    except UnicodeDecodeError:
-        raise TraceError(f"{path} is no text and no parquet; is it a call log?") from None
+    return joined([read_calls(path) for path in paths], paths), ()
 
 
 def _inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:

@@ -81,11 +81,11 @@ def _table(path: Path, csv: bool) -> Any:
             table = pc.read_csv(path, convert_options=options)
         else:
             table = pq.read_table(path)
+        names = [name.strip() for name in table.column_names]  # not UTF-8: a ValueError
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         sort = "CSV" if csv else "parquet"
         raise TraceError(f"{path} is not a readable {sort} file: {reason}") from None
-    names = [name.strip() for name in table.column_names]
     if "time_s" not in names:
         names = ["time_s" if name == "time" else name for name in names]
     table = table.rename_columns(names)
