@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 from paceline import __version__
 from paceline.cli import (
+    admin,
+    alerts,
     analyze,
     calibrate,
     compare,
@@ -31,8 +33,10 @@ from paceline.cli import (
     plan,
     predict,
     profile,
+    push,
     record,
     remedy,
+    serve,
     synth,
     timeline,
     validate,
@@ -44,7 +48,7 @@ from paceline.errors import PacelineError
 COMMANDS = (
     *(import_, analyze, diagnose, remedy, compare, timeline, synth),
     *(detect, validate, mitigate, predict, plan, optimal, profile, calibrate),
-    *(record, otlp, demo, completion),
+    *(record, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\

@@ -1,0 +1,192 @@
+"""``paceline admin``: tokens, backups and clearing up of a monitor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from paceline.cli import monitor_config
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.monitor.store.tokens import Token
+
+EPILOG = """\
+examples:
+  paceline admin token create job-17 --scope push --project llm --days 30
+  paceline admin token list
+  paceline admin token revoke 3
+  paceline admin backup /backups/monitor.tar
+  paceline admin restore /backups/monitor.tar --data /srv/paceline
+  paceline admin grafana -o paceline-dashboard.json
+
+They work on the store itself, beside a running service or without one: give the --config, --store
+or --data of paceline serve.
+"""
+
+DAY_S = 86_400.0
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "admin",
+        help="tokens, backups and clearing up of a monitor",
+        description="What only those who run the monitor do.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_token(actions)
+    _add_files(actions)
+    parser.set_defaults(run=run)
+
+
+def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    token = actions.add_parser("token", help="create, list or revoke tokens")
+    verbs = token.add_subparsers(dest="verb", metavar="VERB", required=True)
+    create = verbs.add_parser("create", help="make a token and print it, once")
+    create.add_argument("name", help="whose it is: a person, a job, a service")
+    create.add_argument(
+        "--scope", choices=("push", "read", "admin"), required=True, help="what it may"
+    )
+    create.add_argument("--project", default="*", help="the only project it is for (default all)")
+    create.add_argument("--days", type=float, metavar="N", help="expires after N days")
+    listed = verbs.add_parser("list", help="all tokens, without their secrets")
+    revoke = verbs.add_parser("revoke", help="make a token good for nothing")
+    revoke.add_argument("id", type=int, help="its number in the list")
+    for verb, action in ((create, _create), (listed, _list), (revoke, _revoke)):
+        monitor_config.add_arguments(verb)
+        verb.set_defaults(act=action)
+
+
+def _add_files(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    backup = actions.add_parser("backup", help="write all into one file, beside a running service")
+    backup.add_argument("file", type=file_name, help="tar file to write")
+    backup.add_argument("--force", action="store_true", help="replace the file if it exists")
+    restore = actions.add_parser("restore", help="make a monitor of a backup, in an empty place")
+    restore.add_argument("file", type=file_name, help="tar file that backup wrote")
+    gc = actions.add_parser("gc", help="remove now what is too old, too much, or nobody's")
+    for action, act in ((backup, _backup), (restore, _restore), (gc, _gc)):
+        monitor_config.add_arguments(action)
+        action.set_defaults(act=act)
+    grafana = actions.add_parser("grafana", help="the Grafana dashboard for /metrics (JSON)")
+    grafana.add_argument("-o", "--out", metavar="FILE", type=file_name, help="write it here")
+    grafana.add_argument("--force", action="store_true", help="replace the file if it exists")
+    grafana.set_defaults(act=_grafana)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the action."""
+    return int(args.act(args))
+
+
+def _create(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store.tokens import create_token
+
+    now = time.time()
+    _, secret = create_token(
+        monitor_config.engine_of(config),
+        args.name,
+        scope=args.scope,
+        project=args.project,
+        now=now,
+        expires_at=None if args.days is None else now + args.days * DAY_S,
+    )
+    print(secret)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store.tokens import list_tokens
+
+    print(f"{'id':>4}  {'scope':5}  {'project':16}  {'name':20}  {'last used':16}  state")
+    for token in list_tokens(monitor_config.engine_of(config)):
+        used = "never" if token.used_at is None else _date(token.used_at)
+        print(
+            f"{token.id:>4}  {token.scope:5}  {token.project:16}  {token.name:20}  {used:16}  "
+            f"{_state(token)}"
+        )
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store.tokens import revoke_token
+
+    token = revoke_token(monitor_config.engine_of(config), args.id, time.time())
+    print(f"token {token.id} ({token.name}) is revoked")
+    return 0
+
+
+def _backup(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.files import check_targets, write_files
+    from paceline.monitor.backup import write_backup
+
+    check_targets([args.file], force=args.force)
+    engine = monitor_config.engine_of(config)
+    done: dict[str, int] = {}
+    write_files(
+        {args.file: lambda file: done.update(write_backup(config, engine, file))}, force=args.force
+    )
+    size = f"{done['rows']:,} rows and {done['files']:,} files, {done['bytes'] / 1e6:,.1f} MB"
+    print(f"wrote {args.file}: {size}")
+    if config.blobs:
+        print(f"traces and results are in {config.blobs}: back that up as well", file=sys.stderr)
+    return 0
+
+
+def _restore(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.backup import restore_backup
+
+    done = restore_backup(config, args.file)
+    print(f"restored {done['rows']:,} rows and {done['files']:,} files into {config.data}")
+    return 0
+
+
+def _gc(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    monitor_config.engine_of(config).dispose()  # there is one to clear up
+    from paceline.monitor.service import Service
+
+    service = Service(config)  # not started; it holds the data folder, so that no other does
+    try:
+        done = service.retention.collect(time.time())
+    finally:
+        service.stop()
+    print(
+        f"removed {done.sessions:,} sessions, {done.events:,} events, {done.uploads:,} uploads, "
+        f"{done.strays:,} stray files; emptied {done.emptied:,} sessions; "
+        f"freed {done.freed_bytes / 1e6:,.1f} MB"
+    )
+    return 0
+
+
+def _grafana(args: argparse.Namespace) -> int:
+    from importlib.resources import files
+
+    from paceline.files import text_writer, write_files
+
+    text = files("paceline.monitor").joinpath("grafana.json").read_text(encoding="utf-8")
+    if args.out is None:
+        print(text, end="")
+    else:
+        write_files({args.out: text_writer(text)}, force=args.force)
+    return 0
+
+
+def _state(token: Token) -> str:
+    problem = token.problem(time.time())
+    if problem:
+        return problem
+    return "good" if token.expires_at is None else f"good until {_date(token.expires_at)}"
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -1,0 +1,180 @@
+"""``paceline alerts``: try the channels, see what fires, silence it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING
+
+from paceline.cli import monitor_config
+from paceline.errors import MonitorError
+
+if TYPE_CHECKING:
+    from paceline.monitor.alerts.notice import Notice
+    from paceline.monitor.alerts.rules import Rule
+
+EPILOG = """\
+examples:
+  paceline alerts rules --config monitor.yaml
+  paceline alerts test --rule slow-job --config monitor.yaml
+  paceline alerts list --firing
+  paceline alerts silence --rule job-silent --job job-17 --hours 8 --comment "moves to other hosts"
+
+docs/alerts.md describes the file of rules and channels.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "alerts",
+        help="try the monitor's alerts, list and silence them",
+        description="The alerts of a monitor: rules, channels, what fires, silences.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    rules = actions.add_parser("rules", help="the rules and channels in force")
+    test = actions.add_parser("test", help="send a made-up alert of a rule to the channels")
+    test.add_argument("--rule", default="slow-job", help="which rule (default slow-job)")
+    test.add_argument("--channel", help="only this channel (default all that take the rule)")
+    test.add_argument("--dry-run", action="store_true", help="print it, send nothing")
+    listed = actions.add_parser("list", help="alerts and silences")
+    listed.add_argument("--firing", action="store_true", help="only those that fire")
+    listed.add_argument("--json", action="store_true", help="print a JSON object per alert")
+    _add_silence(actions)
+    for action, act in ((rules, _rules), (test, _test), (listed, _list)):
+        monitor_config.add_arguments(action)
+        action.set_defaults(act=act)
+    parser.set_defaults(run=run)
+
+
+def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    silence = actions.add_parser("silence", help="tell nobody of some alerts for a while")
+    silence.add_argument("--rule", help="only this rule (default any)")
+    silence.add_argument("--job", help="only this job (default any)")
+    silence.add_argument("--project", default="*", help="only this project (default all)")
+    silence.add_argument("--hours", type=float, default=4.0, help="for so long (default 4)")
+    silence.add_argument("--comment", default="", help="why")
+    silence.add_argument("--end", type=int, metavar="ID", help="end the silence of this number")
+    monitor_config.add_arguments(silence)
+    silence.set_defaults(act=_silence)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the action."""
+    return int(args.act(args))
+
+
+def _rules(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.alerts.settings import load_settings
+
+    settings = load_settings(config.alerts, config.silent_after_s)
+    for rule in settings.rules:
+        print(f"{rule.name:16} {rule.importance:8} {rule.explain()}")
+    for route in settings.routes:
+        what = f"{', '.join(route.rules)} of {', '.join(route.projects)}, {route.importance} and up"
+        print(f"channel {route.channel.name}: {type(route.channel).__name__}; takes {what}")
+    if not settings.routes:
+        print("no channel: alerts are shown on the page only (docs/alerts.md)")
+    return 0
+
+
+def _test(args: argparse.Namespace) -> int:
+    """Send; exit code 1 if a channel did not take it."""
+    config = monitor_config.config_of(args)
+    from paceline.monitor.alerts.settings import load_settings
+
+    settings = load_settings(config.alerts, config.silent_after_s)
+    rules = {rule.name: rule for rule in settings.rules}
+    if args.rule not in rules:
+        raise MonitorError(f"there is no rule {args.rule}; known are {', '.join(rules)}")
+    rule, now = rules[args.rule], time.time()
+    notice = _made_up(rule, config.url, now)
+    if args.dry_run:
+        print("\n".join([notice.title, *notice.lines()]))
+        return 0
+    routes = [r for r in settings.routes if args.channel in (None, r.channel.name)]
+    if args.channel is None:
+        routes = [r for r in routes if r.takes(rule.name, "test", rule.importance)]
+    if not routes:
+        raise MonitorError("no channel takes this; name one in the settings' file of alerts")
+    failed = 0
+    for route in routes:
+        try:
+            route.channel.send([notice], now)
+            print(f"{route.channel.name}: delivered")
+        except MonitorError as error:
+            failed += 1
+            print(f"{route.channel.name}: failed: {error}")
+    return 1 if failed else 0
+
+
+def _made_up(rule: Rule, base: str, now: float) -> Notice:
+    from paceline.monitor.alerts.notice import FIRING, Notice
+
+    return Notice(
+        id=0,
+        status=FIRING,
+        rule=rule.name,
+        importance=rule.importance,
+        project="test",
+        job="test",
+        headline=f"This is a test of the rule {rule.name} ({rule.explain()}); nothing is wrong.",
+        cause="worker",
+        place="worker dp 3 stage 1",
+        gain="replace worker dp 3 stage 1 (gain 12.0%)",
+        url=f"{base}/alerts",
+        started_at=now,
+        labels=rule.labels,
+    )
+
+
+def _list(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store import alerts
+
+    engine, now = monitor_config.engine_of(config), time.time()
+    rows = alerts.listed(engine, "*", status="firing" if args.firing else "")
+    for row in rows:
+        if args.json:
+            print(json.dumps(row))
+        else:
+            began = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
+            head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {began}"
+            print(f"{head}  {row['project']}/{row['job']}  {row['rule']}: {row['headline']}")
+    if args.json:
+        return 0
+    for row in alerts.list_silences(engine, "*", now):
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["until"]))
+        what = f"rule {row['rule'] or 'any'}, job {row['job'] or 'any'}, project {row['project']}"
+        said = f": {row['comment']}" if row["comment"] else ""
+        print(f"silence {row['id']} until {until}: {what}{said}")
+    if not rows:
+        print("nothing fires" if args.firing else "no alerts")
+    return 0
+
+
+def _silence(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store import alerts
+
+    engine, now = monitor_config.engine_of(config), time.time()
+    if args.end is not None:
+        if not alerts.end_silence(engine, args.end, "*", now):
+            raise MonitorError(f"no silence {args.end} holds; paceline alerts list shows them")
+        print(f"silence {args.end} is over")
+        return 0
+    number = alerts.add_silence(
+        engine,
+        args.project,
+        rule=args.rule,
+        job=args.job,
+        until=now + args.hours * 3600,
+        comment=args.comment,
+        now=now,
+    )
+    print(f"silence {number} holds for {args.hours:g} hours; --end {number} ends it")
+    return 0

@@ -1,0 +1,80 @@
+"""The options that say which monitor a command is about, shared by serve, alerts and admin."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.trace_input import file_name
+from paceline.errors import MonitorError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from paceline.monitor.config import Config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config, --store and --data."""
+    parser.add_argument(
+        "--config", metavar="YAML", type=file_name, help="settings (docs/monitor.md); options win"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="database: sqlite:///FILE or postgresql://USER@HOST/NAME (default: SQLite in --data)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        type=file_name,
+        help="folder of traces, results and step times (default paceline-data)",
+    )
+
+
+def config_of(args: argparse.Namespace, **given: Any) -> Config:
+    """The settings of the file and of the options, which win.
+
+    Raises:
+        MonitorError: one is wrong, or the monitor's libraries are missing.
+    """
+    check_installed()
+    from paceline.monitor.config import Config, load_config
+
+    options = {"store": args.store, "data": args.data, **given}
+    options = {name: value for name, value in options.items() if value is not None}
+    if args.config is not None:
+        return load_config(Path(args.config), **options)
+    return Config(**options)
+
+
+def engine_of(config: Config) -> Engine:
+    """The store of a monitor that exists.
+
+    Raises:
+        MonitorError: there is none, or it cannot be used.
+    """
+    from paceline.monitor.store.database import open_database
+
+    if not config.store and not (config.data / "paceline.db").is_file():
+        raise MonitorError(
+            f"{config.data} holds no monitor; give the --data or --config of paceline serve"
+        )
+    return open_database(config.store_url)
+
+
+def check_installed() -> None:
+    """Make sure that the libraries of the extra are there.
+
+    Raises:
+        MonitorError: one is missing.
+    """
+    from importlib.util import find_spec
+
+    names = ("starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2", "msgpack", "fsspec")
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise MonitorError(
+            f"{missing[0]} is not installed; the monitor needs: pip install 'paceline[monitor]'"
+        )

@@ -1,0 +1,94 @@
+"""``paceline serve``: the monitor of all jobs."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import monitor_config
+
+if TYPE_CHECKING:
+    from paceline.monitor.config import Config
+
+EPILOG = """\
+examples:
+  paceline serve
+  paceline serve --store postgresql://paceline@db/paceline --data /srv/paceline --bind 0.0.0.0:8765
+  paceline serve --config monitor.yaml
+
+The first start prints a token, once; `paceline admin token create` makes others. Log lines (JSON)
+go to standard error. Ctrl-C and SIGTERM finish what is being worked on.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="watch all jobs: a service with a web page and alerts",
+        description="Run the monitor: it takes in traces and step times, analyses and shows them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    monitor_config.add_arguments(parser)
+    parser.add_argument(
+        "--bind",
+        metavar="HOST:PORT",
+        help="address to listen on (default 127.0.0.1:8765); port 0 takes a free one",
+    )
+    parser.add_argument(
+        "--public-read", action="store_true", default=None, help="reading needs no token"
+    )
+    parser.add_argument("--tls-cert", metavar="PEM", help="certificate: serve HTTPS")
+    parser.add_argument("--tls-key", metavar="PEM", help="the certificate's key")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    config = monitor_config.config_of(
+        args,
+        bind=args.bind,
+        public_read=args.public_read,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+    )
+    from paceline.monitor.log import configure
+    from paceline.monitor.service import Service
+    from paceline.monitor.web.app import create_app
+    from paceline.monitor.web.server import listen, server_of
+
+    configure(config.log_level)
+    socket = listen(config)  # before anything is made: a second one on this port stops here
+    host, port = socket.getsockname()[:2]
+    with socket:
+        service = Service(config)
+        server = server_of(
+            create_app(service),
+            config,
+            ready=lambda: _greet(service, config, host, port),
+            stopping=service.bus.close,
+        )
+        # uvicorn stops at the first signal, then raises it again for whoever listened before.
+        before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            server.run(sockets=[socket])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 0 if server.started else 1
+
+
+def _greet(service: Any, config: Config, host: str, port: int) -> None:
+    """Say where the service is and, at the first start, who may do everything."""
+    from paceline.monitor.store.tokens import create_token, list_tokens
+
+    scheme = "https" if config.tls_cert else "http"
+    shown = f"[{host}]" if ":" in host else host
+    print(f"listening on {config.base_url or f'{scheme}://{shown}:{port}'}, data in {config.data}")
+    if not list_tokens(service.engine):
+        _, secret = create_token(service.engine, "first", scope="admin", now=service.clock())
+        print(f"admin token, shown this once: {secret}")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Alerts: rules say when, channels say whom, a queue in the store sees that it is told."""

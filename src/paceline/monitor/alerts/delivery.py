@@ -1,0 +1,177 @@
+"""Delivery: messages wait in the store until their channel has taken them, at least once each."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from paceline.errors import MonitorError
+from paceline.monitor.alerts.notice import FIRING, RESOLVED, Notice, job_url
+from paceline.monitor.alerts.settings import Route
+from paceline.monitor.log import log, logger
+from paceline.monitor.store import alerts as store
+
+#: Seconds to wait after the first failure, doubled each time, up to the longest.
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
+#: A message that nobody took for so long is given up.
+GIVE_UP_S = 7 * 86_400.0
+#: How often a silenced message is looked at again, and how often the queue at the least.
+_SILENCED_S, _LOOK_S = 30.0, 5.0
+
+Row = dict[str, Any]
+
+
+class Courier(threading.Thread):
+    """Brings one channel its messages; a channel that hangs holds up no other.
+
+    Args:
+        service: has config, engine and clock.
+        route: the channel.
+    """
+
+    def __init__(self, service: Any, route: Route) -> None:
+        super().__init__(name=f"alerts-{route.channel.name}", daemon=True)
+        self._service, self._channel = service, route.channel
+        self._woken, self._ended = threading.Event(), False
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._woken.set()
+
+    def end(self) -> None:
+        """Stop after what is being sent."""
+        self._ended = True
+        self._woken.set()
+
+    def run(self) -> None:
+        """Deliver until the end."""
+        while not self._ended:
+            wait_s = _LOOK_S
+            try:
+                wait_s = self.round()
+            except SQLAlchemyError as error:
+                log(logging.ERROR, "store", error=str(getattr(error, "orig", None) or error))
+            except Exception as error:
+                logger.error("delivery", exc_info=error)
+            self._woken.wait(wait_s)
+            self._woken.clear()
+
+    def round(self) -> float:
+        """Send what is due; returns for how many seconds nothing will be."""
+        now: float = self._service.clock()
+        rows = self._told(store.waiting(self._service.engine, self._channel.name), now)
+        for group in _groups(rows):
+            if any(row["next_at"] <= now for row in group) and not self._ended:
+                self._send([r for r in group if r["next_at"] <= now or not r["attempts"]], now)
+        if self._channel.repeat_s and not self._ended:
+            self._repeat(now)
+        later: list[float] = [row["next_at"] for row in rows if row["next_at"] > now]
+        next_at = min(later, default=now + _LOOK_S)
+        return min(_LOOK_S, max(0.05, next_at - now))
+
+    def _told(self, rows: Sequence[Row], now: float) -> list[Row]:
+        """Those that are to be told now: not silenced ones, no end before the beginning."""
+        quiet = store.list_silences(self._service.engine, "*", now) if rows else []
+        silenced = [row for row in rows if any(_silences(each, row) for each in quiet)]
+        over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
+        begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
+        # Who never heard of an alert need not hear of its end.
+        forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
+        if forgotten:
+            store.forget(self._service.engine, forgotten)
+        later = [r["id"] for r in silenced if r["id"] not in forgotten and r["next_at"] <= now]
+        if later:
+            store.mark(self._service.engine, later, next_at=now + _SILENCED_S)
+        dark = {row["id"] for row in silenced}
+        return [
+            row
+            for row in rows
+            if row["id"] not in dark and (row["status"] == FIRING or row["alert_id"] not in begins)
+        ]
+
+    def _send(self, rows: Sequence[Row], now: float) -> None:
+        notices = [self._notice(row) for row in rows]
+        ids = [row["id"] for row in rows]
+        fields = {"channel": self._channel.name, "alerts": [row["alert_id"] for row in rows]}
+        try:
+            self._channel.send(notices, now)
+        except MonitorError as error:
+            self._failed(rows, str(error), now)
+            return
+        next_at = now + self._channel.repeat_s
+        store.mark(
+            self._service.engine, ids, state="delivered", next_at=next_at, error=None, attempts=1
+        )
+        log(logging.INFO, "alert delivered", status=rows[0]["status"], **fields)
+        if rows[0]["status"] == FIRING:  # its end may be waiting behind it
+            self.wake()
+
+    def _failed(self, rows: Sequence[Row], error: str, now: float) -> None:
+        attempts = max(row["attempts"] for row in rows) + 1
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
+        wait_s *= random.uniform(0.8, 1.2)  # not all at once where many wait for one server
+        old = [row["id"] for row in rows if row["started_at"] < now - GIVE_UP_S]
+        late = [row["id"] for row in rows if row["id"] not in old]
+        values = {"attempts": attempts, "error": error, "next_at": now + wait_s}
+        for ids, state in ((old, "given-up"), (late, "waiting")):
+            if ids:
+                store.mark(self._service.engine, ids, state=state, **values)
+        log(
+            logging.WARNING,
+            "alert not delivered",
+            channel=self._channel.name,
+            error=error,
+            attempts=attempts,
+            given_up=len(old),
+        )
+
+    def _repeat(self, now: float) -> None:
+        rows = store.repeatable(self._service.engine, self._channel.name, now)
+        rows = self._told_again(rows, now)
+        if not rows:
+            return
+        try:
+            self._channel.send([self._notice(row) for row in rows], now)
+        except MonitorError as error:
+            log(logging.WARNING, "alert not repeated", channel=self._channel.name, error=str(error))
+        next_at = now + self._channel.repeat_s
+        store.mark(self._service.engine, [row["id"] for row in rows], next_at=next_at)
+
+    def _told_again(self, rows: list[Row], now: float) -> list[Row]:
+        quiet = store.list_silences(self._service.engine, "*", now) if rows else []
+        return [row for row in rows if not any(_silences(each, row) for each in quiet)]
+
+    def _notice(self, row: Row) -> Notice:
+        names = ("rule", "importance", "project", "job", "headline", "cause", "place", "gain")
+        return Notice(
+            id=row["alert_id"],
+            status=row["status"],
+            url=job_url(self._service.config.url, row["project"], row["job"], row["session_id"]),
+            started_at=row["started_at"],
+            ended_at=row["ended_at"] if row["status"] == RESOLVED else None,
+            labels=row["labels"],
+            **{name: row[name] for name in names},
+        )
+
+
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Those that go in one message: of one project, rule, importance and status."""
+
+    def key(row: Row) -> tuple[bool, str, str, str]:
+        return row["status"] != FIRING, row["project"], row["rule"], row["importance"]
+
+    return [list(group) for _, group in groupby(sorted(rows, key=key), key)]
+
+
+def _silences(silence: Row, row: Row) -> bool:
+    return (
+        silence["project"] in ("*", row["project"])
+        and silence["rule"] in (None, row["rule"])
+        and silence["job"] in (None, row["job"])
+    )

@@ -1,0 +1,241 @@
+"""The alerts of a service: what happened is judged by the rules, what they say is told.
+
+A rule is judged by the state that a job is in, not by the news alone: judging again changes
+nothing. So a restart judges all recent jobs, and what happened around it is not missed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from paceline.monitor.alerts.delivery import Courier
+from paceline.monitor.alerts.explain import gain_of, place_of
+from paceline.monitor.alerts.rules import (
+    DAY_S,
+    IMPORTANCE_LABEL,
+    IMPORTANCES,
+    Alarm,
+    Facts,
+    Rule,
+    judge,
+)
+from paceline.monitor.alerts.settings import load_settings
+from paceline.monitor.blobs import RESULT, result_key
+from paceline.monitor.log import log, logger
+from paceline.monitor.store import alerts as store
+
+#: How often all that fires is judged again.
+AGAIN_S = 300.0
+#: The row of a job follows its events within so long; from then on it, too, says what goes on.
+SETTLED_S = 30.0
+#: A fail-slow that began so long before a start goes on only if the job's row says so.
+_OLD_S = 3600.0
+#: How long to wait for a store that does not answer at the start.
+_RETRY_S = 5.0
+#: Jobs in which nothing happened for so long are not judged at the start.
+_RECENT_S = 14 * DAY_S
+#: Longest result of a session that is read for its findings.
+_MAX_RESULT_BYTES = 64 << 20
+
+Row = dict[str, Any]
+
+
+class Alerts:
+    """Judges and tells.
+
+    Args:
+        service: has config, engine, blobs, bus and clock.
+
+    Raises:
+        MonitorError: the file of alerts is wrong.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+        config = service.config
+        self.settings = load_settings(config.alerts, config.silent_after_s)
+        self._lock = threading.Lock()  # one judgement at a time: none fires twice
+        self._couriers: list[Courier] = []
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._judged_at = 0.0
+
+    def start(self) -> None:
+        """Deliver what waits, and judge what happened while the service was away."""
+        self._ended.clear()
+        self._couriers = [Courier(self._service, route) for route in self.settings.routes]
+        self._thread = threading.Thread(target=self._catch_up, name="alerts", daemon=True)
+        for thread in (*self._couriers, self._thread):
+            thread.start()
+
+    def stop(self) -> None:
+        """End; what is not delivered waits in the store for the next start."""
+        self._ended.set()
+        for courier in self._couriers:
+            courier.end()
+        for thread in (*self._couriers, self._thread):
+            if thread is not None:
+                thread.join(timeout=12.0)
+
+    def session_done(self, job_id: int, session_id: int) -> None:
+        """A session was analysed."""
+        self.judge(job_id, self._service.clock())
+
+    def event(self, job_id: int, event_id: int) -> None:
+        """The detector said something of a job."""
+        self.judge(job_id, self._service.clock())
+
+    def tick(self, now: float) -> None:
+        """Time passed: judge the jobs that may have changed by that, and at times all that fires.
+
+        Meant to be called every few seconds.
+        """
+        silent = [rule for rule in self.settings.rules if rule.kind == "silent"]
+        jobs: dict[int, bool] = {}
+        if silent:
+            after = max(rule.until_h for rule in silent) * 3600
+            before = min(rule.after_s for rule in silent)
+            quiet = store.quiet_jobs(self._service.engine, now - after, now - before)
+            jobs.update(dict.fromkeys(quiet, True))
+        again = now - self._judged_at >= AGAIN_S
+        kinds = {rule.name: rule.kind for rule in self.settings.rules}
+        for row in store.firing(self._service.engine):
+            if again or kinds.get(row["rule"]) in ("silent", "fail-slow"):
+                settled = row["started_at"] < now - SETTLED_S
+                jobs[row["job_id"]] = jobs.get(row["job_id"], True) and settled
+        if again:
+            self._judged_at = now
+            if self._service.config.keep_days:
+                before = now - self._service.config.keep_days * DAY_S
+                store.remove_older(self._service.engine, before)
+        for job_id, settled in sorted(jobs.items()):
+            self.judge(job_id, now, settled=settled)
+
+    def judge(self, job_id: int, now: float, *, settled: bool = False) -> None:
+        """Judge a job by all rules; alerts begin, go on or end.
+
+        Args:
+            job_id: which.
+            now: seconds since 1970.
+            settled: the job's row has followed its events.
+        """
+        with self._lock:
+            found = store.facts_of(self._service.engine, job_id)
+            if found is None:
+                return
+            job, sessions, events = found
+            facts = Facts(job, sessions, going_on(job, events, settled=settled), now)
+            for rule in self.settings.rules:
+                covers = rule.covers(job["project"], job["name"], job["labels"])
+                alarm = judge(rule, facts) if covers else None
+                if alarm is not None:
+                    self._fire(rule, alarm, facts)
+                else:
+                    self._resolve(f"{rule.name}/{job_id}", job, now)
+
+    def _fire(self, rule: Rule, alarm: Alarm, facts: Facts) -> None:
+        job, now = facts.job, facts.now
+        importance = job["labels"].get(IMPORTANCE_LABEL)
+        importance = importance if importance in IMPORTANCES else rule.importance
+        place, gain = self._findings(alarm)
+        channels = [
+            route.channel.name
+            for route in self.settings.routes
+            if route.takes(rule.name, job["project"], importance)
+        ]
+        alert = {
+            "fingerprint": f"{rule.name}/{job['id']}",
+            "rule": rule.name,
+            "project": job["project"],
+            "job_id": job["id"],
+            "session_id": alarm.session_id,
+            "importance": importance,
+            "labels": {**{k: str(v) for k, v in job["labels"].items()}, **rule.labels},
+            "headline": alarm.headline,
+            "cause": alarm.cause,
+            "place": alarm.place or place,
+            "gain": gain,
+            "status": "firing",
+            "started_at": now,
+            "updated_at": now,
+        }
+        wait_s = self.settings.group_wait_s
+        done = store.fire(self._service.engine, alert, channels, now + wait_s)
+        if done["new"]:
+            self._tell(job, rule.name, "firing", done["id"])
+
+    def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float) -> None:
+        ended = store.resolve(self._service.engine, fingerprint, now)
+        if ended is not None:
+            self._tell(job, ended["rule"], "resolved", ended["id"])
+
+    def _tell(self, job: Mapping[str, Any], rule: str, status: str, number: int) -> None:
+        log(logging.INFO, "alert", job=job["name"], rule=rule, status=status, alert=number)
+        news = {"job": job["name"], "rule": rule, "status": status, "id": number}
+        self._service.bus.publish(job["project"], "alert", news)
+        for courier in self._couriers:
+            courier.wake()
+
+    def _findings(self, alarm: Alarm) -> tuple[str | None, str | None]:
+        """Where it is and what the best remedy gains, out of the session's result."""
+        if alarm.session_id is None:
+            return None, None
+        try:
+            with self._service.blobs.open(result_key(alarm.session_id, RESULT)) as file:
+                result = json.loads(file.read(_MAX_RESULT_BYTES))
+            return place_of(result, alarm.cause), gain_of(result)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
+            return None, None
+
+    def _catch_up(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._judge_recent(self._service.clock())
+                return
+            except SQLAlchemyError as error:
+                log(logging.ERROR, "store", error=str(getattr(error, "orig", None) or error))
+            except Exception as error:
+                logger.error("alerts", exc_info=error)
+            self._ended.wait(_RETRY_S)
+
+    def _judge_recent(self, now: float) -> None:
+        known = [route.channel.name for route in self.settings.routes]
+        store.drop_channels(self._service.engine, known)
+        names = {rule.name for rule in self.settings.rules}
+        for alert in store.firing(self._service.engine):
+            if alert["rule"] not in names:  # a rule that was removed
+                store.resolve(self._service.engine, alert["fingerprint"], now)
+        for job_id, onset_at in store.recent_jobs(self._service.engine, now - _RECENT_S):
+            if self._ended.is_set():
+                return
+            self.judge(job_id, now, settled=onset_at < now - _OLD_S)
+        self._judged_at = now
+
+
+def going_on(
+    job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], *, settled: bool
+) -> Row | None:
+    """The latest fail-slow of a job if it goes on.
+
+    Args:
+        job: its row.
+        events: its onsets and reliefs, the latest first.
+        settled: ``slow_since_step`` of the row has followed these events.
+    """
+    onset = next((event for event in events if event["kind"] == "onset"), None)
+    if onset is None or job["status"] == "ended":
+        return None
+    reliefs = events[: events.index(onset)]
+    healthy = {rank for event in reliefs for rank in event["ranks"]}
+    all_healthy = bool(reliefs) and healthy >= set(onset["ranks"])
+    # A job that began anew has no relief; its detector forgot the fail-slow.
+    if all_healthy or (job["slow_since_step"] is None and (settled or reliefs)):
+        return None
+    return dict(onset)

@@ -1,0 +1,283 @@
+"""When to alert: rules in a YAML file, on top of defaults, and the judgement of each."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from paceline.errors import ModelError, MonitorError
+from paceline.model.marked_yaml import Section
+
+KINDS = ("slowdown", "fail-slow", "silent", "regression")
+IMPORTANCES = ("info", "warning", "critical")
+#: The label of a job that says how important its alerts are, whatever the rule says.
+IMPORTANCE_LABEL = "importance"
+DAY_S = 86_400.0
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise MonitorError(message)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to alert.
+
+    Attributes:
+        name: in messages, silences and the file.
+        kind: one of :data:`KINDS`.
+        importance: one of :data:`IMPORTANCES`; a job's label ``importance`` goes first.
+        labels: more labels of its alerts.
+        project, job: patterns (``*``, ``?``) that the job's must match.
+        match: labels that the job must have; values are patterns.
+        at_least: slowdown: the S of each of the last ``sessions``; regression: step time of the
+            latest session over the median of those before.
+        sessions: slowdown: how many in a row; regression: how many there must be before.
+        gpu_hours: fail-slow: more than so many are at stake, over the next ``horizon_h`` hours.
+        after_s: silent: so long without a step; until_h: forgotten after so many hours.
+        days: regression: sessions of so many days before the latest count.
+    """
+
+    name: str
+    kind: str
+    importance: str = "warning"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    project: str = "*"
+    job: str = "*"
+    match: Mapping[str, str] = field(default_factory=dict)
+    at_least: float = 1.1
+    sessions: int = 2
+    gpu_hours: float = 10.0
+    horizon_h: float = 24.0
+    after_s: float = 900.0
+    until_h: float = 24.0
+    days: float = 7.0
+
+    def __post_init__(self) -> None:
+        _require(self.kind in KINDS, f"{self.name}: kind must be one of {', '.join(KINDS)}")
+        good = self.importance in IMPORTANCES
+        _require(good, f"{self.name}: importance must be one of {', '.join(IMPORTANCES)}")
+        _require(self.at_least > 1, f"{self.name}: at_least must be above 1")
+        for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
+            _require(getattr(self, name) > 0, f"{self.name}: {name} must be above 0")
+        _require(self.gpu_hours >= 0, f"{self.name}: gpu_hours must be 0 or more")
+
+    def explain(self) -> str:
+        """When it alerts, in words."""
+        if self.kind == "slowdown":
+            return f"S of {self.at_least:g} or more in {self.sessions} sessions in a row"
+        if self.kind == "fail-slow":
+            stake = f"{self.gpu_hours:g} GPU-hours at stake in {self.horizon_h:g} hours"
+            return f"a fail-slow with more than {stake}"
+        if self.kind == "silent":
+            return f"no step for {self.after_s:g} s"
+        return (
+            f"a step takes {self.at_least:g} times the median of the last {self.days:g} days "
+            f"({self.sessions} sessions or more)"
+        )
+
+    def covers(self, project: str, job: str, labels: Mapping[str, Any]) -> bool:
+        """Whether the rule is for a job."""
+        fits = fnmatch.fnmatchcase
+        return (
+            fits(project, self.project)
+            and fits(job, self.job)
+            and all(fits(str(labels.get(key, "")), value) for key, value in self.match.items())
+        )
+
+
+#: What the alerts are without a file: the issue's four.
+DEFAULTS = (
+    Rule("slow-job", "slowdown"),
+    Rule("fail-slow", "fail-slow", "critical"),
+    Rule("job-silent", "silent"),
+    Rule("regression", "regression", sessions=3),
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a job.
+
+    Attributes:
+        job: its row in the store.
+        sessions: rows of its analysed sessions of the last weeks, the latest first.
+        onset: the event of the fail-slow that goes on; None where there is none.
+        now: seconds since 1970.
+    """
+
+    job: Mapping[str, Any]
+    sessions: Sequence[Mapping[str, Any]]
+    onset: Mapping[str, Any] | None
+    now: float
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Why to alert.
+
+    Attributes:
+        headline: what happened, in a sentence.
+        cause: suspected cause; None where nothing says it.
+        place: where; None where nothing says it.
+        session_id: the session that shows it.
+    """
+
+    headline: str
+    cause: str | None = None
+    place: str | None = None
+    session_id: int | None = None
+
+
+def judge(rule: Rule, facts: Facts) -> Alarm | None:
+    """Whether a rule holds for a job now, and why."""
+    return _JUDGES[rule.kind](rule, facts)
+
+
+def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
+    latest = facts.sessions[: rule.sessions]
+    if len(latest) < rule.sessions or any(not _at_least(s, rule.at_least) for s in latest):
+        return None
+    last = latest[0]
+    often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
+    said = f" {last['headline']}" if last["headline"] else ""
+    headline = f"S = {last['slowdown']:.2f}, {rule.at_least:g} or more{often}.{said}"
+    return Alarm(headline, last["cause"], None, last["id"])
+
+
+def _at_least(session: Mapping[str, Any], least: float) -> bool:
+    return session["slowdown"] is not None and session["slowdown"] >= least
+
+
+def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
+    onset = facts.onset
+    if onset is None or onset["factor"] is None:
+        return None
+    at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
+    if at_stake is not None and at_stake <= rule.gpu_hours:
+        return None
+    if at_stake is None:
+        cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
+    else:
+        cost = f"{at_stake:,.0f} GPU-hours are at stake in the next {rule.horizon_h:g} hours"
+    return Alarm(f"Fail-slow: {onset['text']}; {cost}.", "fail-slow", _ranks(onset["ranks"]))
+
+
+def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
+    """What a fail-slow wastes if nobody acts: all GPUs wait for the slowest.
+
+    None where the number of GPUs is not known.
+    """
+    if gpus is None:
+        return None
+    return gpus * hours * max(0.0, 1 - 1 / factor) if factor > 0 else 0.0
+
+
+def _ranks(ranks: Sequence[int]) -> str | None:
+    if not ranks:
+        return None
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    more = f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _silent(rule: Rule, facts: Facts) -> Alarm | None:
+    job = facts.job
+    quiet_s = facts.now - job["seen_at"]
+    if job["status"] not in ("running", "silent") or job["last_step"] is None:
+        return None
+    if not rule.after_s <= quiet_s < rule.until_h * 3600:
+        return None
+    # The step, not the time that passes: the headline of an alert should stay as it is.
+    return Alarm(
+        f"No step for {rule.after_s / 60:.4g} minutes; the last one was {job['last_step']:,}.",
+        "silent",
+    )
+
+
+def _regression(rule: Rule, facts: Facts) -> Alarm | None:
+    timed = [s for s in facts.sessions if s["step_s"]]
+    if not timed:
+        return None
+    last, oldest = timed[0], timed[0]["created_at"] - rule.days * DAY_S
+    before = [s["step_s"] for s in timed[1:] if s["created_at"] >= oldest]
+    if len(before) < rule.sessions:
+        return None
+    usual = statistics.median(before)
+    if last["step_s"] < rule.at_least * usual:
+        return None
+    headline = (
+        f"A step takes {last['step_s']:.4g} s, {last['step_s'] / usual:.2f} times the median of "
+        f"the last {rule.days:g} days ({usual:.4g} s)."
+    )
+    said = f" {last['headline']}" if last["headline"] else ""
+    return Alarm(headline + said, last["cause"], None, last["id"])
+
+
+_JUDGES = {
+    "slowdown": _slowdown,
+    "fail-slow": _fail_slow,
+    "silent": _silent,
+    "regression": _regression,
+}
+
+
+def rules_of(section: Section, silent_after_s: float) -> tuple[Rule, ...]:
+    """The rules of a file's section ``rules``, on top of the defaults; ``name: false`` removes one.
+
+    Raises:
+        MonitorError: one is wrong; the message names file and line.
+    """
+    rules = {rule.name: rule for rule in default_rules(silent_after_s)}
+    try:
+        for name in section.nodes:
+            if section.is_section(name):
+                rules[name] = _rule(section, name, rules.get(name))
+            elif section.plain(name) is False:
+                rules.pop(name, None)
+            else:
+                section.fail(name, "must be a mapping of settings, or false to remove the rule")
+    except ModelError as error:
+        raise MonitorError(str(error)) from None
+    return tuple(rules.values())
+
+
+def default_rules(silent_after_s: float) -> tuple[Rule, ...]:
+    """The rules without a file; a job is silent after the time of the settings."""
+    return tuple(
+        replace(rule, after_s=silent_after_s or rule.after_s) if rule.kind == "silent" else rule
+        for rule in DEFAULTS
+        if rule.kind != "silent" or silent_after_s
+    )
+
+
+def _rule(section: Section, name: str, usual: Rule | None) -> Rule:
+    given = section.section(name)
+    known = {f.name: f for f in fields(Rule) if f.name != "name"}
+    given.allow(known)
+    values = {key: _value(given, key) for key in given.nodes}
+    if usual is None and "kind" not in values:
+        section.fail(name, f"is no default rule and needs a kind: {', '.join(KINDS)}")
+    try:
+        return replace(usual, **values) if usual else Rule(name, **values)
+    except MonitorError as error:
+        section.fail(name, str(error).partition(": ")[2])
+
+
+def _value(section: Section, key: str) -> Any:
+    if key in ("labels", "match"):
+        return {name: str(section.section(key).plain(name)) for name in section.section(key).nodes}
+    if key in ("name", "kind", "importance", "project", "job"):
+        return section.text(key)
+    if key == "sessions":
+        return section.whole(key)
+    value = section.plain(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        section.fail(key, f"must be a number, not {value!r}")
+    return float(value)

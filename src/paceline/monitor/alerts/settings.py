@@ -1,0 +1,187 @@
+"""The file of alerts: rules, channels, and which alerts go where."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError, MonitorError
+from paceline.model.marked_yaml import Section, read_marked
+from paceline.monitor.alerts.channels import Alertmanager, Channel, Email, Slack, Webhook
+from paceline.monitor.alerts.rules import IMPORTANCES, Rule, default_rules, rules_of
+
+#: Alerts of one rule that begin within so long are told in one message.
+GROUP_WAIT_S = 10.0
+_ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ROUTE = ("rules", "projects", "importance")
+
+
+@dataclass(frozen=True)
+class Route:
+    """A channel and what it is told.
+
+    Attributes:
+        channel: whom to tell.
+        rules, projects: patterns; an alert must match one of each.
+        importance: the least that it is told.
+    """
+
+    channel: Channel
+    rules: tuple[str, ...] = ("*",)
+    projects: tuple[str, ...] = ("*",)
+    importance: str = "info"
+
+    def takes(self, rule: str, project: str, importance: str) -> bool:
+        """Whether it is told of such an alert."""
+        return (
+            any(fnmatch.fnmatchcase(rule, pattern) for pattern in self.rules)
+            and any(fnmatch.fnmatchcase(project, pattern) for pattern in self.projects)
+            and IMPORTANCES.index(importance) >= IMPORTANCES.index(self.importance)
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the file says.
+
+    Attributes:
+        rules: in order.
+        routes: the channels.
+        group_wait_s: how long a message waits for others of its rule.
+    """
+
+    rules: tuple[Rule, ...]
+    routes: tuple[Route, ...] = ()
+    group_wait_s: float = GROUP_WAIT_S
+
+
+def load_settings(path: str, silent_after_s: float) -> Settings:
+    """The settings of a file; "" = the default rules and no channel.
+
+    Raises:
+        MonitorError: something in it is wrong; the message names file and line.
+    """
+    if not path:
+        return Settings(default_rules(silent_after_s))
+    try:
+        section = read_marked(Path(path))
+        section.allow(("rules", "channels", "group_wait_s"))
+        wait_s = GROUP_WAIT_S
+        if "group_wait_s" in section:
+            wait_s = _seconds(section, "group_wait_s")
+        rules = rules_of(section.section("rules"), silent_after_s)
+        channels = section.section("channels")
+        routes = tuple(_route(channels, name) for name in channels.nodes)
+    except ModelError as error:
+        raise MonitorError(str(error)) from None
+    return Settings(rules, routes, wait_s)
+
+
+def _route(channels: Section, name: str) -> Route:
+    section = channels.section(name)
+    if "type" not in section or section.plain("type") not in _TYPES:
+        section.fail("type", f"must be one of {', '.join(_TYPES)}")
+    make, fields = _TYPES[section.plain("type")]
+    section.allow(("type", *fields, *_ROUTE))
+    importance = section.text("importance") if "importance" in section else "info"
+    if importance not in IMPORTANCES:
+        section.fail("importance", f"must be one of {', '.join(IMPORTANCES)}")
+    return Route(
+        make(name, section),
+        _texts(section, "rules") or ("*",),
+        _texts(section, "projects") or ("*",),
+        importance,
+    )
+
+
+def _webhook(name: str, section: Section) -> Channel:
+    return Webhook(name, _url(section), _headers(section), _text(section, "secret", ""))
+
+
+def _slack(name: str, section: Section) -> Channel:
+    return Slack(name, _url(section))
+
+
+def _alertmanager(name: str, section: Section) -> Channel:
+    return Alertmanager(name, _url(section), _headers(section))
+
+
+def _email(name: str, section: Section) -> Channel:
+    security = _text(section, "security", "starttls")
+    if security not in ("starttls", "tls", "none"):
+        section.fail("security", "must be starttls, tls or none")
+    to = _texts(section, "to")
+    if not to:
+        section.fail("to", "must be an address, or a list of them")
+    return Email(
+        name,
+        host=_text(section, "host"),
+        sender=_text(section, "from"),
+        to=to,
+        port=section.whole("port") if "port" in section else 465 if security == "tls" else 587,
+        user=_text(section, "user", ""),
+        password=_text(section, "password", ""),
+        security=security,
+    )
+
+
+_TYPES: dict[Any, tuple[Callable[[str, Section], Channel], tuple[str, ...]]] = {
+    "webhook": (_webhook, ("url", "headers", "secret")),
+    "slack": (_slack, ("url",)),
+    "alertmanager": (_alertmanager, ("url", "headers")),
+    "email": (_email, ("host", "port", "from", "to", "user", "password", "security")),
+}
+
+
+def _text(section: Section, field: str, usual: str | None = None) -> str:
+    """A text, with ${NAME} out of the environment, where secrets belong."""
+    if field not in section:
+        if usual is None:
+            section.fail("", f"{field} is missing")
+        return usual
+    return _filled(section, field, section.text(field))
+
+
+def _filled(section: Section, field: str, text: str) -> str:
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            section.fail(field, f"the environment has no {found[1]}; set it for the service")
+        return os.environ[found[1]]
+
+    filled = _ENVIRONMENT.sub(value, text)
+    if any(ord(c) < 32 for c in filled):
+        section.fail(field, "has a line break or control character")
+    return filled
+
+
+def _texts(section: Section, field: str) -> tuple[str, ...]:
+    """A text or a list of texts; empty where it is missing."""
+    value = section.plain(field) if field in section else []
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        section.fail(field, "must be a text, or a list of texts")
+    return tuple(_filled(section, field, text) for text in texts)
+
+
+def _seconds(section: Section, field: str) -> float:
+    value = section.plain(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+        section.fail(field, "must be a number of seconds from 0 to 3600")
+    return float(value)
+
+
+def _url(section: Section) -> str:
+    url = _text(section, "url")
+    if not url.startswith(("http://", "https://")) or " " in url:
+        section.fail("url", "must begin with http:// or https://")
+    return url
+
+
+def _headers(section: Section) -> dict[str, str]:
+    headers = section.section("headers")
+    return {name: _text(headers, name) for name in headers.nodes}

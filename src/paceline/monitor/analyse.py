@@ -1,0 +1,118 @@
+"""One session's analysis, in a process of its own: ``python -m paceline.monitor.analyse``.
+
+Arguments: the trace, a folder for the results, and the settings as JSON (``memory_bytes``, ``meta``
+as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there, or ends
+with code 2 and one line of why; whatever else happens to it happens to it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "summary.json"
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Analyse; returns the exit code."""
+    trace, folder, settings = Path(arguments[0]), Path(arguments[1]), json.loads(arguments[2])
+    _limit(int(settings["memory_bytes"]))
+    from paceline.errors import PacelineError
+
+    try:
+        summary = analyse(trace, folder, settings["meta"])
+    except PacelineError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("out of memory", file=sys.stderr)
+        return 3
+    (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+    return 0
+
+
+def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What `paceline analyze --out` does, and what the store keeps of it."""
+    from paceline.diagnose import diagnose
+    from paceline.graph import from_trace
+    from paceline.remedies import REMEDIES, Case, advise
+    from paceline.report.folder import RESULT, write_folder
+    from paceline.report.headline import headline
+    from paceline.sources.hosts import hosts_of_workers
+    from paceline.whatif import analyze
+
+    measured = from_trace(_trace(path, meta))
+    result = analyze(measured)
+    hosts = hosts_of_workers(_hosts(meta), measured.rank)
+    diagnosis = diagnose(measured, result, hosts)
+    advice = advise(Case(measured, result, diagnosis), REMEDIES)
+    write_folder(result, measured, folder, advice=advice, hosts=hosts)
+    _add_hosts(folder / RESULT, hosts)
+    steps = result.steps.tolist()
+    causes = [f.cause for f in diagnosis.findings if f.share is not None]
+    causes += [f.cause for f in diagnosis.findings if f.share is None]
+    return {
+        "first_step": min(steps),
+        "last_step": max(steps),
+        "step_s": float(result.traced_s.mean()),
+        "steps_s": float(result.traced_s.sum()),
+        "slowdown": float(result.slowdown),
+        "waste": max(0.0, float(result.waste)),
+        "cause": causes[0] if causes else "healthy",
+        "headline": headline(result, diagnosis, advice.remedies),
+        "best_gain": max((float(r.gain) for r in advice.remedies), default=None),
+        "gpus": int(result.job.world_size),
+        "degrees": result.job.to_mapping(),
+    }
+
+
+def _trace(path: Path, meta: Mapping[str, Any]) -> Any:
+    from paceline.sources import load, otlp
+    from paceline.trace import Job
+
+    degrees = meta.get("job")
+    job = Job.from_mapping(degrees, where="the job that was pushed") if degrees else None
+    if otlp.matches(path):
+        return otlp.read([path], job).trace
+    return load(path, job)
+
+
+def _hosts(meta: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+    """Rank -> (host, gpu), as pushed."""
+    hosts: dict[int, tuple[str, str]] = {}
+    pushed = meta.get("hosts")
+    for rank, place in pushed.items() if isinstance(pushed, dict) else ():
+        if rank.isdecimal() and isinstance(place, list) and len(place) == 2:
+            hosts[int(rank)] = (str(place[0])[:100], str(place[1])[:100])
+    return hosts
+
+
+def _add_hosts(path: Path, hosts: Mapping[tuple[int, int], tuple[str, str]]) -> None:
+    """Say in the result where workers run: "dp,pp" -> [host, gpu]."""
+    if hosts:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["hosts"] = {f"{dp},{pp}": list(place) for (dp, pp), place in hosts.items()}
+        path.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _limit(memory_bytes: int) -> None:
+    """Bound the memory, leave the processor to the service, and end when the service does."""
+    os.nice(5)
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,243 @@
+"""Analyses of sessions: a bounded pool of processes, each with a limit of memory and of time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from paceline.errors import MonitorError
+from paceline.monitor.analyse import SUMMARY
+from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
+from paceline.monitor.bus import Bus
+from paceline.monitor.config import DAY_S, MIB, Config
+from paceline.monitor.log import log
+from paceline.monitor.store import jobs, sessions
+
+#: How often a worker without work looks for some, should a call to wake it be lost.
+_LOOK_S = 5.0
+#: A session stands for the time since the one before it, but not for more than this.
+_MOST_S = DAY_S
+#: One process works on one trace, and the pool has several.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "ARROW_IO_THREADS")
+
+_COLUMNS = (
+    *("first_step", "last_step", "step_s", "slowdown", "waste", "cause", "headline", "best_gain"),
+)
+
+
+class Failed(Exception):  # noqa: N818 (the trace failed, not we)
+    """A trace could not be analysed, and why."""
+
+
+class _Stopping(Exception):  # noqa: N818
+    """The service stops; the session waits for its next start."""
+
+
+class Analyses:
+    """Takes queued sessions, newest first, and stores what comes out.
+
+    Args:
+        config: limits.
+        engine: the database.
+        blobs: traces and results.
+        bus: told of sessions.
+        clock: seconds since 1970.
+        on_done: called with (job, session) numbers once a result is stored.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        blobs: Blobs,
+        bus: Bus,
+        clock: Callable[[], float],
+        on_done: Callable[[int, int], None],
+    ) -> None:
+        self._config, self._engine, self._blobs, self._bus = config, engine, blobs, bus
+        self._clock, self._on_done = clock, on_done
+        self._stop = threading.Event()
+        self._work = threading.Condition()
+        self._taking = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self.folder = config.data / "analyses"
+
+    def start(self) -> None:
+        """Queue what the last end cut off, and begin."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sessions.requeue_running(self._engine)
+        for number in range(self._config.analysis_processes):
+            thread = threading.Thread(target=self._run, name=f"paceline-analysis-{number}")
+            thread.daemon = True
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """End the processes; their sessions wait for the next start."""
+        self._stop.set()
+        self.wake()
+        for process in list(self._processes):
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def wake(self) -> None:
+        """There is a new session."""
+        with self._work:
+            self._work.notify_all()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._taking:
+                    row = sessions.start_next(self._engine, self._clock())
+                if row is not None:
+                    self._session(row)
+                    continue
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                log(logging.ERROR, "failed", what="an analysis", reason=reason)
+                self._stop.wait(1.0)
+            with self._work:
+                if not self._stop.is_set():
+                    self._work.wait(_LOOK_S)
+
+    def _session(self, row: Mapping[str, Any]) -> None:
+        job = jobs.by_id(self._engine, row["job_id"])
+        if job is None:
+            return
+        self._tell(row, job, "running")
+        try:
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                summary = self._analyse(row, Path(folder))
+                for name in RESULTS:
+                    if (Path(folder) / name).exists():
+                        self._blobs.take(Path(folder) / name, result_key(row["id"], name))
+            values = {name: summary[name] for name in _COLUMNS}
+            lost = self._gpu_hours_lost(row, job, summary)
+            self._finish(row, {**values, "status": "done", "gpu_hours_lost": lost, "reason": None})
+            self._learn(job, summary)
+        except _Stopping:
+            sessions.put_back(self._engine, row["id"])
+            return
+        except Failed as failed:
+            log(logging.WARNING, "analysis failed", session=row["id"], reason=str(failed))
+            self._finish(row, {"status": "failed", "reason": str(failed)})
+            self._tell(row, job, "failed")
+            return
+        self._tell(row, job, "done")
+        self._on_done(row["job_id"], row["id"])
+
+    def _finish(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Store the outcome, however long the database is away."""
+        while True:
+            try:
+                now = self._clock()
+                sessions.finish(self._engine, row["id"], {**values, "finished_at": now})
+                return
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                log(logging.ERROR, "failed", what="storing an analysis", reason=reason)
+                if self._stop.wait(1.0):
+                    raise _Stopping from None
+
+    def _analyse(self, row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Run the process; what it summarises."""
+        settings = {
+            "memory_bytes": self._config.analysis_memory_mib * MIB,
+            "meta": row["meta"],
+        }
+        try:
+            with self._blobs.local(trace_key(row["sha256"])) as trace:
+                command = [sys.executable, "-m", "paceline.monitor.analyse", str(trace)]
+                return self._outcome([*command, str(folder), json.dumps(settings)], folder)
+        except FileNotFoundError:
+            raise Failed("the trace is gone: it was removed before it could be analysed") from None
+
+    def _outcome(self, command: list[str], folder: Path) -> dict[str, Any]:
+        env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+        errors = folder / "stderr"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=env
+            )
+        self._processes.add(process)
+        try:
+            code = process.wait(self._config.analysis_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise Failed(
+                f"the analysis took more than {self._config.analysis_seconds:g} s "
+                "(analysis_seconds)"
+            ) from None
+        finally:
+            self._processes.discard(process)
+        if self._stop.is_set() and code < 0:
+            raise _Stopping
+        if code:
+            raise Failed(self._reason(code, errors))
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return summary
+
+    def _reason(self, code: int, errors: Path) -> str:
+        lines = errors.read_bytes()[-20_000:].decode(errors="replace").strip().splitlines()
+        last = lines[-1][:500] if lines else "without a word"
+        if code == 2:
+            return last
+        if code == 3 or "MemoryError" in last or "bad_alloc" in last or "malloc" in last:
+            mib = self._config.analysis_memory_mib
+            return f"the analysis needs more than {mib} MiB of memory (analysis_memory_mib)"
+        if code < 0:
+            return f"the analysis was ended by {signal.Signals(-code).name}: {last}"
+        return f"the analysis failed unexpectedly: {last}"
+
+    def _gpu_hours_lost(
+        self, row: Mapping[str, Any], job: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> float:
+        """The waste of the time that the session stands for, of all GPUs."""
+        since = sessions.before(self._engine, row["job_id"], row["created_at"])
+        since = job["created_at"] if since is None else since
+        stands_s = min(max(row["created_at"] - since, summary["steps_s"]), _MOST_S)
+        gpus = job["gpus"] or summary["gpus"]
+        return float(summary["waste"] * gpus * stands_s / 3600)
+
+    def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """What the trace says of the job and its pusher did not."""
+        if not job["gpus"] or not job["degrees"]:
+            jobs.register(
+                self._engine,
+                job["project"],
+                job["name"],
+                self._clock(),
+                gpus=job["gpus"] or summary["gpus"],
+                degrees=job["degrees"] or summary["degrees"],
+            )
+
+    def _tell(self, row: Mapping[str, Any], job: Mapping[str, Any], status: str) -> None:
+        told = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}
+        self._bus.publish(job["project"], "session", told)
+
+
+def check_queue(config: Config, engine: Engine) -> int:
+    """Sessions that wait; for the service's health.
+
+    Raises:
+        MonitorError: more wait than may.
+    """
+    n = sessions.waiting(engine)
+    if n > config.analysis_queue:
+        raise MonitorError(f"{n} sessions wait to be analysed, {config.analysis_queue} may")
+    return n

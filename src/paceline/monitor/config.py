@@ -1,0 +1,129 @@
+"""The service's settings: every one has a default, a line in the file, and most an option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError, MonitorError
+from paceline.model.marked_yaml import Section, read_marked
+
+MIB = 1 << 20
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes:
+        data: folder of everything but the database: blobs, uploads, step times, secrets.
+        store: URL of the database; "" = SQLite in ``data``.
+        blobs: where traces and results lie: "" = in ``data``, or an fsspec URL (s3://bucket/x).
+        bind: host:port to listen on.
+        base_url: how users reach it, for links in alerts; "" = http://bind.
+        public_read: pages and reads need no token.
+        tls_cert, tls_key: files, PEM; "" = plain HTTP.
+        analysis_processes: traces analysed at a time.
+        analysis_memory_mib, analysis_seconds: limits of one analysis.
+        analysis_queue: sessions that may wait; beyond, uploads are answered 429.
+        max_upload_mib: size of a trace.
+        max_body_mib: size of any other request.
+        requests_per_minute: of one token (uploads of chunks and steps do not count).
+        step_samples_per_minute: of one token.
+        keep_days: sessions, events and step times older than this are removed; 0 = never.
+        keep_gib: blobs beyond this are removed, oldest first; 0 = no limit.
+        silent_after_s: a running job without a step for so long is silent.
+        alerts: YAML file of rules and channels; "" = the default rules, no channel.
+        log_level: debug, info, warning or error.
+    """
+
+    data: Path = Path("paceline-data")
+    store: str = ""
+    blobs: str = ""
+    bind: str = "127.0.0.1:8765"
+    base_url: str = ""
+    public_read: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    analysis_processes: int = 2
+    analysis_memory_mib: int = 1024
+    analysis_seconds: float = 300.0
+    analysis_queue: int = 1000
+    max_upload_mib: int = 4096
+    max_body_mib: int = 64
+    requests_per_minute: int = 600
+    step_samples_per_minute: int = 12_000_000
+    keep_days: float = 90.0
+    keep_gib: float = 0.0
+    silent_after_s: float = 900.0
+    alerts: str = ""
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        self.address()
+        for name in ("analysis_processes", "analysis_memory_mib", "max_upload_mib", "max_body_mib"):
+            _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
+        for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
+            _require(getattr(self, name) > 0, f"{name} must be above 0")
+        for name in ("keep_days", "keep_gib", "silent_after_s", "analysis_queue"):
+            _require(getattr(self, name) >= 0, f"{name} must be 0 or more")
+        _require(bool(self.tls_cert) == bool(self.tls_key), "give both tls_cert and tls_key")
+        levels = ("debug", "info", "warning", "error")
+        _require(self.log_level in levels, f"log_level must be one of {', '.join(levels)}")
+
+    def address(self) -> tuple[str, int]:
+        """Host and port of ``bind``.
+
+        Raises:
+            MonitorError: it is not host:port.
+        """
+        host, colon, port = self.bind.rpartition(":")
+        good = bool(colon and host) and port.isdecimal() and int(port) < 65536
+        _require(good, f"bind must be host:port, not {self.bind!r}")
+        return host.strip("[]"), int(port)
+
+    @property
+    def store_url(self) -> str:
+        """The database's URL."""
+        return self.store or f"sqlite:///{self.data / 'paceline.db'}"
+
+    @property
+    def url(self) -> str:
+        """How users reach the service, without a slash at the end."""
+        scheme = "https" if self.tls_cert else "http"
+        return (self.base_url or f"{scheme}://{self.bind}").rstrip("/")
+
+
+def load_config(path: Path, **given: Any) -> Config:
+    """The settings of a YAML file; what is ``given`` goes first.
+
+    Raises:
+        MonitorError: a setting is unknown or wrong; the message names file and line.
+    """
+    try:
+        section = read_marked(path)
+        known = {f.name: f for f in fields(Config)}
+        section.allow(known)
+        values = {name: _value(section, name) for name in section.nodes}
+        return Config(**{**values, **{k: v for k, v in given.items() if v is not None}})
+    except ModelError as error:
+        raise MonitorError(str(error)) from None
+
+
+def _value(section: Section, name: str) -> Any:
+    value = section.plain(name)
+    usual = next(f.default for f in fields(Config) if f.name == name)
+    if isinstance(usual, Path):
+        return Path(section.text(name))
+    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(usual):
+        section.fail(name, f"must be like {usual!r}, not {value!r}")
+    return value
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise MonitorError(message)

@@ -1,0 +1,139 @@
+"""A recording while it grows: what its ranks have written since the last look."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import blockfile
+from paceline.errors import TraceError
+
+#: Bytes of one file read at a time.
+_READ_BYTES = 16 << 20
+
+
+@dataclass(eq=False)
+class _File:
+    """One rank's file, read up to ``offset``."""
+
+    path: Path
+    meta: dict[str, Any]
+    offset: int
+    clocks: list[bytes] = field(default_factory=list)
+    steps: dict[int, bytes] = field(default_factory=dict)  # not cut off yet
+    times: list[tuple[int, float]] = field(default_factory=list)  # not taken yet
+
+    @property
+    def session(self) -> str:
+        """Names the start of the job."""
+        return str(self.meta.get("session") or f"start {self.path.stem.rpartition('-')[2]}")
+
+    def read(self) -> None:
+        """Take the whole blocks that are new; what is damaged is skipped."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(_READ_BYTES)
+        at = 0
+        while at < len(data):
+            end = blockfile._block_end(data, at)
+            if end is None:
+                following = blockfile._next_block(data, at + 1)
+                if following is None:  # being written, or the read ends here
+                    break
+                at = following
+                continue
+            self._take(data[at + 4], data[at + blockfile._BLOCK.size : end])
+            at = end
+        self.offset += at
+
+    def _take(self, kind: int, payload: bytes) -> None:
+        if kind == blockfile.CLOCK:
+            self.clocks.append(payload)
+        elif kind == blockfile.STEP:
+            self.steps[blockfile.STEP_HEAD.unpack_from(payload)[0]] = payload
+        elif kind == blockfile.TIMES:
+            for step, _, duration_ns in blockfile.TIME.iter_unpack(payload):
+                self.times.append((step, duration_ns / 1e9))
+
+
+class RecordingTail:
+    """Follows the files of a recording's folder.
+
+    Attributes:
+        meta: what rank 0's process (or the lowest there is) said about itself; empty before.
+        changed_at: when a profiled step was last seen, monotonic seconds.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = {}
+        self.changed_at = time.monotonic()
+        self._files: dict[str, _File] = {}
+        self._present: list[_File] = []  # of the job's last start
+
+    @property
+    def session(self) -> str:
+        """Names the job's last start."""
+        newest = max(self._files.values(), key=lambda f: f.meta["started_ns"], default=None)
+        return newest.session if newest is not None else ""
+
+    def look(self) -> None:
+        """Read what is new.
+
+        Raises:
+            TraceError: a file cannot be read.
+        """
+        try:
+            for path in sorted(self.folder.glob(f"rank-*{blockfile.SUFFIX}")):
+                if path.name not in self._files and path.stat().st_size:
+                    with contextlib.suppress(blockfile.BlockFileError):  # half a header as yet
+                        meta = blockfile.read_header(path)
+                        begin = len(blockfile.file_header(meta))
+                        self._files[path.name] = _File(path, meta, begin)
+            for file in self._files.values():
+                n_steps = len(file.steps)
+                file.read()
+                if len(file.steps) > n_steps:
+                    self.changed_at = time.monotonic()
+        except OSError as error:
+            raise TraceError(f"{self.folder} cannot be read: {error.strerror}") from None
+        session = self.session
+        self._present = [file for file in self._files.values() if file.session == session]
+        if self._present:
+            self.meta = min(self._present, key=lambda file: int(file.meta["rank"])).meta
+
+    def take_times(self) -> Iterator[tuple[str, int, list[tuple[int, float]]]]:
+        """(start of the job, rank, [(step, seconds)]) that were not taken yet."""
+        for file in sorted(self._files.values(), key=lambda f: f.meta["started_ns"]):
+            if file.times:
+                times, file.times = file.times, []
+                yield file.session, int(file.meta["rank"]), times
+
+    def ready(self) -> list[int]:
+        """Profiled steps that every worker of the job's last start has recorded."""
+        if not self._present or not self._is_whole():
+            return []
+        return sorted(set.intersection(*(set(file.steps) for file in self._present)))
+
+    def cut(self, steps: list[int], folder: Path) -> None:
+        """Write a recording of these steps."""
+        folder.mkdir(parents=True)
+        for file in self._present:
+            parts = [blockfile.file_header(file.meta)]
+            parts += [blockfile.block(blockfile.CLOCK, clock) for clock in file.clocks]
+            parts += [blockfile.block(blockfile.STEP, file.steps[step]) for step in steps]
+            (folder / file.path.name).write_bytes(b"".join(parts))
+
+    def forget(self, last: int) -> None:
+        """Let go of the profiled steps up to ``last``, and of all of earlier starts."""
+        for file in self._files.values():
+            keep = last if file.session == self.session else 2**63
+            file.steps = {n: block for n, block in file.steps.items() if n > keep}
+
+    def _is_whole(self) -> bool:
+        workers = {(file.meta["dp_rank"], file.meta["pp_rank"]) for file in self._present}
+        return len(workers) == int(self.meta["dp"]) * int(self.meta["pp"])

@@ -1,0 +1,340 @@
+"""Step times on disk: per job, blocks appended to segment files, never a row of SQL per sample.
+
+A block is a batch as it was pushed, with a checksum; :meth:`StepFile.append` returns when it is on
+disk. What a crash cut off at the end was never acknowledged and is removed at the next start. A
+batch that comes again is known by its source and number, as long as its segment is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import OutputError
+from paceline.monitor.step_series import Series, read_series
+
+#: A segment this large is followed by a new one; so many are kept (detectors, repeated batches).
+SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
+
+SUFFIX = ".steps"
+
+_MARK = b"PSB1"
+_BLOCK = struct.Struct("<4sII")  # mark, length and crc32 of the payload
+_HEAD = struct.Struct("<diiHH")  # at, samples, ranks of the job (0 = unknown), lengths of two texts
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples that were pushed together.
+
+    Attributes:
+        source: who pushed them; "start/rank" where the source knows the job's start.
+        number: of the batch, unique within its source.
+        at: when it came, seconds since 1970.
+        steps: [sample] step numbers.
+        ranks: [sample] ranks.
+        durations_s: [sample] seconds.
+        world: ranks of the job; 0 = unknown.
+    """
+
+    source: str
+    number: str
+    at: float
+    steps: npt.NDArray[np.int64]
+    ranks: npt.NDArray[np.int32]
+    durations_s: npt.NDArray[np.float32]
+    world: int = 0
+
+    def key(self) -> bytes:
+        """What the batch is known by."""
+        return blake2b(f"{self.source}\0{self.number}".encode(), digest_size=12).digest()
+
+
+class StepFile:
+    """The segments of one job; safe for several threads, which share one fsync."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or make them; a torn end is cut off.
+
+        Raises:
+            OutputError: they cannot be read or written.
+        """
+        self.folder = folder
+        # Who needs both takes _sync_lock first.
+        self._lock, self._sync_lock = threading.Lock(), threading.Lock()
+        self._keys: dict[int, set[bytes]] = {}  # segment -> batches in it
+        self._file, self._segment = -1, 0
+        self._size = self._synced = 0
+        self._fresh: list[bytes] = []  # written, not known to be on disk
+        self._failures = 0  # of fsync: what waited for one then is not on disk
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._recover()
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
+
+    def append(self, batch: Batch) -> bool:
+        """Store a batch; False where it is there already. On disk when this returns.
+
+        Raises:
+            OutputError: it cannot be written (no space, for example); send it again.
+        """
+        block = encode(batch)
+        key = batch.key()
+        try:
+            if self._size >= SEGMENT_BYTES:
+                self._roll()
+            with self._lock:
+                new = not any(key in keys for keys in self._keys.values())
+                if new:
+                    self._write(block, key)
+                place = self._segment, self._size, self._failures
+            self._sync(*place)
+        except OSError as error:
+            raise OutputError(
+                f"step times cannot be written to {self.folder}: {error.strerror}"
+            ) from None
+        return new
+
+    def segments(self) -> list[int]:
+        """Numbers of the segments, oldest first."""
+        return sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
+
+    def read(self) -> Iterator[Batch]:
+        """All batches that are kept, in the order in which they came."""
+        for number in self.segments():
+            with contextlib.suppress(FileNotFoundError):
+                data = self._path(number).read_bytes()
+                for begin, end in blocks_of(data):
+                    yield decode(data[begin:end])
+
+    def remove_older(self, before: float) -> int:
+        """Remove segments not written to since ``before``; returns how many bytes."""
+        freed = 0
+        with self._lock:
+            for number in self.segments():
+                stat = self._path(number).stat()
+                if number != self._segment and stat.st_mtime < before:
+                    freed += stat.st_size
+                    self._drop(number)
+        return freed
+
+    def close(self) -> None:
+        """Close the file; the object is of no more use."""
+        with self._sync_lock, self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = -1
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}{SUFFIX}"
+
+    def _recover(self) -> None:
+        for number in self.segments():
+            data = self._path(number).read_bytes()
+            keys, whole = set(), 0
+            for begin, end in blocks_of(data):
+                keys.add(decode_key(data[begin:end]))
+                whole = end
+            if whole < len(data):
+                os.truncate(self._path(number), whole)
+            self._keys[number] = keys
+            self._segment, self._size = number, whole
+        self._open(self._segment)
+
+    def _open(self, number: int) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self._path(number), flags, 0o644)
+        self._segment = number
+        self._size = self._synced = os.fstat(self._file).st_size
+        self._keys.setdefault(number, set())
+        self._fresh = []
+        os.fsync(self._file)  # what a crash left in the cache may be acknowledged again
+        _sync_folder(self.folder)
+
+    def _write(self, block: bytes, key: bytes) -> None:
+        if self._file < 0:
+            raise OSError(0, "closed")
+        try:
+            rest = memoryview(block)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(block)
+        self._keys[self._segment].add(key)
+        self._fresh.append(key)
+
+    def _roll(self) -> None:
+        """Begin a new segment; the old one is on disk first."""
+        with self._sync_lock, self._lock:
+            if self._size < SEGMENT_BYTES:  # another thread has done it
+                return
+            self._fsync(self._file)
+            self._open(self._segment + 1)
+            for number in self.segments()[:-SEGMENTS]:
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._path(number).unlink(missing_ok=True)
+        self._keys.pop(number, None)
+
+    def _sync(self, segment: int, size: int, failures: int) -> None:
+        """Wait until the file is on disk up to ``size``; one thread's fsync serves all."""
+        with self._sync_lock:
+            if failures != self._failures:
+                raise OSError(errno.EIO, "not written to the disk")
+            if segment < self._segment or size <= self._synced:
+                return
+            with self._lock:
+                file, upto, n_fresh = self._file, self._size, len(self._fresh)
+            try:
+                os.fsync(file)
+            except OSError:
+                with self._lock:
+                    self._forget_unsynced()
+                raise
+            self._synced = upto
+            del self._fresh[:n_fresh]
+
+    def _fsync(self, file: int) -> None:
+        try:
+            os.fsync(file)
+        except OSError:
+            self._forget_unsynced()
+            raise
+
+    def _forget_unsynced(self) -> None:
+        """After a failed fsync nobody knows what is on disk: take back what may not be."""
+        self._failures += 1
+        os.ftruncate(self._file, self._synced)
+        self._size = self._synced
+        self._keys[self._segment].difference_update(self._fresh)
+        self._fresh = []
+
+
+class StepFiles:
+    """The step files of all jobs, those used last kept open."""
+
+    def __init__(self, folder: Path, most_open: int = 200) -> None:
+        self.folder, self._most = folder, most_open
+        self._lock = threading.Lock()
+        self._open: dict[int, StepFile] = {}
+        self._in_use: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def of(self, job_id: int) -> Iterator[StepFile]:
+        """A job's file, for as long as the context lasts."""
+        with self._lock:
+            file = self._open.pop(job_id, None) or StepFile(self.path(job_id))
+            self._open[job_id] = file  # now the last of the order
+            self._in_use[job_id] = self._in_use.get(job_id, 0) + 1
+            self._close_some()
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._in_use[job_id] -= 1
+                if not self._in_use[job_id]:
+                    del self._in_use[job_id]
+
+    def append(self, job_id: int, batch: Batch) -> bool:
+        """Store a batch of a job; False where it is there already. On disk when this returns."""
+        with self.of(job_id) as file:
+            return file.append(batch)
+
+    def series(
+        self, job_id: int, *, first: int | None = None, last: int | None = None, points: int = 2000
+    ) -> Series:
+        """A job's step times, one row per step; see :func:`step_series.read_series`."""
+        return read_series(self.path(job_id), first=first, last=last, points=points)
+
+    def path(self, job_id: int) -> Path:
+        """The folder of a job's step times."""
+        return self.folder / f"{job_id % 1000:03d}" / str(job_id)
+
+    def job_ids(self) -> list[int]:
+        """Jobs that have a folder."""
+        return [int(path.name) for path in self.folder.glob("*/*") if path.name.isdecimal()]
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def _close_some(self) -> None:
+        for job_id in list(self._open)[: max(0, len(self._open) - self._most)]:
+            if job_id not in self._in_use:
+                self._open.pop(job_id).close()
+
+
+def encode(batch: Batch) -> bytes:
+    """A batch as a block. Steps and ranks are packed as differences, which hardly take space."""
+    source, number = batch.source.encode(), batch.number.encode()
+    head = _HEAD.pack(batch.at, len(batch.steps), batch.world, len(source), len(number))
+    places = np.diff(batch.steps, prepend=0).astype("<i8").tobytes()
+    places += np.diff(batch.ranks, prepend=np.int32(0)).astype("<i4").tobytes()
+    times = batch.durations_s.astype("<f4").tobytes()
+    payload = head + source + number + times + zlib.compress(places, 1)
+    return _BLOCK.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
+
+
+def decode(block: bytes) -> Batch:
+    """The batch of a whole block."""
+    at, n, world, n_source, n_number = _HEAD.unpack_from(block, _BLOCK.size)
+    begin = _BLOCK.size + _HEAD.size
+    source = block[begin : begin + n_source].decode()
+    begin += n_source
+    number = block[begin : begin + n_number].decode()
+    begin += n_number
+    durations = np.frombuffer(block, "<f4", n, begin)
+    places = zlib.decompress(block[begin + 4 * n :])
+    steps = np.cumsum(np.frombuffer(places, "<i8", n), dtype=np.int64)
+    ranks = np.cumsum(np.frombuffer(places, "<i4", n, 8 * n), dtype=np.int32)
+    return Batch(source, number, at, steps, ranks, durations, world)
+
+
+def decode_key(block: bytes) -> bytes:
+    """What the batch of a whole block is known by, without its samples."""
+    n_source, n_number = _HEAD.unpack_from(block, _BLOCK.size)[3:]
+    begin = _BLOCK.size + _HEAD.size
+    source = block[begin : begin + n_source].decode()
+    number = block[begin + n_source : begin + n_source + n_number].decode()
+    empty = np.zeros(0)
+    return Batch(source, number, 0.0, empty, empty, empty).key()  # type: ignore[arg-type]
+
+
+def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the whole blocks from the start on, up to the first that is not."""
+    at = 0
+    while at + _BLOCK.size <= len(data):
+        mark, length, crc = _BLOCK.unpack_from(data, at)
+        begin, end = at + _BLOCK.size, at + _BLOCK.size + length
+        if mark != _MARK or end > len(data) or zlib.crc32(data[begin:end]) != crc:
+            return
+        yield at, end
+        at = end
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,117 @@
+"""What stays of a job's step times: one row per step, in a file that only grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NAME = "series.rows"
+
+ROW = np.dtype(
+    [
+        ("step", "<i8"),
+        ("at", "<f8"),
+        ("samples", "<i4"),
+        ("median_s", "<f4"),
+        ("max_s", "<f4"),
+        ("slowest", "<i4"),
+        ("start", "<i4"),
+        ("healthy_s", "<f4"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Step times of a job, [row] each, in the order of the steps (of the last start).
+
+    Attributes:
+        step: numbers.
+        at: when the samples came, seconds since 1970.
+        samples: ranks that gave one.
+        median_s: median of the ranks, seconds.
+        max_s: of the slowest rank, seconds.
+        slowest: that rank.
+        healthy_s: what a healthy step takes, as known then; nan before the detector knows.
+    """
+
+    step: npt.NDArray[np.int64]
+    at: npt.NDArray[np.float64]
+    samples: npt.NDArray[np.int32]
+    median_s: npt.NDArray[np.float32]
+    max_s: npt.NDArray[np.float32]
+    slowest: npt.NDArray[np.int32]
+    healthy_s: npt.NDArray[np.float32]
+
+    def to_mapping(self) -> dict[str, list[Any]]:
+        """As JSON knows it."""
+        healthy = [None if np.isnan(x) else round(float(x), 7) for x in self.healthy_s]
+        seconds = {
+            name: [round(float(x), 7) for x in getattr(self, name)]
+            for name in ("median_s", "max_s")
+        }
+        whole = {name: getattr(self, name).tolist() for name in ("step", "at", "samples")}
+        return {**whole, **seconds, "slowest": self.slowest.tolist(), "healthy_s": healthy}
+
+
+def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
+    """Add rows; a torn one at the end is cut off first. Can be made again from the batches."""
+    path = folder / NAME
+    with path.open("ab") as file:
+        torn = file.tell() % ROW.itemsize
+        if torn:
+            file.truncate(file.tell() - torn)
+        file.write(rows.astype(ROW).tobytes())
+
+
+def last_row(folder: Path) -> Any:
+    """The last row; None where there is none."""
+    rows = _rows(folder)
+    return rows[-1].copy() if len(rows) else None
+
+
+def read_series(
+    folder: Path, *, first: int | None = None, last: int | None = None, points: int = 2000
+) -> Series:
+    """The steps of the last start, from ``first`` to ``last``; of many, evenly spread ``points``.
+
+    The newest step is always among them, and of the steps between two points the slowest is shown.
+    """
+    rows = _rows(folder)
+    if len(rows):
+        start = int(rows["start"][-1])
+        rows = rows[np.searchsorted(rows["start"], start) :]
+        low = 0 if first is None else int(np.searchsorted(rows["step"], first))
+        high = len(rows) if last is None else int(np.searchsorted(rows["step"], last, "right"))
+        rows = rows[low:high]
+    if len(rows) > points > 0:
+        edges = np.linspace(0, len(rows), points + 1).astype(np.int64).tolist()
+        shown = [a + int(np.argmax(rows["max_s"][a:b])) for a, b in pairwise(edges)]
+        shown[-1] = len(rows) - 1
+        rows = rows[shown]
+    return Series(**{name: np.array(rows[name]) for name in ROW.names or () if name != "start"})
+
+
+def remove_older_rows(folder: Path, before: float) -> None:
+    """Drop rows from before that time, if they are half of the file or more."""
+    rows = _rows(folder)
+    old = int(np.searchsorted(rows["at"], before)) if len(rows) else 0
+    if not old or old < len(rows) / 2:
+        return
+    partial = folder / f".{NAME}.partial"
+    partial.write_bytes(rows[old:].tobytes())
+    partial.replace(folder / NAME)
+
+
+def _rows(folder: Path) -> npt.NDArray[Any]:
+    path = folder / NAME
+    try:
+        n = path.stat().st_size // ROW.itemsize
+    except FileNotFoundError:
+        n = 0
+    return np.memmap(path, ROW, "r", shape=(n,)) if n else np.zeros(0, ROW)

@@ -1,0 +1,1 @@
+"""The monitor's database: the only SQL of Paceline."""

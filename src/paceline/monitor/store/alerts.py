@@ -1,0 +1,277 @@
+"""Alerts, what silences them, and the messages that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, Select, delete, desc, func, insert, or_, select, update
+
+from paceline.errors import MonitorError
+from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
+
+Row = dict[str, Any]
+#: Sessions and events of a job that the rules look at.
+_SESSIONS, _EVENTS = 200, 200
+#: Messages of a channel that are looked at together; the oldest come first.
+_BATCH = 500
+
+
+def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next_at: float) -> Row:
+    """Begin an alert, with its messages; one that fires already is only brought up to date.
+
+    Args:
+        engine: the store.
+        alert: the row, without id.
+        channels: whom to tell.
+        next_at: when.
+
+    Returns:
+        its id and whether it is ``new``.
+    """
+    with engine.begin() as connection:
+        found = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
+        if found is not None:
+            values = {k: alert[k] for k in ("session_id", "headline", "cause", "place", "gain")}
+            changed = {k: v for k, v in values.items() if v is not None}
+            connection.execute(
+                update(alerts)
+                .where(alerts.c.id == found.id)
+                .values(**changed, updated_at=alert["updated_at"])
+            )
+            return {"id": found.id, "new": False}
+        key = connection.execute(insert(alerts).values(**alert)).inserted_primary_key
+        assert key is not None
+        _tell(connection, engine, key[0], channels, "firing", next_at)
+        return {"id": key[0], "new": True}
+
+
+def resolve(engine: Engine, fingerprint: str, now: float) -> Row | None:
+    """End an alert, and tell those who were or will be told of it; None if it does not fire."""
+    with engine.begin() as connection:
+        found = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
+        if found is None:
+            return None
+        connection.execute(
+            update(alerts)
+            .where(alerts.c.id == found["id"])
+            .values(status="resolved", updated_at=now, ended_at=now)
+        )
+        told = select(deliveries.c.channel).where(
+            deliveries.c.alert_id == found["id"],
+            deliveries.c.status == "firing",
+            deliveries.c.state != "given-up",
+        )
+        channels = list(connection.execute(told).scalars())
+        _tell(connection, engine, found["id"], channels, "resolved", now)
+        return dict(found)
+
+
+def _firing(fingerprint: str) -> Select[Any]:
+    return select(alerts).where(alerts.c.fingerprint == fingerprint, alerts.c.status == "firing")
+
+
+def _tell(
+    connection: Any,
+    engine: Engine,
+    alert_id: int,
+    channels: Iterable[str],
+    status: str,
+    next_at: float,
+) -> None:
+    for channel in channels:
+        connection.execute(
+            insert_new(engine, deliveries).values(
+                alert_id=alert_id, channel=channel, status=status, next_at=next_at
+            )
+        )
+
+
+def firing(engine: Engine) -> list[Row]:
+    """All alerts that fire."""
+    with engine.connect() as connection:
+        query = select(alerts).where(alerts.c.status == "firing").order_by(alerts.c.id)
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def listed(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
+    """The latest alerts of a project ("*" = of all), with their ``job``, the latest first."""
+    query = select(alerts, jobs.c.name.label("job")).join(jobs, jobs.c.id == alerts.c.job_id)
+    if project != "*":
+        query = query.where(alerts.c.project == project)
+    if status:
+        query = query.where(alerts.c.status == status)
+    with engine.connect() as connection:
+        found = connection.execute(query.order_by(desc(alerts.c.id)).limit(limit)).mappings()
+        return [dict(row) for row in found]
+
+
+def waiting(engine: Engine, channel: str) -> list[Row]:
+    """A channel's messages that wait, with their alert and its ``job``; the oldest first."""
+    query = _messages(channel).where(deliveries.c.state == "waiting")
+    with engine.connect() as connection:
+        found = connection.execute(query.order_by(deliveries.c.id).limit(_BATCH)).mappings()
+        return [dict(row) for row in found]
+
+
+def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
+    """A channel's delivered messages of alerts that still fire, whose time to repeat has come."""
+    query = _messages(channel).where(
+        deliveries.c.state == "delivered",
+        deliveries.c.status == "firing",
+        deliveries.c.next_at <= now,
+        alerts.c.status == "firing",
+    )
+    with engine.connect() as connection:
+        found = connection.execute(query.order_by(deliveries.c.next_at).limit(_BATCH)).mappings()
+        return [dict(row) for row in found]
+
+
+def _messages(channel: str) -> Select[Any]:
+    wanted = (column for column in alerts.c if column.name not in ("id", "status"))
+    return (
+        select(
+            deliveries.c.id,
+            deliveries.c.alert_id,
+            deliveries.c.status,
+            deliveries.c.attempts,
+            deliveries.c.next_at,
+            alerts.c.status.label("alert_status"),
+            jobs.c.name.label("job"),
+            *wanted,
+        )
+        .join(alerts, alerts.c.id == deliveries.c.alert_id)
+        .join(jobs, jobs.c.id == alerts.c.job_id)
+        .where(deliveries.c.channel == channel)
+    )
+
+
+def mark(engine: Engine, ids: Sequence[int], **values: Any) -> None:
+    """Change messages."""
+    with engine.begin() as connection:
+        connection.execute(update(deliveries).where(deliveries.c.id.in_(ids)).values(**values))
+
+
+def forget(engine: Engine, ids: Sequence[int]) -> None:
+    """Remove messages that nobody is to be told any more."""
+    with engine.begin() as connection:
+        connection.execute(delete(deliveries).where(deliveries.c.id.in_(ids)))
+
+
+def drop_channels(engine: Engine, known: Sequence[str]) -> int:
+    """Give up the messages of channels that are no longer there; returns how many."""
+    gone = deliveries.c.channel.not_in(known) & (deliveries.c.state == "waiting")
+    statement = update(deliveries).where(gone)
+    with engine.begin() as connection:
+        done = connection.execute(statement.values(state="given-up", error="no such channel"))
+        return int(done.rowcount)
+
+
+def add_silence(
+    engine: Engine,
+    project: str,
+    *,
+    rule: str | None,
+    job: str | None,
+    until: float,
+    comment: str,
+    now: float,
+) -> int:
+    """Tell nobody of alerts of a rule and job (None = any) until then; returns its number.
+
+    Raises:
+        MonitorError: it would be over already.
+    """
+    if until <= now:
+        raise MonitorError("the silence would be over already; give a longer time")
+    values = {"project": project, "rule": rule, "job": job, "until": until, "comment": comment}
+    with engine.begin() as connection:
+        done = connection.execute(insert(silences).values(**values, created_at=now))
+        assert done.inserted_primary_key is not None
+        return int(done.inserted_primary_key[0])
+
+
+def list_silences(engine: Engine, project: str, now: float) -> list[Row]:
+    """Silences that hold, for a project ("*" = all)."""
+    query = select(silences).where(silences.c.until > now).order_by(silences.c.until)
+    if project != "*":
+        query = query.where(silences.c.project.in_((project, "*")))
+    with engine.connect() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def end_silence(engine: Engine, number: int, project: str, now: float) -> bool:
+    """End a silence of a project ("*" = of any); False if there is none of that number."""
+    mine = silences.c.id == number
+    if project != "*":
+        mine &= silences.c.project == project
+    with engine.begin() as connection:
+        changed = connection.execute(
+            update(silences).where(mine & (silences.c.until > now)).values(until=now)
+        )
+        return bool(changed.rowcount)
+
+
+def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:
+    """A job's row, its latest analysed sessions and fail-slow events, both latest first."""
+    done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
+    latest = select(sessions).where(done).order_by(desc(sessions.c.created_at), desc(sessions.c.id))
+    slow = events.c.kind.in_(("onset", "relief"))
+    happened = select(events).where(events.c.job_id == job_id, slow)
+    happened = happened.order_by(desc(events.c.id))
+    with engine.connect() as connection:
+        job = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
+        if job is None:
+            return None
+        return (
+            dict(job),
+            [dict(row) for row in connection.execute(latest.limit(_SESSIONS)).mappings()],
+            [dict(row) for row in connection.execute(happened.limit(_EVENTS)).mappings()],
+        )
+
+
+def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[int]:
+    """Jobs that run (or ran until they fell silent), last seen in between."""
+    running = jobs.c.status.in_(("running", "silent"))
+    query = select(jobs.c.id).where(
+        running, jobs.c.seen_at > seen_after, jobs.c.seen_at <= seen_before
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())
+
+
+def recent_jobs(engine: Engine, since: float) -> list[tuple[int, float]]:
+    """(id, time of the latest onset, or 0) of jobs of which something was seen since then."""
+    analysed = select(sessions.c.job_id).where(sessions.c.finished_at >= since)
+    onset = (
+        select(func.max(events.c.at))
+        .where(events.c.job_id == jobs.c.id, events.c.kind == "onset")
+        .scalar_subquery()
+    )
+    query = select(jobs.c.id, func.coalesce(onset, 0.0))
+    query = query.where(or_(jobs.c.seen_at >= since, jobs.c.id.in_(analysed)))
+    with engine.connect() as connection:
+        return [(row[0], float(row[1])) for row in connection.execute(query)]
+
+
+def remove_older(engine: Engine, before: float) -> None:
+    """Remove alerts and silences that were over before then, with their messages."""
+    with engine.begin() as connection:
+        connection.execute(delete(alerts).where(alerts.c.ended_at < before))
+        connection.execute(delete(silences).where(silences.c.until < before))
+
+
+def counts(engine: Engine) -> tuple[list[Row], list[Row]]:
+    """How many alerts fire by project, rule and importance; how many messages by channel, state."""
+    fires = (
+        select(alerts.c.project, alerts.c.rule, alerts.c.importance, func.count().label("n"))
+        .where(alerts.c.status == "firing")
+        .group_by(alerts.c.project, alerts.c.rule, alerts.c.importance)
+    )
+    sent = select(deliveries.c.channel, deliveries.c.state, func.count().label("n")).group_by(
+        deliveries.c.channel, deliveries.c.state
+    )
+    with engine.connect() as connection:
+        found = [connection.execute(query).mappings().all() for query in (fires, sent)]
+    return [dict(row) for row in found[0]], [dict(row) for row in found[1]]

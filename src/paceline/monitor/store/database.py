@@ -1,0 +1,85 @@
+"""The monitor's database: SQLite (WAL) or PostgreSQL, brought up to date at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from paceline.errors import MonitorError
+
+#: Seconds that a writer waits for another one.
+_BUSY_S = 30.0
+
+
+def open_database(url: str) -> Engine:
+    """Connect, and bring the tables up to date.
+
+    Args:
+        url: "sqlite:///path" or "postgresql://user@host/name".
+
+    Raises:
+        MonitorError: the URL is none, the database cannot be reached, or it was made by a later
+            version.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise MonitorError(
+            f"{url!r} is no store; give sqlite:///file or postgresql://..."
+        ) from None
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise MonitorError(f"{parsed.drivername} is no known store; use sqlite or postgresql")
+    try:
+        engine = create_engine(parsed, pool_pre_ping=True)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", _careful)
+        upgrade(engine)
+    except (SQLAlchemyError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        shown = parsed.render_as_string(hide_password=True)
+        raise MonitorError(f"the store {shown} cannot be used: {reason}") from None
+    return engine
+
+
+def _careful(connection: Any, _: Any) -> None:
+    """What is committed is on the disk; readers and a writer do not wait for each other."""
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "foreign_keys = ON",
+        f"busy_timeout = {int(_BUSY_S * 1000)}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def upgrade(engine: Engine) -> None:
+    """Run the migrations that the database lacks.
+
+    Raises:
+        MonitorError: it has some that this version does not know.
+    """
+    from alembic import command
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":  # one process at a time
+            connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))
+        found = MigrationContext.configure(connection).get_current_heads()
+        if not known.issuperset(found):
+            raise MonitorError(
+                "the store was made by a later version of Paceline; install that, or restore a backup"
+            )
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")

@@ -1,0 +1,78 @@
+"""All rows out of a store and into an empty one, of either kind: for backups and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import Engine, Integer, func, insert, select, text
+
+from paceline.errors import MonitorError
+from paceline.monitor.store.tables import metadata, uploads
+
+#: Uploads under way are begun again by their clients; their bytes are not in a backup.
+LEFT_OUT = (uploads.name,)
+_AT_A_TIME = 500
+
+
+def read_rows(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(table, row) of all tables as they were at one moment, parents first."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        else:  # Python's driver would not begin a transaction for reading
+            connection.exec_driver_sql("BEGIN")
+        for table in metadata.sorted_tables:
+            if table.name not in LEFT_OUT:
+                rows = connection.execution_options(yield_per=_AT_A_TIME).execute(select(table))
+                for row in rows.mappings():
+                    yield table.name, dict(row)
+
+
+def write_rows(engine: Engine, rows: Iterable[tuple[str, dict[str, Any]]]) -> int:
+    """Insert rows, as :func:`read_rows` gives them, into empty tables; all or none.
+
+    Returns:
+        how many.
+
+    Raises:
+        MonitorError: a table is not empty, or a row is of a later version.
+    """
+    n_rows, waiting, current = 0, list[dict[str, Any]](), ""
+    with engine.begin() as connection:
+        for table in metadata.sorted_tables:
+            if connection.execute(select(func.count()).select_from(table)).scalar_one():
+                raise MonitorError(
+                    f"the store is not empty: it has {table.name}; restore elsewhere"
+                )
+        for name, row in rows:
+            if waiting and (name != current or len(waiting) == _AT_A_TIME):
+                connection.execute(insert(metadata.tables[current]), waiting)
+                waiting = []
+            current = name
+            waiting.append(_checked(name, row))
+            n_rows += 1
+        if waiting:
+            connection.execute(insert(metadata.tables[current]), waiting)
+        if engine.dialect.name == "postgresql":
+            _set_sequences(connection)
+    return n_rows
+
+
+def _checked(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    table = metadata.tables.get(name)
+    if table is None or not set(row) <= set(table.c.keys()):
+        raise MonitorError("the backup was made by a later version of Paceline; install that")
+    return row
+
+
+def _set_sequences(connection: Any) -> None:
+    """Let PostgreSQL go on numbering behind the rows."""
+    for table in metadata.sorted_tables:
+        if isinstance(table.c["id"].type, Integer):  # not those of uploads, which are texts
+            connection.execute(
+                text(
+                    f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), "
+                    f"COALESCE((SELECT MAX(id) FROM {table.name}), 0) + 1, false)"
+                )
+            )

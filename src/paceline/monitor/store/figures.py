@@ -1,0 +1,39 @@
+"""What /metrics reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+
+from paceline.monitor.store.tables import jobs, sessions, uploads
+
+Row = dict[str, Any]
+
+_COLUMNS = (
+    *("project", "name", "gpus", "degrees", "status", "seen_at", "last_step", "step_s"),
+    *("healthy_s", "slow_since_step", "slowdown", "waste", "cause", "gpu_hours_lost", "n_sessions"),
+)
+
+
+def seen_jobs(engine: Engine, project: str, since: float) -> list[Row]:
+    """Jobs of a project ("*" = of all) that were seen since then."""
+    query = select(*(jobs.c[name] for name in _COLUMNS)).where(jobs.c.seen_at >= since)
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    with engine.connect() as connection:
+        rows = connection.execute(query.order_by(jobs.c.project, jobs.c.name)).mappings()
+        return [dict(row) for row in rows]
+
+
+def session_counts(engine: Engine) -> dict[str, int]:
+    """Status -> sessions."""
+    query = select(sessions.c.status, func.count()).group_by(sessions.c.status)
+    with engine.connect() as connection:
+        return {status: int(n) for status, n in connection.execute(query)}
+
+
+def open_uploads(engine: Engine) -> int:
+    """Uploads under way."""
+    with engine.connect() as connection:
+        return int(connection.execute(select(func.count()).select_from(uploads)).scalar_one())

@@ -1,0 +1,18 @@
+"""Does the store answer?"""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from paceline.monitor.log import without_secrets
+
+
+def problem_of(engine: Engine) -> str | None:
+    """Why the store cannot be used; None if it can."""
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        return without_secrets(str(getattr(error, "orig", None) or error).partition("\n")[0][:200])
+    return None

@@ -1,0 +1,146 @@
+"""Jobs: registered by who pushes, updated by what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, bindparam, desc, func, select, update
+
+from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.tables import jobs, sessions
+
+#: Sessions whose slowdown a job's row keeps, for its sparkline.
+TREND = 20
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """Which job."""
+
+    id: int
+    project: str
+    name: str
+
+
+def register(
+    engine: Engine,
+    project: str,
+    name: str,
+    now: float,
+    *,
+    gpus: int | None = None,
+    degrees: Mapping[str, Any] | None = None,
+    labels: Mapping[str, Any] | None = None,
+) -> JobKey:
+    """The job of that name, made where it is new; what is given replaces what was known."""
+    given = {"gpus": gpus, "degrees": degrees, "labels": labels}
+    changes = {key: value for key, value in given.items() if value}
+    with engine.begin() as connection:
+        new = insert_new(engine, jobs).values(
+            **{"project": project, "name": name, "created_at": now, "seen_at": now, **changes}
+        )
+        connection.execute(new)
+        found = connection.execute(select(jobs.c.id).where(_named(project, name))).scalar_one()
+        if changes:
+            connection.execute(update(jobs).where(jobs.c.id == found).values(**changes))
+    return JobKey(found, project, name)
+
+
+def find(engine: Engine, project: str, name: str) -> JobKey | None:
+    """The job of that name; in project "*" the one of ``default``, else the newest."""
+    wanted = jobs.c.name == name if project == "*" else _named(project, name)
+    query = (
+        select(jobs.c.id, jobs.c.project)
+        .where(wanted)
+        .order_by(desc(jobs.c.project == "default"), desc(jobs.c.id))
+        .limit(1)
+    )
+    with engine.connect() as connection:
+        row = connection.execute(query).first()
+    return JobKey(row.id, row.project, name) if row else None
+
+
+def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
+    """A job's row."""
+    with engine.connect() as connection:
+        row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
+    return dict(row) if row else None
+
+
+def listed(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
+    """Rows of a project ("*" = of all) by id, those behind ``after``."""
+    query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    with engine.connect() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
+    """What the step times say now; each row has ``job_id`` and the same columns as the others."""
+    rows = list(rows)
+    if not rows:
+        return
+    names = [name for name in rows[0] if name != "job_id"]
+    statement = (
+        update(jobs)
+        .where(jobs.c.id == bindparam("job_id"))
+        .values({name: bindparam(f"new_{name}") for name in names})
+    )
+    values = [
+        {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}} for row in rows
+    ]
+    with engine.begin() as connection:
+        connection.execute(statement, values)
+
+
+def set_status(engine: Engine, job_id: int, status: str) -> None:
+    """It is new, running, silent or ended."""
+    with engine.begin() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job_id).values(status=status))
+
+
+def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
+    """Mark running jobs that were last seen ``before`` silent; returns them."""
+    quiet = (jobs.c.status == "running") & (jobs.c.seen_at < before)
+    statement = update(jobs).where(quiet).values(status="silent")
+    with engine.begin() as connection:
+        rows = connection.execute(statement.returning(jobs.c.id, jobs.c.project, jobs.c.name))
+        return [JobKey(*row) for row in rows]
+
+
+def summarise(connection: Any, job_id: int) -> None:
+    """Bring the job's row up to date with its analysed sessions."""
+    done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
+    latest = list(
+        connection.execute(
+            select(sessions)
+            .where(done)
+            .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
+            .limit(TREND)
+        ).mappings()
+    )
+    n, lost = connection.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(sessions.c.gpu_hours_lost).filter(done), 0.0),
+        ).where(sessions.c.job_id == job_id)
+    ).one()
+    values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": lost}
+    if latest:
+        values |= {name: latest[0][name] for name in ("slowdown", "waste", "cause", "headline")}
+        values["trend"] = [row["slowdown"] for row in reversed(latest)]
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+def _named(project: str, name: str) -> Any:
+    return (jobs.c.project == project) & (jobs.c.name == name)
+
+
+def running(engine: Engine) -> list[JobKey]:
+    """Jobs that had step times last we knew."""
+    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.status == "running")
+    with engine.connect() as connection:
+        return [JobKey(*row) for row in connection.execute(query)]

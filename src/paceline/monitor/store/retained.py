@@ -1,0 +1,75 @@
+"""Which sessions hold which blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, delete, select, tuple_
+
+from paceline.monitor.store.jobs import summarise
+from paceline.monitor.store.tables import sessions, uploads
+
+_OVER = sessions.c.status.in_(("done", "failed"))
+
+
+@dataclass(frozen=True)
+class Held:
+    """A session that may have blobs."""
+
+    id: int
+    sha256: str
+    created_at: float
+
+
+def sessions_before(engine: Engine, before: float, limit: int) -> list[Held]:
+    """Sessions that are over and were made before that time."""
+    query = select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
+    query = query.where((sessions.c.created_at < before) & _OVER).limit(limit)
+    with engine.connect() as connection:
+        return [Held(*row) for row in connection.execute(query)]
+
+
+def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
+    """The oldest sessions that are over, behind (time, number) ``after``."""
+    place = tuple_(sessions.c.created_at, sessions.c.id)
+    query = (
+        select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
+        .where((place > after) & _OVER)
+        .order_by(sessions.c.created_at, sessions.c.id)
+        .limit(limit)
+    )
+    with engine.connect() as connection:
+        return [Held(*row) for row in connection.execute(query)]
+
+
+def remove(engine: Engine, ids: Sequence[int]) -> None:
+    """Remove sessions; their jobs' rows follow."""
+    with engine.begin() as connection:
+        chosen = sessions.c.id.in_(ids)
+        job_ids = connection.execute(select(sessions.c.job_id).where(chosen).distinct()).scalars()
+        job_ids = list(job_ids)  # type: ignore[assignment]
+        connection.execute(delete(sessions).where(chosen))
+        for job_id in job_ids:
+            summarise(connection, job_id)
+
+
+def shares_trace(engine: Engine, row: Held) -> bool:
+    """Whether a newer session, or an upload, has the same trace; older ones are removed first."""
+    newer = (sessions.c.created_at, sessions.c.id)
+    others = select(sessions.c.id).where(
+        (sessions.c.sha256 == row.sha256)
+        & (sessions.c.id != row.id)
+        & ((tuple_(*newer) > (row.created_at, row.id)) | ~_OVER)
+    )
+    pending = select(uploads.c.id).where(uploads.c.sha256 == row.sha256)
+    with engine.connect() as connection:
+        return any(connection.execute(query.limit(1)).first() for query in (others, pending))
+
+
+def referred(engine: Engine) -> tuple[set[str], set[str]]:
+    """(SHA-256 of traces, numbers of sessions as text) that are there."""
+    with engine.connect() as connection:
+        traces = set(connection.execute(select(sessions.c.sha256)).scalars())
+        traces |= set(connection.execute(select(uploads.c.sha256)).scalars())
+        return traces, {str(n) for n in connection.execute(select(sessions.c.id)).scalars()}

@@ -1,0 +1,156 @@
+"""Sessions: queued when their trace is here, then analysed, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Engine, delete, desc, func, select, update
+
+from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.jobs import summarise
+from paceline.monitor.store.tables import jobs, sessions, uploads
+
+Row = dict[str, Any]
+
+
+def find(engine: Engine, job_id: int, sha256: str) -> int | None:
+    """The session of a job with that trace."""
+    with engine.connect() as connection:
+        return connection.execute(
+            select(sessions.c.id).where(_of(job_id, sha256))
+        ).scalar_one_or_none()
+
+
+def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -> int:
+    """Make a session of a trace that is in the blobs, and end its uploads.
+
+    Args:
+        engine: the database.
+        job_id: whose.
+        trace: ``sha256``, ``size_bytes``, ``file_name`` and ``meta``.
+        now: time.
+    """
+    sha256 = trace["sha256"]
+    columns = ("sha256", "size_bytes", "file_name", "meta")
+    with engine.begin() as connection:
+        connection.execute(
+            insert_new(engine, sessions).values(
+                **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
+            )
+        )
+        found = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
+        connection.execute(
+            delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
+        )
+        summarise(connection, job_id)
+    return int(found)
+
+
+def waiting(engine: Engine) -> int:
+    """How many are queued."""
+    query = select(func.count()).select_from(sessions).where(sessions.c.status == "queued")
+    with engine.connect() as connection:
+        return int(connection.execute(query).scalar_one())
+
+
+def requeue_running(engine: Engine) -> int:
+    """Those whose analysis the service's end cut off wait again; returns how many."""
+    statement = update(sessions).where(sessions.c.status == "running").values(status="queued")
+    with engine.begin() as connection:
+        return int(connection.execute(statement).rowcount)
+
+
+def start_next(engine: Engine, now: float) -> Row | None:
+    """Take the newest that waits, those tried before behind the others; None if none waits."""
+    newest = (
+        select(sessions.c.id)
+        .where(sessions.c.status == "queued")
+        .order_by(sessions.c.attempts, desc(sessions.c.created_at), desc(sessions.c.id))
+        .limit(1)
+    )
+    with engine.begin() as connection:
+        number = connection.execute(newest).scalar_one_or_none()
+        if number is None:
+            return None
+        taken = connection.execute(
+            update(sessions)
+            .where((sessions.c.id == number) & (sessions.c.status == "queued"))
+            .values(status="running", started_at=now, attempts=sessions.c.attempts + 1)
+        )
+        if not taken.rowcount:
+            return None
+        query = select(sessions).where(sessions.c.id == number)
+        return dict(connection.execute(query).mappings().one())
+
+
+def finish(engine: Engine, session_id: int, values: Mapping[str, Any]) -> None:
+    """Write what came out (``status`` done or failed), and what it says of the job."""
+    with engine.begin() as connection:
+        statement = (
+            update(sessions)
+            .where(sessions.c.id == session_id)
+            .values(**values)
+            .returning(sessions.c.job_id)
+        )
+        job_id = connection.execute(statement).scalar_one_or_none()
+        if job_id is not None:
+            summarise(connection, job_id)
+
+
+def put_back(engine: Engine, session_id: int) -> None:
+    """Let it wait again; the service is stopping."""
+    with engine.begin() as connection:
+        connection.execute(
+            update(sessions)
+            .where((sessions.c.id == session_id) & (sessions.c.status == "running"))
+            .values(status="queued", attempts=sessions.c.attempts - 1)
+        )
+
+
+def before(engine: Engine, job_id: int, created_at: float) -> float | None:
+    """When the session before that time was made."""
+    query = select(func.max(sessions.c.created_at)).where(
+        (sessions.c.job_id == job_id) & (sessions.c.created_at < created_at)
+    )
+    with engine.connect() as connection:
+        return connection.execute(query).scalar_one_or_none()
+
+
+def by_id(engine: Engine, session_id: int, project: str) -> Row | None:
+    """A session's row with its job's name and project; None where it is another project's."""
+    query = (
+        select(sessions, jobs.c.name.label("job"), jobs.c.project)
+        .join(jobs)
+        .where(sessions.c.id == session_id)
+    )
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    with engine.connect() as connection:
+        row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
+
+
+def listed(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
+    """A job's sessions, the newest first, those before ``before_id``."""
+    query = select(sessions).where(sessions.c.job_id == job_id).limit(limit)
+    if before_id is not None:
+        query = query.where(sessions.c.id < before_id)
+    with engine.connect() as connection:
+        found = connection.execute(query.order_by(desc(sessions.c.id))).mappings()
+        return [dict(row) for row in found]
+
+
+def recently_done(engine: Engine, since: float) -> list[tuple[int, int]]:
+    """(job, newest session) of the jobs with a session analysed since then."""
+    query = (
+        select(sessions.c.job_id, func.max(sessions.c.id))
+        .where((sessions.c.status == "done") & (sessions.c.finished_at >= since))
+        .group_by(sessions.c.job_id)
+    )
+    with engine.connect() as connection:
+        return [(row[0], row[1]) for row in connection.execute(query)]
+
+
+def _of(job_id: int, sha256: str) -> Any:
+    return (sessions.c.job_id == job_id) & (sessions.c.sha256 == sha256)

@@ -1,0 +1,188 @@
+"""The monitor's tables. Times are seconds since 1970 (float, UTC); larger things lie in blobs."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+#: SQLite numbers rows by itself only in INTEGER columns, which hold 64 bits there.
+ID = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+#: Who may do what: only the SHA-256 of a token is kept. scope: push, read or admin.
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("sha256", Text, nullable=False, unique=True),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    Column("used_at", Float),
+)
+
+#: Training jobs; the columns from ``status`` on are what is known now, for the list of jobs.
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("project", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("gpus", Integer),
+    Column("degrees", JSON, nullable=False, default=dict),
+    Column("labels", JSON, nullable=False, default=dict),
+    Column("status", Text, nullable=False, default="new"),  # new, running, silent, ended
+    Column("seen_at", Float, nullable=False),
+    Column("last_step", BigInteger),
+    Column("step_s", Float),  # of the latest steps, median
+    Column("healthy_s", Float),
+    Column("slow_since_step", BigInteger),
+    Column("slowdown", Float),  # S of the latest session
+    Column("waste", Float),
+    Column("cause", Text),
+    Column("headline", Text),
+    Column("gpu_hours_lost", Float, nullable=False, default=0.0),
+    Column("n_sessions", Integer, nullable=False, default=0),
+    Column("trend", JSON, nullable=False, default=list),  # S of the last 20 sessions
+    UniqueConstraint("project", "name"),
+    Index(None, "project", "waste"),
+    Index(None, "project", "seen_at"),
+)
+
+#: Profiling sessions: an uploaded trace and what came out of it.
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("file_name", Text, nullable=False),
+    Column("meta", JSON, nullable=False, default=dict),  # degrees and the like, as pushed
+    Column("created_at", Float, nullable=False),
+    Column("status", Text, nullable=False, default="queued"),  # queued, running, done, failed
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+    Column("reason", Text),
+    Column("first_step", BigInteger),
+    Column("last_step", BigInteger),
+    Column("step_s", Float),
+    Column("slowdown", Float),
+    Column("waste", Float),
+    Column("cause", Text),
+    Column("headline", Text),
+    Column("best_gain", Float),
+    Column("gpu_hours_lost", Float),
+    UniqueConstraint("job_id", "sha256"),
+    Index(None, "status", "created_at"),
+    Index(None, "job_id", "created_at"),
+    Index(None, "created_at"),
+)
+
+#: Uploads under way; their bytes lie in a file of the data folder.
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("file_name", Text, nullable=False),
+    Column("meta", JSON, nullable=False, default=dict),
+    Column("created_at", Float, nullable=False),
+    Column("touched_at", Float, nullable=False),
+)
+
+#: Detector events of the step times.
+events = Table(
+    "events",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("since_step", BigInteger, nullable=False),
+    Column("factor", Float),
+    Column("lost_s", Float),
+    Column("ranks", JSON, nullable=False, default=list),
+    Column("text", Text, nullable=False),
+    UniqueConstraint("job_id", "kind", "step"),
+    Index(None, "job_id", "at"),
+)
+
+#: Alerts: one row from firing to resolved. fingerprint: rule and job, so that none is there twice.
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("fingerprint", Text, nullable=False),
+    Column("rule", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("session_id", ID),
+    Column("importance", Text, nullable=False),
+    Column("labels", JSON, nullable=False, default=dict),
+    Column("headline", Text, nullable=False),
+    Column("cause", Text),
+    Column("place", Text),
+    Column("gain", Text),
+    Column("status", Text, nullable=False),  # firing, resolved
+    Column("started_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index(None, "fingerprint", "status"),
+    Index(None, "project", "status", "started_at"),
+)
+
+silences = Table(
+    "silences",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("project", Text, nullable=False),
+    Column("rule", Text),  # None: any
+    Column("job", Text),  # name; None: any
+    Column("until", Float, nullable=False),
+    Column("comment", Text, nullable=False, default=""),
+    Column("created_at", Float, nullable=False),
+)
+
+#: Messages to be delivered at least once; they outlive a restart.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("status", Text, nullable=False),  # firing, resolved: what is told
+    Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("next_at", Float, nullable=False),
+    Column("error", Text),
+    UniqueConstraint("alert_id", "channel", "status"),
+    Index(None, "state", "next_at"),
+)

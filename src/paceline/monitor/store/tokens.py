@@ -1,0 +1,150 @@
+"""Tokens: who may push, read or administer. Only their SHA-256 is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, insert, or_, select, update
+
+from paceline.errors import MonitorError
+from paceline.monitor.store.tables import tokens
+
+SCOPES = ("push", "read", "admin")
+#: What secrets begin with, so that scanners of repositories and our own logs find them.
+PREFIX = "pcl_"
+#: The time of last use is written this often at most: reading should not write each time.
+_USED_EVERY_S = 60.0
+_NAME = re.compile(r"[A-Za-z0-9._ @-]{1,100}")
+_PROJECT = re.compile(r"\*|[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token without its secret.
+
+    Attributes:
+        id: number, by which it is revoked.
+        name: whose it is.
+        project: the only one it is for; "*" = all.
+        scope: push, read or admin (which may all).
+        created_at, expires_at, revoked_at, used_at: seconds since 1970.
+    """
+
+    id: int
+    name: str
+    project: str
+    scope: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    used_at: float | None
+
+    def problem(self, now: float) -> str | None:
+        """Why it is good for nothing; None if it is good."""
+        if self.revoked_at is not None:
+            return "was revoked"
+        if self.expires_at is not None and self.expires_at <= now:
+            return "has expired"
+        return None
+
+
+def create_token(
+    engine: Engine,
+    name: str,
+    *,
+    scope: str,
+    project: str = "*",
+    now: float,
+    expires_at: float | None = None,
+) -> tuple[Token, str]:
+    """A new token and its secret, which is not kept.
+
+    Raises:
+        MonitorError: the name, scope or project is none, or it expires in the past.
+    """
+    if not _NAME.fullmatch(name):
+        raise MonitorError(f"{name!r} is no name of a token; use letters, digits and . _ - @")
+    if scope not in SCOPES:
+        raise MonitorError(f"{scope!r} is no scope; use {', '.join(SCOPES)}")
+    if not _PROJECT.fullmatch(project):
+        raise MonitorError(
+            f"{project!r} is no project; use letters, digits and . _ -, or * for all"
+        )
+    if expires_at is not None and expires_at <= now:
+        raise MonitorError("the token would have expired already; give a later time")
+    secret = PREFIX + secrets.token_urlsafe(32)
+    values: dict[str, Any] = {
+        "name": name,
+        "project": project,
+        "scope": scope,
+        "sha256": _digest(secret),
+        "created_at": now,
+        "expires_at": expires_at,
+    }
+    with engine.begin() as connection:
+        key = connection.execute(insert(tokens).values(values)).inserted_primary_key
+    assert key is not None
+    return Token(key[0], name, project, scope, now, expires_at, None, None), secret
+
+
+def find_token(engine: Engine, secret: str, now: float) -> Token | None:
+    """The token of a secret, good or not; None if there is none. Notes that it was used."""
+    token = _one(engine, tokens.c.sha256 == _digest(secret))
+    if token is not None and token.problem(now) is None:
+        before = now - _USED_EVERY_S
+        if token.used_at is None or token.used_at < before:
+            stale = or_(tokens.c.used_at.is_(None), tokens.c.used_at < before)
+            with engine.begin() as connection:
+                connection.execute(
+                    update(tokens).where(tokens.c.id == token.id, stale).values(used_at=now)
+                )
+    return token
+
+
+def token_by_id(engine: Engine, number: int) -> Token | None:
+    """The token of a number; None if there is none."""
+    return _one(engine, tokens.c.id == number)
+
+
+def list_tokens(engine: Engine) -> list[Token]:
+    """All tokens, oldest first."""
+    with engine.connect() as connection:
+        return [_token(row) for row in connection.execute(select(tokens).order_by(tokens.c.id))]
+
+
+def revoke_token(engine: Engine, number: int, now: float) -> Token:
+    """Make a token good for nothing from now on.
+
+    Raises:
+        MonitorError: there is none of that number.
+    """
+    with engine.begin() as connection:
+        connection.execute(
+            update(tokens)
+            .where(tokens.c.id == number, tokens.c.revoked_at.is_(None))
+            .values(revoked_at=now)
+        )
+    token = token_by_id(engine, number)
+    if token is None:
+        raise MonitorError(f"there is no token {number}; paceline admin token list shows them")
+    return token
+
+
+def _one(engine: Engine, condition: Any) -> Token | None:
+    with engine.connect() as connection:
+        row = connection.execute(select(tokens).where(condition)).first()
+    return None if row is None else _token(row)
+
+
+def _token(row: Any) -> Token:
+    values = row._mapping
+    return Token(**{name: values[name] for name in Token.__dataclass_fields__})
+
+
+def _digest(secret: str) -> str:
+    # The secret has 256 random bits: nothing to be gained by a slow hash.
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

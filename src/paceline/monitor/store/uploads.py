@@ -1,0 +1,79 @@
+"""Uploads under way; their bytes lie in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Engine, delete, func, insert, select, update
+
+from paceline.monitor.store.tables import jobs, uploads
+
+Row = dict[str, Any]
+
+
+def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any], now: float) -> Row:
+    """The job's upload of that trace, begun where there is none."""
+    with engine.begin() as connection:
+        query = select(uploads).where(
+            (uploads.c.job_id == job_id) & (uploads.c.sha256 == trace["sha256"])
+        )
+        found = connection.execute(query.order_by(uploads.c.created_at)).mappings().first()
+        if found:
+            return dict(found)
+        row = {
+            **{name: trace[name] for name in ("sha256", "size_bytes", "file_name", "meta")},
+            "id": upload_id,
+            "job_id": job_id,
+            "created_at": now,
+            "touched_at": now,
+        }
+        connection.execute(insert(uploads).values(**row))
+    return row
+
+
+def find(engine: Engine, upload_id: str, project: str) -> Row | None:
+    """An upload with its job's name and project; None where it is another project's."""
+    query = (
+        select(uploads, jobs.c.name.label("job"), jobs.c.project)
+        .join(jobs)
+        .where(uploads.c.id == upload_id)
+    )
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    with engine.connect() as connection:
+        row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
+
+
+def touch(engine: Engine, upload_id: str, now: float) -> None:
+    """Bytes have come."""
+    with engine.begin() as connection:
+        connection.execute(update(uploads).where(uploads.c.id == upload_id).values(touched_at=now))
+
+
+def count(engine: Engine) -> tuple[int, int]:
+    """How many there are, and the bytes that they will have."""
+    query = select(func.count(), func.coalesce(func.sum(uploads.c.size_bytes), 0))
+    with engine.connect() as connection:
+        n, size = connection.execute(query).one()
+    return int(n), int(size)
+
+
+def remove(engine: Engine, upload_id: str) -> None:
+    """Forget one."""
+    with engine.begin() as connection:
+        connection.execute(delete(uploads).where(uploads.c.id == upload_id))
+
+
+def abandoned(engine: Engine, before: float) -> list[str]:
+    """Those to which nothing came since then."""
+    with engine.connect() as connection:
+        query = select(uploads.c.id).where(uploads.c.touched_at < before)
+        return list(connection.execute(query).scalars())
+
+
+def ids(engine: Engine) -> set[str]:
+    """All."""
+    with engine.connect() as connection:
+        return set(connection.execute(select(uploads.c.id)).scalars())

@@ -1,0 +1,189 @@
+"""Resumable uploads of traces: chunks appended to a file, acknowledged once they are on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+from starlette.concurrency import run_in_threadpool
+
+from paceline.monitor.blobs import Blobs, trace_key
+from paceline.monitor.config import MIB, Config
+from paceline.monitor.refusal import Refusal
+from paceline.monitor.store import sessions
+from paceline.monitor.store import uploads as rows
+
+#: Uploads at a time, and space that they leave on the disk.
+MOST, SPARE_BYTES = 1000, 256 << 20
+
+#: Formats by their first bytes: anything else is refused before it is kept.
+_FORMATS = (b"PAR1", b'{"resourceSpans"')
+
+_BLOCK = 1 << 20
+
+
+class Uploads:
+    """Begins, continues and ends uploads.
+
+    Raises, from its methods, :class:`Refusal` for what a client did wrong or has to wait for.
+    """
+
+    def __init__(self, config: Config, engine: Engine, blobs: Blobs) -> None:
+        self._config, self._engine, self._blobs = config, engine, blobs
+        self.folder = config.data / "uploads"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self._beginning = threading.Lock()
+
+    def begin(self, job_id: int, trace: Mapping[str, Any], now: float) -> dict[str, Any]:
+        """{"session"} where the job has that trace already, else {"upload", "offset"}."""
+        known = sessions.find(self._engine, job_id, trace["sha256"])
+        if known is not None:
+            return {"session": known}
+        with self._beginning:
+            self._check_room(trace["size_bytes"])
+            row = rows.begin(self._engine, secrets.token_hex(16), job_id, trace, now)
+        if row["size_bytes"] != trace["size_bytes"]:
+            raise Refusal(409, f"an upload of that content with {row['size_bytes']} bytes is open")
+        return {"upload": row["id"], "offset": self.offset(row["id"])}
+
+    def offset(self, upload_id: str) -> int:
+        """Bytes that are here."""
+        try:
+            return self._path(upload_id).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    async def put(
+        self, row: Mapping[str, Any], offset: int, chunks: AsyncIterator[bytes], now: float
+    ) -> int:
+        """Append what comes; returns how much is here, and on disk, now."""
+        with self._alone(row["id"]):
+            here = self.offset(row["id"])
+            if offset != here:
+                raise Refusal(409, f"the upload has {here} bytes; go on there", offset=here)
+            number = os.open(
+                self._path(row["id"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
+            try:
+                here = await self._receive(number, row, here, chunks)
+                await run_in_threadpool(os.fsync, number)
+            except OSError as error:
+                raise Refusal(507, f"the chunk cannot be kept: {error.strerror}") from None
+            finally:
+                os.close(number)
+            await run_in_threadpool(rows.touch, self._engine, row["id"], now)
+        return here
+
+    async def _receive(
+        self, number: int, row: Mapping[str, Any], here: int, chunks: AsyncIterator[bytes]
+    ) -> int:
+        waiting = bytearray()
+        async for chunk in chunks:
+            waiting += chunk
+            if here + len(waiting) > row["size_bytes"]:
+                raise Refusal(413, f"more than the {row['size_bytes']} bytes that were declared")
+            if len(waiting) >= _BLOCK:
+                here += await run_in_threadpool(_write, number, bytes(waiting))
+                waiting.clear()
+        return here + await run_in_threadpool(_write, number, bytes(waiting))
+
+    def finish(self, row: Mapping[str, Any], now: float) -> int:
+        """Check the content and make it a session; returns its number."""
+        with self._alone(row["id"]):
+            path = self._path(row["id"])
+            key = trace_key(row["sha256"])
+            if path.is_file() or not self._blobs.exists(key):
+                self._check(row, path)
+                self._blobs.take(path, key)
+            return sessions.enqueue(self._engine, row["job_id"], row, now)
+
+    def adopt(self, job_id: int, path: Path, file_name: str, meta: Any, now: float) -> int:
+        """Make a file of ours a session and take it; returns the session's number."""
+        size, sha256 = _digest(path)
+        self._blobs.take(path, trace_key(sha256))
+        trace = {"sha256": sha256, "size_bytes": size, "file_name": file_name, "meta": meta}
+        return sessions.enqueue(self._engine, job_id, trace, now)
+
+    def abandon(self, upload_id: str) -> None:
+        """Forget an upload and its bytes."""
+        with self._alone(upload_id):
+            rows.remove(self._engine, upload_id)
+            self._path(upload_id).unlink(missing_ok=True)
+
+    def remove_strays(self) -> int:
+        """Remove the files of uploads that are no more; returns how many."""
+        known = rows.ids(self._engine)
+        strays = [path for path in self.folder.iterdir() if path.name not in known]
+        for path in strays:
+            path.unlink(missing_ok=True)
+        return len(strays)
+
+    def _check_room(self, size: int) -> None:
+        if size > self._config.max_upload_mib * MIB:
+            raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
+        n, declared = rows.count(self._engine)
+        queued = sessions.waiting(self._engine)
+        if n >= MOST or queued >= self._config.analysis_queue:
+            raise Refusal(429, f"{n} uploads and {queued} traces wait; come again", retry_s=15)
+        free = shutil.disk_usage(self.folder).free
+        if min(declared, n * self._config.max_upload_mib * MIB) + size > free - SPARE_BYTES:
+            raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
+
+    def _check(self, row: Mapping[str, Any], path: Path) -> None:
+        """Raise unless the file is what was declared; one that is not begins again."""
+        here = self.offset(row["id"])
+        if here < row["size_bytes"]:
+            raise Refusal(409, f"{here} of {row['size_bytes']} bytes are here", offset=here)
+        size, sha256 = _digest(path)
+        if (size, sha256) != (row["size_bytes"], row["sha256"]):
+            path.unlink(missing_ok=True)
+            raise Refusal(409, "the content does not have that SHA-256; send it again", offset=0)
+        with path.open("rb") as file:
+            start = file.read(64)
+        if not start.startswith(_FORMATS):
+            path.unlink(missing_ok=True)
+            rows.remove(self._engine, row["id"])
+            raise Refusal(415, "a trace is a parquet file; convert it with paceline push or import")
+
+    @contextmanager
+    def _alone(self, upload_id: str) -> Any:
+        """One request at a time works on an upload."""
+        with self._lock:
+            if upload_id in self._busy:
+                raise Refusal(409, "another request works on this upload", retry_s=1)
+            self._busy.add(upload_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(upload_id)
+
+    def _path(self, upload_id: str) -> Path:
+        """The file of an upload; ids are looked up in the store first, so they are ours."""
+        return self.folder / upload_id
+
+
+def _write(number: int, data: bytes) -> int:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(number, rest) :]
+    return len(data)
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The monitor over HTTP: API, pages, health and metrics."""

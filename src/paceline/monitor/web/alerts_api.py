@@ -1,0 +1,101 @@
+"""Alerts and silences over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from paceline.monitor.config import MIB
+from paceline.monitor.store import alerts as store
+from paceline.monitor.web.bodies import bad, checked_name, read_mapping, whole_parameter
+from paceline.monitor.web.security import require
+
+_STATUSES = ("", "firing", "resolved")
+_MOST_HOURS = 24.0 * 366
+_PAGE, _MOST = 100, 1000
+_MOST_ID = 2**53
+
+
+def routes(service: Any) -> list[Route]:
+    """/api/v1/alerts and /api/v1/silences."""
+
+    async def list_alerts(request: Request) -> Response:
+        principal = require(request, "read")
+        status = request.query_params.get("status", "")
+        if status not in _STATUSES:
+            raise bad("status must be firing or resolved")
+        limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+        rows = await run_in_threadpool(
+            lambda: store.listed(service.engine, principal.project, status=status, limit=limit)
+        )
+        return JSONResponse({"alerts": rows})
+
+    async def list_silences(request: Request) -> Response:
+        principal = require(request, "read")
+        rows = await run_in_threadpool(
+            store.list_silences, service.engine, principal.project, service.clock()
+        )
+        return JSONResponse({"silences": rows})
+
+    async def add_silence(request: Request) -> Response:
+        principal = require(request, "admin")
+        body = await read_mapping(request, MIB)
+        now = service.clock()
+        rule, job = (_name(body, key) for key in ("rule", "job"))
+        comment = body.get("comment", "")
+        if not isinstance(comment, str) or len(comment) > 1000 or "\x00" in comment:
+            raise bad("comment must be a text of up to 1,000 characters")
+        hours = _hours(body)
+        number = await run_in_threadpool(
+            lambda: store.add_silence(
+                service.engine,
+                principal.project,
+                rule=rule,
+                job=job,
+                until=now + hours * 3600,
+                comment=comment,
+                now=now,
+            )
+        )
+        return JSONResponse({"id": number, "until": now + hours * 3600})
+
+    async def end_silence(request: Request) -> Response:
+        principal = require(request, "admin")
+        text = request.path_params["id"]
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
+        ended = number <= _MOST_ID and await run_in_threadpool(
+            store.end_silence, service.engine, number, principal.project, service.clock()
+        )
+        if not ended:
+            raise HTTPException(404, "there is no such silence")
+        return JSONResponse({"id": number, "status": "ended"})
+
+    v1 = "/api/v1"
+    return [
+        Route(f"{v1}/alerts", list_alerts, methods=["GET"]),
+        Route(f"{v1}/silences", list_silences, methods=["GET"]),
+        Route(f"{v1}/silences", add_silence, methods=["POST"]),
+        Route(f"{v1}/silences/{{id}}", end_silence, methods=["DELETE"]),
+    ]
+
+
+def _name(body: dict[str, Any], key: str) -> str | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise bad(f"{key} must be a name")
+    return checked_name(value)
+
+
+def _hours(body: dict[str, Any]) -> float:
+    hours: Any = body.get("hours")
+    number = isinstance(hours, int | float) and not isinstance(hours, bool)
+    if not number or not 0 < hours <= _MOST_HOURS:  # nan is not, either
+        raise bad(f"hours must be a number above 0, {_MOST_HOURS:,.0f} at most")
+    return float(hours)

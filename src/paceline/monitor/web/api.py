@@ -1,0 +1,354 @@
+"""The HTTP API: jobs, traces and step times in, JSON out. ``docs/api.md`` describes it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from paceline.errors import OutputError
+from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
+from paceline.monitor.config import MIB
+from paceline.monitor.refusal import Refusal
+from paceline.monitor.service import Service
+from paceline.monitor.store import events, jobs, sessions, uploads
+from paceline.monitor.store.jobs import JobKey
+from paceline.monitor.web.bodies import (
+    bad,
+    batch_of,
+    checked_name,
+    finite,
+    job_of,
+    read_mapping,
+    trace_of,
+    whole_parameter,
+)
+from paceline.monitor.web.limits import take_samples
+from paceline.monitor.web.security import Principal, require
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+#: Jobs whose numbers are remembered, so that a batch of step times asks the store for nothing.
+_KNOWN_JOBS = 20_000
+_PAGE, _MOST = 100, 1000
+_ID = 2**53
+
+_TYPES = {
+    RESULT: "application/json",
+    REPORT: "text/html; charset=utf-8",
+    PERFETTO: "application/gzip",
+}
+
+
+class Api:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._body_bytes = service.config.max_body_mib * MIB
+        self._known: dict[tuple[str, str], JobKey] = {}
+
+    async def register(self, request: Request) -> Response:
+        """POST /api/v1/jobs."""
+        principal = require(request, "push")
+        job = job_of(await read_mapping(request, self._body_bytes))
+        project = writes_to(request, principal)
+        service = self.service
+        key = await run_in_threadpool(
+            lambda: jobs.register(
+                service.engine,
+                project,
+                job["name"],
+                service.clock(),
+                **{name: job[name] for name in ("gpus", "degrees", "labels")},
+            )
+        )
+        service.bus.publish(project, "job", {"job": key.name, "job_id": key.id, "status": "new"})
+        return JSONResponse({"id": key.id, "project": project, "name": key.name})
+
+    async def end(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/end."""
+        principal = require(request, "push")
+        job = await self._job(request, writes_to(request, principal))
+        await run_in_threadpool(jobs.set_status, self.service.engine, job.id, "ended")
+        told = {"job": job.name, "job_id": job.id, "status": "ended"}
+        self.service.bus.publish(job.project, "job", told)
+        return JSONResponse({"status": "ended"})
+
+    async def begin_upload(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/uploads."""
+        principal = require(request, "push")
+        trace = trace_of(await read_mapping(request, self._body_bytes))
+        job = await self._own_job(request, principal)
+        service = self.service
+        begun = await run_in_threadpool(service.uploads.begin, job.id, trace, service.clock())
+        return JSONResponse(begun)
+
+    async def show_upload(self, request: Request) -> Response:
+        """GET /api/v1/uploads/{id}."""
+        row = await self._upload(request)
+        offset = await run_in_threadpool(self.service.uploads.offset, row["id"])
+        return JSONResponse({"upload": row["id"], "offset": offset, "size": row["size_bytes"]})
+
+    async def put_upload(self, request: Request) -> Response:
+        """PUT /api/v1/uploads/{id}?offset=N."""
+        row = await self._upload(request)
+        offset = whole_parameter(request, "offset", None, _ID)
+        if offset is None:
+            raise bad("offset is missing")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise bad("chunks are taken as they are, without Content-Encoding", 415)
+        service = self.service
+        here = await service.uploads.put(row, offset, request.stream(), service.clock())
+        return JSONResponse({"offset": here})
+
+    async def finish_upload(self, request: Request) -> Response:
+        """POST /api/v1/uploads/{id}/finish."""
+        row = await self._upload(request)
+        service = self.service
+        number = await run_in_threadpool(service.uploads.finish, row, service.clock())
+        service.analyses.wake()
+        told = {"job": row["job"], "job_id": row["job_id"], "id": number, "status": "queued"}
+        service.bus.publish(row["project"], "session", told)
+        return JSONResponse({"session": number})
+
+    async def steps(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/steps."""
+        principal = require(request, "push")
+        service = self.service
+        service.detectors.check_room()
+        body = await read_mapping(request, self._body_bytes)
+        job = await self._own_job(request, principal)
+        return JSONResponse(await run_in_threadpool(self._store_steps, request, job, body))
+
+    def _store_steps(self, request: Request, job: JobKey, body: dict[str, Any]) -> dict[str, Any]:
+        batch = batch_of(body, self.service.clock())
+        take_samples(request, len(batch.steps))
+        new = self.service.steps.append(job.id, batch)
+        if new:
+            self.service.detectors.feed(job, batch)
+        return {"accepted": len(batch.steps), "repeated": not new}
+
+    async def list_jobs(self, request: Request) -> Response:
+        """GET /api/v1/jobs."""
+        principal = require(request, "read")
+        after, limit = _page(request)
+        project = reads(request, principal)
+        rows = await run_in_threadpool(
+            jobs.listed, self.service.engine, project, -1 if after is None else after, limit
+        )
+        return _rows("jobs", rows, limit)
+
+    async def show_job(self, request: Request) -> Response:
+        """GET /api/v1/jobs/{name}."""
+        job = await self._readable(request)
+        row = await run_in_threadpool(jobs.by_id, self.service.engine, job.id)
+        if row is None:
+            raise HTTPException(404, "there is no such job")
+        return JSONResponse(finite(row))
+
+    async def list_sessions(self, request: Request) -> Response:
+        """GET /api/v1/jobs/{name}/sessions."""
+        job = await self._readable(request)
+        after, limit = _page(request)
+        rows = await run_in_threadpool(sessions.listed, self.service.engine, job.id, after, limit)
+        return _rows("sessions", rows, limit)
+
+    async def show_steps(self, request: Request) -> Response:
+        """GET /api/v1/jobs/{name}/steps."""
+        job = await self._readable(request)
+        first, last = (whole_parameter(request, name, None, _ID) for name in ("first", "last"))
+        points = whole_parameter(request, "points", 2000, 100_000) or 2000
+        steps = self.service.steps
+        series = await run_in_threadpool(
+            lambda: steps.series(job.id, first=first, last=last, points=points).to_mapping()
+        )
+        return JSONResponse(finite(series))
+
+    async def show_session(self, request: Request) -> Response:
+        """GET /api/v1/sessions/{id}."""
+        return JSONResponse(finite(await self._session(request)))
+
+    async def blob(self, request: Request, name: str) -> Response:
+        """GET /api/v1/sessions/{id}/result, /report and /perfetto."""
+        row = await self._session(request)
+        if row["status"] != "done":
+            raise HTTPException(404, f"the session is {row['status']}; there is no result (yet)")
+        try:
+            file = await run_in_threadpool(self.service.blobs.open, result_key(row["id"], name))
+        except FileNotFoundError:
+            raise HTTPException(
+                404, "there is none: it was too large to be drawn, or removed to make room"
+            ) from None
+
+        def parts() -> Any:
+            with file:
+                while part := file.read(1 << 18):
+                    yield part
+
+        shown = f"{row['job']}-{row['id']}-{name}"
+        headers = {"Content-Disposition": f'inline; filename="{shown}"'}
+        return StreamingResponse(parts(), media_type=_TYPES[name], headers=headers)
+
+    async def list_events(self, request: Request) -> Response:
+        """GET /api/v1/events."""
+        principal = require(request, "read")
+        after, limit = _page(request)
+        project, job_id = reads(request, principal), None
+        if "job" in request.query_params:
+            name = checked_name(request.query_params["job"])
+            job_id = (await self._found(project, name)).id
+        rows = await run_in_threadpool(
+            events.listed, self.service.engine, project, job_id, after, limit
+        )
+        return _rows("events", rows, limit)
+
+    async def _upload(self, request: Request) -> dict[str, Any]:
+        principal = require(request, "push")
+        upload_id = request.path_params["id"]
+        row = await run_in_threadpool(
+            uploads.find, self.service.engine, upload_id, principal.project
+        )
+        if row is None:
+            raise HTTPException(404, "there is no such upload; begin it again")
+        return row
+
+    async def _session(self, request: Request) -> dict[str, Any]:
+        principal = require(request, "read")
+        number = request.path_params["id"]
+        row = None
+        if number.isascii() and number.isdigit() and len(number) < 17:
+            row = await run_in_threadpool(
+                sessions.by_id, self.service.engine, int(number), principal.project
+            )
+        if row is None:
+            raise HTTPException(404, "there is no such session")
+        return row
+
+    async def _own_job(self, request: Request, principal: Principal) -> JobKey:
+        """The job of the path, made where it is new."""
+        name = checked_name(request.path_params["name"])
+        project = writes_to(request, principal)
+        known = self._known.get((project, name))
+        if known is None:
+            service = self.service
+            known = await run_in_threadpool(
+                jobs.register, service.engine, project, name, service.clock()
+            )
+            if len(self._known) >= _KNOWN_JOBS:
+                self._known.clear()
+            self._known[project, name] = known
+        return known
+
+    async def _readable(self, request: Request) -> JobKey:
+        return await self._job(request, reads(request, require(request, "read")))
+
+    async def _job(self, request: Request, project: str) -> JobKey:
+        return await self._found(project, checked_name(request.path_params["name"]))
+
+    async def _found(self, project: str, name: str) -> JobKey:
+        job = await run_in_threadpool(jobs.find, self.service.engine, project, name)
+        if job is None:
+            raise HTTPException(404, "there is no such job")
+        return job
+
+
+def writes_to(request: Request, principal: Principal) -> str:
+    """The project that a request writes to; a token of all projects may name one."""
+    named = request.query_params.get("project")
+    if named is None:
+        return principal.writes_to
+    if not principal.sees(checked_name(named)):
+        raise HTTPException(404, "there is no such project")
+    return named
+
+
+def reads(request: Request, principal: Principal) -> str:
+    """The project that a request reads; "*" = all."""
+    named = request.query_params.get("project", principal.project)
+    if not principal.sees(named) and named != principal.project:
+        raise HTTPException(404, "there is no such project")
+    return named
+
+
+def answered(handler: Handler) -> Handler:
+    """The handler, with what it refuses, and a store or disk that does not take it, as answers."""
+
+    @functools.wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refusal as refusal:
+            headers = {}
+            if refusal.retry_s is not None:
+                headers["Retry-After"] = str(math.ceil(refusal.retry_s))
+            if refusal.status == 413:
+                headers["Connection"] = "close"
+            if refusal.extra:
+                return JSONResponse(
+                    {"error": str(refusal), **refusal.extra}, refusal.status, headers
+                )
+            raise HTTPException(refusal.status, str(refusal), headers) from None
+        except OutputError as error:
+            raise HTTPException(507, str(error), {"Retry-After": "10"}) from None
+        except DBAPIError as error:
+            if isinstance(error.orig, ValueError | OverflowError):
+                raise bad("a value cannot be stored") from None
+            raise _away() from error
+        except SQLAlchemyError as error:
+            raise _away() from error
+
+    return answer
+
+
+def _away() -> HTTPException:
+    return HTTPException(503, "the store does not answer; come again", {"Retry-After": "5"})
+
+
+def _page(request: Request) -> tuple[int | None, int]:
+    after = whole_parameter(request, "after", None, _ID)
+    limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+    return after, limit
+
+
+def _rows(what: str, rows: list[dict[str, Any]], limit: int) -> Response:
+    """A page of rows; ``next`` is the ``after`` of the page behind it."""
+    following = rows[-1]["id"] if len(rows) == limit else None
+    return JSONResponse({what: finite(rows), "next": following})
+
+
+def routes(service: Service) -> list[Route]:
+    """The API's routes."""
+    api = Api(service)
+
+    def blob(name: str) -> Handler:
+        return functools.partial(api.blob, name=name)
+
+    v1 = "/api/v1"
+    table: tuple[tuple[str, str, Handler], ...] = (
+        ("POST", f"{v1}/jobs", api.register),
+        ("GET", f"{v1}/jobs", api.list_jobs),
+        ("GET", f"{v1}/jobs/{{name}}", api.show_job),
+        ("POST", f"{v1}/jobs/{{name}}/end", api.end),
+        ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
+        ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
+        ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
+        ("GET", f"{v1}/jobs/{{name}}/sessions", api.list_sessions),
+        ("GET", f"{v1}/uploads/{{id}}", api.show_upload),
+        ("PUT", f"{v1}/uploads/{{id}}", api.put_upload),
+        ("POST", f"{v1}/uploads/{{id}}/finish", api.finish_upload),
+        ("GET", f"{v1}/sessions/{{id}}", api.show_session),
+        ("GET", f"{v1}/sessions/{{id}}/result", blob(RESULT)),
+        ("GET", f"{v1}/sessions/{{id}}/report", blob(REPORT)),
+        ("GET", f"{v1}/sessions/{{id}}/perfetto", blob(PERFETTO)),
+        ("GET", f"{v1}/events", api.list_events),
+    )
+    return [Route(path, answered(handler), methods=[method]) for method, path, handler in table]

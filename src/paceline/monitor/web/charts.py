@@ -1,0 +1,265 @@
+"""Small pictures made here (SVG), and what the report's chart code draws (its options as JSON)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from paceline.monitor.step_series import Series
+from paceline.report.page.markup import seconds
+
+Spec = dict[str, Any]
+
+_SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_MARGIN = 96, 26, 3
+#: A sparkline's upper end is never below this S, or noise would look like trouble.
+_SPARK_TOP = 1.1
+#: Points of a curve that a page holds at most.
+MAX_POINTS = 600
+#: The same for a distribution: its curve is smooth, and each point has words.
+MAX_CDF_POINTS = 200
+#: Classes of curves, in their order.
+CURVES = tuple(f"curve{i}" for i in range(6))
+
+
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """S of the last sessions as a small line; nothing for fewer than two."""
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if len(known) < 2:
+        return Markup("")
+    top = max(_SPARK_TOP, *known)
+    inner_w, inner_h = _SPARK_WIDTH - 2 * _SPARK_MARGIN, _SPARK_HEIGHT - 2 * _SPARK_MARGIN
+
+    def place(i: int, value: float) -> tuple[float, float]:
+        height = min(max((value - 1) / (top - 1), 0.0), 1.0)
+        x = _SPARK_MARGIN + inner_w * i / (len(known) - 1)
+        return round(x, 1), round(_SPARK_MARGIN + inner_h * (1 - height), 1)
+
+    points = [place(i, v) for i, v in enumerate(known)]
+    path = "M" + "L".join(f"{x} {y}" for x, y in points)
+    said = f"S of the last {len(known)} sessions: from {known[0]:.2f} to {known[-1]:.2f}"
+    x, y = points[-1]
+    return Markup(  # noqa: S704 - numbers only
+        f'<svg class="spark" width="{_SPARK_WIDTH}" height="{_SPARK_HEIGHT}" role="img" '
+        f'viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" aria-label="{said}">'
+        f'<path d="{path}"/><circle cx="{x}" cy="{y}" r="2.6"/></svg>'
+    )
+
+
+def share_bar(share: float | None, name: str = "share") -> Markup:
+    """A bar from 0 to ``share`` (0..1) of its track; the number stands beside it."""
+    if share is None or not math.isfinite(share):
+        return Markup("")
+    width = 100 * min(max(share, 0.0), 1.0)
+    return Markup(  # noqa: S704 - a number and our own word
+        f'<span class="track" aria-hidden="true"><svg class="part"><rect class="{name}" '
+        f'width="{width:.2f}%" height="100%"/></svg></span>'
+    )
+
+
+def stacked_bar(parts: Iterable[tuple[str, float]], top: float) -> Markup:
+    """Parts (class, size) behind one another on a track that ends at ``top``."""
+    rects, left = [], 0.0
+    for name, size in parts:
+        width = 100 * size / top if top > 0 else 0.0
+        rects.append(f'<rect class="{name}" x="{left:.2f}%" width="{width:.2f}%" height="100%"/>')
+        left += width
+    return Markup(  # noqa: S704 - numbers and our own words
+        f'<span class="track" aria-hidden="true"><svg class="part">{"".join(rects)}</svg></span>'
+    )
+
+
+def slowdown_chart(sessions: Sequence[Mapping[str, Any]]) -> Spec | None:
+    """S over the sessions (the oldest first); None where fewer than two were analysed."""
+    done = [s for s in sessions if s["slowdown"] is not None]
+    if len(done) < 2:
+        return None
+    lines = [
+        [f"{_date(s['created_at'])}: S {s['slowdown']:.3f}", s["headline"] or ""] for s in done
+    ]
+    highest = max(1.1, *(s["slowdown"] for s in done))
+    return {
+        "label": "Slowdown S of each session; arrow keys go from session to session",
+        "xLabel": "session",
+        "yLabel": "S",
+        "yRange": [min(0.99, *(s["slowdown"] for s in done)), 1 + (highest - 1) * 1.08],
+        "xRange": [-0.5, len(done) - 0.5],
+        "x_names": [_day(s["created_at"]) for s in done],
+        "series": [
+            {
+                "label": "S",
+                "name": "c-actual",
+                "points": [[i, s["slowdown"]] for i, s in enumerate(done)],
+            }
+        ],
+        "dots": [{"x": i, "y": s["slowdown"], "name": "dot big"} for i, s in enumerate(done)],
+        "stops": [{"x": i, "y": s["slowdown"], "lines": lines[i]} for i, s in enumerate(done)],
+    }
+
+
+def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | None:
+    """Step times of the slowest rank with the detector's events marked; None where there are none.
+
+    Args:
+        series: of the job, thinned to at most :data:`MAX_POINTS`.
+        events: rows of the table, in any order; those outside of the series are left out.
+    """
+    steps, times_s = series.step.tolist(), series.max_s.tolist()
+    if not steps:
+        return None
+    healthy = [
+        [step, _digits(value)]
+        for step, value in zip(steps, series.healthy_s.tolist(), strict=True)
+        if math.isfinite(value)
+    ]
+    low, high = _range([*times_s, *(value for _, value in healthy)])
+    curves: list[Spec] = [
+        {
+            "label": "slowest rank",
+            "name": "c-actual thin",
+            "points": [[s, _digits(t)] for s, t in zip(steps, times_s, strict=True)],
+        }
+    ]
+    if healthy:
+        curves.append({"label": "healthy", "name": "c-ideal", "points": healthy})
+    stops = [
+        {"x": s, "y": _digits(t), "lines": [f"step {s:,}: {seconds(t)} (rank {rank})"]}
+        for s, t, rank in zip(steps, times_s, series.slowest.tolist(), strict=True)
+    ]
+    for kind, label in EVENT_KINDS.items():
+        marks = [
+            e for e in events if e["kind"] == kind and steps[0] <= e["since_step"] <= steps[-1]
+        ]
+        if not marks:
+            continue
+        points = [[e["since_step"], y] for e in marks for y in (low, high)]
+        breaks = list(range(2, len(points), 2))
+        curves.append({"label": label, "name": f"c-{kind}", "points": points, "breaks": breaks})
+        stops += [{"x": e["since_step"], "y": high, "lines": [label, e["text"]]} for e in marks]
+    return {
+        "label": "Step times of the slowest rank, with the detector's events; arrow keys move",
+        "xLabel": "step",
+        "yLabel": "seconds",
+        "yRange": [low, high],
+        "xRange": [steps[0], max(steps[-1], steps[0] + 1)],
+        "series": curves,
+        "stops": sorted(stops, key=lambda stop: stop["x"]),
+    }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+#: Kinds of detector events and what they are called.
+EVENT_KINDS: Mapping[str, str] = {
+    "onset": "fail-slow begins",
+    "relief": "healthy again",
+    "silent": "a rank falls silent",
+    "clock-jump": "a clock jumps",
+}
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    room = (high - low) * 0.08 or abs(high) * 0.05 or 1.0
+    return max(0.0, low - room), high + room
+
+
+def cdf_chart(
+    curves: Mapping[str, Sequence[tuple[float, str]]],
+    *,
+    label: str,
+    x_label: str,
+    y_label: str = "share of jobs",
+    x_range: tuple[float, float] | None = None,
+    percent: bool = False,
+    ref: tuple[float, str] | None = None,
+) -> Spec | None:
+    """Cumulative distributions, one curve each; None where there is nothing to draw.
+
+    Args:
+        curves: name -> (value, what it belongs to) in any order.
+        label: for those who do not see the chart.
+        x_label, y_label: of the axes.
+        x_range: ends of the x axis; None = those of the values.
+        percent: values are shares, said as percentages.
+        ref: a value to mark, and its name.
+    """
+    ordered = {name: sorted(values) for name, values in curves.items() if values}
+    if not ordered:
+        return None
+    series, stops, rows = [], [], []
+    for (name, values), look in zip(ordered.items(), CURVES, strict=False):
+        kept = _thinned(len(values))
+        points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in kept)]
+        series.append({"label": name, "name": f"c {look}", "points": points, "stairs": True})
+        for i in kept:
+            value, what = values[i]
+            said = f"{value:.1%}" if percent else f"{value:.3f}"
+            share = f"{(i + 1) / len(values):.0%} of {len(values):,} are at most that"
+            head = f"{name}: {said}" if len(ordered) > 1 else said
+            stops.append(
+                {"x": value, "y": (i + 1) / len(values), "lines": [f"{head} ({what})", share]}
+            )
+        rows += [_quantiles(name, [v for v, _ in values], percent)]
+    head = ["curve", "values", "10%", "median", "90%", "largest"]
+    spec = {
+        "label": f"{label}; arrow keys move along",
+        "xLabel": x_label,
+        "yLabel": y_label,
+        "yRange": [0, 1.03],
+        "series": series,
+        "stops": sorted(stops, key=lambda stop: stop["x"]),
+        "table": {"title": "Table: quantiles", "head": head, "rows": rows},
+    }
+    if x_range:
+        spec["xRange"] = list(x_range)
+    if ref:
+        spec["ref"] = {"x": ref[0], "label": ref[1]}
+    return spec
+
+
+def _thinned(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
+    """Places of at most ``most`` of ``n``, the last one among them."""
+    every = -(-n // most)
+    return sorted({*range(0, n, every), n - 1})
+
+
+def _quantiles(name: str, values: Sequence[float], percent: bool) -> list[str]:
+    picked = [values[min(int(q * len(values)), len(values) - 1)] for q in (0.1, 0.5, 0.9, 1.0)]
+    return [name, f"{len(values):,}", *(f"{v:.1%}" if percent else f"{v:.3f}" for v in picked)]
+
+
+def scatter_chart(
+    points: Sequence[tuple[float, float, str]], *, label: str, x_label: str, y_label: str
+) -> Spec | None:
+    """Points (x, y, name) with x on a scale of powers of two; None where there are none."""
+    placed = sorted((math.log2(x), y, x, name) for x, y, name in points if x > 0)
+    if not placed:
+        return None
+    first, last = math.floor(placed[0][0]), math.ceil(placed[-1][0])
+    names = {power: f"{2**power:,}" for power in range(first, last + 1)}
+    return {
+        "label": f"{label}; arrow keys go from job to job",
+        "xLabel": x_label,
+        "yLabel": y_label,
+        "xRange": [first - 0.3, last + 0.3],
+        "x_names": names,
+        "dots": [{"x": x, "y": y, "name": "dot"} for x, y, _, _ in placed],
+        "stops": [
+            {"x": x, "y": y, "lines": [name, f"S {y:.3f}", f"{x_label}: {true:,.0f}"]}
+            for x, y, true, name in placed
+        ],
+    }
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+
+
+def _day(at: float) -> str:
+    return time.strftime("%d %b", time.gmtime(at))

@@ -1,0 +1,306 @@
+"""The whole fleet in figures: those of the what-if paper, for one's own cluster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.monitor.store.queries import Week
+from paceline.monitor.web.charts import Spec, cdf_chart, scatter_chart, share_bar, stacked_bar
+from paceline.monitor.web.templating import cause
+from paceline.report.page.findings import CAUSES
+
+Row = Mapping[str, Any]
+
+#: From this slowdown on a job counts as straggling (what-if paper, section 4.2).
+STRAGGLING = 1.1
+N_WEEKS = 12
+#: Steps of one job in the figure of all steps: more say nothing new.
+_MAX_STEPS = 25
+#: Figure 5's kinds of operation: result.json counts send and recv of one direction together.
+KINDS = {
+    "forward-compute": "forward compute",
+    "backward-compute": "backward compute",
+    "forward-pp-comm": "forward transfers",
+    "backward-pp-comm": "backward transfers",
+    "grads-reduce-scatter": "gradients reduce-scatter",
+    "params-all-gather": "parameters all-gather",
+}
+#: Labels under which a job may give its maximum sequence length.
+SEQUENCE_LABELS = ("seq_len", "sequence_length", "max_seq_len")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the figures need of a session's ``result.json``.
+
+    Attributes:
+        m_w, m_s: shares of the loss that the slowest workers and the last stage explain.
+        n_stages: pipeline stages.
+        waste_by_kind: kind -> 1 - 1/S of only this kind (Eq. 3 for Eq. 2).
+        steps: slowdowns of steps over the job's.
+        correlation: of forward and backward, where a finding says it.
+    """
+
+    m_w: float | None
+    m_s: float | None
+    n_stages: int
+    waste_by_kind: Mapping[str, float]
+    steps: tuple[float, ...]
+    correlation: float | None
+
+
+def facts(result: Mapping[str, Any]) -> Facts:
+    """The facts of a result."""
+    by_step = sorted(s for s in result["by_step"].values() if s is not None)
+    chosen = [by_step[i * len(by_step) // _MAX_STEPS] for i in range(_MAX_STEPS)]
+    steps = by_step if len(by_step) <= _MAX_STEPS else chosen
+    correlations = (f["evidence"].get("correlation") for f in result.get("findings", ()))
+    return Facts(
+        m_w=result["m_w"],
+        m_s=result["m_s"],
+        n_stages=int(result["job"]["pp_size"]),
+        waste_by_kind={k: 1 - 1 / s for k, s in result["by_kind"].items() if s},
+        steps=tuple(s / result["slowdown"] for s in steps),
+        correlation=next((c for c in correlations if c is not None), None),
+    )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page: what it shows, and its chart (None: nothing to draw, ``empty`` says why)."""
+
+    name: str
+    title: str
+    text: str
+    chart: Spec | None
+    empty: str = "No job has this yet."
+
+
+def figures(rows: Sequence[Row], known: Mapping[int, Facts]) -> list[Figure]:
+    """The paper's figures.
+
+    Args:
+        rows: of :func:`paceline.monitor.store.queries.fleet_jobs`.
+        known: session -> its facts; sessions whose result is gone are not in it.
+    """
+    slow = [row for row in rows if row["slowdown"] >= STRAGGLING and row["session_id"] in known]
+    return [_waste(rows), _by_gpus(rows), _by_kind(rows, known), _steps(slow, known)] + [
+        _m_w(slow, known),
+        _m_s(slow, known),
+        _correlation(rows, known),
+        _by_sequence(rows),
+    ]
+
+
+def _waste(rows: Sequence[Row]) -> Figure:
+    values = [(max(row["waste"] or 0.0, 0.0), row["name"]) for row in rows]
+    chart = cdf_chart(
+        {"waste": values},
+        label="Share of jobs against their waste",
+        x_label="waste (share of the GPU time)",
+        percent=True,
+        ref=(1 - 1 / STRAGGLING, "S = 1.1"),
+    )
+    text = "How many jobs waste at most so much, in their latest session (Figure 3 of the paper)."
+    return Figure("waste", "Waste of the jobs", text, chart)
+
+
+def _by_gpus(rows: Sequence[Row]) -> Figure:
+    points = [(row["gpus"], row["slowdown"], row["name"]) for row in rows if row["gpus"]]
+    label = "Slowdown of each job against its GPUs"
+    chart = scatter_chart(points, label=label, x_label="GPUs", y_label="S")
+    text = "One point per job. The paper found no clear tie between size and slowdown (4.4)."
+    return Figure("gpus", "Slowdown and size", text, chart)
+
+
+def _by_kind(rows: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+    curves = {
+        name: [
+            (max(known[row["session_id"]].waste_by_kind[kind], 0.0), row["name"])
+            for row in rows
+            if kind in getattr(known.get(row["session_id"]), "waste_by_kind", {})
+        ]
+        for kind, name in KINDS.items()
+    }
+    chart = cdf_chart(
+        curves,
+        label="Share of jobs against the waste of each kind of operation",
+        x_label="waste of this kind alone",
+        percent=True,
+    )
+    text = "Waste with only this kind of operation as it was and all else ideal (Figure 5)."
+    return Figure("kinds", "Which operations waste it", text, chart)
+
+
+def _steps(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+    values = [(v, row["name"]) for row in slow for v in known[row["session_id"]].steps]
+    chart = cdf_chart(
+        {"steps": values},
+        label="Share of steps against their slowdown over their job's",
+        x_label="slowdown of the step / slowdown of the job",
+        y_label="share of steps",
+        ref=(1.0, "the job"),
+    )
+    text = (
+        "Steps of straggling jobs (S at least 1.1). A steep curve at 1: most steps are equally slow "
+        "and a few profiled steps tell (Figure 4)."
+    )
+    return Figure("steps", "Are all steps alike?", text, chart, _NO_SLOW)
+
+
+def _m_w(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+    values = _values(slow, known, lambda f: f.m_w)
+    text = (
+        "M_W: what would vanish of the loss if the slowest 3% of the workers were ideal (Figure 6)."
+    )
+    return _share_figure("m_w", "Are single workers to blame?", text, values, "M_W")
+
+
+def _m_s(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+    values = _values(slow, known, lambda f: f.m_s if f.n_stages > 1 else 0.0)
+    text = (
+        "M_S: what would vanish if the last pipeline stage were ideal; 0 with one stage (Figure 7)."
+    )
+    return _share_figure("m_s", "Is the last stage to blame?", text, values, "M_S")
+
+
+def _correlation(rows: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+    values = _values(rows, known, lambda f: f.correlation)
+    text = (
+        "Correlation of forward and backward over microbatches, of the jobs with the finding: near 1 "
+        "says that sequences differ in length (Figure 11)."
+    )
+    title = "Sequence lengths: forward and backward"
+    empty = "No job's latest session has this finding."
+    return _share_figure("correlation", title, text, values, "correlation", empty)
+
+
+def _share_figure(
+    name: str,
+    title: str,
+    text: str,
+    values: list[tuple[float, str]],
+    x_label: str,
+    empty: str = "",
+) -> Figure:
+    clipped = [(min(max(v, 0.0), 1.0), what) for v, what in values]
+    chart = cdf_chart(
+        {x_label: clipped},
+        label=f"Share of jobs against {x_label}",
+        x_label=x_label,
+        x_range=(0, 1.03),
+        ref=None if empty else (0.5, "half"),
+    )
+    return Figure(name, title, text, chart, empty or _NO_SLOW)
+
+
+_NO_SLOW = "No job is straggling: none has S of 1.1 or more."
+
+
+def _values(
+    rows: Sequence[Row], known: Mapping[int, Facts], of: Callable[[Facts], float | None]
+) -> list[tuple[float, str]]:
+    pairs = ((of(known[r["session_id"]]), r["name"]) for r in rows if r["session_id"] in known)
+    return [(value, name) for value, name in pairs if value is not None and math.isfinite(value)]
+
+
+def _by_sequence(rows: Sequence[Row]) -> Figure:
+    points = []
+    for row in rows:
+        given = (row["labels"].get(name) for name in SEQUENCE_LABELS)
+        length = next((_length(value) for value in given if value is not None), 0)
+        points += [(length, row["slowdown"], row["name"])] if length else []
+    chart = scatter_chart(
+        points, label="Slowdown against sequence length", x_label="sequence length", y_label="S"
+    )
+    text = "One point per job, by its longest sequences: longer ones differ more (Figure 12)."
+    empty = f"No job says it: push jobs with the label {SEQUENCE_LABELS[0]}, such as 32768."
+    return Figure("sequences", "Slowdown and sequence length", text, chart, empty)
+
+
+def _length(value: Any) -> int:
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Key numbers.
+
+    Attributes:
+        n_jobs, n_straggling: jobs analysed, and those with S of 1.1 or more.
+        gpus: of all these jobs together.
+        waste: of the GPU time of all, weighted by their GPUs; None where nothing is known.
+        lost: GPU-hours lost so far, in all sessions.
+    """
+
+    n_jobs: int
+    n_straggling: int
+    gpus: int
+    waste: float | None
+    lost: float
+
+
+def totals(rows: Sequence[Row]) -> Totals:
+    """The key numbers of these jobs."""
+    sized = [(row["gpus"] or 0, max(row["waste"] or 0.0, 0.0)) for row in rows]
+    gpus = sum(size for size, _ in sized)
+    return Totals(
+        n_jobs=len(rows),
+        n_straggling=sum(row["slowdown"] >= STRAGGLING for row in rows),
+        gpus=gpus,
+        waste=sum(size * waste for size, waste in sized) / gpus if gpus else None,
+        lost=sum(row["gpu_hours_lost"] for row in rows),
+    )
+
+
+def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Causes with their jobs and GPU-hours, the dearest first; jobs under 1.1 are left out."""
+    lost: dict[str, float] = {}
+    n_jobs: dict[str, int] = {}
+    for row in rows:
+        if row["slowdown"] < STRAGGLING:
+            continue
+        name = row["cause"] or "unexplained"
+        lost[name] = lost.get(name, 0.0) + row["gpu_hours_lost"]
+        n_jobs[name] = n_jobs.get(name, 0) + 1
+    total = sum(lost.values())
+    order = sorted(lost, key=lambda name: (-lost[name], name))
+    return [
+        {
+            "name": cause(name),
+            "n_jobs": n_jobs[name],
+            "lost": lost[name],
+            "share": lost[name] / total if total > 0 else None,
+            "bar": share_bar(lost[name] / total if total > 0 else None, _class(name)),
+        }
+        for name in order
+    ]
+
+
+def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:
+    """A row per week with a bar of what its causes cost, and the key to the bars."""
+    top = max((sum(week.lost.values()) for week in weeks), default=0.0)
+    names = sorted({name for week in weeks for name, lost in week.lost.items() if lost > 0})
+    rows = [
+        {
+            "day": time.strftime("%d %b", time.gmtime(week.start)),
+            "year": time.strftime("%Y", time.gmtime(week.start)),
+            "bar": stacked_bar([(_class(n), max(week.lost.get(n, 0.0), 0.0)) for n in names], top),
+            "lost": sum(week.lost.values()),
+            "n_sessions": week.n_sessions,
+            "mean_waste": week.mean_waste,
+        }
+        for week in weeks
+    ]
+    key = [{"name": cause(n) if n else "No cause found", "class": _class(n)} for n in names]
+    return {"rows": rows, "key": key, "any": any(week.n_sessions for week in weeks)}
+
+
+def _class(name: str) -> str:
+    """The class of a cause's colour; a cause that is not ours has that of the unexplained."""
+    return f"cause-{name if name in CAUSES else 'unexplained'}"

@@ -1,0 +1,65 @@
+"""What a job's page shows beside the rows of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.monitor.blobs import PERFETTO, REPORT, Blobs, result_key
+from paceline.monitor.step_series import read_series
+from paceline.monitor.web.charts import MAX_POINTS, Spec, steps_chart
+from paceline.monitor.web.shown import Sections, sections
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came out of a session.
+
+    Attributes:
+        sections: its tables and figures; None where the result is gone.
+        has_report, has_perfetto: these files are there.
+    """
+
+    sections: Sections | None
+    has_report: bool
+    has_perfetto: bool
+
+
+def made(result: Mapping[str, Any] | None, session: Row, blobs: Blobs) -> Made:
+    """What there is to show of an analysed session."""
+    has_report, has_perfetto = (
+        blobs.exists(result_key(session["id"], name)) for name in (REPORT, PERFETTO)
+    )
+    shown = None if result is None else sections(result, session["meta"])
+    return Made(shown, has_report, has_perfetto)
+
+
+#: Degrees that are told always, and those told above 1.
+_DEGREES, _MORE_DEGREES = ("dp", "pp"), ("tp", "cp", "dsp", "ep", "vpp")
+
+
+def shape(job: Row) -> str:
+    """``dp 4 × pp 2 on 64 GPUs``; "" where nothing is known."""
+    given = {name.removesuffix("_size"): size for name, size in job["degrees"].items()}
+    told = [f"{name} {given[name]}" for name in _DEGREES if isinstance(given.get(name), int)]
+    more = ((name, given.get(name)) for name in _MORE_DEGREES)
+    told += [f"{name} {size}" for name, size in more if isinstance(size, int) and size > 1]
+    gpus = job["gpus"]
+    on = f"{gpus:,} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+    return " on ".join(part for part in (" × ".join(told), on) if part)
+
+
+def choose(sessions: Sequence[Row], wanted: str | None) -> Row | None:
+    """The session of that number; without one the latest that is analysed, else the latest."""
+    if wanted is not None:
+        return next((s for s in sessions if str(s["id"]) == wanted), None)
+    done = next((s for s in sessions if s["status"] == "done"), None)
+    return done or next(iter(sessions), None)
+
+
+def step_times(steps: Any, job: Row, events: Sequence[Row]) -> Spec | None:
+    """The chart of the job's step times; None where it told none."""
+    return steps_chart(read_series(steps.path(job["id"]), points=MAX_POINTS), events)

@@ -1,0 +1,145 @@
+"""Limits: how large and how slow a body may be, and how often a token may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.monitor.config import MIB
+from paceline.monitor.web.answers import error_response
+
+#: A body may pause for so long, and has so long plus a second for every so many bytes in all.
+BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
+#: Keys whose rates are remembered; beyond, the one that was idle longest is forgotten.
+_MOST_KEYS = 10_000
+#: Wrong tokens of one address per minute before they are answered 429.
+WRONG_TOKENS_PER_MINUTE = 30
+
+
+class Rates:
+    """Token buckets: ``per_minute`` of something for each key, a minute's worth at once."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._per_minute = per_minute
+        self._left: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # key -> left, as of
+
+    def take(self, key: Any, amount: float = 1.0) -> float:
+        """Take ``amount``; returns 0, or after how many seconds to ask again (nothing is taken).
+
+        More than a minute's worth at once is granted to a key that has taken nothing yet.
+        """
+        now = time.monotonic()
+        left, since = self._left.pop(key, (self._per_minute, now))
+        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
+        wanted = min(amount, self._per_minute)
+        granted = left >= wanted
+        self._left[key] = (left - wanted if granted else left, now)
+        if len(self._left) > _MOST_KEYS:
+            self._left.popitem(last=False)
+        return 0.0 if granted else (wanted - left) * 60 / self._per_minute
+
+
+def take_samples(request: HTTPConnection, n_samples: int) -> None:
+    """Count step samples against the token of a request.
+
+    Raises:
+        HTTPException: 429, if they are too many for this minute.
+    """
+    rates: Rates = request.app.state.sample_rates
+    _refuse(rates.take(request.state.principal.token_id, n_samples), "step samples")
+
+
+def _refuse(seconds: float, what: str) -> None:
+    if seconds:
+        headers = {"Retry-After": str(int(seconds) + 1)}
+        raise HTTPException(429, f"too many {what} in a minute", headers=headers)
+
+
+class Limits:
+    """Middleware that refuses bodies that are too large or too slow, and askers too eager."""
+
+    def __init__(self, app: ASGIApp, service: Any) -> None:
+        self.app = app
+        self._upload_bytes = service.config.max_upload_mib * MIB
+        self._body_bytes = service.config.max_body_mib * MIB
+        self._requests = Rates(service.config.requests_per_minute)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        most = self._upload_bytes if is_upload(scope) else self._body_bytes
+        try:
+            self._count(scope)
+            _check_length(scope, most)
+        except HTTPException as error:
+            await error_response(scope, error)(scope, receive, send)
+            return
+        await self.app(scope, _Body(receive, most), send)
+
+    def _count(self, scope: Scope) -> None:
+        if is_upload(scope) or _is_stream(scope) or scope["path"].startswith("/static/"):
+            return
+        principal = scope["state"].get("principal")
+        client = scope.get("client") or ("", 0)
+        key = principal.token_id if principal and principal.token_id else client[0]
+        _refuse(self._requests.take(key), "requests")
+
+
+def is_upload(scope: Scope) -> bool:
+    """Whether a request brings a part of a trace."""
+    return bool(scope["method"] == "PUT" and scope["path"].startswith("/api/v1/uploads/"))
+
+
+def _is_stream(scope: Scope) -> bool:
+    path: str = scope["path"]
+    steps = path.startswith("/api/v1/jobs/") and path.endswith("/steps")
+    health = path in ("/healthz", "/readyz", "/metrics")
+    return (scope["method"] == "POST" and (steps or path == "/v1/traces")) or health
+
+
+def _check_length(scope: Scope, most: int) -> None:
+    length = Headers(scope=scope).get("content-length", "0")
+    if not (length.isascii() and length.isdigit()):
+        raise HTTPException(400, "Content-Length is no number")
+    if len(length) > 15 or int(length) > most:
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> HTTPException:
+    # The rest of the body is not read: the connection is of no more use.
+    headers = {"Connection": "close"}
+    return HTTPException(413, f"a body here may have {most:,} bytes", headers=headers)
+
+
+class _Body:
+    """Receives a body that is not too large and does not trickle."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._most = receive, most
+        self._n_bytes, self._waited_s, self._whole = 0, 0.0, False
+
+    async def __call__(self) -> Message:
+        if self._whole:  # what comes now is the end of the connection, whenever that is
+            return await self._receive()
+        allowed_s = BODY_GRACE_S + self._n_bytes / BODY_BYTES_PER_S - self._waited_s
+        began = time.monotonic()
+        try:
+            message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, allowed_s))
+        except TimeoutError:
+            headers = {"Connection": "close"}
+            raise HTTPException(408, "the body did not arrive in time", headers=headers) from None
+        self._waited_s += time.monotonic() - began
+        self._n_bytes += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._n_bytes > self._most:
+            raise _too_large(self._most)
+        return message

@@ -1,0 +1,160 @@
+"""uvicorn, with time limits for clients that never finish what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.errors import MonitorError
+from paceline.monitor.config import Config
+from paceline.monitor.log import log
+
+#: The headers of a request have to arrive within so long.
+HEADERS_S = 10.0
+#: Connections at a time; beyond, the answer is 503.
+MOST_CONNECTIONS = 2000
+#: What is being worked on may take so long once the service is told to stop.
+STOP_S = 10
+
+
+class Impatient(H11Protocol):
+    """Ends connections whose request does not arrive (slow loris); uvicorn waits for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock once the headers are there; start it for a next request."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the clock."""
+        self._stop_watch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if not self._incomplete():
+            self._stop_watch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _incomplete(self) -> bool:
+        """Whether more of a request has to come that no handler reads."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        state = self.conn.their_state
+        return state is h11.IDLE or (state is h11.SEND_BODY and answered)
+
+    def _stop_watch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        log(logging.WARNING, "slow headers", client=self.client[0] if self.client else None)
+        self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Calls back once it accepts connections, and when it is about to stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._ready, self._stopping = ready, stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            await asyncio.to_thread(self._ready)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams of news, for which uvicorn would wait."""
+        self._stopping()
+        await super().shutdown(sockets)
+
+
+def listen(config: Config) -> socket.socket:
+    """A listening socket at the settings' address.
+
+    Raises:
+        MonitorError: it cannot be had.
+    """
+    host, port = config.address()
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.socket(info[0], info[1])
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(info[4])
+        found.listen(512)
+    except OSError as error:
+        raise MonitorError(
+            f"cannot listen on {config.bind}: {error.strerror}; choose another --bind"
+        ) from None
+    return found
+
+
+def server_of(
+    app: ASGIApp, config: Config, ready: Callable[[], None], stopping: Callable[[], None]
+) -> uvicorn.Server:
+    """The server of an application, not yet running.
+
+    Args:
+        app: the application.
+        config: its settings.
+        ready: called, in a thread, once connections are accepted.
+        stopping: called when no more are.
+
+    Raises:
+        MonitorError: the certificate or its key is none.
+    """
+    options: dict[str, Any] = {}
+    if config.tls_cert:
+        _check_certificate(config)
+        options = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=Impatient,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=STOP_S,
+            **options,
+        ),
+        ready,
+        stopping,
+    )
+
+
+def _check_certificate(config: Config) -> None:
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.tls_cert, config.tls_key
+        )
+    except OSError as error:
+        reason = error.strerror or error
+        raise MonitorError(
+            f"the certificate {config.tls_cert} and key {config.tls_key} cannot be used: {reason}"
+        ) from None

@@ -1,0 +1,87 @@
+"use strict";
+/* Draws the figures of the monitor with the report's own code (base.js, heatmap.js, chart.js). Each
+   <figure data-figure="..."> holds its numbers as JSON. */
+const PacelineFigures = {};
+(() => {
+  const { el, seconds, ratio } = Paceline;
+
+  /** A chart as monitor/web/charts.py describes it. */
+  const chart = (box, spec) => {
+    const series = (spec.series ?? []).map((one) => ({ ...one, breaks: new Set(one.breaks ?? []) }));
+    const xName = spec.x_names && ((i) => spec.x_names[i]);
+    Paceline.chart(box, { ...spec, series, stops: spec.stops ?? [], ...(xName ? { xName } : {}) });
+    if (spec.table) box.append(Paceline.tableOf(spec.table.title, spec.table.head, () => spec.table.rows));
+  };
+
+  const top = (values) => values.reduce((a, b) => (b > a ? b : a), 1);
+
+  const describer = (data, what) => (row, col, value) => {
+    const host = data.hosts?.[row * data.n_dp + col];
+    return [`dp ${col}, stage ${row}: S ${ratio(value)}`, ...(host ? [host] : []), ...what()];
+  };
+
+  const ranking = (data, values) => () =>
+    [...values.keys()]
+      .sort((a, b) => values[b] - values[a])
+      .slice(0, 100)
+      .map((i) => {
+        const place = [String(i % data.n_dp), String(Math.floor(i / data.n_dp)), ratio(values[i])];
+        return data.hosts ? [...place, data.hosts[i]] : place;
+      });
+
+  const workers = (box, data) => {
+    const values = Paceline.slowdowns(data.workers);
+    const shape = { rows: data.n_pp, cols: data.n_dp };
+    const label = `Slowdown of ${values.length} workers, ${data.n_pp} stages by ${data.n_dp} data-parallel ranks. Arrow keys move, Home goes to the slowest.`;
+    const options = { ...shape, values, top: data.top ?? top(values), label };
+    Paceline.heatmap(box, { ...options, describe: describer(data, () => []) });
+    const title = values.length > 100 ? "Table: the 100 slowest workers" : "Table of the workers";
+    const head = ["dp", "stage", "S", ...(data.hosts ? ["host"] : [])];
+    box.append(Paceline.tableOf(title, head, ranking(data, values)));
+  };
+
+  const workersByStep = (box, data) => {
+    const all = Paceline.slowdowns(data.workers_by_step);
+    const shown = data.workers_by_step.index;
+    const many = data.n_pp * data.n_dp;
+    const valuesOf = (k) => all.subarray(k * many, (k + 1) * many);
+    const nameOf = (k) => `step ${data.steps[shown[k]]}: S ${ratio(data.by_step[shown[k]])}, ${seconds(data.traced_s[shown[k]])}`;
+    let at = shown.reduce((best, i, k) => (data.by_step[i] > data.by_step[shown[best]] ? k : best), 0);
+    const slider = el("input", { type: "range", min: 0, max: shown.length - 1, step: 1, id: "step" });
+    slider.value = at;
+    const said = el("output", { for: "step" });
+    const part = shown.length < data.steps.length ? ` (${shown.length} of ${data.steps.length} steps: the worst, and others evenly)` : "";
+    const label = "Slowdown of every worker in one step; the slider below chooses the step";
+    const describe = describer(data, () => [`step ${data.steps[shown[at]]}`]);
+    const options = { rows: data.n_pp, cols: data.n_dp, values: valuesOf(at), top: top(all), label, describe };
+    const update = Paceline.heatmap(box, options);
+    box.append(el("p", { class: "slider" }, el("label", { for: "step" }, `Step${part} `), slider, said));
+    const tell = () => {
+      said.textContent = nameOf(at);
+      slider.setAttribute("aria-valuetext", nameOf(at));
+    };
+    slider.addEventListener("input", () => {
+      at = Number(slider.value);
+      tell();
+      update(valuesOf(at));
+    });
+    tell();
+  };
+
+  const drawers = { chart, workers, "workers-by-step": workersByStep };
+
+  /** Draws all figures in a part of the page. */
+  PacelineFigures.draw = (part) => {
+    const figures = [...part.querySelectorAll("figure[data-figure]")];
+    if (part.matches?.("figure[data-figure]")) figures.push(part);
+    for (const box of figures)
+      drawers[box.dataset.figure](box, JSON.parse(box.querySelector("script[type='application/json']").textContent));
+  };
+
+  PacelineFigures.start = () => {
+    Paceline.startThemes();
+    PacelineFigures.draw(document);
+    for (const form of document.querySelectorAll("form[data-auto]"))
+      form.addEventListener("change", () => form.requestSubmit());
+  };
+})();

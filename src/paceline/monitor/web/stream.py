@@ -1,0 +1,46 @@
+"""Server-sent events: what changed, so that open pages fetch themselves again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from paceline.monitor.web.security import require
+
+#: A comment goes out after so long without news, so that proxies keep the connection.
+BEAT_S = 15.0
+#: The browser comes back after so long when the connection breaks.
+_RETRY_MS = 2000
+
+
+def routes(service: Any) -> list[Route]:
+    """``/events``."""
+
+    async def events(request: Request) -> StreamingResponse:
+        principal = require(request, "read")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(
+            _news(service.bus, principal.project), media_type="text/event-stream", headers=headers
+        )
+
+    return [Route("/events", events, methods=["GET"])]
+
+
+async def _news(bus: Any, project: str) -> AsyncIterator[bytes]:
+    subscription = bus.subscribe(project)
+    try:
+        yield f"retry: {_RETRY_MS}\n\n".encode()
+        while not bus.closed:
+            message = await subscription.next(BEAT_S)
+            if message is None:
+                yield b": still here\n\n"
+                continue
+            data = json.dumps({**message.data, "project": message.project})
+            yield f"event: {message.kind}\ndata: {data}\n\n".encode()
+    finally:
+        subscription.close()

@@ -1,0 +1,117 @@
+"""Templates, and how numbers and times read on the pages."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from paceline.monitor.web.assets import static
+from paceline.report.page import markup
+from paceline.report.page.findings import CAUSES
+from paceline.report.page.pack import safe_json
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+
+
+def render(request: Request, template: str, /, *, code: int = 200, **context: Any) -> HTMLResponse:
+    """A page out of a template that extends ``base.html``.
+
+    Args:
+        request: asked by; its ``state.principal`` decides what the head of the page offers.
+        template: file in ``templates``.
+        code: HTTP status.
+        context: at least ``title``; ``active`` (Jobs, Fleet or Alerts), ``firing`` (alerts) and
+            ``live`` (whether the page keeps itself up to date) where they apply.
+    """
+    usual = {
+        "active": "",
+        "firing": 0,
+        "live": False,
+        "principal": getattr(request.state, "principal", None),
+        "now": time.time(),
+    }
+    html = _environment().get_template(template).render({**usual, **context})
+    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    content = html.encode("utf-8", "replace")
+    return HTMLResponse(content, code, headers={"Cache-Control": "no-store"})
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("paceline.monitor.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(static=static, version=_version())
+    environment.filters.update(
+        ago=ago,
+        cause=cause,
+        data=lambda value: Markup(safe_json(value)),  # noqa: S704 - safe_json escapes <, > and &
+        hours=hours,
+        iso=lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
+        moment=moment,
+        percent=_or_dash(markup.percent),
+        ratio=_or_dash(lambda value: f"{value:.3f}"),
+        seconds=_or_dash(markup.seconds),
+        whole=_or_dash(lambda value: f"{value:,.0f}"),
+    )
+    return environment
+
+
+def _or_dash(form: Any) -> Any:
+    """The same for a value that may be missing."""
+
+    def formed(value: float | None, *more: Any) -> str:
+        return "–" if value is None or not math.isfinite(value) else str(form(value, *more))
+
+    return formed
+
+
+def cause(name: str | None) -> str:
+    """A cause in words, as in the report; a dash for none."""
+    return CAUSES.get(name, name.capitalize()) if name else "–"
+
+
+def hours(value: float | None) -> str:
+    """GPU-hours with three digits."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.001 else "0"
+    return f"−{text}" if value < 0 and text != "0" else text
+
+
+def ago(at: float | None, now: float) -> str:
+    """``3 min ago``."""
+    if at is None:
+        return "–"
+    age_s = max(0.0, now - at)
+    if age_s < _MINUTE_S:
+        return "just now"
+    for size_s, unit, below_s in ((_MINUTE_S, "min", _HOUR_S), (_HOUR_S, "h", 2 * _DAY_S)):
+        if age_s < below_s:
+            return f"{age_s / size_s:.0f} {unit} ago"
+    return f"{age_s / _DAY_S:.0f} days ago"
+
+
+def moment(at: float | None) -> str:
+    """Date and time, UTC."""
+    return "–" if at is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+
+
+def _version() -> str:
+    try:
+        return version("paceline")
+    except PackageNotFoundError:  # run from the source tree
+        return "(not installed)"

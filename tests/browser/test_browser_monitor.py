@@ -1,0 +1,400 @@
+"""The monitor's pages in a browser: they draw, listen, fit, and can be used without a mouse."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sqlalchemy = pytest.importorskip("sqlalchemy", reason="the extra monitor is not installed")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from monitor_fleet import (  # noqa: E402
+    HOSTILE,
+    NOW,
+    Monitor,
+    add_showpiece,
+    app_of,
+    fill,
+    real,
+    serving,
+    synthetic,
+)
+from paceline.monitor.store.tables import jobs  # noqa: E402
+
+SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[3] / "shared"))
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+PAGES = {
+    "jobs": "/",
+    "job": "/jobs/showpiece",
+    "wide": "/jobs/wide",
+    "bare": "/jobs/bare",
+    "failed": "/jobs/failed",
+    "hostile": "/jobs/hostile",
+    "compare": "/jobs/showpiece/compare",
+    "one to compare": "/jobs/wide/compare",
+    "fleet": "/fleet",
+    "alerts": "/alerts",
+}
+EMPTY = {"jobs": "/", "fleet": "/fleet", "alerts": "/alerts"}
+AXE = find_spec("axe_playwright_python")
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Any]:
+    return synthetic()
+
+
+@pytest.fixture(scope="module")
+def full(made, tmp_path_factory) -> Iterator[Any]:
+    """(monitor, url) with 200 synthesised jobs, the real ones if they are here, and odd ones."""
+    monitor = Monitor(tmp_path_factory.mktemp("full"))
+    fill(monitor, made)
+    folder = SHARED / "data" / "whatif"
+    for name, analysis in (real(folder) if folder.is_dir() else {}).items():
+        number = monitor.add_job(f"real-{name}")
+        monitor.add_session(number, NOW - 7200, analysis)
+        monitor.sum_up(number, [analysis.columns["slowdown"]], analysis)
+    add_showpiece(monitor, made[1], made[0])
+    wide = monitor.add_job("wide")
+    monitor.add_session(wide, NOW - 60, made[-1])
+    monitor.sum_up(wide, [1.3], made[-1])
+    monitor.add_job("bare", status="new")
+    failed = monitor.add_job("failed")
+    monitor.add_session(failed, NOW, None, status="failed", reason=HOSTILE)
+    hostile = monitor.add_job("hostile", labels={HOSTILE: HOSTILE}, headline=HOSTILE)
+    monitor.add_session(hostile, NOW, made[1], headline=HOSTILE, cause=HOSTILE)
+    monitor.sum_up(hostile, [1.2], None, headline=HOSTILE, cause=HOSTILE, slowdown=1.2, waste=0.16)
+    with serving(app_of(monitor)) as url:
+        yield SimpleNamespace(monitor=monitor, url=url)
+    monitor.close()
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Iterator[Any]:
+    monitor = Monitor(tmp_path_factory.mktemp("empty"))
+    with serving(app_of(monitor)) as url:
+        yield SimpleNamespace(monitor=monitor, url=url)
+    monitor.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page; fails the test if it errs or asks another server for anything."""
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def go(url: str, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        origin = re.match(r"https?://[^/]+", url)[0]
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: (troubles.append("dialog"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(origin) or troubles.append(request.url),
+        )
+        page.goto(url)
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
+
+    go.troubles = troubles
+    yield go
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def overflow(page: Any) -> int:
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_fits_a_phone_and_a_laptop(visit, full, name):
+    page = visit(full.url + PAGES[name])
+    assert overflow(page) <= 0
+    assert page.locator("h1").count() == 1
+    assert page.evaluate(CHECKS) == []
+    phone = visit(full.url + PAGES[name], color_scheme="dark", **PHONE)
+    assert phone.evaluate("innerWidth") == 390
+    assert overflow(phone) <= 0
+
+
+@pytest.mark.parametrize("name", ["AR", "SE", "ST"])
+def test_the_real_jobs(visit, full, real_jobs, name):
+    page = visit(f"{full.url}/jobs/real-{name}")
+    cells = {"AR": 16, "SE": 64, "ST": 8}[name]
+    for figure in ("workers", "workers-by-step"):
+        assert page.locator(f"#fig-{figure} .heatmap rect[class^=h]").count() == cells
+    assert page.locator("h1").inner_text().startswith("This job wastes")
+    assert page.locator("#findings .card").count() >= 2
+    assert page.locator("#remedies .card").count() >= 1
+
+
+def test_the_list_searches_sorts_and_pages(visit, full):
+    page = visit(full.url + "/")
+    rows = page.locator("table.jobs tbody tr")
+    assert rows.count() == 50
+    wastes = [float(t.rstrip("%")) for t in page.locator("td.waste").all_inner_texts()]
+    assert wastes == sorted(wastes, reverse=True)
+    page.get_by_role("link", name="Next →").click()
+    assert "Page 2 of" in page.locator("nav.pages").inner_text()
+    page.get_by_role("searchbox").fill("70b garbage")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=of 20")
+    names = page.locator("table.jobs tbody th > a").all_inner_texts()
+    assert names
+    assert all("70b" in name for name in names)
+    page.get_by_label("Sort by").select_option("name")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_selector("th[aria-sort=ascending]")
+    names = page.locator("table.jobs tbody th > a").all_inner_texts()
+    assert names == sorted(names)
+    assert "70b garbage" in page.get_by_role("searchbox").input_value()
+    page.get_by_role("searchbox").fill("no such thing")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=No job matches")
+
+
+def test_a_job_shows_everything(visit, full):
+    page = visit(full.url + "/jobs/showpiece")
+    assert "node-3, GPU 1" in page.locator("h1").inner_text()
+    assert "Slow since step 2,900" in page.locator("#head").inner_text()
+    assert "no column 'step'" in page.locator("#head").inner_text()
+    for name in ("sessions", "steps", "workers", "workers-by-step"):
+        assert page.locator(f"#fig-{name} svg.drawing").bounding_box()["height"] > 60, name
+    assert page.locator("#fig-sessions circle.dot").count() == 7
+    assert page.locator("#fig-steps path.c-onset").count() == 2  # the mark and its key
+    assert page.locator("#steps .events li").count() == 2
+    assert page.locator("#waterfall rect.level").first.bounding_box()["width"] > 100
+    assert page.locator("#remedies .card").count() >= 2
+    assert "(node-3, GPU 1)" in page.locator("#findings .where").first.inner_text()
+    link = page.get_by_role("link", name="Full report")
+    assert re.fullmatch(r"/api/v1/sessions/\d+/report", link.get_attribute("href"))
+    assert page.get_by_role("link", name="Ideal timeline for Perfetto").is_visible()
+    page.locator("#session-list summary").click()
+    page.locator("#session-list tbody a").nth(3).click()
+    page.wait_for_selector("text=Show the latest")
+    assert "session=" in page.url
+
+
+def test_the_slider_chooses_the_step(visit, full):
+    page = visit(full.url + "/jobs/showpiece")
+    said = page.locator("#fig-workers-by-step output")
+    page.locator("#step").fill("0")
+    first = said.inner_text()
+    page.locator("#step").press("ArrowRight")
+    assert first.startswith("step 0: S 1.")
+    assert said.inner_text().startswith("step 1: S 1.")
+    assert page.locator("#step").get_attribute("aria-valuetext") == said.inner_text()
+
+
+def test_heatmap_by_keyboard_and_pointer(visit, full):
+    page = visit(full.url + "/jobs/showpiece")
+    page.locator("#fig-workers .heatmap").focus()
+    page.keyboard.press("Home")
+    readout = page.locator("#fig-workers .readout")
+    assert readout.inner_text().startswith("dp 3, stage 1: S 1.")
+    assert "node-3, GPU 1" in readout.inner_text()
+    page.keyboard.press("ArrowUp")
+    assert readout.inner_text().startswith("dp 3, stage 0")
+    page.locator("#fig-workers .heatmap rect[class^=h]").nth(5 + 2).hover()
+    assert page.locator("#tip").inner_text().startswith("dp 2, stage 1")
+
+
+@pytest.mark.parametrize("name", ["sessions", "steps"])
+def test_curves_by_keyboard(visit, full, name):
+    page = visit(full.url + "/jobs/showpiece")
+    page.locator(f"#fig-{name} svg[role=application]").focus()
+    page.keyboard.press("End")
+    last = page.locator(f"#fig-{name} .readout").inner_text()
+    page.keyboard.press("Home")
+    assert page.locator(f"#fig-{name} .readout").inner_text() not in ("", last)
+
+
+def test_all_that_moves_can_be_reached_by_tab(visit, full):
+    page = visit(full.url + "/jobs/showpiece")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        where = "document.activeElement.closest('figure')?.id"
+        reached.add(page.evaluate(f"{where} + ' ' + document.activeElement.tagName"))
+    for figure in ("sessions", "steps", "workers", "workers-by-step"):
+        assert f"fig-{figure} svg" in reached
+    assert "fig-workers-by-step INPUT" in reached
+
+
+def test_fleet_draws_all_figures(visit, full):
+    page = visit(full.url + "/fleet")
+    names = ("waste", "gpus", "kinds", "steps", "m_w", "m_s", "correlation", "sequences")
+    for name in names:
+        assert page.locator(f"#fig-{name} svg.drawing").bounding_box()["height"] > 100, name
+    assert page.locator("#fig-gpus circle.dot").count() >= 200
+    assert page.locator("table.weeks tbody tr").count() == 12
+    assert page.locator("table.causes rect").first.bounding_box()["width"] > 20
+    page.locator("#fig-waste summary").click()
+    assert page.locator("#fig-waste tr").count() == 2
+
+
+def test_compare_two_sessions(visit, full):
+    page = visit(full.url + "/jobs/showpiece/compare")
+    assert "+0.1" in page.locator("#numbers").inner_text()
+    assert page.locator("#numbers .worse").count() >= 2
+    for figure in ("before", "after"):
+        assert page.locator(f"#fig-{figure} .heatmap rect[class^=h]").count() == 15
+    page.get_by_role("link", name="Swap").click()
+    page.wait_for_url("**a=*")
+    assert page.locator("#numbers .better").count() >= 2
+    before = page.locator("select[name=a]")
+    choice = before.locator("option").nth(3).get_attribute("value")
+    before.select_option(choice)
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url(f"**a={choice}*")
+
+
+def test_alerts_by_status(visit, full):
+    page = visit(full.url + "/alerts")
+    assert page.locator(".card.alert").count() == 2
+    assert "1 given up" in page.locator(".card.alert.resolved").inner_text()
+    assert "maintenance of the cluster" in page.locator("#alert-list").inner_text()
+    assert page.locator("#firing").inner_text().split() == ["1", "firing"]
+    page.get_by_role("link", name="Firing", exact=True).click()
+    page.wait_for_url("**status=firing")
+    assert page.locator(".card.alert").count() == 1
+    page.get_by_role("link", name="showpiece").click()
+    page.wait_for_url("**/jobs/showpiece*")
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_pages_say_what_to_do(visit, empty, name):
+    page = visit(empty.url + EMPTY[name])
+    assert page.locator(".empty").is_visible()
+    assert overflow(page) <= 0
+
+
+def test_a_job_without_sessions_and_one_that_failed(visit, full):
+    page = visit(full.url + "/jobs/bare")
+    assert page.locator("h1").inner_text() == "bare"
+    assert "No session yet" in page.locator("#sessions").inner_text()
+    assert "No step times yet" in page.locator("#steps").inner_text()
+    failed = visit(full.url + "/jobs/failed")
+    assert HOSTILE in failed.locator("#analysis").inner_text()
+
+
+def test_names_from_outside_stay_text(visit, full):
+    page = visit(full.url + "/jobs/hostile")
+    assert HOSTILE in page.locator("h1").inner_text()
+    assert page.locator("main img").count() == 0
+    listed = visit(full.url + "/?q=hostile")
+    assert listed.locator("main img").count() == 0
+    assert listed.locator("table.jobs tbody tr").count() == 1
+
+
+def test_scripts_that_got_in_would_not_run(visit, full):
+    page = visit(full.url + "/")
+    page.evaluate(
+        """(() => { const s = document.createElement("script");
+        s.textContent = "window.intruder = 1"; document.body.append(s); })()"""
+    )
+    assert page.evaluate("window.intruder") is None
+    assert any("Content Security Policy" in trouble for trouble in visit.troubles)
+    visit.troubles.clear()
+
+
+def test_light_and_dark_by_system_and_by_button(visit, full):
+    page = visit(full.url + "/", color_scheme="dark")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(colour)
+    page.locator("#theme").click()
+    assert page.evaluate(colour) == "rgb(255, 255, 255)" != dark
+    page.goto(full.url + "/fleet")  # it is remembered
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
+    page.wait_for_selector("html[data-ready]", state="attached")
+    page.locator("#theme").click()
+    assert page.evaluate(colour) == dark
+
+
+def test_news_changes_the_open_list(visit, empty):
+    page = visit(empty.url + "/")
+    page.wait_for_selector("#live[data-state=live]")
+    empty.monitor.add_job("fresh", slowdown=1.5, waste=1 / 3)
+    empty.monitor.bus.publish("default", "job", {"job": "fresh"})
+    page.wait_for_selector("text=fresh", timeout=5000)
+    empty.monitor.bus.publish("default", "job", {"job": "fresh"})
+    with empty.monitor.engine.begin() as connection:
+        connection.execute(sqlalchemy.delete(jobs))
+
+
+def test_news_changes_the_open_job(visit, empty, made):
+    number = empty.monitor.add_job("growing")
+    page = visit(empty.url + "/jobs/growing")
+    page.wait_for_selector("#live[data-state=live]")
+    empty.monitor.add_session(number, NOW, made[1])
+    empty.monitor.sum_up(number, [1.2], made[1])
+    empty.monitor.bus.publish("default", "session", {"job": "growing"})
+    page.wait_for_selector("#fig-workers .heatmap rect", timeout=5000)
+    assert page.locator("h1").inner_text().startswith("This job wastes")
+    page.locator("#step").focus()
+    import numpy as np
+
+    empty.monitor.add_steps(number, np.full(50, 2.0), 2.0)
+    empty.monitor.bus.publish("default", "steps", {"job": "growing"})
+    page.wait_for_selector("#fig-steps path.c-actual", state="attached", timeout=8000)
+    assert page.evaluate("document.activeElement.id") == "step"  # untouched parts stay
+    with empty.monitor.engine.begin() as connection:
+        connection.execute(sqlalchemy.delete(jobs))
+
+
+CHECKS = """() => {
+  const found = [];
+  const named = (e) => e.ariaLabel || e.title || e.labels?.length || e.textContent.trim() || e.getAttribute("aria-labelledby");
+  for (const e of document.querySelectorAll("a, button, input:not([type=hidden]), select, figure, svg[role]"))
+    if (!named(e)) found.push("no name: " + e.outerHTML.slice(0, 80));
+  for (const list of ["main", "header"])
+    if (document.querySelectorAll("body > " + list).length !== 1) found.push("one " + list);
+  let level = 0;
+  for (const h of document.querySelectorAll("h1, h2, h3, h4")) {
+    const now = Number(h.tagName[1]);
+    if (now > level + 1) found.push("heading skips: " + h.textContent);
+    level = now;
+  }
+  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push("id twice: " + id);
+  for (const e of document.querySelectorAll("[aria-labelledby]"))
+    if (!document.getElementById(e.getAttribute("aria-labelledby"))) found.push("label of nothing: " + e.id);
+  for (const e of document.querySelectorAll("th")) if (!e.scope && e.closest("main > *:not(figure)") && !e.closest("figure")) found.push("th without scope");
+  if (document.querySelector("[style]:not(#tip)")) found.push("style attribute");
+  if (!document.documentElement.lang || !document.title) found.push("lang or title");
+  return found;
+}"""
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-playwright-python is not installed")
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(visit, full, name):
+    page = visit(full.url + PAGES[name])
+    page.evaluate((Path(AXE.origin).parent / "axe.min.js").read_text())
+    page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    assert violations(page, "{resultTypes: ['violations']}") == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page, "{runOnly: ['color-contrast']}") == []
+
+
+def violations(page: Any, options: str) -> list[str]:
+    result = page.evaluate(f"axe.run(document, {options})")
+    return [
+        f"{v['id']}: {node['html'][:120]} {node['failureSummary'][:200]}"
+        for v in result["violations"]
+        for node in v["nodes"][:3]
+    ]
