@@ -1,4 +1,4 @@
-"""A monitor filled with synthesised jobs (and the real ones, where they are), for tests of pages."""
+"""A monitor filled with synthesised jobs, and the real ones where they are: to test pages."""
 
 import json
 import random
@@ -6,22 +6,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from sqlalchemy import insert, update
 from sqlalchemy.event import listen
 
-from paceline.diagnose import diagnose
+from paceline.diagnose import diagnose, forward_backward_correlation
 from paceline.graph import from_trace
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, FileBlobs, result_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
+from paceline.monitor.fleet_facts import facts_of
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import ROW, append_rows
 from paceline.monitor.store.database import open_database
-from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
+from paceline.monitor.store.tables import (
+    alerts,
+    deliveries,
+    events,
+    jobs,
+    session_facts,
+    sessions,
+    silences,
+)
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.headline import headline
 from paceline.report.result_json import dumps
@@ -54,18 +62,23 @@ def specs() -> list[SynthSpec]:
 
 
 LARGE = {
-    "dp": 64, "pp": 4, "microbatches": 4, "steps": 3, "slow_workers": (SlowWorker(40, 2, 1.8),)
+    "dp": 64,
+    "pp": 4,
+    "microbatches": 4,
+    "steps": 3,
+    "slow_workers": (SlowWorker(40, 2, 1.8),),
 }
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analysis leaves: ``result.json`` and the columns of its session."""
+    """What an analysis leaves: ``result.json``, the columns of its session, facts."""
 
     result: str
     columns: dict[str, Any]
     gpus: int
     degrees: dict[str, Any]
+    facts: dict[str, Any]
 
 
 def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = None) -> Analysis:
@@ -89,7 +102,9 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
         "headline": headline(result, diagnosis, advice.remedies),
         "best_gain": max((float(r.gain) for r in advice.remedies), default=None),
     }
-    return Analysis(json.dumps(text), columns, result.job.world_size, result.job.to_mapping())
+    facts = facts_of(text, forward_backward_correlation(measured.durations))
+    degrees = result.job.to_mapping()
+    return Analysis(json.dumps(text), columns, result.job.world_size, degrees, facts)
 
 
 def synthetic() -> list[Analysis]:
@@ -113,14 +128,15 @@ class Monitor:
     Args:
         folder: for the store and the blobs.
         clock: seconds since 1970.
+        store: URL of the database; "" = SQLite in the folder.
     """
 
-    def __init__(self, folder: Path, clock: Any = lambda: NOW) -> None:
-        self.config = Config(data=folder, public_read=True)
+    def __init__(self, folder: Path, clock: Any = lambda: NOW, store: str = "") -> None:
+        self.config = Config(data=folder, public_read=True, store=store)
         self.engine = open_database(self.config.store_url)
-        # Nothing here must outlive a crash.
-        listen(self.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous = OFF"))
-        self.engine.dispose()
+        if self.engine.dialect.name == "sqlite":  # nothing here must outlive a crash
+            listen(self.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous = OFF"))
+            self.engine.dispose()
         self.blobs = FileBlobs(folder / "blobs")
         self.steps = StepFiles(folder / "steps")
         self.bus, self.clock = Bus(), clock
@@ -133,8 +149,10 @@ class Monitor:
             row = connection.execute(insert(jobs).values(**{**usual, **columns}))
             return int(row.inserted_primary_key[0])
 
-    def add_session(self, job_id: int, at: float, made: Analysis | None, **columns: Any) -> int:
-        """A session with its result; without one it is as ``columns`` say."""
+    def add_session(
+        self, job_id: int, at: float, made: Analysis | None, result: bool = True, **columns: Any
+    ) -> int:
+        """A session, analysed (``result``: with what came out), or as ``columns`` say."""
         values = {"job_id": job_id, "sha256": f"{job_id}-{at}", "size_bytes": 1000}
         values |= {"file_name": "trace.parquet", "created_at": at}
         if made is not None:
@@ -144,8 +162,9 @@ class Monitor:
         with self.engine.begin() as connection:
             row = connection.execute(insert(sessions).values(**{**values, **columns}))
             number = int(row.inserted_primary_key[0])
-        if made is not None:
+        if made is not None and result:
             self.put(number, RESULT, made.result.encode())
+            self.add(session_facts, session_id=number, facts=made.facts)
         return number
 
     def put(self, session_id: int, name: str, content: bytes) -> None:
@@ -237,9 +256,7 @@ def add_showpiece(monitor: Monitor, made: Analysis, later: Analysis) -> int:
     monitor.put(last, REPORT, b"<!doctype html><title>Report</title>")
     monitor.put(last, PERFETTO, b"...")
     trend.append(made.columns["slowdown"])
-    monitor.add_session(
-        job_id, NOW - 60, None, status="failed", reason="line 3: no column 'step'"
-    )
+    monitor.add_session(job_id, NOW - 60, None, status="failed", reason="line 3: no column 'step'")
     n = 3000
     monitor.add_steps(job_id, slow_steps(np.random.default_rng(1), n), 2.0)
     for kind, step, text in (
@@ -277,7 +294,7 @@ def add_alerts(monitor: Monitor, job_id: int, session_id: int, made: Analysis) -
         headline=made.columns["headline"],
         cause=made.columns["cause"],
         place="dp 3, stage 1 (node-3, GPU 1)",
-        gain="29%: replace the worker",
+        gain="18%: replace the worker",
         status="firing",
         started_at=NOW - 3500,
         updated_at=NOW - 3500,
@@ -316,10 +333,10 @@ def app_of(monitor: Monitor, project: str = "default") -> Any:
 
     from paceline.monitor.web.envelope import Envelope, HttpCounts
     from paceline.monitor.web.pages import routes
+    from paceline.monitor.web.security import Principal
 
     inner = Starlette(routes=routes(monitor))
-    principal = SimpleNamespace(name="tester", project=project, scope="read")
-    principal.may = lambda scope: scope == "read"
+    principal = Principal("tester", project, "read")
 
     async def known(scope: Any, receive: Any, send: Any) -> None:
         scope.setdefault("state", {})["principal"] = principal
@@ -339,7 +356,11 @@ def serving(app: Any) -> Any:
         door.bind(("127.0.0.1", 0))
         port = door.getsockname()[1]
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, log_level="error", lifespan="off",
+        app,
+        host="127.0.0.1",
+        port=port,
+        log_level="error",
+        lifespan="off",
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
@@ -23,7 +25,7 @@ class Server:
 
     def __init__(self, data: Path, *options: str, token: str = "") -> None:
         self.data, self.options, self.token = data, options, token
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen | None = None
         self.log = data.parent / f"{data.name}.log"
@@ -142,10 +144,13 @@ def check_steps(data: Path, job_id: int, steps: Steps) -> None:
         assert [kept.get((step, rank)) for rank in range(steps.ranks)] == times, step
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port() -> int:
+    """A port that stays free while its server is away: none that connections out are given."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _children(pid: int) -> list[int]:

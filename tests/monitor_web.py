@@ -120,9 +120,8 @@ class Listener:
                 headers = http.client.parse_headers(file)
                 body = file.read(int(headers["Content-Length"]))
                 status = self.statuses.pop(0) if self.statuses else 200
-                connection.sendall(
-                    f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
-                )
+                head = f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                connection.sendall(head.encode())
                 with self.came:
                     self.received.append((line.decode().split()[1], headers, body, status))
                     self.came.notify_all()
@@ -139,7 +138,7 @@ class Listener:
         self._thread.join(5)
 
 
-def eventually(condition, timeout=10):
+def eventually(condition, timeout=60):
     """Wait until something is so: a line of the log is written after its answer is sent."""
     until = time.monotonic() + timeout
     while not condition():

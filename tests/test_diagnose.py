@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.diagnose import diagnose, waterfall
+from paceline.diagnose import diagnose, forward_backward_correlation, waterfall
 from paceline.diagnose.fit import fit_computes, pauses
 from paceline.diagnose.outside import _mann_kendall
 from paceline.diagnose.remove import Effect, without
@@ -299,3 +299,15 @@ def test_a_slow_stage_of_two_replicas_is_no_slow_worker():
     job = SynthSpec(dp=2, pp=4, microbatches=8, steps=6, noise=0.015, seed=992)
     _, _, diagnosis = diagnosed(replace(job, slow_last_stage=(1.7, 1.5)))
     assert causes(diagnosis) == ["stage-imbalance"]
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+def test_forward_and_backward_vary_alike_only_with_the_sequences(pp):
+    job = replace(JOB, pp=pp, noise=0.02)
+
+    def correlation(**change):
+        measured = from_trace(synthesize(replace(job, **change)))
+        return forward_backward_correlation(measured.durations)
+
+    assert correlation(sequence_imbalance=0.3) > 0.9
+    assert abs(correlation(slow_workers=(SlowWorker(3, 0, 1.5),))) < 0.3

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import hmac
 import json
@@ -11,8 +12,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from monitor_stores import STORES
 from monitor_web import Listener, eventually
-
 from paceline.errors import MonitorError
 from paceline.monitor.alerts import delivery, engine
 from paceline.monitor.alerts.channels import Alertmanager, Email, Slack, Webhook
@@ -35,13 +36,14 @@ RULES = {rule.name: rule for rule in DEFAULTS}
 class World:
     """A service with a clock that is set by hand."""
 
-    def __init__(self, data, text=""):
+    def __init__(self, data, text="", store=""):
         path = data / "alerts.yaml"
         path.write_text(text)
-        data.mkdir(exist_ok=True)
-        self.config = Config(data=data, alerts=str(path) if text else "", base_url="http://here")
+        alerts = str(path) if text else ""
+        self.config = Config(data=data, store=store, alerts=alerts, base_url="http://here")
         self.engine = open_database(self.config.store_url)
         self.bus, self.now, self.results = Bus(), 1_000_000.0, {}
+        self.started_at = 0.0
         self.blobs = self
         self.told = []
         self.bus.publish = lambda project, kind, data: self.told.append((project, kind, data))
@@ -102,6 +104,10 @@ class World:
         )
         self.alerts.event(self.job.id, number)
 
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.alerts.tick(self.now)
+
     def rows(self, table=alerts):
         with self.engine.connect() as connection:
             return [dict(row) for row in connection.execute(table.select()).mappings()]
@@ -127,7 +133,14 @@ def session(slowdown=1.0, step_s=1.0, at=0.0):
 
 @pytest.mark.parametrize(
     ("slowdowns", "fires"),
-    [((1.2,), 0), ((1.2, 1.2), 1), ((1.1, 1.1), 1), ((1.09, 1.3), 0), ((1.3, 1.09, 1.3), 0), ((), 0)],
+    [
+        ((1.2,), 0),
+        ((1.2, 1.2), 1),
+        ((1.1, 1.1), 1),
+        ((1.09, 1.3), 0),
+        ((1.3, 1.09, 1.3), 0),
+        ((), 0),
+    ],
 )
 def test_slow_in_two_sessions_in_a_row(slowdowns, fires):
     latest_first = [session(s) for s in slowdowns]
@@ -217,6 +230,38 @@ def test_a_fail_slow_and_its_relief(world):
     world.happened("relief", 200, ranks=(0,))
     assert world.firing() == ["fail-slow"]  # three ranks are slow
     world.happened("relief", 201, ranks=(1, 2, 3))
+    world.pass_time(59)
+    assert world.firing() == ["fail-slow"]  # it may come back
+    world.pass_time(2)
+    assert world.firing() == []
+
+
+def test_a_fail_slow_that_comes_and_goes_is_one_alert(world):
+    for step in range(100, 200, 20):
+        world.happened("onset", step)
+        world.set_job(slow_since_step=step)
+        world.pass_time(10)
+        world.happened("relief", step + 10)
+        world.set_job(slow_since_step=None)
+        world.pass_time(10)
+    assert len(world.rows()) == 1
+    world.pass_time(60)
+    assert world.firing() == []
+    assert [data["status"] for _, _, data in world.told] == ["firing", "resolved"]
+
+
+def test_a_job_that_ends_is_not_held(world):
+    world.happened("onset", 100)
+    world.happened("relief", 110)
+    world.set_job(status="ended")
+    world.pass_time(1)
+    assert world.firing() == []
+
+
+def test_how_long_a_relief_has_to_last_is_a_setting(tmp_path):
+    world = World(tmp_path, "rules: {fail-slow: {hold_s: 0}}")
+    world.happened("onset", 100)
+    world.happened("relief", 110)
     assert world.firing() == []
 
 
@@ -227,7 +272,7 @@ def test_the_relief_of_ranks_that_join_later_is_seen_by_the_clock(world):
     world.alerts.tick(world.now)
     assert world.firing() == ["fail-slow"]
     world.set_job(slow_since_step=None)
-    world.alerts.tick(world.now)
+    world.pass_time(61)
     assert world.firing() == []
 
 
@@ -262,6 +307,54 @@ def test_a_silent_job_speaks_again(world):
     assert world.firing() == ["job-silent"]
     world.set_job(seen_at=world.now + 1000, status="running")
     world.alerts.tick(world.now + 1001)
+    assert world.firing() == []
+
+
+def test_time_in_which_the_service_was_away_is_no_silence(world):
+    world.set_job(status="running", last_step=41, seen_at=world.now)
+    told = jobs.register(world.engine, "llm", "told", world.now - 2000)
+    gone = jobs.register(world.engine, "llm", "gone", world.now - 2000)
+    with world.engine.begin() as connection:
+        which = job_table.c.id.in_((told.id, gone.id))
+        connection.execute(job_table.update().where(which).values(status="running", last_step=1))
+    world.pass_time(1)
+    assert world.firing() == ["job-silent"] * 2
+    world.now += 10_000
+    world.started_at = world.now  # it was away
+    world.alerts = Alerts(world)
+    world.alerts._judge_recent(world.now)
+    world.pass_time(5)
+    assert world.firing() == ["job-silent"] * 2  # those of which it was told before
+    with world.engine.begin() as connection:
+        row = job_table.update().where(job_table.c.id == told.id)
+        connection.execute(row.values(seen_at=world.now))
+    world.pass_time(5)
+    assert [row["job_id"] for row in world.rows() if row["status"] == "firing"] == [gone.id]
+    world.pass_time(891)  # 15 minutes after the start
+    assert len(world.firing()) == 2
+    world.pass_time(10)
+    assert len(world.firing()) == 3
+
+
+def test_jobs_that_stay_silent_are_not_judged_again_and_again(world, monkeypatch):
+    for n in range(5):
+        job = jobs.register(world.engine, "llm", f"quiet-{n}", world.now)
+        with world.engine.begin() as connection:
+            values = {"status": "running", "last_step": 4, "seen_at": world.now}
+            connection.execute(job_table.update().where(job_table.c.id == job.id).values(**values))
+    world.alerts.tick(world.now)
+    judged = []
+    real = world.alerts.judge
+    monkeypatch.setattr(
+        world.alerts, "judge", lambda *args, **more: (judged.append(args[0]), real(*args, **more))
+    )
+    world.pass_time(901)
+    assert len(judged) == 5
+    for _ in range(5):
+        world.pass_time(5)
+    assert len(judged) == 5
+    assert world.firing() == ["job-silent"] * 5
+    world.pass_time(DAY)  # forgotten
     assert world.firing() == []
 
 
@@ -354,6 +447,68 @@ def test_a_webhook_is_told_of_the_beginning_and_the_end(tmp_path, hook):
     assert [row["state"] for row in world.rows(deliveries)] == ["delivered"] * 2
 
 
+@pytest.mark.parametrize("kind", STORES)
+def test_the_life_of_an_alert_in_each_store(tmp_path, hook, kind):
+    hook.statuses += [500]
+    with STORES[kind](tmp_path) as url:
+        world = World(tmp_path, HOOK.format(url=hook.url, wait=0), url)
+        quiet = store.add_silence(
+            world.engine, "llm", rule=None, job="x", until=2e6, comment="ä", now=world.now
+        )
+        world.session(1.3)
+        world.session(1.3)
+        world.session(1.4)
+        courier(world).round()
+        fires, sent = store.counts(world.engine)
+        assert (fires[0]["rule"], fires[0]["n"]) == ("slow-job", 1)
+        assert (sent[0]["state"], sent[0]["n"]) == ("waiting", 1)
+        world.now += HOUR
+        courier(world).round()
+        world.session(1.0)
+        courier(world).round()
+        assert [each["status"] for each in hook.wait(3)] == ["firing", "firing", "resolved"]
+        world.alerts._judge_recent(world.now)
+        assert store.recent_jobs(world.engine, 0.0) == [(world.job.id, 0.0)]
+        assert [row["status"] for row in store.listed(world.engine, "llm")] == ["resolved"]
+        assert store.listed(world.engine, "llm", status="firing") == []
+        assert [row["id"] for row in store.list_silences(world.engine, "llm", 1e6)] == [quiet]
+        assert not store.end_silence(world.engine, quiet, "other", world.now)
+        assert store.end_silence(world.engine, quiet, "llm", world.now)
+        store.remove_older(world.engine, 1e12)
+        assert world.rows() == world.rows(deliveries) == []  # messages go with their alert
+        world.engine.dispose()
+
+
+def test_a_message_that_cannot_be_said_holds_up_no_other(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    world.set_job(labels={"team": "half a pair: \ud800"})
+    world.session(1.3)
+    world.session(1.3)
+    courier(world).round()
+    assert hook.wait(1)[0]["alerts"][0]["labels"]["team"] == "half a pair: ?"
+
+
+def test_a_channel_with_a_fault_is_tried_again(tmp_path, hook, monkeypatch):
+    world = hooked(tmp_path, hook)
+    world.session(1.3)
+    world.session(1.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhook, "send", lambda *_: 1 / 0)
+        courier(world).round()
+    (row,) = world.rows(deliveries)
+    assert (row["state"], row["attempts"]) == ("waiting", 1)
+    assert row["error"].startswith("ZeroDivisionError")
+    world.job = jobs.register(world.engine, "llm", "job-2", world.now)
+    world.session(1.3)
+    world.session(1.3)
+    world.now = min(r["next_at"] for r in world.rows(deliveries) if not r["attempts"])
+    courier(world).round()  # what is new does not wait for what failed
+    assert any(each["alerts"][0]["job"] == "job-2" for each in hook.wait(1))
+    world.now += HOUR
+    courier(world).round()
+    assert {row["state"] for row in world.rows(deliveries)} == {"delivered"}
+
+
 def test_a_failed_delivery_is_retried_later_and_later(tmp_path, hook, monkeypatch):
     monkeypatch.setattr(delivery.random, "uniform", lambda *_: 1.0)
     hook.statuses += [500, 500, 301]
@@ -426,7 +581,13 @@ def test_alerts_of_a_rule_that_begin_together_are_one_message(tmp_path, hook):
 def test_a_silence_holds_back_and_forgets_what_is_over(tmp_path, hook):
     world = hooked(tmp_path, hook)
     quiet = store.add_silence(
-        world.engine, "*", rule="slow-job", job=None, until=world.now + DAY, comment="", now=world.now
+        world.engine,
+        "*",
+        rule="slow-job",
+        job=None,
+        until=world.now + DAY,
+        comment="",
+        now=world.now,
     )
     world.session(1.3)
     world.session(1.3)
@@ -476,9 +637,7 @@ def test_channels_take_what_is_meant_for_them(tmp_path, hook):
     world.happened("onset", 10)
     told = {(row["channel"], row["alert_id"]) for row in world.rows(deliveries)}
     assert told == {("hook", 1), ("hook", 2), ("rest", 2)}
-    world.alerts.settings = replace(
-        world.alerts.settings, routes=world.alerts.settings.routes[:1]
-    )
+    world.alerts.settings = replace(world.alerts.settings, routes=world.alerts.settings.routes[:1])
     world.alerts._judge_recent(world.now)
     gone = [row for row in world.rows(deliveries) if row["channel"] == "rest"]
     assert [(row["state"], row["error"]) for row in gone] == [("given-up", "no such channel")]
@@ -514,6 +673,21 @@ def test_alertmanager_is_told_again_and_again(tmp_path, hook):
     assert first[0]["startsAt"] < first[0]["endsAt"] < again[0]["endsAt"]
     assert end[0]["endsAt"] == "1970-01-12T16:47:41Z"  # when it ended
     assert first[0]["annotations"]["cause"] == "worker"
+    assert first[0]["generatorURL"] == "http://here/jobs/job-1?project=llm&session=2"
+
+
+def test_every_channel_says_all_of_it(hook):
+    """Headline, cause, where, gain and link."""
+    wanted = ("S = 1.3", "worker", "dp 3", "replace it", "http://here/jobs/job-1")
+    for channel in (Webhook("w", hook.url), Slack("s", hook.url), Alertmanager("a", hook.url)):
+        channel.send([NOTICE], 1000.0)
+    hook.wait(3)
+    sent = [body.decode() for _, _, body, _ in hook.received]
+    lines = []
+    port = smtp_server(lines)
+    Email("m", "127.0.0.1", "a@b", ("c@d",), port, security="none").send([NOTICE], 1000.0)
+    sent.append("\n".join(lines))
+    assert [word for text in sent for word in wanted if word not in text] == []
 
 
 NOTICE = Notice(
@@ -525,7 +699,9 @@ NOTICE = Notice(
 def test_slack(hook):
     Slack("chat", hook.url).send([NOTICE] * 12, 1000.0)
     (message,) = hook.wait(1)
-    assert message["text"].startswith("*[WARNING] 12 jobs: slow-job*\n<http://here/jobs/job-1|job-1>")
+    assert message["text"].startswith(
+        "*[WARNING] 12 jobs: slow-job*\n<http://here/jobs/job-1|job-1>"
+    )
     assert "S = 1.3 &lt;b&gt;&amp;" in message["text"]
     assert "Best fix: replace it" in message["text"]
     assert message["text"].endswith("and 2 more")
@@ -536,25 +712,28 @@ def smtp_server(lines):
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve():
-        connection, _ = listening.accept()
-        with connection, connection.makefile("rwb", buffering=0) as file:
-            file.write(b"220 here\r\n")
-            data = False
-            while line := file.readline():
-                lines.append(line.decode().rstrip())
-                if data:
-                    data = line != b".\r\n"
-                    if not data:
-                        file.write(b"250 ok\r\n")
-                elif line.upper().startswith(b"DATA"):
-                    data = True
-                    file.write(b"354 go\r\n")
-                elif line.upper().startswith(b"QUIT"):
-                    file.write(b"221 bye\r\n")
-                    break
-                else:
+        with contextlib.suppress(OSError), listening:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rwb", buffering=0) as file:
+                file.write(b"220 here\r\n")
+                take(file)
+
+    def take(file):
+        data = False
+        while line := file.readline():
+            lines.append(line.decode("latin-1").rstrip())
+            if data:
+                data = line != b".\r\n"
+                if not data:
                     file.write(b"250 ok\r\n")
-        listening.close()
+            elif line.upper().startswith(b"DATA"):
+                data = True
+                file.write(b"354 go\r\n")
+            elif line.upper().startswith(b"QUIT"):
+                file.write(b"221 bye\r\n")
+                return
+            else:
+                file.write(b"250 ok\r\n")
 
     threading.Thread(target=serve, daemon=True).start()
     return listening.getsockname()[1]
@@ -563,7 +742,9 @@ def smtp_server(lines):
 def test_mail():
     lines = []
     port = smtp_server(lines)
-    mail = Email("mail", "127.0.0.1", "Paceline <me@x.org>", ("a@x.org", "b@x.org"), port, security="none")
+    mail = Email(
+        "mail", "127.0.0.1", "Paceline <me@x.org>", ("a@x.org", "b@x.org"), port, security="none"
+    )
     mail.send([replace(NOTICE, job="job\r\nBcc: all@x.org")], 1000.0)
     text = "\n".join(lines)
     assert "rcpt TO:<a@x.org>" in text
@@ -572,9 +753,20 @@ def test_mail():
     assert not any(line.startswith("Bcc") for line in head)
     assert "Message-ID: <paceline-7-firing-1@x.org>" in text
     assert "Where: dp 3" in text
-    with pytest.raises(MonitorError, match="127.0.0.1:9"):
+    with pytest.raises(MonitorError, match=r"127\.0\.0\.1:9"):
         Email("mail", "127.0.0.1", "a@b", ("c@d",), 9, security="none").send([NOTICE], 1.0)
     assert issubclass(smtplib.SMTPException, OSError)
+
+
+def test_mail_is_not_sent_in_the_clear_where_it_should_not_be():
+    for security in ("starttls", "tls"):
+        lines = []
+        port = smtp_server(lines)
+        mail = Email("m", "127.0.0.1", "a@b", ("c@d",), port, "me", "very-secret", security)
+        with pytest.raises(MonitorError) as error:
+            mail.send([NOTICE], 1000.0)
+        assert "very-secret" not in str(error.value)
+        assert not any("mail" in line.lower() or "auth" in line.lower() for line in lines[1:])
 
 
 def test_channels_say_why_without_their_secrets(monkeypatch):
@@ -633,7 +825,9 @@ channels:
 """
     )
     monkeypatch.setenv("CHAT_URL", "https://hooks.example/x")
-    with pytest.raises(MonitorError, match=r"alerts.yaml, line 6: .*password: the environment has no"):
+    with pytest.raises(
+        MonitorError, match=r"alerts.yaml, line 6: .*password: the environment has no"
+    ):
         load_settings(str(path), 900)
     monkeypatch.setenv("MAIL_PW", "hush")
     settings = load_settings(str(path), 600)
@@ -659,9 +853,15 @@ channels:
         ("channels: {a: {type: pager}}", "type: must be one of webhook, slack"),
         ("channels: {a: {type: slack}}", "url is missing"),
         ("channels: {a: {type: slack, url: 'file:///etc/passwd'}}", "must begin with http"),
-        ("channels: {a: {type: webhook, url: 'http://x', headers: {A: \"b\\nC: d\"}}}", "line break"),
+        (
+            "channels: {a: {type: webhook, url: 'http://x', headers: {A: \"b\\nC: d\"}}}",
+            "line break",
+        ),
         ("channels: {a: {type: email, host: x, from: a@b}}", "to: must be an address"),
-        ("channels: {a: {type: email, host: x, from: a, to: b, security: ssl}}", "must be starttls"),
+        (
+            "channels: {a: {type: email, host: x, from: a, to: b, security: ssl}}",
+            "must be starttls",
+        ),
         ("channels: {a: {type: slack, url: 'http://x', importance: 1}}", "must be a text"),
         ("group_wait_s: fast", "number of seconds"),
     ],

@@ -1,20 +1,23 @@
+import contextlib
 import gzip
 import json
 import logging
+import re
 import resource
 import socket
 import time
+from urllib.parse import urlencode
 
 import pytest
 
 pytest.importorskip("starlette")
 
 from monitor_web import eventually, monitor
-
+from paceline.monitor.blobs import PERFETTO, result_key
 from paceline.monitor.log import JsonLines, without_secrets
-from paceline.monitor.store import jobs
+from paceline.monitor.store import jobs, tables
 from paceline.monitor.store.tokens import list_tokens, revoke_token
-from paceline.monitor.web import limits, server
+from paceline.monitor.web import limits, ops, server
 from paceline.monitor.web.envelope import CSP
 from paceline.monitor.web.limits import Rates
 
@@ -59,7 +62,9 @@ def test_writes_need_a_token_that_may_push(site):
         assert answer.status == status
         assert answer.json["error"]
         assert answer.json["request"] == answer.headers["x-request-id"]
-    assert site.ask("POST", "/api/v1/jobs", token=site.token("push"), body={"name": "x"}).status in (
+    assert site.ask(
+        "POST", "/api/v1/jobs", token=site.token("push"), body={"name": "x"}
+    ).status in (
         200,
         201,
     )
@@ -88,7 +93,8 @@ def test_expired_and_revoked_tokens_are_told_apart_from_wrong_ones(site, lines):
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer \xe4", "Bearer " + "x" * 5000, "x y z"]
+    "header",
+    ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer \xe4", "Bearer " + "x" * 5000, "x y z"],
 )
 def test_headers_that_are_no_token(site, header):
     answer = site.ask("GET", "/api/v1/jobs", headers={"Authorization": header})
@@ -123,12 +129,19 @@ def test_a_job_of_another_project_does_not_exist(site):
     service = site.service
     key = jobs.register(service.engine, "theirs", "secret-job", service.clock())
     mine = site.token("read", "mine")
-    for path in ("/api/v1/jobs/{}", "/api/v1/jobs/{}/sessions", "/api/v1/jobs/{}/steps", "/jobs/{}"):
+    for path in (
+        "/api/v1/jobs/{}",
+        "/api/v1/jobs/{}/sessions",
+        "/api/v1/jobs/{}/steps",
+        "/jobs/{}",
+    ):
         there, nowhere = (
             site.ask("GET", path.format(name), token=mine) for name in ("secret-job", "no-such-job")
         )
         assert there.status == nowhere.status == 404
-        texts = [answer.text.replace(answer.headers["x-request-id"], "") for answer in (there, nowhere)]
+        texts = [
+            answer.text.replace(answer.headers["x-request-id"], "") for answer in (there, nowhere)
+        ]
         assert texts[0].replace("secret-job", "") == texts[1].replace("no-such-job", "")
     assert "secret-job" not in site.ask("GET", "/api/v1/jobs", token=mine).text
     assert "secret-job" not in site.ask("GET", "/metrics", token=mine).text
@@ -198,7 +211,11 @@ def test_a_body_without_a_length_is_counted(site):
 
 
 def test_what_is_no_http_is_an_error(site):
-    for sent in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+    ):
         assert site.raw(sent).startswith(b"HTTP/1.1 400")
     huge = b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000
     assert site.raw(huge).startswith((b"HTTP/1.1 400", b""))  # the rest is not read
@@ -292,7 +309,12 @@ def test_deep_json_is_an_error(site):
 
 def test_headers_of_every_answer(site):
     token = site.token()
-    for path, accept in (("/", "text/html"), ("/login", "text/html"), ("/nope", ""), ("/healthz", "")):
+    for path, accept in (
+        ("/", "text/html"),
+        ("/login", "text/html"),
+        ("/nope", ""),
+        ("/healthz", ""),
+    ):
         answer = site.ask("GET", path, token=token, headers={"Accept": accept})
         assert answer.headers["content-security-policy"] == CSP
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -374,9 +396,72 @@ def test_a_revoked_token_ends_its_logins(site):
     assert site.ask("GET", "/api/v1/jobs", headers=headers).status == 401
 
 
-@pytest.mark.parametrize("to", ["https://evil", "//evil", "/\\evil", "javascript:alert(1)", '"><b>'])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "https://evil",
+        "//evil",
+        "/\\evil",
+        "///evil",
+        "javascript:alert(1)",
+        '"><b>',
+        "//[",
+        "",
+        "x",
+    ],
+)
 def test_a_login_leads_nowhere_else(site, to):
     assert login(site, site.token("read"), next=to).headers["location"] == "/"
+    form = site.ask("GET", f"/login?{urlencode({'next': to})}")
+    assert form.status == 200
+    assert b'name="next" value="/"' in form.body
+
+
+@pytest.mark.parametrize("to", ["/\t/evil", "/\r\nSet-Cookie: a=b", "/x\x00", "/\u2028/evil"])
+def test_what_browsers_leave_out_is_encoded(site, to):
+    answer = login(site, site.token("read"), next=to)
+    assert re.fullmatch(r"/[!-~]+", answer.headers["location"])
+    assert not answer.headers["location"].startswith("//")
+    assert "a=b" not in answer.headers["set-cookie"]
+
+
+def test_a_link_from_elsewhere_leads_nowhere_else(site):
+    sent = b"GET //evil.example/jobs/x HTTP/1.1\r\nHost: x\r\nAccept: text/html\r\n"
+    answer = site.raw(sent + b"Sec-Fetch-Site: cross-site\r\nConnection: close\r\n\r\n")
+    assert b"url=//" not in answer
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("host", [b"[", b"a b", b"\xff", b"evil.example", b"x/../y", b""])
+def test_the_host_that_a_client_names_is_not_believed(site, host, lines):
+    for path in (b"/fleet/", b"/fleet", b"/api/v1/jobs/", b"/login"):
+        sent = b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nAccept: text/html\r\n"
+        answer = site.raw(sent + b"Connection: close\r\n\r\n")
+        assert re.match(rb"HTTP/1.1 (200|303|400|401|404) ", answer), answer
+        assert b"evil.example" not in answer
+    assert not any("traceback" in line for line in lines)
+
+
+def test_one_message_is_one_message(site):
+    """Requests on which a proxy and we might disagree are refused, or end the connection."""
+    token = f"Host: x\r\nAuthorization: Bearer {site.token('push')}\r\n".encode()
+    start = b"POST /api/v1/jobs HTTP/1.1\r\n" + token
+    hidden = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    for more in (
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"Content-Length: 5, 6\r\n\r\n",
+        b"Content-Length: +5\r\n\r\n",
+        b"Content-Length: 0x5\r\n\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n\r\n",
+        b"Transfer-Encoding: xchunked\r\n\r\n",
+        b"Transfer-Encoding : chunked\r\n\r\n",
+        b"X: a\r\n\x00Y: b\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffffff\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+    ):
+        answer = site.raw(start + more + hidden)
+        assert re.match(rb"HTTP/1.1 (400|413|501) ", answer), (more, answer)
+        assert b'{"status":"ok"}' not in answer, more
 
 
 def test_another_site_cannot_act_for_who_is_logged_in(site):
@@ -387,10 +472,40 @@ def test_another_site_cannot_act_for_who_is_logged_in(site):
     for more in ({"Origin": "http://evil"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         answer = site.ask("POST", "/api/v1/silences", headers={**headers, **more}, body=body)
         assert answer.status == 403
+    for theirs in ({"Origin": "http://["}, {"Origin": "null"}, {"Origin": "http://127.0.0.1"}):
+        assert site.ask("POST", "/logout", headers={**headers, **theirs}).status == 403
     theirs = {"Origin": "http://evil"}
     assert site.ask("POST", "/logout", headers={**headers, **theirs}).status == 403
     answer = site.ask("POST", "/login", form={"token": site.token("read")}, headers=theirs)
     assert answer.status == 403
+
+
+def test_behind_a_proxy_the_address_of_the_users_counts(tmp_path):
+    with monitor(tmp_path, base_url="https://paceline.example") as site:
+        answer = login(site, site.token("admin"))
+        assert "; secure" in answer.headers["set-cookie"].lower()
+        headers = {"Cookie": cookie_of(answer), "Origin": "https://paceline.example"}
+        assert (
+            site.ask("POST", "/api/v1/silences", headers=headers, body={"hours": 1}).status == 200
+        )
+        out = site.ask("POST", "/logout", headers=headers)
+        assert out.status == 303
+        assert "; secure" in out.headers["set-cookie"].lower()
+
+
+def test_public_read_with_a_login_or_a_bad_one(tmp_path):
+    with monitor(tmp_path, public_read=True) as site:
+        good = {"Cookie": cookie_of(login(site, site.token("admin")))}
+        evil = {**good, "Origin": "http://evil"}
+        body = {"hours": 1}
+        assert site.ask("POST", "/api/v1/silences", headers=good, body=body).status == 200
+        assert site.ask("POST", "/api/v1/silences", headers=evil, body=body).status == 403
+        bad = {"Cookie": good["Cookie"][:-1] + "x"}
+        assert site.ask("GET", "/api/v1/jobs", headers=bad).status == 200  # as anybody
+        assert site.ask("POST", "/api/v1/silences", headers=bad, body=body).status == 401
+        mine = {"Cookie": cookie_of(login(site, site.token("read", "mine")))}
+        jobs.register(site.service.engine, "theirs", "secret-job", 1.0)
+        assert "secret-job" not in site.ask("GET", "/api/v1/jobs", headers=mine).text
 
 
 def test_public_read_reads_and_writes_nothing(tmp_path):
@@ -411,7 +526,11 @@ def test_rates_of_tokens(tmp_path, lines):
         assert site.ask("GET", "/api/v1/jobs", token=site.token("admin")).status == 200
         assert all(site.ask("GET", "/healthz").status == 200 for _ in range(9))
         steps = [
-            {"source": "a", "batch": n, "samples": [[step, 0, 1.0] for step in range(n * 6, n * 6 + 6)]}
+            {
+                "source": "a",
+                "batch": n,
+                "samples": [[step, 0, 1.0] for step in range(n * 6, n * 6 + 6)],
+            }
             for n in range(3)
         ]
         told = [site.ask("POST", "/api/v1/jobs/x/steps", token=push, body=b) for b in steps]
@@ -420,6 +539,84 @@ def test_rates_of_tokens(tmp_path, lines):
             answer = site.ask("GET", "/api/v1/jobs", token="pcl_wrong")
         assert answer.status == 429  # and who has a good one does not suffer
         assert site.ask("GET", "/api/v1/jobs", token=site.token("admin")).status == 200
+
+
+def test_streams_are_limited_and_given_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_STREAMS", 2)
+    with monitor(tmp_path) as site:
+        sent = (
+            f"GET /events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.token('read')}\r\n\r\n"
+        )
+        opened = []
+        for _ in range(2):
+            opened.append(socket.create_connection(("127.0.0.1", site.port), timeout=20))
+            opened[-1].sendall(sent.encode())
+            assert opened[-1].recv(65536).startswith(b"HTTP/1.1 200")
+        assert site.ask("GET", "/events", token=site.token("read")).status == 429
+        for each in opened:
+            each.close()
+
+        def again():
+            with socket.create_connection(("127.0.0.1", site.port), timeout=20) as each:
+                each.sendall(sent.encode())
+                return each.recv(65536).startswith(b"HTTP/1.1 200")
+
+        eventually(again, 20)
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(tmp_path, monkeypatch, lines):
+    monkeypatch.setattr(server, "UNREAD_S", 0.3)
+    with monitor(tmp_path / "data") as site:
+        engine = site.service.engine
+        job = jobs.register(engine, "default", "x", 1.0)
+        with engine.begin() as connection:
+            connection.execute(
+                tables.sessions.insert().values(
+                    job_id=job.id,
+                    sha256="0",
+                    size_bytes=1,
+                    file_name="t",
+                    created_at=1.0,
+                    status="done",
+                )
+            )
+        large = tmp_path / "large"
+        large.write_bytes(bytes(50_000_000))
+        site.service.blobs.take(large, result_key(1, PERFETTO))
+        with socket.create_connection(("127.0.0.1", site.port), timeout=20) as connection:
+            head = "GET /api/v1/sessions/1/perfetto HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer"
+            connection.sendall(f"{head} {site.token()}\r\n\r\n".encode())
+            eventually(lambda: any("slow reader" in line for line in lines), 20)
+            received = 0
+            with contextlib.suppress(ConnectionResetError):
+                while part := connection.recv(1 << 20):
+                    received += len(part)
+        assert received < 50_000_000
+        eventually(lambda: any('"path": "/api/v1/sessions/1/perfetto"' in line for line in lines))
+
+
+def test_bodies_that_are_here_at_a_time_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_HELD_BYTES", 100_000)
+    with monitor(tmp_path) as site:
+        push = site.token("push")
+        head = (
+            f"POST /api/v1/jobs/x/steps HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {push}\r\n"
+            "Content-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", site.port), timeout=20) as slow:
+            slow.sendall(head.encode())
+            assert b"100 Continue" in slow.recv(65536)
+            slow.sendall(bytes(80_000))
+            small = {"batch": 1, "samples": [[1, 0, 1.0]]}
+
+            def ask(size):
+                body = json.dumps({**small, "source": " " * 150, "more": " " * size}).encode()
+                return site.ask("POST", "/api/v1/jobs/x/steps", token=push, body=body)
+
+            eventually(lambda: ask(40_000).status == 429)
+            assert ask(40_000).headers["retry-after"] == "5"
+            assert ask(10).status == 200
+        eventually(lambda: ask(40_000).status == 200)  # who went away holds nothing
 
 
 def test_rates_remember_so_many_only(monkeypatch):
@@ -454,3 +651,20 @@ def test_a_store_that_fails_is_503_and_an_error_says_nothing_of_itself(tmp_path,
 def test_health(site):
     assert site.ask("GET", "/healthz").json == {"status": "ok"}
     assert site.ask("GET", "/readyz").json == {"status": "ready"}
+
+
+def test_not_ready_says_no_more_than_that(tmp_path, monkeypatch, lines):
+    asked = []
+
+    def problem(engine):
+        asked.append(engine)
+        return "connection to server at 10.0.0.3 failed"
+
+    monkeypatch.setattr(ops, "problem_of", problem)
+    with monitor(tmp_path) as site:
+        for _ in range(5):
+            answer = site.ask("GET", "/readyz")
+            assert answer.status == 503
+            assert answer.json == {"status": "not ready", "reason": "the store does not answer"}
+    assert 1 <= len(asked) <= 4  # not for each request
+    assert any("10.0.0.3" in line for line in lines)

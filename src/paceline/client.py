@@ -85,6 +85,11 @@ class Client:
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._opener = urllib.request.build_opener(_NoRedirect)
 
+    @property
+    def token(self) -> str:
+        """The token that it shows."""
+        return self._token
+
     def register(
         self,
         name: str,

@@ -19,9 +19,12 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium with a new, empty profile."""
+    """Chromium with a new, empty profile.
+
+    Of one module: playwright keeps an event loop in this thread, where later tests may run theirs.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not BROWSER.exists():
         pytest.skip(f"no browser at {BROWSER}; install chromium or set PACELINE_BROWSER")

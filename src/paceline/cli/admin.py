@@ -22,8 +22,8 @@ examples:
   paceline admin restore /backups/monitor.tar --data /srv/paceline
   paceline admin grafana -o paceline-dashboard.json
 
-They work on the store itself, beside a running service or without one: give the --config, --store
-or --data of paceline serve.
+They work on the store itself, so give the --config, --store or --data of paceline serve; beside a
+running service or without one. Only restore and gc need it stopped (it clears up by itself).
 """
 
 DAY_S = 86_400.0

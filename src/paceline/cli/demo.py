@@ -13,6 +13,8 @@ EPILOG = """\
 examples:
   paceline demo --live
   paceline demo --live -o demo-run       # keeps the recording: paceline analyze demo-run/job
+  paceline demo --live --monitor         # with a monitor of its own; says where its page is
+  paceline demo --live --monitor http://host:8765     # with a running one (PACELINE_TOKEN)
 
 Takes about two minutes. Needs PyTorch: pip install 'paceline[profile]'. (Without it: make demo.)
 """
@@ -37,6 +39,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=trace_input.file_name,
         help="keep the recordings in this new folder",
     )
+    parser.add_argument(
+        "--monitor",
+        nargs="?",
+        const="",
+        metavar="URL",
+        help="push to a monitor: a running one, or without URL one that runs as long as the demo",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
     parser.set_defaults(run=run)
 
@@ -59,13 +68,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _live(args: argparse.Namespace, folder: Path) -> int:
+    from contextlib import nullcontext
+
     from paceline.demo.live import run_live
+    from paceline.demo.watched import Watched
     from paceline.report.result_json import lines_of_json
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    result = run_live(folder, say)
+    watch = nullcontext() if args.monitor is None else Watched(args.monitor, folder / "monitor")
+    with watch as watched:
+        result = run_live(folder, say, watched=watched)
     if args.json:
         sys.stdout.write(lines_of_json(result.to_mapping()))
     elif args.out is not None:

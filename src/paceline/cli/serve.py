@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
 
 if TYPE_CHECKING:
     from paceline.monitor.config import Config
+
+_FILES = 65_536
 
 EPILOG = """\
 examples:
@@ -61,14 +69,15 @@ def run(args: argparse.Namespace) -> int:
     from paceline.monitor.web.server import listen, server_of
 
     configure(config.log_level)
+    _allow_files()
     socket = listen(config)  # before anything is made: a second one on this port stops here
-    host, port = socket.getsockname()[:2]
-    with socket:
+    config = _reachable(config, *socket.getsockname()[:2])
+    with socket, _private():
         service = Service(config)
         server = server_of(
             create_app(service),
             config,
-            ready=lambda: _greet(service, config, host, port),
+            ready=lambda: _greet(service, config),
             stopping=service.bus.close,
         )
         # uvicorn stops at the first signal, then raises it again for whoever listened before.
@@ -81,13 +90,39 @@ def run(args: argparse.Namespace) -> int:
     return 0 if server.started else 1
 
 
-def _greet(service: Any, config: Config, host: str, port: int) -> None:
+@contextmanager
+def _private() -> Iterator[None]:
+    """What users push is not for everybody on this machine."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us have: a connection each, and the usual is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard, _FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _FILES), hard))
+
+
+def _reachable(config: Config, host: str, port: int) -> Config:
+    """The settings with the address that users reach, for the links in alerts."""
+    if config.base_url:
+        return config
+    scheme = "https" if config.tls_cert else "http"
+    if host in ("0.0.0.0", "::"):
+        host = gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return replace(config, base_url=f"{scheme}://{shown}:{port}")
+
+
+def _greet(service: Any, config: Config) -> None:
     """Say where the service is and, at the first start, who may do everything."""
     from paceline.monitor.store.tokens import create_token, list_tokens
 
-    scheme = "https" if config.tls_cert else "http"
-    shown = f"[{host}]" if ":" in host else host
-    print(f"listening on {config.base_url or f'{scheme}://{shown}:{port}'}, data in {config.data}")
+    print(f"listening on {config.url}, data in {config.data}")
     if not list_tokens(service.engine):
         _, secret = create_token(service.engine, "first", scope="admin", now=service.clock())
         print(f"admin token, shown this once: {secret}")

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.demo.processes import Shape, Training
+from paceline.demo.watched import MonitorResult, Watched
 from paceline.detect.detector import Detector, Event
 from paceline.diagnose import diagnose
 from paceline.errors import DemoError
@@ -93,6 +94,7 @@ class LiveResult:
         back_s: median step time after that.
         loss_difference: the largest relative one to the same training left alone, in one process.
         actions: the planner's, in words.
+        monitor: what the monitor made of it; None where there is none.
         seconds: how long all took.
     """
 
@@ -107,6 +109,7 @@ class LiveResult:
     back_s: float = 0.0
     loss_difference: float = float("nan")
     actions: list[str] = field(default_factory=list)
+    monitor: MonitorResult | None = None
     seconds: float = 0.0
 
     @property
@@ -120,13 +123,16 @@ class LiveResult:
         return asdict(self) | {"levels": levels, "recovered": self.recovered}
 
 
-def run_live(folder: Path, say: Say, shape: Shape | None = None) -> LiveResult:
+def run_live(
+    folder: Path, say: Say, shape: Shape | None = None, watched: Watched | None = None
+) -> LiveResult:
     """Train, slow down, diagnose, heal; about two minutes.
 
     Args:
         folder: where the recordings go.
         say: told what happens.
         shape: of the job.
+        watched: a monitor that the job's recorder pushes to.
 
     Raises:
         DemoError: a process ended, the job stands still, or something was not seen in time.
@@ -134,16 +140,24 @@ def run_live(folder: Path, say: Say, shape: Shape | None = None) -> LiveResult:
     begin = time.monotonic()
     shape = shape or Shape()
     result = LiveResult()
-    with Training(folder / "job", shape) as job:
+    with Training(folder / "job", shape, watched.environment if watched else {}) as job:
+        if watched:
+            say(f"The monitor shows this job at {watched.url}")
         story = _Story(job, result, say)
         story.healthy()
         for factor in LEVELS:
             story.level(factor)
-        story.recover()
+        earlier = story.recover(watched)
         story.mitigate()
         story.relieve()
+        if watched:
+            watched.calm()
         job.stop()
         losses = job.losses()
+    if watched:
+        result.monitor = watched.result(job.folder)
+        result.monitor.earlier = earlier
+        _say_monitor(result.monitor, say)
     say("The same training once more, in one process and left alone, for its losses ...")
     result.loss_difference = _compare_losses(folder / "alone", shape, losses)
     say(
@@ -219,11 +233,15 @@ class _Story:
             estimated = 1 / (1 - replace_worker(case).gain)
         return estimated, analysis.slowdown, workers
 
-    def recover(self) -> None:
+    def recover(self, watched: Watched | None) -> int:
+        """Healthy again, also in the eyes of the monitor; how many alerts that was told of."""
         first = self.job.say(factor=1.0) + SETTLE
         self.job.wait_for(first + PAUSE_STEPS)
+        earlier = watched.calm() if watched else 0
+        first = max(first, self.job.steps_done() - PAUSE_STEPS)
         self.steps.skip_to(first)
         self.computes.skip_to(first)
+        return earlier
 
     def mitigate(self) -> None:
         job, result = self.job, self.result
@@ -359,6 +377,19 @@ class _Feed:
             for number, row in self.take(job, job.steps_done() - 1):
                 if after is None or number > after:
                     yield number, row
+
+
+def _say_monitor(found: MonitorResult, say: Say) -> None:
+    seen = [session.seen_after_s for session in found.sessions]
+    analysed = [session.analysed_after_s for session in found.sessions]
+    if seen:
+        say(
+            f"  the monitor: {len(seen)} sessions, on the page {max(seen):.1f} s after their last "
+            f"step at most, analysed after {np.median(analysed):.1f} s ({max(analysed):.1f} s at "
+            "most)"
+        )
+    for status, headline in found.alerts[found.earlier :]:
+        say(f"  alert at the webhook, {status}: {headline}")
 
 
 def _compare_losses(folder: Path, shape: Shape, losses: dict[int, float]) -> float:

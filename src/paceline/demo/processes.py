@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -42,9 +42,9 @@ class Shape:
 class Training:
     """The running job: steered by a file, watched through its recording."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: Shape, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.shape = folder, shape
+        self.folder, self.shape, self._env = folder, shape, dict(env or {})
         self.control = Control((shape.microbatches,) * shape.dp)
         self.workers: list[subprocess.Popen[bytes]] = []
 
@@ -77,7 +77,7 @@ class Training:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env={**os.environ, **self._env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
         self.workers.append(worker)
 

@@ -1,5 +1,6 @@
 """Why a job is slow: causes, where they are, what each costs, how sure."""
 
+from paceline.diagnose.causes import forward_backward_correlation
 from paceline.diagnose.diagnosis import MIN_OF_STEP, Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
 from paceline.diagnose.waterfall import Drop, Waterfall, waterfall
@@ -12,5 +13,6 @@ __all__ = [
     "Finding",
     "Waterfall",
     "diagnose",
+    "forward_backward_correlation",
     "waterfall",
 ]

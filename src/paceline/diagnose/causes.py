@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import Fit, pause_residual
+from paceline.diagnose.fit import Fit, fit_computes, pause_residual
 from paceline.diagnose.remove import Effect
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS
@@ -186,6 +186,14 @@ def _microbatches(durations: Durations, fit: Fit) -> list[Candidate | None]:
         "source": "what-if paper, 5.3",
     }
     return [Candidate("sequence-length", text, {}, evidence, Effect(factor=effect))]
+
+
+def forward_backward_correlation(durations: Durations) -> float:
+    """How alike forward and backward vary over microbatches (what-if paper, 5.3, Figure 11).
+
+    The median of the replicas' Pearson correlations; near 1 says that sequences differ in length.
+    """
+    return float(np.median(_correlations(fit_computes(durations), durations.graph.n_pp)))
 
 
 def _correlations(fit: Fit, n_pp: int) -> Array:

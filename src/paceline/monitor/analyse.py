@@ -2,7 +2,8 @@
 
 Arguments: the trace, a folder for the results, and the settings as JSON (``memory_bytes``, ``meta``
 as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there, or ends
-with code 2 and one line of why; whatever else happens to it happens to it alone.
+with code 2 and one line of why, or with 4 where the results cannot be written; whatever else
+happens to it happens to it alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 SUMMARY = "summary.json"
 
+#: Exit code: the results cannot be written, which is not the trace's doing.
+UNWRITABLE = 4
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,27 +31,32 @@ def main(arguments: list[str]) -> int:
     """Analyse; returns the exit code."""
     trace, folder, settings = Path(arguments[0]), Path(arguments[1]), json.loads(arguments[2])
     _limit(int(settings["memory_bytes"]))
-    from paceline.errors import PacelineError
+    from paceline.errors import OutputError, PacelineError
 
     try:
         summary = analyse(trace, folder, settings["meta"])
+        (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+    except (OutputError, OSError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return UNWRITABLE
     except PacelineError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
     except MemoryError:
         print("out of memory", file=sys.stderr)
         return 3
-    (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
     return 0
 
 
 def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     """What `paceline analyze --out` does, and what the store keeps of it."""
-    from paceline.diagnose import diagnose
+    from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.graph import from_trace
+    from paceline.monitor.fleet_facts import facts_of
     from paceline.remedies import REMEDIES, Case, advise
     from paceline.report.folder import RESULT, write_folder
     from paceline.report.headline import headline
+    from paceline.report.page.figures import MAX_STEP_VALUES
     from paceline.sources.hosts import hosts_of_workers
     from paceline.whatif import analyze
 
@@ -56,7 +65,8 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
     hosts = hosts_of_workers(_hosts(meta), measured.rank)
     diagnosis = diagnose(measured, result, hosts)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
-    write_folder(result, measured, folder, advice=advice, hosts=hosts)
+    by_step = result.by_worker_by_step.size <= MAX_STEP_VALUES
+    write_folder(result, measured, folder, advice=advice, hosts=hosts, per_step_workers=by_step)
     _add_hosts(folder / RESULT, hosts)
     steps = result.steps.tolist()
     causes = [f.cause for f in diagnosis.findings if f.share is not None]
@@ -73,6 +83,10 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
         "best_gain": max((float(r.gain) for r in advice.remedies), default=None),
         "gpus": int(result.job.world_size),
         "degrees": result.job.to_mapping(),
+        "facts": facts_of(
+            json.loads((folder / RESULT).read_text(encoding="utf-8")),
+            forward_backward_correlation(measured.durations),
+        ),
     }
 
 
@@ -83,7 +97,9 @@ def _trace(path: Path, meta: Mapping[str, Any]) -> Any:
     degrees = meta.get("job")
     job = Job.from_mapping(degrees, where="the job that was pushed") if degrees else None
     if otlp.matches(path):
-        return otlp.read([path], job).trace
+        steps = meta.get("steps")
+        chosen = frozenset(steps) if isinstance(steps, list) and steps else None
+        return otlp.read([path], job, chosen).trace
     return load(path, job)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,20 +11,24 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from paceline.errors import MonitorError
-from paceline.monitor.analyse import SUMMARY
+from paceline.monitor.analyse import SUMMARY, UNWRITABLE
 from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
 from paceline.monitor.store import jobs, sessions
 
+#: An analysis that could not be run is tried so often, after a pause; for ever while the disk is
+#: full or the store away.
+_ATTEMPTS, _PAUSE_S = 5, 5.0
 #: How often a worker without work looks for some, should a call to wake it be lost.
 _LOOK_S = 5.0
 #: A session stands for the time since the one before it, but not for more than this.
@@ -72,12 +77,14 @@ class Analyses:
         self._taking = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._busy: set[int] = set()  # sessions being worked on
+        self._tried: Counter[int] = Counter()  # session -> how often it could not be run
+        self._unsure = True  # whether the store may call sessions running that nobody works on
         self.folder = config.data / "analyses"
 
     def start(self) -> None:
         """Queue what the last end cut off, and begin."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        sessions.requeue_running(self._engine)
         for number in range(self._config.analysis_processes):
             thread = threading.Thread(target=self._run, name=f"paceline-analysis-{number}")
             thread.daemon = True
@@ -101,18 +108,32 @@ class Analyses:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with self._taking:
-                    row = sessions.start_next(self._engine, self._clock())
+                row = self._take()
                 if row is not None:
-                    self._session(row)
+                    try:
+                        self._session(row)
+                    finally:
+                        self._busy.discard(row["id"])
                     continue
             except Exception as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-                log(logging.ERROR, "failed", what="an analysis", reason=reason)
-                self._stop.wait(1.0)
+                self._unsure = True  # a commit may have been done, though its answer was lost
+                log(logging.ERROR, "failed", what="an analysis", reason=_reason(error))
+                self._stop.wait(_PAUSE_S)
+                continue
             with self._work:
                 if not self._stop.is_set():
                     self._work.wait(_LOOK_S)
+
+    def _take(self) -> Mapping[str, Any] | None:
+        """The session to be analysed next."""
+        with self._taking:
+            if self._unsure:
+                sessions.requeue_running(self._engine, but=self._busy)
+                self._unsure = False
+            row = sessions.start_next(self._engine, self._clock())
+            if row is not None:
+                self._busy.add(row["id"])
+            return row
 
     def _session(self, row: Mapping[str, Any]) -> None:
         job = jobs.by_id(self._engine, row["job_id"])
@@ -127,29 +148,47 @@ class Analyses:
                         self._blobs.take(Path(folder) / name, result_key(row["id"], name))
             values = {name: summary[name] for name in _COLUMNS}
             lost = self._gpu_hours_lost(row, job, summary)
-            self._finish(row, {**values, "status": "done", "gpu_hours_lost": lost, "reason": None})
             self._learn(job, summary)
+            values |= {"status": "done", "gpu_hours_lost": lost, "reason": None}
+            self._finish(row, values, summary["facts"])
         except _Stopping:
             sessions.put_back(self._engine, row["id"])
             return
         except Failed as failed:
-            log(logging.WARNING, "analysis failed", session=row["id"], reason=str(failed))
-            self._finish(row, {"status": "failed", "reason": str(failed)})
-            self._tell(row, job, "failed")
+            self._fail(row, job, str(failed))
+            return
+        except Exception as error:  # the disk is full, for example: not the trace's doing
+            self._tried[row["id"]] += 1
+            passes = isinstance(error, OSError | SQLAlchemyError)
+            if self._tried[row["id"]] < _ATTEMPTS or (
+                passes and not isinstance(error, FileNotFoundError)
+            ):
+                raise
+            self._fail(row, job, f"the analysis could not be run: {_reason(error)}")
             return
         self._tell(row, job, "done")
         self._on_done(row["job_id"], row["id"])
 
-    def _finish(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _fail(self, row: Mapping[str, Any], job: Mapping[str, Any], reason: str) -> None:
+        log(logging.WARNING, "analysis failed", session=row["id"], reason=reason)
+        with contextlib.suppress(_Stopping):
+            self._finish(row, {"status": "failed", "reason": reason})
+            self._tell(row, job, "failed")
+
+    def _finish(
+        self,
+        row: Mapping[str, Any],
+        values: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         """Store the outcome, however long the database is away."""
         while True:
             try:
                 now = self._clock()
-                sessions.finish(self._engine, row["id"], {**values, "finished_at": now})
+                sessions.finish(self._engine, row["id"], {**values, "finished_at": now}, facts)
                 return
             except Exception as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-                log(logging.ERROR, "failed", what="storing an analysis", reason=reason)
+                log(logging.ERROR, "failed", what="storing an analysis", reason=_reason(error))
                 if self._stop.wait(1.0):
                     raise _Stopping from None
 
@@ -159,12 +198,15 @@ class Analyses:
             "memory_bytes": self._config.analysis_memory_mib * MIB,
             "meta": row["meta"],
         }
-        try:
-            with self._blobs.local(trace_key(row["sha256"])) as trace:
-                command = [sys.executable, "-m", "paceline.monitor.analyse", str(trace)]
+        key = trace_key(row["sha256"])
+        if not self._blobs.exists(key):
+            raise Failed("the trace is gone: it was removed before it could be analysed")
+        with self._blobs.local(key) as trace:
+            command = [sys.executable, "-m", "paceline.monitor.analyse", str(trace)]
+            try:
                 return self._outcome([*command, str(folder), json.dumps(settings)], folder)
-        except FileNotFoundError:
-            raise Failed("the trace is gone: it was removed before it could be analysed") from None
+            except Failed as failed:  # who pushed it knows it by another name
+                raise Failed(str(failed).replace(str(trace), row["file_name"])) from None
 
     def _outcome(self, command: list[str], folder: Path) -> dict[str, Any]:
         env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"ARROW_DEFAULT_MEMORY_POOL": "system"}
@@ -174,6 +216,8 @@ class Analyses:
                 command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=env
             )
         self._processes.add(process)
+        if self._stop.is_set():  # it came too late to be ended with the others
+            process.kill()
         try:
             code = process.wait(self._config.analysis_seconds)
         except subprocess.TimeoutExpired:
@@ -187,14 +231,16 @@ class Analyses:
             self._processes.discard(process)
         if self._stop.is_set() and code < 0:
             raise _Stopping
+        silent = code > 0 and not errors.stat().st_size  # not even its words could be written
+        if code == UNWRITABLE or silent:
+            raise OSError(f"the results cannot be written: {_last_line(errors)}")
         if code:
             raise Failed(self._reason(code, errors))
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         return summary
 
     def _reason(self, code: int, errors: Path) -> str:
-        lines = errors.read_bytes()[-20_000:].decode(errors="replace").strip().splitlines()
-        last = lines[-1][:500] if lines else "without a word"
+        last = _last_line(errors)
         if code == 2:
             return last
         if code == 3 or "MemoryError" in last or "bad_alloc" in last or "malloc" in last:
@@ -231,13 +277,10 @@ class Analyses:
         self._bus.publish(job["project"], "session", told)
 
 
-def check_queue(config: Config, engine: Engine) -> int:
-    """Sessions that wait; for the service's health.
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
-    Raises:
-        MonitorError: more wait than may.
-    """
-    n = sessions.waiting(engine)
-    if n > config.analysis_queue:
-        raise MonitorError(f"{n} sessions wait to be analysed, {config.analysis_queue} may")
-    return n
+
+def _last_line(errors: Path) -> str:
+    lines = errors.read_bytes()[-20_000:].decode(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else "without a word"

@@ -20,20 +20,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import MonitorError, OutputError
 from paceline.files import make_folder
 from paceline.monitor.config import Config
+from paceline.monitor.otlp_jobs import PLAN
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.dump import read_rows, write_rows
+from paceline.monitor.store.health import problem_in
 
 FORMAT = 1
-#: What of the data folder is in a backup; step times as they are on disk, traces and results.
-_FOLDERS = ("blobs", "steps")
+#: What of the data folder is in a backup: traces and results, step times, spans of no session yet.
+_FOLDERS = ("blobs", "steps", "otlp")
 _FILES = ("cookie.key",)
 _MANIFEST = "manifest.json"
-_TABLE = re.compile(r"tables/([a-z]+)\.jsonl")
-_NAME = re.compile(r"(?:(?:blobs|steps)(?:/[A-Za-z0-9_.-]+)+|cookie\.key)")
+_TABLE = re.compile(r"tables/([a-z_]+)\.jsonl")
+_NAME = re.compile(r"(?:(?:blobs|steps|otlp)(?:/[A-Za-z0-9_.-]+)+|cookie\.key)")
 _MOST_MANIFEST_BYTES = 1 << 30
 _BLOCK = 1 << 20
 
@@ -78,13 +81,17 @@ def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[st
 
 
 def _files_of(data: Path) -> Iterator[Path]:
-    """What is copied; of a job's step times the detector first, for it may be behind the others."""
+    """What is copied.
+
+    Of a job's step times the detector first, for it may be behind the others; of its spans the plan
+    of their next session last, for it is of use with the spans that it was made for only.
+    """
     for name in _FILES:
         if (data / name).is_file():
             yield data / name
     for name in _FOLDERS:
         for folder, _, names in os.walk(data / name):
-            for each in sorted(names, key=lambda n: (not n.startswith("detector"), n)):
+            for each in sorted(names, key=lambda n: (not n.startswith("detector"), n == PLAN, n)):
                 if not each.startswith("."):  # half written
                     yield Path(folder) / each
 
@@ -143,7 +150,7 @@ def restore_backup(config: Config, path: Path) -> dict[str, int]:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         names = _extract(path, partial)
-        rows = write_rows(open_database(config.store_url), _rows_of(partial, names))
+        rows = _restore_rows(config, _rows_of(partial, names))
         for name in (*_FOLDERS, *_FILES):
             if (partial / name).exists():
                 (partial / name).rename(config.data / name)
@@ -155,6 +162,20 @@ def restore_backup(config: Config, path: Path) -> dict[str, int]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {"rows": rows, "files": sum(not _TABLE.fullmatch(name) for name in names)}
+
+
+def _restore_rows(config: Config, rows: Iterator[tuple[str, dict[str, Any]]]) -> int:
+    engine, done = open_database(config.store_url), False
+    try:
+        n_rows, done = write_rows(engine, rows), True
+    except SQLAlchemyError as error:
+        raise MonitorError(f"the store does not take the rows: {problem_in(error)}") from None
+    finally:
+        engine.dispose()
+        if not done:  # an empty one that is ours, so that the next try finds an empty folder
+            for path in config.data.glob("paceline.db*"):
+                path.unlink()
+    return n_rows
 
 
 def _check_empty(data: Path) -> None:

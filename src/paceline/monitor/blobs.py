@@ -64,7 +64,7 @@ class FileBlobs:
     def take(self, path: Path, key: str) -> None:
         """Move a file in."""
         target = self.folder / key
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._make_parents(target)
         _sync(path)
         try:
             path.replace(target)
@@ -74,8 +74,14 @@ class FileBlobs:
             _sync(partial)
             partial.replace(target)
             path.unlink()
-        for folder in (target.parent, target.parent.parent, self.folder):
-            _sync(folder)
+        _sync(target.parent)
+
+    def _make_parents(self, target: Path) -> None:
+        """Make the folders down to a file; their names are on disk when this returns."""
+        for folder in reversed(target.relative_to(self.folder).parents[:-1]):
+            if not (self.folder / folder).is_dir():
+                (self.folder / folder).mkdir(exist_ok=True)
+                _sync((self.folder / folder).parent)
 
     def exists(self, key: str) -> bool:
         """Whether there is one."""

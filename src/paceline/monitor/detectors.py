@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,19 @@ from paceline.monitor.bus import Bus
 from paceline.monitor.log import log
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.step_files import Batch, StepFiles
-from paceline.monitor.step_series import append_rows, last_row, read_series
+from paceline.monitor.step_series import append_rows, last_row, read_series, sync_rows
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store.jobs import JobKey, update_live
-from paceline.monitor.stream import Closed, Stream, load_stream
+from paceline.monitor.stream import SNAPSHOT, Closed, Stream, load_stream
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
 MOST_WAITING = 5_000_000
 #: How often rows of the store follow, and due steps are closed.
 TICK_S = 1.0
-#: A stream is saved after so many bytes of samples, and when it has been idle for so long.
+#: A stream is saved after so many samples, and when it has been idle for so long.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
+#: Batches that come at the same time may be taken in another order than they are stored.
+_MARGIN_S = 60.0
 #: Memory of the streams; beyond, those idle longest are saved and let go.
 _MOST_BYTES = 512 << 20
 #: Steps whose median is a job's step time.
@@ -44,10 +47,23 @@ class _Live:
     stream: Stream
     used_at: float
     unsaved: int = 0
+    start: int = 0  # of the job
     changed: bool = False
     latest_s: list[float] = field(default_factory=list)
     events: list[tuple[JobEvent, float]] = field(default_factory=list)  # not stored yet
-    groups: dict[str, list[Event]] = field(default_factory=dict)
+    groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
+
+    @property
+    def may_be_saved(self) -> bool:
+        """Whether no event waits, nor one that more ranks may join: a restart finds those anew."""
+        last = self.stream.last_step - MERGE_STEPS
+        return not self.events and all(group[0].step < last for group in self.groups.values())
+
+    def save(self, folder: Path) -> None:
+        """Go on from here after a restart."""
+        sync_rows(folder)
+        self.stream.save(folder)
+        self.unsaved = 0
 
 
 class Detectors:
@@ -109,10 +125,6 @@ class Detectors:
         for job in jobs:
             self._queue.put((job, None))
 
-    def forget(self, job_id: int) -> None:
-        """A job was removed."""
-        self._live.pop(job_id, None)
-
     def _run(self) -> None:
         ticked = 0.0
         stopping = False
@@ -135,7 +147,8 @@ class Detectors:
         try:
             live = self._live.get(job.id)
             if live is None:
-                self._load(job)  # the batch is in the file
+                if batch is not None or not self._is_saved(job):
+                    self._load(job)  # the batch is in the file
             elif batch is not None:
                 live.unsaved += len(batch.steps)
                 self._digest(live, live.stream.take(batch))
@@ -147,14 +160,24 @@ class Detectors:
                 with self._count_lock:
                     self._n_waiting -= len(batch.steps)
 
+    def _is_saved(self, job: JobKey) -> bool:
+        """Whether nothing has come since the job was saved."""
+        try:
+            saved_at = (self._files.path(job.id) / SNAPSHOT).stat().st_mtime
+        except FileNotFoundError:
+            saved_at = 0.0
+        return self._files.written_at(job.id) <= max(0.0, saved_at - _MARGIN_S)
+
     def _load(self, job: JobKey) -> None:
         """Take up a job where it was saved, with all that came since."""
         folder = self._files.path(job.id)
         live = _Live(job, load_stream(folder), self._clock())
+        live.start = live.stream.start
         with self._files.of(job.id) as file:
             known = last_row(folder)
             live.latest_s = read_series(folder, points=0).max_s[-_LATEST:].tolist()
-            for batch in file.read():
+            for batch in file.read(since=live.stream.seen_at - _MARGIN_S):
+                live.unsaved += len(batch.steps)
                 self._digest(live, live.stream.take(batch), known)
         self._live[job.id] = live
 
@@ -164,6 +187,9 @@ class Detectors:
         live.used_at = self._clock()
         for step in closed:
             row = step.row
+            if live.start != int(row["start"]):
+                live.start = int(row["start"])
+                live.groups.clear()
             place = int(row["start"]), int(row["step"])
             if known is None or place > (int(known["start"]), int(known["step"])):
                 rows.append(row)
@@ -178,7 +204,8 @@ class Detectors:
     def _merged(self, live: _Live, events: tuple[Event, ...]) -> list[JobEvent]:
         """Events of the job: those of ranks close in time are one, which grows as ranks join."""
         changed = {}
-        for event in events:
+        ranks = live.stream.ranks
+        for event in (replace(event, rank=int(ranks[event.rank])) for event in events):
             group = live.groups.get(event.kind)
             if (
                 group is None
@@ -188,8 +215,7 @@ class Detectors:
                 group = live.groups[event.kind] = []
             group.append(event)
             changed[id(group)] = group
-        n = len(live.stream.ranks)
-        return [job_events(_numbered(group, live), n)[0] for group in changed.values()]
+        return [job_events(group, len(ranks))[0] for group in changed.values()]
 
     def _store_events(self, live: _Live) -> None:
         """Store events in their order; what the store does not take now waits for the next tick."""
@@ -223,18 +249,16 @@ class Detectors:
             try:
                 if self._queue.empty():
                     self._digest_due(live, now)
-                if live.events:  # a restart would find them again in the batches
-                    continue
                 idle = now - live.used_at > _IDLE_S
-                if live.unsaved >= _SAVE_SAMPLES or (live.unsaved and (idle or stopping)):
-                    live.stream.save(self._files.path(live.job.id))
-                    live.unsaved = 0
-                if idle:
+                due = live.unsaved >= _SAVE_SAMPLES or (live.unsaved and (idle or stopping))
+                if due and live.may_be_saved:
+                    live.save(self._files.path(live.job.id))
+                if idle and not live.events:
                     self._live.pop(live.job.id, None)
             except Exception as error:
                 _say(f"step times of {live.job.name}", error)
         self._let_go()
-        self._tell(now)
+        self._tell()
 
     def _digest_due(self, live: _Live, now: float) -> None:
         used_at = live.used_at
@@ -249,17 +273,17 @@ class Detectors:
                 return
             size -= live.stream.n_bytes
             if not live.events:
-                live.stream.save(self._files.path(live.job.id))
+                if live.may_be_saved:
+                    live.save(self._files.path(live.job.id))
                 del self._live[live.job.id]
 
-    def _tell(self, now: float) -> None:
+    def _tell(self) -> None:
         """Bring the rows of the jobs up to date."""
         changed = [live for live in self._live.values() if live.changed]
         rows = [
             {
                 "job_id": live.job.id,
-                "status": "running",
-                "seen_at": now,
+                "seen_at": live.stream.seen_at,
                 "last_step": live.stream.last_step,
                 "step_s": float(np.median(live.latest_s)) if live.latest_s else None,
                 "healthy_s": _finite(live.stream.healthy_s),
@@ -276,11 +300,6 @@ class Detectors:
             live.changed = False
             told = {name: row[name] for name in ("job_id", "last_step", "step_s")}
             self._bus.publish(live.job.project, "steps", {"job": live.job.name, **told})
-
-
-def _numbered(group: list[Event], live: _Live) -> list[Event]:
-    """The events with the numbers of the ranks instead of their places."""
-    return [replace(event, rank=int(live.stream.ranks[event.rank])) for event in group]
 
 
 def _finite(value: float) -> float | None:

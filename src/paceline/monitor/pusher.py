@@ -19,6 +19,10 @@ from paceline.monitor.recording_tail import RecordingTail
 BATCH_SAMPLES = 50_000
 #: How often a recording that grows is looked at.
 LOOK_S = 1.0
+#: While pushing fails, so many times that pass between two attempts, at most.
+_MOST_LOOKS = 30
+#: After the end of rank 0's process the others have so long.
+LAST_S = 1.5
 #: A session is cut off after so many profiled steps, or when none has come for so long.
 SESSION_STEPS, QUIET_S = 10, 60.0
 #: Batches that wait for a service that is away; beyond, the rest waits in the files.
@@ -127,8 +131,11 @@ def follow_recording(
         stopped: whether to end.
     """
     push = _Push(target, folder)
+    failures, told = 0, ""
     while True:
         over = stopped() or (parent > 0 and os.getppid() != parent)
+        if over:  # the other ranks may be writing their last steps
+            time.sleep(LAST_S)
         try:
             push.look()
             push.push_times()
@@ -138,11 +145,15 @@ def follow_recording(
                 push.push_session(ready)
             if over:
                 push.end()
+            failures, told = 0, ""
         except PacelineError as error:
-            say(str(error))
+            failures += 1
+            if str(error) != told:
+                told = str(error)
+                say(told)
         if over:
             return push.done()
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S * min(1 + failures, _MOST_LOOKS))
 
 
 #: (start of the job, [(step, rank, seconds)]).

@@ -28,9 +28,15 @@ class _File:
     times: list[tuple[int, float]] = field(default_factory=list)  # not taken yet
 
     @property
+    def attempt(self) -> int:
+        """How many files of the rank were there before."""
+        number = self.path.stem.rpartition("-")[2]
+        return int(number) if number.isdecimal() else 0
+
+    @property
     def session(self) -> str:
         """Names the start of the job."""
-        return str(self.meta.get("session") or f"start {self.path.stem.rpartition('-')[2]}")
+        return str(self.meta.get("session") or f"start {self.attempt}")
 
     def read(self) -> None:
         """Take the whole blocks that are new; what is damaged is skipped."""
@@ -78,7 +84,9 @@ class RecordingTail:
     @property
     def session(self) -> str:
         """Names the job's last start."""
-        newest = max(self._files.values(), key=lambda f: f.meta["started_ns"], default=None)
+        newest = max(
+            self._files.values(), key=lambda f: (f.meta["started_ns"], f.attempt), default=None
+        )
         return newest.session if newest is not None else ""
 
     def look(self) -> None:

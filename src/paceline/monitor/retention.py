@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.config import DAY_S, Config
+from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import remove_older_rows
 from paceline.monitor.store import events, retained, uploads
@@ -46,10 +47,16 @@ class Retention:
     """Applies ``keep_days`` and ``keep_gib``."""
 
     def __init__(
-        self, config: Config, engine: Engine, blobs: Blobs, steps: StepFiles, pending: Uploads
+        self,
+        config: Config,
+        engine: Engine,
+        blobs: Blobs,
+        steps: StepFiles,
+        pending: Uploads,
+        spans: SpanFiles,
     ) -> None:
         self._config, self._engine, self._blobs = config, engine, blobs
-        self._steps, self._uploads = steps, pending
+        self._steps, self._uploads, self._spans = steps, pending, spans
 
     def run(self, now: float) -> Removed:
         """Remove what is too old or too much."""
@@ -85,9 +92,9 @@ class Retention:
                 removed.freed_bytes += self._remove_blobs(row)
             removed.sessions += len(old)
         removed.events += events.remove_older(self._engine, before)
+        removed.freed_bytes += self._spans.remove_older(before)
         for job_id in self._steps.job_ids():
-            with self._steps.of(job_id) as file:
-                removed.freed_bytes += file.remove_older(before)
+            removed.freed_bytes += self._steps.remove_older(job_id, before)
             remove_older_rows(self._steps.path(job_id), before)
 
     def _make_room(self, most: int, removed: Removed) -> None:

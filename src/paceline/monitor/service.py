@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paceline.errors import MonitorError
 from paceline.files import make_folder
@@ -16,13 +21,16 @@ from paceline.monitor.alerts.engine import Alerts
 from paceline.monitor.analysis import Analyses
 from paceline.monitor.blobs import Blobs, open_blobs
 from paceline.monitor.bus import Bus
-from paceline.monitor.config import Config
+from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.detectors import Detectors
 from paceline.monitor.log import log
+from paceline.monitor.otlp_jobs import SpanFiles
+from paceline.monitor.otlp_steps import step_times
 from paceline.monitor.retention import Retention
-from paceline.monitor.step_files import StepFiles
+from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.database import open_database
+from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.uploads import Uploads
 
 #: How often the service looks at silent jobs and alerts, and how often at what is too old.
@@ -41,11 +49,13 @@ class Service:
         blobs: traces and results.
         steps: step times on disk.
         bus: news for open pages.
+        spans: of OpenTelemetry, on their way to sessions.
         uploads: of traces.
         detectors: of the step times.
         analyses: of the sessions.
         retention: removes what is too old or too much.
         alerts: told of sessions and events.
+        started_at: when it began to work.
     """
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
@@ -67,21 +77,29 @@ class Service:
         self.steps = StepFiles(config.data / "steps")
         self.bus = Bus()
         self.uploads = Uploads(config, self.engine, self.blobs)
+        self.spans = SpanFiles(
+            config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
+        )
         self.alerts = Alerts(self)
         self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event)
         self.analyses = Analyses(config, self.engine, self.blobs, self.bus, clock, self._session)
-        self.retention = Retention(config, self.engine, self.blobs, self.steps, self.uploads)
+        self.retention = Retention(
+            config, self.engine, self.blobs, self.steps, self.uploads, self.spans
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-service", daemon=True)
         self.running = False
+        self.started_at = clock()
 
     def start(self) -> None:
         """Take up what the last end left, and work."""
+        self.started_at = self.clock()
         self.uploads.remove_strays()
         self.alerts.start()
         self.detectors.start()
-        self.detectors.resume(jobs.running(self.engine))
+        self.detectors.resume(jobs.seen_since(self.engine, self.clock() - DAY_S))
         self.analyses.start()
+        self._safely("spans", self.spans.start, self.clock())
         for job_id, session_id in sessions.recently_done(self.engine, self.clock() - _AGAIN_S):
             self._session(job_id, session_id)
         self._thread.start()
@@ -97,9 +115,47 @@ class Service:
             self.analyses.stop()
             self.detectors.stop()
             self.alerts.stop()
+        self.spans.stop()
         self.steps.close()
         self.engine.dispose()
         os.close(self._lock)
+
+    def take_steps(self, job: JobKey, batch: Batch) -> bool:
+        """Store step times and show them to the detector; False where they are there already.
+
+        Raises:
+            OutputError: they cannot be written; send them again.
+        """
+        new = self.steps.append(job.id, batch)
+        if new:
+            self.detectors.feed(job, batch)
+        return new
+
+    def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
+        """Store a checked request of spans, and the step times that it has.
+
+        Raises:
+            TraceError: a span of Megatron-LM lacks something.
+            OutputError: they cannot be written; send them again.
+        """
+        line = json.dumps(request, separators=(",", ":")).encode()
+        samples, now = step_times(request), self.clock()
+        self.spans.append(job, line, now)
+        if samples:
+            steps, ranks, seconds = (np.array(column) for column in zip(*samples, strict=True))
+            number = hashlib.blake2b(line, digest_size=12).hexdigest()
+            ranks, seconds = ranks.astype(np.int32), seconds.astype(np.float32)
+            self.take_steps(job, Batch("otlp", number, now, steps, ranks, seconds))
+
+    def tell_session(self, job: JobKey, session_id: int) -> None:
+        """A session is queued: analyse it, and tell the pages."""
+        self.analyses.wake()
+        told = {"job": job.name, "job_id": job.id, "id": session_id, "status": "queued"}
+        self.bus.publish(job.project, "session", told)
+
+    def _adopt(self, job: JobKey, path: Path, meta: Mapping[str, Any]) -> None:
+        number = self.uploads.adopt(job.id, path, "spans.jsonl", dict(meta), self.clock())
+        self.tell_session(job, number)
 
     def _run(self) -> None:
         cleaned = 0.0
@@ -107,13 +163,16 @@ class Service:
             now = self.clock()
             self._safely("silent jobs", self._find_silent, now)
             self._safely("alerts", self.alerts.tick, now)
+            self._safely("spans", self.spans.tick, now)
             if not 0 <= now - cleaned < RETENTION_S:
                 cleaned = now
                 self._safely("retention", self.retention.run, now)
 
     def _find_silent(self, now: float) -> None:
-        if self.config.silent_after_s:
-            for job in jobs.silence_quiet(self.engine, now - self.config.silent_after_s):
+        quiet_s = self.config.silent_after_s
+        # While the service was away nobody could be heard.
+        if quiet_s and now - self.started_at >= quiet_s:
+            for job in jobs.silence_quiet(self.engine, now - quiet_s):
                 told = {"job": job.name, "job_id": job.id, "status": "silent"}
                 self.bus.publish(job.project, "job", told)
 

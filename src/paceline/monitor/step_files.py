@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -111,10 +111,15 @@ class StepFile:
         """Numbers of the segments, oldest first."""
         return sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
 
-    def read(self) -> Iterator[Batch]:
-        """All batches that are kept, in the order in which they came."""
+    def read(self, since: float = 0.0) -> Iterator[Batch]:
+        """The batches that are kept, in the order in which they came.
+
+        Segments that were last written to before ``since`` (seconds since 1970) are left out.
+        """
         for number in self.segments():
             with contextlib.suppress(FileNotFoundError):
+                if self._path(number).stat().st_mtime < since:
+                    continue
                 data = self._path(number).read_bytes()
                 for begin, end in blocks_of(data):
                     yield decode(data[begin:end])
@@ -262,6 +267,18 @@ class StepFiles:
     ) -> Series:
         """A job's step times, one row per step; see :func:`step_series.read_series`."""
         return read_series(self.path(job_id), first=first, last=last, points=points)
+
+    def remove_older(self, job_id: int, before: float) -> int:
+        """Remove a job's segments not written to since ``before``; returns how many bytes."""
+        if self.written_at(job_id, min) >= before:  # to open a job means to read all of it
+            return 0
+        with self.of(job_id) as file:
+            return file.remove_older(before)
+
+    def written_at(self, job_id: int, which: Callable[[Iterable[float]], float] = max) -> float:
+        """When the last (``min``: the first) of a job's segments was written to; 0 = none is."""
+        times = [path.stat().st_mtime for path in self.path(job_id).glob(f"*{SUFFIX}")]
+        return which(times) if times else 0.0
 
     def path(self, job_id: int) -> Path:
         """The folder of a job's step times."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +69,12 @@ def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
         if torn:
             file.truncate(file.tell() - torn)
         file.write(rows.astype(ROW).tobytes())
+
+
+def sync_rows(folder: Path) -> None:
+    """Put the rows on disk: what a detector's snapshot covers is not made again."""
+    with contextlib.suppress(FileNotFoundError), (folder / NAME).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def last_row(folder: Path) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +58,7 @@ class Stream:
         ranks: [rank] those seen so far, ascending.
         detector: judges them; None before the first step is closed.
         last_step: the last closed step; -1 before the first.
+        seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again, as its sources say.
     """
 
@@ -63,6 +66,7 @@ class Stream:
         self.ranks = np.zeros(0, dtype=np.int32)
         self.detector: Detector | None = None
         self.last_step, self.start = -1, 0
+        self.seen_at = 0.0
         self.session = ""
         self._old_sessions: list[str] = []
         self._waiting: dict[int, _Waiting] = {}
@@ -76,6 +80,7 @@ class Stream:
 
     def take(self, batch: Batch) -> Iterator[Closed]:
         """Add the samples; yields the steps that this closes, in order."""
+        self.seen_at = max(self.seen_at, batch.at)
         if not self._follow_session(batch):
             return
         good = batch.steps > self.last_step
@@ -92,6 +97,11 @@ class Stream:
         for begin, end in zip(first, [*first[1:], len(steps)], strict=True):
             self._add(int(steps[begin]), column[begin:end], durations[begin:end], batch.at)
         yield from self.close_due(batch.at)
+
+    @property
+    def needed_from(self) -> float:
+        """When the first batch came that :meth:`save` does not wholly cover."""
+        return min((waiting.since for waiting in self._waiting.values()), default=self.seen_at)
 
     def close_due(self, now: float) -> Iterator[Closed]:
         """Close the steps that are complete or have been waited for long enough, in order."""
@@ -194,6 +204,7 @@ class Stream:
             "world": self._world,
             "begun_at": self._begun_at,
             "joined_at": self._joined_at,
+            "seen_at": self.needed_from,
         }
         arrays: dict[str, Any] = {"ranks": self.ranks}
         if self.detector is not None:
@@ -203,6 +214,8 @@ class Stream:
         partial = folder / f".{SNAPSHOT}.partial"
         with partial.open("wb") as file:
             np.savez(file, about=np.array(json.dumps(about)), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(folder / SNAPSHOT)
 
 
@@ -210,7 +223,7 @@ def load_stream(folder: Path) -> Stream:
     """The stream as it was saved last; a new one where nothing (or nothing whole) was saved."""
     stream = Stream()
     try:
-        with np.load(folder / SNAPSHOT, allow_pickle=False) as saved:
+        with (folder / SNAPSHOT).open("rb") as file, np.load(file, allow_pickle=False) as saved:
             arrays = {name: saved[name] for name in saved.files}
         about = json.loads(str(arrays["about"]))
         if "detector" in about:
@@ -218,13 +231,13 @@ def load_stream(folder: Path) -> Stream:
             state = {k.removeprefix("d"): v for k, v in arrays.items() if k.startswith("d")}
             vars(detector).update(about["detector"], **state)
             stream.detector = detector
-    except (OSError, ValueError, KeyError, TypeError):
+        stream.ranks = arrays["ranks"]
+        stream.last_step, stream.start = about["last_step"], about["start"]
+        stream.session, stream._old_sessions = about["session"], about["old_sessions"]
+        stream._world, stream.seen_at = about["world"], about["seen_at"]
+        stream._begun_at, stream._joined_at = about["begun_at"], about["joined_at"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile):
         return Stream()
-    stream.ranks = arrays["ranks"]
-    stream.last_step, stream.start = about["last_step"], about["start"]
-    stream.session, stream._old_sessions = about["session"], about["old_sessions"]
-    stream._world = about["world"]
-    stream._begun_at, stream._joined_at = about["begun_at"], about["joined_at"]
     return stream
 
 

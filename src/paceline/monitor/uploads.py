@@ -21,8 +21,8 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import sessions
 from paceline.monitor.store import uploads as rows
 
-#: Uploads at a time, and space that they leave on the disk.
-MOST, SPARE_BYTES = 1000, 256 << 20
+#: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
+MOST, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
 
 #: Formats by their first bytes: anything else is refused before it is kept.
 _FORMATS = (b"PAR1", b'{"resourceSpans"')
@@ -101,11 +101,16 @@ class Uploads:
         """Check the content and make it a session; returns its number."""
         with self._alone(row["id"]):
             path = self._path(row["id"])
-            key = trace_key(row["sha256"])
-            if path.is_file() or not self._blobs.exists(key):
-                self._check(row, path)
-                self._blobs.take(path, key)
-            return sessions.enqueue(self._engine, row["job_id"], row, now)
+            # Who knows a SHA-256 only does not get the session: the bytes have to be here.
+            self._check(row, path)
+            twin = path.with_name(f"{path.name}.twin")
+            twin.unlink(missing_ok=True)
+            os.link(path, twin)
+            self._blobs.take(twin, trace_key(row["sha256"]))
+            twin.unlink(missing_ok=True)  # it stays where the blob is this very file already
+            number = sessions.enqueue(self._engine, row["job_id"], row, now)
+            path.unlink()  # last: until then a crash leaves all that it takes to finish again
+            return number
 
     def adopt(self, job_id: int, path: Path, file_name: str, meta: Any, now: float) -> int:
         """Make a file of ours a session and take it; returns the session's number."""
@@ -135,8 +140,8 @@ class Uploads:
         queued = sessions.waiting(self._engine)
         if n >= MOST or queued >= self._config.analysis_queue:
             raise Refusal(429, f"{n} uploads and {queued} traces wait; come again", retry_s=15)
-        free = shutil.disk_usage(self.folder).free
-        if min(declared, n * self._config.max_upload_mib * MIB) + size > free - SPARE_BYTES:
+        disk = shutil.disk_usage(self.folder)
+        if declared + size > disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total):
             raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
 
     def _check(self, row: Mapping[str, Any], path: Path) -> None:

@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from paceline.record import push
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Operation, Step
 
@@ -63,7 +64,8 @@ def start(
 
     What is not given is taken from torch.distributed and Megatron's parallel state where they are
     initialised, else from torchrun's, Slurm's or MPI's environment. Never raises: where it cannot
-    record it says so in one line of the log and returns a recorder that is off.
+    record it says so in one line of the log and returns a recorder that is off. Where the
+    environment has PACELINE_MONITOR, rank 0 starts a process that pushes what is recorded.
 
     Args:
         folder: of the run; every rank writes a file of its own into it.
@@ -108,6 +110,8 @@ def start(
         flush_s=flush_s,
         given=given,
     )
+    if _current.is_on:
+        push.start(Path(folder), _current.rank)
     return _current
 
 

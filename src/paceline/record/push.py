@@ -15,13 +15,16 @@ from pathlib import Path
 
 log = logging.getLogger("paceline.record")
 
-MONITOR, JOB = "PACELINE_MONITOR", "PACELINE_JOB"
+MONITOR, JOB, SESSION_STEPS = "PACELINE_MONITOR", "PACELINE_JOB", "PACELINE_SESSION_STEPS"
 
 #: What the pushing process says, in the recording's folder.
 LOG = "push.log"
 
-#: Kept, as they outlive this process.
-_children: list[subprocess.Popen[bytes]] = []
+#: Where this package is imported from; the job may have found it by other means than PYTHONPATH.
+_SOURCE = str(Path(__file__).parents[2])
+
+#: Folder -> who pushes it.
+_children: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def start(folder: Path, rank: int, env: Mapping[str, str] = os.environ) -> bool:
@@ -30,27 +33,40 @@ def start(folder: Path, rank: int, env: Mapping[str, str] = os.environ) -> bool:
     Args:
         folder: of the recording.
         rank: of this process.
-        env: PACELINE_MONITOR: the service's URL; PACELINE_TOKEN; PACELINE_JOB: the job's name.
+        env: PACELINE_MONITOR: the service's URL; PACELINE_TOKEN; PACELINE_JOB: the job's name;
+            PACELINE_SESSION_STEPS: profiled steps of a session.
     """
     if rank != 0 or not env.get(MONITOR):
         return False
-    command = [sys.executable, "-m", "paceline", "push", str(folder), "--follow"]
-    command += ["--parent", str(os.getpid())]
-    if env.get(JOB):
-        command += ["--name", env[JOB]]
     try:
-        with (folder / LOG).open("ab") as file:
-            _children.append(
-                subprocess.Popen(  # URL and token reach it by the environment, unseen by ps
-                    command,
-                    env={**env, "CUDA_VISIBLE_DEVICES": ""},
+        folder = folder.absolute()
+        child = _children.get(folder)
+        if child is None or child.poll() is not None:
+            with (folder / LOG).open("ab") as file:
+                _children[folder] = subprocess.Popen(
+                    _command(folder, env),
+                    env=_environment(env),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
                     start_new_session=True,
                 )
-            )
     except (OSError, ValueError) as error:
-        log.error("step times are not pushed: %s", error)
+        log.error("not pushed to the monitor: %s", error)
         return False
     return True
+
+
+def _command(folder: Path, env: Mapping[str, str]) -> list[str]:
+    """URL and token are not in it: every user of the machine can read it."""
+    command = [sys.executable, "-m", "paceline", "push", str(folder), "--follow"]
+    command += ["--parent", str(os.getpid())]
+    for name, option in ((JOB, "--name"), (SESSION_STEPS, "--session-steps")):
+        if env.get(name):
+            command += [option, env[name]]
+    return command
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (_SOURCE, env.get("PYTHONPATH"))))
+    return {**env, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}

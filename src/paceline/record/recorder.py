@@ -107,6 +107,12 @@ class Recorder:
         return self._writer is not None
 
     @property
+    def rank(self) -> int:
+        """The global rank; -1 where nothing is recorded."""
+        writer = self._writer
+        return -1 if writer is None else writer.place.rank
+
+    @property
     def is_profiling(self) -> bool:
         """Whether the step that runs now is recorded with its operations."""
         return self._ops is not None

@@ -170,7 +170,7 @@ def _add_resource(
                 others[name] += 1
             continue
         if rank is None:
-            rank = _rank(resource, place)
+            rank = rank_of(resource, place)
             place_of.add_sizes(resource, rank, place)
         attributes = attributes_of(span, place)
         start_ns, end_ns = times_of(span, name, rank, place)
@@ -206,7 +206,12 @@ def kinds_of(name: str) -> tuple[OpKind, ...]:
     return ()
 
 
-def _rank(resource: Mapping[str, Any], place: str) -> int:
+def rank_of(resource: Mapping[str, Any], place: str) -> int:
+    """The rank of a process, by the attributes of its resource.
+
+    Raises:
+        TraceError: they do not say it.
+    """
     found = _RANK.fullmatch(str(resource.get(RANK, "")).strip())
     rank = optional_whole(found[1]) if found else None
     if rank is None:

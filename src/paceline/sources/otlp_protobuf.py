@@ -13,6 +13,9 @@ from typing import Any
 
 from paceline.errors import TraceError
 
+#: Messages and texts of a request; a span has some 25. An empty one is two bytes here, 250 decoded.
+MOST_PARTS = 500_000
+
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
@@ -44,6 +47,7 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
         ) from None
     message = ExportTraceServiceRequest()
     try:
+        _check_size(body, message.DESCRIPTOR)
         message.ParseFromString(body)
         request = MessageToDict(message, use_integers_for_enums=True)
     # ValueError: nested too deep for JSON, or text that is no UTF-8.
@@ -57,6 +61,54 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
                     _ids_in_hex(link)
     found: dict[str, Any] = request
     return found
+
+
+def _check_size(body: bytes, kind: Any) -> None:
+    """Count what would be made of the bytes, before it is.
+
+    Raises:
+        ValueError: it is too much, or no protobuf of today (groups are history).
+    """
+    parts, n_parts = {kind: _parts_of(kind)}, 0
+    waiting = [(0, len(body), kind)]
+    while waiting:
+        at, end, kind = waiting.pop()
+        while at < end:
+            tag, at = _varint(body, at)
+            if tag & 7 == 2:
+                size, at = _varint(body, at)
+                n_parts += 1
+                part = parts[kind].get(tag >> 3)
+                if part is not None:
+                    if part not in parts:
+                        parts[part] = _parts_of(part)
+                    waiting.append((at, min(at + size, end), part))
+                at += size
+            elif tag & 7 == 0:
+                _, at = _varint(body, at)
+            elif tag & 7 in (1, 5):
+                at += 8 if tag & 7 == 1 else 4
+            else:
+                raise ValueError("it holds a group")
+            if n_parts > MOST_PARTS:
+                raise ValueError(f"more than {MOST_PARTS:,} parts; send smaller batches")
+
+
+def _parts_of(kind: Any) -> dict[int, Any]:
+    """Field number -> kind of message, for the fields that are messages."""
+    return {f.number: f.message_type for f in kind.fields if f.message_type is not None}
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, and what is behind it."""
+    value, shift = 0, 0
+    while shift < 70 and at < len(body):
+        value |= (body[at] & 127) << shift
+        at += 1
+        if body[at - 1] < 128:
+            return value, at
+        shift += 7
+    raise ValueError("it is cut off")
 
 
 def _ids_in_hex(values: dict[str, Any]) -> None:

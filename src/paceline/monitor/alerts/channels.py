@@ -205,7 +205,11 @@ class Email:
             return smtplib.SMTP_SSL(self.host, self.port, timeout=TIMEOUT_S, context=context)
         server = smtplib.SMTP(self.host, self.port, timeout=TIMEOUT_S)
         if self.security == "starttls":
-            server.starttls(context=ssl.create_default_context())
+            try:
+                server.starttls(context=ssl.create_default_context())
+            except (smtplib.SMTPException, OSError):
+                server.close()
+                raise
         return server
 
 

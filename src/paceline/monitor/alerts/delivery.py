@@ -16,6 +16,7 @@ from paceline.monitor.alerts.notice import FIRING, RESOLVED, Notice, job_url
 from paceline.monitor.alerts.settings import Route
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
+from paceline.monitor.store.health import problem_in
 
 #: Seconds to wait after the first failure, doubled each time, up to the longest.
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
@@ -23,6 +24,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
 GIVE_UP_S = 7 * 86_400.0
 #: How often a silenced message is looked at again, and how often the queue at the least.
 _SILENCED_S, _LOOK_S = 30.0, 5.0
+#: Messages that failed so often or oftener go together: by then they wait for the longest.
+_OFTEN = 8
 
 Row = dict[str, Any]
 
@@ -56,7 +59,7 @@ class Courier(threading.Thread):
             try:
                 wait_s = self.round()
             except SQLAlchemyError as error:
-                log(logging.ERROR, "store", error=str(getattr(error, "orig", None) or error))
+                log(logging.ERROR, "store", error=problem_in(error))
             except Exception as error:
                 logger.error("delivery", exc_info=error)
             self._woken.wait(wait_s)
@@ -67,8 +70,9 @@ class Courier(threading.Thread):
         now: float = self._service.clock()
         rows = self._told(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
-            if any(row["next_at"] <= now for row in group) and not self._ended:
-                self._send([r for r in group if r["next_at"] <= now or not r["attempts"]], now)
+            due = [row for row in group if row["next_at"] <= now]
+            if due and not self._ended:
+                self._send(due if group[0]["attempts"] else group, now)
         if self._channel.repeat_s and not self._ended:
             self._repeat(now)
         later: list[float] = [row["next_at"] for row in rows if row["next_at"] > now]
@@ -103,6 +107,10 @@ class Courier(threading.Thread):
             self._channel.send(notices, now)
         except MonitorError as error:
             self._failed(rows, str(error), now)
+            return
+        except Exception as error:  # one message that cannot be sent should not hold up the others
+            logger.error("delivery", exc_info=error)
+            self._failed(rows, f"{type(error).__name__} in the service; its log says more", now)
             return
         next_at = now + self._channel.repeat_s
         store.mark(
@@ -149,24 +157,34 @@ class Courier(threading.Thread):
 
     def _notice(self, row: Row) -> Notice:
         names = ("rule", "importance", "project", "job", "headline", "cause", "place", "gain")
+        labels = {_sayable(key): _sayable(text) for key, text in row["labels"].items()}
         return Notice(
             id=row["alert_id"],
             status=row["status"],
             url=job_url(self._service.config.url, row["project"], row["job"], row["session_id"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"] if row["status"] == RESOLVED else None,
-            labels=row["labels"],
-            **{name: row[name] for name in names},
+            labels=labels,
+            **{name: _sayable(row[name]) for name in names},
         )
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Those that go in one message: of one project, rule, importance and status."""
+    """Those that go in one message: of one project, rule, importance and status.
 
-    def key(row: Row) -> tuple[bool, str, str, str]:
-        return row["status"] != FIRING, row["project"], row["rule"], row["importance"]
+    What failed goes with what failed as often: a message that nobody takes holds up no new one.
+    """
+
+    def key(row: Row) -> tuple[bool, str, str, str, int]:
+        often = min(row["attempts"], _OFTEN)
+        return row["status"] != FIRING, row["project"], row["rule"], row["importance"], often
 
     return [list(group) for _, group in groupby(sorted(rows, key=key), key)]
+
+
+def _sayable(text: Any) -> Any:
+    """Without halves of surrogate pairs, which a client may have sent and no message can hold."""
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 
 def _silences(silence: Row, row: Row) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,12 +24,14 @@ from paceline.monitor.alerts.rules import (
     Alarm,
     Facts,
     Rule,
+    holds,
     judge,
 )
 from paceline.monitor.alerts.settings import load_settings
 from paceline.monitor.blobs import RESULT, result_key
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
+from paceline.monitor.store.health import problem_in
 
 #: How often all that fires is judged again.
 AGAIN_S = 300.0
@@ -50,7 +53,7 @@ class Alerts:
     """Judges and tells.
 
     Args:
-        service: has config, engine, blobs, bus and clock.
+        service: has config, engine, blobs, bus, clock and started_at.
 
     Raises:
         MonitorError: the file of alerts is wrong.
@@ -65,6 +68,7 @@ class Alerts:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._judged_at = 0.0
+        self._quiet: dict[str, set[int]] = {}  # of each rule about silence, at the last tick
 
     def start(self) -> None:
         """Deliver what waits, and judge what happened while the service was away."""
@@ -96,17 +100,19 @@ class Alerts:
 
         Meant to be called every few seconds.
         """
-        silent = [rule for rule in self.settings.rules if rule.kind == "silent"]
+        firing = store.firing(self._service.engine)
+        quiet = {
+            rule.name: self._quiet_jobs(rule, firing, now)
+            for rule in self.settings.rules
+            if rule.kind == "silent"
+        }
         jobs: dict[int, bool] = {}
-        if silent:
-            after = max(rule.until_h for rule in silent) * 3600
-            before = min(rule.after_s for rule in silent)
-            quiet = store.quiet_jobs(self._service.engine, now - after, now - before)
-            jobs.update(dict.fromkeys(quiet, True))
+        for name, found in quiet.items():  # only those that fell silent, or no longer are
+            jobs.update(dict.fromkeys(found ^ self._quiet.get(name, set()), True))
         again = now - self._judged_at >= AGAIN_S
         kinds = {rule.name: rule.kind for rule in self.settings.rules}
-        for row in store.firing(self._service.engine):
-            if again or kinds.get(row["rule"]) in ("silent", "fail-slow"):
+        for row in firing:
+            if again or kinds.get(row["rule"]) == "fail-slow":
                 settled = row["started_at"] < now - SETTLED_S
                 jobs[row["job_id"]] = jobs.get(row["job_id"], True) and settled
         if again:
@@ -116,6 +122,15 @@ class Alerts:
                 store.remove_older(self._service.engine, before)
         for job_id, settled in sorted(jobs.items()):
             self.judge(job_id, now, settled=settled)
+        self._quiet = quiet
+
+    def _quiet_jobs(self, rule: Rule, firing: Sequence[Row], now: float) -> set[int]:
+        """Jobs that are quiet; soon after the start only those of which it was told before."""
+        first, last = now - rule.until_h * 3600, now - rule.after_s
+        found = set(store.quiet_jobs(self._service.engine, first, last))
+        if self._service.started_at <= last:
+            return found
+        return found & {row["job_id"] for row in firing if row["rule"] == rule.name}
 
     def judge(self, job_id: int, now: float, *, settled: bool = False) -> None:
         """Judge a job by all rules; alerts begin, go on or end.
@@ -130,14 +145,19 @@ class Alerts:
             if found is None:
                 return
             job, sessions, events = found
-            facts = Facts(job, sessions, going_on(job, events, settled=settled), now)
+            onset = going_on(job, events, settled=settled)
+            since = self._service.started_at
+            facts = Facts(job, sessions, onset, now, relieved_at(job, events), since)
+            fingerprints = [f"{rule.name}/{job_id}" for rule in self.settings.rules]
+            fires = store.firing_of(self._service.engine, fingerprints)
             for rule in self.settings.rules:
                 covers = rule.covers(job["project"], job["name"], job["labels"])
                 alarm = judge(rule, facts) if covers else None
-                if alarm is not None:
+                known = fires.get(rule.name)
+                if alarm is not None and not _says(known, alarm):
                     self._fire(rule, alarm, facts)
-                else:
-                    self._resolve(f"{rule.name}/{job_id}", job, now)
+                elif alarm is None and known and not (covers and holds(rule, facts)):
+                    self._resolve(known["fingerprint"], job, now)
 
     def _fire(self, rule: Rule, alarm: Alarm, facts: Facts) -> None:
         job, now = facts.job, facts.now
@@ -200,7 +220,7 @@ class Alerts:
                 self._judge_recent(self._service.clock())
                 return
             except SQLAlchemyError as error:
-                log(logging.ERROR, "store", error=str(getattr(error, "orig", None) or error))
+                log(logging.ERROR, "store", error=problem_in(error))
             except Exception as error:
                 logger.error("alerts", exc_info=error)
             self._ended.wait(_RETRY_S)
@@ -217,6 +237,12 @@ class Alerts:
                 return
             self.judge(job_id, now, settled=onset_at < now - _OLD_S)
         self._judged_at = now
+
+
+def _says(known: Mapping[str, Any] | None, alarm: Alarm) -> bool:
+    """Whether an alert that fires says this already."""
+    names = ("headline", "cause", "session_id")
+    return known is not None and all(known[name] == getattr(alarm, name) for name in names)
 
 
 def going_on(
@@ -239,3 +265,9 @@ def going_on(
     if all_healthy or (job["slow_since_step"] is None and (settled or reliefs)):
         return None
     return dict(onset)
+
+
+def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> float:
+    """When the latest relief was seen; -inf where there is none, or the job has ended."""
+    reliefs = [event["at"] for event in events if event["kind"] == "relief"]
+    return max(reliefs, default=-math.inf) if job["status"] != "ended" else -math.inf

@@ -39,6 +39,8 @@ class Rule:
             latest session over the median of those before.
         sessions: slowdown: how many in a row; regression: how many there must be before.
         gpu_hours: fail-slow: more than so many are at stake, over the next ``horizon_h`` hours.
+        hold_s: fail-slow: over only so long after the relief: at the edge, reliefs and onsets
+            alternate, and are one alert.
         after_s: silent: so long without a step; until_h: forgotten after so many hours.
         days: regression: sessions of so many days before the latest count.
     """
@@ -54,6 +56,7 @@ class Rule:
     sessions: int = 2
     gpu_hours: float = 10.0
     horizon_h: float = 24.0
+    hold_s: float = 60.0
     after_s: float = 900.0
     until_h: float = 24.0
     days: float = 7.0
@@ -65,7 +68,8 @@ class Rule:
         _require(self.at_least > 1, f"{self.name}: at_least must be above 1")
         for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
             _require(getattr(self, name) > 0, f"{self.name}: {name} must be above 0")
-        _require(self.gpu_hours >= 0, f"{self.name}: gpu_hours must be 0 or more")
+        for name in ("gpu_hours", "hold_s"):
+            _require(getattr(self, name) >= 0, f"{self.name}: {name} must be 0 or more")
 
     def explain(self) -> str:
         """When it alerts, in words."""
@@ -108,6 +112,8 @@ class Facts:
         job: its row in the store.
         sessions: rows of its analysed sessions of the last weeks, the latest first.
         onset: the event of the fail-slow that goes on; None where there is none.
+        relieved_at: when the latest relief of a running job was seen; -inf where there is none.
+        watched_since: when the service began: nobody could be heard before.
         now: seconds since 1970.
     """
 
@@ -115,6 +121,8 @@ class Facts:
     sessions: Sequence[Mapping[str, Any]]
     onset: Mapping[str, Any] | None
     now: float
+    relieved_at: float = -math.inf
+    watched_since: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,13 @@ class Alarm:
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
     """Whether a rule holds for a job now, and why."""
     return _JUDGES[rule.kind](rule, facts)
+
+
+def holds(rule: Rule, facts: Facts) -> bool:
+    """Whether an alert that fires goes on although the rule does not hold now."""
+    if rule.kind == "silent":  # the service began anew, and nothing was heard since
+        return _silent(rule, replace(facts, watched_since=-math.inf)) is not None
+    return rule.kind == "fail-slow" and facts.now - facts.relieved_at < rule.hold_s
 
 
 def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
@@ -188,7 +203,7 @@ def _ranks(ranks: Sequence[int]) -> str | None:
 
 def _silent(rule: Rule, facts: Facts) -> Alarm | None:
     job = facts.job
-    quiet_s = facts.now - job["seen_at"]
+    quiet_s = facts.now - max(job["seen_at"], facts.watched_since)
     if job["status"] not in ("running", "silent") or job["last_step"] is None:
         return None
     if not rule.after_s <= quiet_s < rule.until_h * 3600:

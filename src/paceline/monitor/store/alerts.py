@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sess
 Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
 _SESSIONS, _EVENTS = 200, 200
+_OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
 #: Messages of a channel that are looked at together; the oldest come first.
 _BATCH = 500
 
@@ -93,6 +95,15 @@ def firing(engine: Engine) -> list[Row]:
     with engine.connect() as connection:
         query = select(alerts).where(alerts.c.status == "firing").order_by(alerts.c.id)
         return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def firing_of(engine: Engine, fingerprints: Sequence[str]) -> dict[str, Row]:
+    """Those of some alerts that fire, by their rule."""
+    query = select(alerts).where(
+        alerts.c.fingerprint.in_(fingerprints), alerts.c.status == "firing"
+    )
+    with engine.connect() as connection:
+        return {row["rule"]: dict(row) for row in connection.execute(query).mappings()}
 
 
 def listed(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
@@ -183,8 +194,8 @@ def add_silence(
     Raises:
         MonitorError: it would be over already.
     """
-    if until <= now:
-        raise MonitorError("the silence would be over already; give a longer time")
+    if not now < until < math.inf:
+        raise MonitorError("the silence would be over already, or never; give another time")
     values = {"project": project, "rule": rule, "job": job, "until": until, "comment": comment}
     with engine.begin() as connection:
         done = connection.execute(insert(silences).values(**values, created_at=now))
@@ -216,7 +227,12 @@ def end_silence(engine: Engine, number: int, project: str, now: float) -> bool:
 def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:
     """A job's row, its latest analysed sessions and fail-slow events, both latest first."""
     done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
-    latest = select(sessions).where(done).order_by(desc(sessions.c.created_at), desc(sessions.c.id))
+    # Not all columns: their meta may name thousands of hosts.
+    latest = (
+        select(*(sessions.c[name] for name in _OF_SESSION))
+        .where(done)
+        .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
+    )
     slow = events.c.kind.in_(("onset", "relief"))
     happened = select(events).where(events.c.job_id == job_id, slow)
     happened = happened.order_by(desc(events.c.id))

@@ -79,7 +79,8 @@ def upgrade(engine: Engine) -> None:
         found = MigrationContext.configure(connection).get_current_heads()
         if not known.issuperset(found):
             raise MonitorError(
-                "the store was made by a later version of Paceline; install that, or restore a backup"
+                "the store was made by a later version of Paceline; install that one, or restore a "
+                "backup"
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

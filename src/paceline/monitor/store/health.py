@@ -14,5 +14,10 @@ def problem_of(engine: Engine) -> str | None:
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
     except SQLAlchemyError as error:
-        return without_secrets(str(getattr(error, "orig", None) or error).partition("\n")[0][:200])
+        return problem_in(error)
     return None
+
+
+def problem_in(error: SQLAlchemyError) -> str:
+    """What the database said, in one line, without its parameters and passwords."""
+    return without_secrets(str(getattr(error, "orig", None) or error).partition("\n")[0][:200])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, bindparam, desc, func, select, update
+from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import jobs, sessions
@@ -62,6 +62,12 @@ def find(engine: Engine, project: str, name: str) -> JobKey | None:
     return JobKey(row.id, row.project, name) if row else None
 
 
+def key_of(engine: Engine, job_id: int) -> JobKey | None:
+    """The job of a number."""
+    row = by_id(engine, job_id)
+    return JobKey(job_id, row["project"], row["name"]) if row else None
+
+
 def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     """A job's row."""
     with engine.connect() as connection:
@@ -79,15 +85,26 @@ def listed(engine: Engine, project: str, after: int, limit: int) -> list[dict[st
 
 
 def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
-    """What the step times say now; each row has ``job_id`` and the same columns as the others."""
+    """What the step times say now: the jobs run, but for those that have ended since.
+
+    Each row has ``job_id``, ``seen_at`` (when the last samples came) and the same columns as the
+    others.
+    """
     rows = list(rows)
     if not rows:
         return
     names = [name for name in rows[0] if name != "job_id"]
+    seen_at = bindparam("new_seen_at", type_=jobs.c.seen_at.type)
+    over = (jobs.c.status == "ended") & (jobs.c.seen_at >= seen_at)
+    others: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name != "seen_at"}
     statement = (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"))
-        .values({name: bindparam(f"new_{name}") for name in names})
+        .values(
+            **others,
+            status=case((over, "ended"), else_="running"),
+            seen_at=case((jobs.c.seen_at > seen_at, jobs.c.seen_at), else_=seen_at),
+        )
     )
     values = [
         {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}} for row in rows
@@ -96,10 +113,11 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
         connection.execute(statement, values)
 
 
-def set_status(engine: Engine, job_id: int, status: str) -> None:
-    """It is new, running, silent or ended."""
+def end(engine: Engine, job_id: int, now: float) -> None:
+    """It is over."""
     with engine.begin() as connection:
-        connection.execute(update(jobs).where(jobs.c.id == job_id).values(status=status))
+        statement = update(jobs).where(jobs.c.id == job_id)
+        connection.execute(statement.values(status="ended", seen_at=now))
 
 
 def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
@@ -139,8 +157,9 @@ def _named(project: str, name: str) -> Any:
     return (jobs.c.project == project) & (jobs.c.name == name)
 
 
-def running(engine: Engine) -> list[JobKey]:
-    """Jobs that had step times last we knew."""
-    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.status == "running")
+def seen_since(engine: Engine, since: float) -> list[JobKey]:
+    """Jobs that run, and those of which something came after that time."""
+    recent = (jobs.c.status == "running") | (jobs.c.seen_at >= since)
+    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(recent)
     with engine.connect() as connection:
         return [JobKey(*row) for row in connection.execute(query)]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, Text, case, cast, func, or_, select
-from sqlalchemy.engine import RowMapping
 
-from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
+from paceline.monitor.store.tables import (
+    alerts,
+    deliveries,
+    events,
+    jobs,
+    session_facts,
+    sessions,
+    silences,
+)
+
+Row = dict[str, Any]
 
 ALL = "*"
 #: Jobs a page lists, and the most sessions and events that a job's page shows.
@@ -46,7 +56,7 @@ class JobsPage:
         page, n_pages: this page from 1, and how many there are.
     """
 
-    rows: Sequence[RowMapping]
+    rows: list[Row]
     n_found: int
     n_all: int
     page: int
@@ -83,48 +93,60 @@ def list_jobs(
     ordered = column.desc() if largest_first else column.asc()
     query = _of_project(select(jobs), project).where(*chosen)
     query = query.order_by(ordered.nulls_last(), jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
-    return JobsPage(connection.execute(query).mappings().all(), n_found, n_all, page, n_pages)
+    return JobsPage(_rows(connection, query), n_found, n_all, page, n_pages)
 
 
 def _matches(word: str) -> Any:
-    places = (jobs.c.name, cast(jobs.c.labels, Text), jobs.c.cause, jobs.c.headline)
-    return or_(*(place.icontains(word, autoescape=True) for place in places))
+    places = (jobs.c.name, jobs.c.cause, jobs.c.headline)
+    in_json = json.dumps(word)[1:-1]  # labels are kept as JSON, in which é is \u00e9
+    return or_(
+        *(place.icontains(word, autoescape=True) for place in places),
+        cast(jobs.c.labels, Text).icontains(in_json, autoescape=True),
+    )
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _of_project(query: Select[Any], project: str) -> Select[Any]:
     return query if project == ALL else query.where(jobs.c.project == project)
 
 
-def find_job(connection: Connection, project: str, name: str) -> RowMapping | None:
+def find_job(connection: Connection, project: str, name: str) -> Row | None:
     """The job, or None; of several projects' jobs of that name the one seen last."""
     query = _of_project(select(jobs), project).where(jobs.c.name == name)
-    return connection.execute(query.order_by(jobs.c.seen_at.desc()).limit(1)).mappings().first()
+    return next(iter(_rows(connection, query.order_by(jobs.c.seen_at.desc()).limit(1))), None)
 
 
-def job_sessions(connection: Connection, job_id: int) -> Sequence[RowMapping]:
+#: A session's columns but ``meta``, which may hold the hosts of 10,000 ranks.
+_SESSION = tuple(column for column in sessions.c if column.name != "meta")
+
+
+def job_sessions(connection: Connection, job_id: int) -> list[Row]:
     """The latest sessions of a job, the latest first."""
-    query = select(sessions).where(sessions.c.job_id == job_id)
+    query = select(*_SESSION).where(sessions.c.job_id == job_id)
     query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(MAX_SESSIONS)
-    return connection.execute(query).mappings().all()
+    return _rows(connection, query)
 
 
-def job_session(connection: Connection, job_id: int, session_id: int) -> RowMapping | None:
+def job_session(connection: Connection, job_id: int, session_id: int) -> Row | None:
     """A session of this job, or None."""
-    query = select(sessions).where(sessions.c.job_id == job_id, sessions.c.id == session_id)
-    return connection.execute(query).mappings().first()
+    query = select(*_SESSION).where(sessions.c.job_id == job_id, sessions.c.id == session_id)
+    return next(iter(_rows(connection, query)), None)
 
 
-def job_events(connection: Connection, job_id: int) -> Sequence[RowMapping]:
+def job_events(connection: Connection, job_id: int) -> list[Row]:
     """The latest detector events of a job, the latest first."""
     query = select(events).where(events.c.job_id == job_id)
     query = query.order_by(events.c.at.desc(), events.c.id.desc()).limit(MAX_EVENTS)
-    return connection.execute(query).mappings().all()
+    return _rows(connection, query)
 
 
-def job_alerts(connection: Connection, job_id: int) -> Sequence[RowMapping]:
+def job_alerts(connection: Connection, job_id: int) -> list[Row]:
     """The alerts of a job that fire."""
     query = select(alerts).where(alerts.c.job_id == job_id, alerts.c.status == "firing")
-    return connection.execute(query.order_by(alerts.c.started_at.desc())).mappings().all()
+    return _rows(connection, query.order_by(alerts.c.started_at.desc()))
 
 
 def count_firing(connection: Connection, project: str) -> int:
@@ -135,7 +157,7 @@ def count_firing(connection: Connection, project: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def list_alerts(connection: Connection, project: str, status: str = "") -> Sequence[RowMapping]:
+def list_alerts(connection: Connection, project: str, status: str = "") -> list[Row]:
     """The latest alerts with their job's name; those that fire first.
 
     Each row has ``n_delivered``, ``n_waiting`` and ``n_failed``: what became of its messages.
@@ -161,31 +183,33 @@ def list_alerts(connection: Connection, project: str, status: str = "") -> Seque
         query = query.where(alerts.c.status == status)
     fires = case((alerts.c.status == "firing", 0), else_=1)
     query = query.order_by(fires, alerts.c.started_at.desc(), alerts.c.id.desc())
-    return connection.execute(query.limit(MAX_ALERTS)).mappings().all()
+    return _rows(connection, query.limit(MAX_ALERTS))
 
 
-def active_silences(connection: Connection, project: str, now: float) -> Sequence[RowMapping]:
+def active_silences(connection: Connection, project: str, now: float) -> list[Row]:
     """Silences that still hold."""
     query = select(silences).where(silences.c.until > now)
     if project != ALL:
         query = query.where(silences.c.project.in_((project, ALL)))
-    return connection.execute(query.order_by(silences.c.until)).mappings().all()
+    return _rows(connection, query.order_by(silences.c.until))
 
 
-def fleet_jobs(connection: Connection, project: str) -> Sequence[RowMapping]:
-    """All jobs with a slowdown, with the latest session that was analysed (``session_id``)."""
+def fleet_jobs(connection: Connection, project: str) -> list[Row]:
+    """All jobs with a slowdown; ``facts`` are those of the latest session that was analysed."""
     latest = (
         select(sessions.c.job_id, func.max(sessions.c.id).label("session_id"))
         .where(sessions.c.status == "done")
         .group_by(sessions.c.job_id)
         .subquery()
     )
-    wanted = ("id", "project", "name", "gpus", "labels", "slowdown", "waste", "cause")
-    query = select(
-        *(jobs.c[name] for name in wanted), jobs.c.gpu_hours_lost, latest.c.session_id
-    ).join(latest, latest.c.job_id == jobs.c.id)
-    query = _of_project(query, project).where(jobs.c.slowdown.is_not(None))
-    return connection.execute(query.order_by(jobs.c.id)).mappings().all()
+    wanted = ("name", "gpus", "labels", "slowdown", "waste", "cause", "gpu_hours_lost")
+    query = (
+        select(*(jobs.c[name] for name in wanted), session_facts.c.facts)
+        .join(latest, latest.c.job_id == jobs.c.id)
+        .outerjoin(session_facts, session_facts.c.session_id == latest.c.session_id)
+        .where(jobs.c.slowdown.is_not(None))
+    )
+    return _rows(connection, _of_project(query, project).order_by(jobs.c.id))
 
 
 @dataclass(frozen=True)

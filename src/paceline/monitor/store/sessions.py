@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, delete, desc, func, select, update
+from sqlalchemy import Engine, delete, desc, func, insert, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.jobs import summarise
-from paceline.monitor.store.tables import jobs, sessions, uploads
+from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
 
@@ -43,6 +43,7 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
         connection.execute(
             delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
         )
+        connection.execute(update(jobs).where(jobs.c.id == job_id).values(seen_at=now))
         summarise(connection, job_id)
     return int(found)
 
@@ -54,10 +55,11 @@ def waiting(engine: Engine) -> int:
         return int(connection.execute(query).scalar_one())
 
 
-def requeue_running(engine: Engine) -> int:
-    """Those whose analysis the service's end cut off wait again; returns how many."""
-    statement = update(sessions).where(sessions.c.status == "running").values(status="queued")
+def requeue_running(engine: Engine, but: Collection[int] = ()) -> int:
+    """Those whose analysis was cut off wait again, all running ones ``but`` these; how many."""
+    running = (sessions.c.status == "running") & sessions.c.id.not_in(list(but))
     with engine.begin() as connection:
+        statement = update(sessions).where(running).values(status="queued")
         return int(connection.execute(statement).rowcount)
 
 
@@ -84,8 +86,13 @@ def start_next(engine: Engine, now: float) -> Row | None:
         return dict(connection.execute(query).mappings().one())
 
 
-def finish(engine: Engine, session_id: int, values: Mapping[str, Any]) -> None:
-    """Write what came out (``status`` done or failed), and what it says of the job."""
+def finish(
+    engine: Engine,
+    session_id: int,
+    values: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write what came out (``status`` done or failed), and what it says of the job and fleet."""
     with engine.begin() as connection:
         statement = (
             update(sessions)
@@ -95,11 +102,16 @@ def finish(engine: Engine, session_id: int, values: Mapping[str, Any]) -> None:
         )
         job_id = connection.execute(statement).scalar_one_or_none()
         if job_id is not None:
+            stale = session_facts.c.session_id == session_id
+            connection.execute(delete(session_facts).where(stale))
+            if facts is not None:
+                row = {"session_id": session_id, "facts": dict(facts)}
+                connection.execute(insert(session_facts).values(row))
             summarise(connection, job_id)
 
 
 def put_back(engine: Engine, session_id: int) -> None:
-    """Let it wait again; the service is stopping."""
+    """Let it wait again: the service is stopping."""
     with engine.begin() as connection:
         connection.execute(
             update(sessions)

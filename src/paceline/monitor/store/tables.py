@@ -103,6 +103,14 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
+#: What the fleet's figures need of a session (monitor/fleet_facts.py).
+session_facts = Table(
+    "session_facts",
+    metadata,
+    Column("session_id", ID, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
+    Column("facts", JSON, nullable=False),
+)
+
 #: Uploads under way; their bytes lie in a file of the data folder.
 uploads = Table(
     "uploads",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ def create_token(
         raise MonitorError(
             f"{project!r} is no project; use letters, digits and . _ -, or * for all"
         )
-    if expires_at is not None and expires_at <= now:
-        raise MonitorError("the token would have expired already; give a later time")
+    if expires_at is not None and not now < expires_at < math.inf:
+        raise MonitorError("the token would have expired already, or never; give a later time")
     secret = PREFIX + secrets.token_urlsafe(32)
     values: dict[str, Any] = {
         "name": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +13,7 @@ from starlette.routing import Route
 
 from paceline.monitor.config import MIB
 from paceline.monitor.store import alerts as store
+from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import bad, checked_name, read_mapping, whole_parameter
 from paceline.monitor.web.security import require
 
@@ -19,6 +21,8 @@ _STATUSES = ("", "firing", "resolved")
 _MOST_HOURS = 24.0 * 366
 _PAGE, _MOST = 100, 1000
 _MOST_ID = 2**53
+#: What a database does not take: nothing, and half a pair.
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def routes(service: Any) -> list[Route]:
@@ -30,15 +34,16 @@ def routes(service: Any) -> list[Route]:
         if status not in _STATUSES:
             raise bad("status must be firing or resolved")
         limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+        project = reads(request, principal)
         rows = await run_in_threadpool(
-            lambda: store.listed(service.engine, principal.project, status=status, limit=limit)
+            lambda: store.listed(service.engine, project, status=status, limit=limit)
         )
         return JSONResponse({"alerts": rows})
 
     async def list_silences(request: Request) -> Response:
         principal = require(request, "read")
         rows = await run_in_threadpool(
-            store.list_silences, service.engine, principal.project, service.clock()
+            store.list_silences, service.engine, reads(request, principal), service.clock()
         )
         return JSONResponse({"silences": rows})
 
@@ -48,13 +53,13 @@ def routes(service: Any) -> list[Route]:
         now = service.clock()
         rule, job = (_name(body, key) for key in ("rule", "job"))
         comment = body.get("comment", "")
-        if not isinstance(comment, str) or len(comment) > 1000 or "\x00" in comment:
+        if not isinstance(comment, str) or len(comment) > 1000 or _UNSTORABLE.search(comment):
             raise bad("comment must be a text of up to 1,000 characters")
-        hours = _hours(body)
+        hours, project = _hours(body), reads(request, principal)
         number = await run_in_threadpool(
             lambda: store.add_silence(
                 service.engine,
-                principal.project,
+                project,
                 rule=rule,
                 job=job,
                 until=now + hours * 3600,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from paceline.errors import OutputError
+from paceline.errors import OutputError, TraceError
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.config import MIB
 from paceline.monitor.refusal import Refusal
@@ -48,6 +49,19 @@ _TYPES = {
 }
 
 
+class _Blob(StreamingResponse):
+    """A file's bytes; it is closed even if who asked goes away in the middle."""
+
+    def __init__(self, file: BinaryIO, **options: Any) -> None:
+        super().__init__(iter(functools.partial(file.read, 1 << 18), b""), **options)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
 class Api:
     """The handlers."""
 
@@ -78,7 +92,7 @@ class Api:
         """POST /api/v1/jobs/{name}/end."""
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
-        await run_in_threadpool(jobs.set_status, self.service.engine, job.id, "ended")
+        await run_in_threadpool(jobs.end, self.service.engine, job.id, self.service.clock())
         told = {"job": job.name, "job_id": job.id, "status": "ended"}
         self.service.bus.publish(job.project, "job", told)
         return JSONResponse({"status": "ended"})
@@ -115,9 +129,7 @@ class Api:
         row = await self._upload(request)
         service = self.service
         number = await run_in_threadpool(service.uploads.finish, row, service.clock())
-        service.analyses.wake()
-        told = {"job": row["job"], "job_id": row["job_id"], "id": number, "status": "queued"}
-        service.bus.publish(row["project"], "session", told)
+        service.tell_session(JobKey(row["job_id"], row["project"], row["job"]), number)
         return JSONResponse({"session": number})
 
     async def steps(self, request: Request) -> Response:
@@ -132,9 +144,7 @@ class Api:
     def _store_steps(self, request: Request, job: JobKey, body: dict[str, Any]) -> dict[str, Any]:
         batch = batch_of(body, self.service.clock())
         take_samples(request, len(batch.steps))
-        new = self.service.steps.append(job.id, batch)
-        if new:
-            self.service.detectors.feed(job, batch)
+        new = self.service.take_steps(job, batch)
         return {"accepted": len(batch.steps), "repeated": not new}
 
     async def list_jobs(self, request: Request) -> Response:
@@ -189,14 +199,9 @@ class Api:
                 404, "there is none: it was too large to be drawn, or removed to make room"
             ) from None
 
-        def parts() -> Any:
-            with file:
-                while part := file.read(1 << 18):
-                    yield part
-
         shown = f"{row['job']}-{row['id']}-{name}"
         headers = {"Content-Disposition": f'inline; filename="{shown}"'}
-        return StreamingResponse(parts(), media_type=_TYPES[name], headers=headers)
+        return _Blob(file, media_type=_TYPES[name], headers=headers)
 
     async def list_events(self, request: Request) -> Response:
         """GET /api/v1/events."""
@@ -273,8 +278,10 @@ def writes_to(request: Request, principal: Principal) -> str:
 
 def reads(request: Request, principal: Principal) -> str:
     """The project that a request reads; "*" = all."""
-    named = request.query_params.get("project", principal.project)
-    if not principal.sees(named) and named != principal.project:
+    named = request.query_params.get("project")
+    if named is None:
+        return principal.project
+    if not principal.sees(checked_name(named)):
         raise HTTPException(404, "there is no such project")
     return named
 
@@ -299,6 +306,8 @@ def answered(handler: Handler) -> Handler:
             raise HTTPException(refusal.status, str(refusal), headers) from None
         except OutputError as error:
             raise HTTPException(507, str(error), {"Retry-After": "10"}) from None
+        except TraceError as error:
+            raise bad(str(error)) from None
         except DBAPIError as error:
             if isinstance(error.orig, ValueError | OverflowError):
                 raise bad("a value cannot be stored") from None

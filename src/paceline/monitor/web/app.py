@@ -6,15 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from paceline.monitor.web import alerts_api, api, login, ops, pages
+from paceline.monitor.web import alerts_api, api, login, ops, otlp_api, pages
 from paceline.monitor.web.answers import error_response
+from paceline.monitor.web.bodies import AT_A_TIME
 from paceline.monitor.web.envelope import Envelope, HttpCounts
 from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, Rates
 from paceline.monitor.web.security import Authentication, Sessions
@@ -39,6 +42,7 @@ def create_app(service: Any) -> Starlette:
             *ops.routes(service),
             *login.routes(service, sessions, failures),
             *api.routes(service),
+            *otlp_api.routes(service),
             *alerts_api.routes(service),
             *pages.routes(service),
         ],
@@ -50,11 +54,21 @@ def create_app(service: Any) -> Starlette:
         exception_handlers={HTTPException: _answer},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # it would believe the Host of whoever asks
     app.state.service, app.state.counts = service, counts
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
+    app.state.unpacking = CapacityLimiter(AT_A_TIME)
     return app
 
 
 async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 405:  # a route knows its own methods only, and a path has several
+        error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return error_response(request.scope, error)
+
+
+def _methods(request: Request) -> set[str]:
+    path = request.scope["path"]
+    found = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(path)]
+    return set().union(*(route.methods or set() for route in found))

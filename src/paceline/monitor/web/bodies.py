@@ -6,21 +6,29 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from anyio import to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from paceline.monitor.step_files import Batch
+
+T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 #: Samples of one batch.
 MOST_SAMPLES = 2_000_000
+#: Values of one body; columns that are packed as bytes are one each.
+MOST_VALUES = 2_000_000
+#: Bodies that are unpacked and decoded at a time.
+AT_A_TIME = 2
 #: Keys and bytes (as JSON) of labels, degrees and a trace's meta.
 _MOST_KEYS, _META_BYTES = 50, 1 << 20
 
@@ -49,11 +57,21 @@ async def read_mapping(request: Request, most_bytes: int) -> dict[str, Any]:
     Raises:
         HTTPException: 400, 413 or 415.
     """
+    return await in_turn(request, _mapping, await request.body(), request, most_bytes)
+
+
+async def in_turn(request: Request, work: Callable[..., T], *args: Any) -> T:
+    """Unpack or decode in a thread, a few at a time: a body may become many times its size."""
+    return await to_thread.run_sync(partial(work, *args), limiter=request.app.state.unpacking)
+
+
+def _mapping(body: bytes, request: Request, most_bytes: int) -> dict[str, Any]:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    body = _unpacked(await request.body(), request, most_bytes)
+    body = unpacked(body, request, most_bytes)
     if kind.lower() in ("application/msgpack", "application/x-msgpack"):
         found = _msgpack(body)
     elif kind.lower() in ("application/json", ""):
+        check_values(body)
         try:
             found = json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError) as error:
@@ -65,7 +83,12 @@ async def read_mapping(request: Request, most_bytes: int) -> dict[str, Any]:
     return found
 
 
-def _unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
+def unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
+    """A body as it was before it was packed (gzip); never more than the limit is unpacked.
+
+    Raises:
+        HTTPException: 400, 413 or 415.
+    """
     packing = request.headers.get("content-encoding", "identity").strip().lower()
     if packing == "identity":
         return body
@@ -83,11 +106,45 @@ def _unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
     return content
 
 
+def check_values(body: bytes) -> None:
+    """Refuse JSON of many small values, each of which takes ten times its bytes as an object.
+
+    Raises:
+        HTTPException: 413.
+    """
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+        raise _too_many()
+
+
+def _too_many() -> HTTPException:
+    return bad(
+        f"more than {MOST_VALUES:,} values; send less, or msgpack with columns as bytes", 413
+    )
+
+
 def _msgpack(body: bytes) -> Any:
     import msgpack
 
+    n_values = 0
+
+    def counted(values: Any) -> Any:
+        nonlocal n_values
+        n_values += 1 + len(values)
+        if n_values > MOST_VALUES:
+            raise _too_many()
+        return values
+
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+        return msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=MOST_VALUES,
+            list_hook=counted,
+            object_hook=counted,
+        )
+    except HTTPException:
+        raise
     except Exception as error:  # its errors have no common base
         raise bad(f"the body is no msgpack: {str(error)[:200]}") from None
 
@@ -213,7 +270,8 @@ def _array(values: Any, name: str, packed: str) -> npt.NDArray[Any]:
 def _small_mapping(
     body: Mapping[str, Any], key: str, most_keys: int = _MOST_KEYS
 ) -> dict[str, Any]:
-    value = body.get(key) or {}
+    value = body.get(key)
+    value = {} if value is None else value
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise bad(f"{key} must be an object (a mapping)")
     try:

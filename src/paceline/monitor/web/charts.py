@@ -21,28 +21,31 @@ _SPARK_TOP = 1.1
 MAX_POINTS = 600
 #: The same for a distribution: its curve is smooth, and each point has words.
 MAX_CDF_POINTS = 200
+#: Up to so many points are drawn large.
+_FEW_DOTS = 60
 #: Classes of curves, in their order.
 CURVES = tuple(f"curve{i}" for i in range(6))
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """S of the last sessions as a small line; nothing for fewer than two."""
+    """S of the last sessions as a small line, one session as its point."""
     known = [v for v in values if v is not None and math.isfinite(v)]
-    if len(known) < 2:
+    if not known:
         return Markup("")
-    top = max(_SPARK_TOP, *known)
+    top, last = max(_SPARK_TOP, *known), max(len(known) - 1, 1)
     inner_w, inner_h = _SPARK_WIDTH - 2 * _SPARK_MARGIN, _SPARK_HEIGHT - 2 * _SPARK_MARGIN
 
     def place(i: int, value: float) -> tuple[float, float]:
         height = min(max((value - 1) / (top - 1), 0.0), 1.0)
-        x = _SPARK_MARGIN + inner_w * i / (len(known) - 1)
+        x = _SPARK_MARGIN + inner_w * (i + 1 - len(known) + last) / last
         return round(x, 1), round(_SPARK_MARGIN + inner_h * (1 - height), 1)
 
     points = [place(i, v) for i, v in enumerate(known)]
     path = "M" + "L".join(f"{x} {y}" for x, y in points)
     said = f"S of the last {len(known)} sessions: from {known[0]:.2f} to {known[-1]:.2f}"
+    said = said if len(known) > 1 else f"S of the only session: {known[0]:.2f}"
     x, y = points[-1]
-    return Markup(  # noqa: S704 - numbers only
+    return Markup(  # numbers only
         f'<svg class="spark" width="{_SPARK_WIDTH}" height="{_SPARK_HEIGHT}" role="img" '
         f'viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" aria-label="{said}">'
         f'<path d="{path}"/><circle cx="{x}" cy="{y}" r="2.6"/></svg>'
@@ -54,7 +57,7 @@ def share_bar(share: float | None, name: str = "share") -> Markup:
     if share is None or not math.isfinite(share):
         return Markup("")
     width = 100 * min(max(share, 0.0), 1.0)
-    return Markup(  # noqa: S704 - a number and our own word
+    return Markup(  # a number and our own word
         f'<span class="track" aria-hidden="true"><svg class="part"><rect class="{name}" '
         f'width="{width:.2f}%" height="100%"/></svg></span>'
     )
@@ -67,7 +70,7 @@ def stacked_bar(parts: Iterable[tuple[str, float]], top: float) -> Markup:
         width = 100 * size / top if top > 0 else 0.0
         rects.append(f'<rect class="{name}" x="{left:.2f}%" width="{width:.2f}%" height="100%"/>')
         left += width
-    return Markup(  # noqa: S704 - numbers and our own words
+    return Markup(  # numbers and our own words
         f'<span class="track" aria-hidden="true"><svg class="part">{"".join(rects)}</svg></span>'
     )
 
@@ -87,7 +90,7 @@ def slowdown_chart(sessions: Sequence[Mapping[str, Any]]) -> Spec | None:
         "yLabel": "S",
         "yRange": [min(0.99, *(s["slowdown"] for s in done)), 1 + (highest - 1) * 1.08],
         "xRange": [-0.5, len(done) - 0.5],
-        "x_names": [_day(s["created_at"]) for s in done],
+        "x_names": _days([s["created_at"] for s in done]),
         "series": [
             {
                 "label": "S",
@@ -105,7 +108,8 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
 
     Args:
         series: of the job, thinned to at most :data:`MAX_POINTS`.
-        events: rows of the table, in any order; those outside of the series are left out.
+        events: rows of the table, in any order; those outside of the series and those of an
+            earlier start, which had the same step numbers, are left out.
     """
     steps, times_s = series.step.tolist(), series.max_s.tolist()
     if not steps:
@@ -129,10 +133,10 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
         {"x": s, "y": _digits(t), "lines": [f"step {s:,}: {seconds(t)} (rank {rank})"]}
         for s, t, rank in zip(steps, times_s, series.slowest.tolist(), strict=True)
     ]
+    begin = float(series.at[0])
+    drawn = [e for e in events if steps[0] <= e["since_step"] <= steps[-1] and e["at"] >= begin]
     for kind, label in EVENT_KINDS.items():
-        marks = [
-            e for e in events if e["kind"] == kind and steps[0] <= e["since_step"] <= steps[-1]
-        ]
+        marks = [e for e in drawn if e["kind"] == kind]
         if not marks:
             continue
         points = [[e["since_step"], y] for e in marks for y in (low, high)]
@@ -184,15 +188,18 @@ def cdf_chart(
     Args:
         curves: name -> (value, what it belongs to) in any order.
         label: for those who do not see the chart.
-        x_label, y_label: of the axes.
-        x_range: ends of the x axis; None = those of the values.
+        x_label: of the x axis.
+        y_label: of the y axis.
+        x_range: ends of the x axis; None = those of the values and the mark.
         percent: values are shares, said as percentages.
         ref: a value to mark, and its name.
     """
     ordered = {name: sorted(values) for name, values in curves.items() if values}
     if not ordered:
         return None
-    series, stops, rows = [], [], []
+    series: list[Spec] = []
+    stops: list[Spec] = []
+    rows: list[list[str]] = []
     for (name, values), look in zip(ordered.items(), CURVES, strict=False):
         kept = _thinned(len(values))
         points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in kept)]
@@ -206,20 +213,23 @@ def cdf_chart(
                 {"x": value, "y": (i + 1) / len(values), "lines": [f"{head} ({what})", share]}
             )
         rows += [_quantiles(name, [v for v, _ in values], percent)]
-    head = ["curve", "values", "10%", "median", "90%", "largest"]
-    spec = {
+    columns = ["curve", "values", "10%", "median", "90%", "largest"]
+    spec: Spec = {
         "label": f"{label}; arrow keys move along",
         "xLabel": x_label,
         "yLabel": y_label,
         "yRange": [0, 1.03],
         "series": series,
         "stops": sorted(stops, key=lambda stop: stop["x"]),
-        "table": {"title": "Table: quantiles", "head": head, "rows": rows},
+        "table": {"title": "Table: quantiles", "head": columns, "rows": rows},
     }
-    if x_range:
-        spec["xRange"] = list(x_range)
     if ref:
         spec["ref"] = {"x": ref[0], "label": ref[1]}
+        ends = [ref[0], *(values[i][0] for values in ordered.values() for i in (0, -1))]
+        room = (max(ends) - min(ends)) * 0.05 or 0.05
+        spec["xRange"] = [min(ends) - room, max(ends) + room]
+    if x_range:
+        spec["xRange"] = list(x_range)
     return spec
 
 
@@ -243,13 +253,14 @@ def scatter_chart(
         return None
     first, last = math.floor(placed[0][0]), math.ceil(placed[-1][0])
     names = {power: f"{2**power:,}" for power in range(first, last + 1)}
+    dot = "dot big" if len(placed) <= _FEW_DOTS else "dot"
     return {
         "label": f"{label}; arrow keys go from job to job",
         "xLabel": x_label,
         "yLabel": y_label,
         "xRange": [first - 0.3, last + 0.3],
         "x_names": names,
-        "dots": [{"x": x, "y": y, "name": "dot"} for x, y, _, _ in placed],
+        "dots": [{"x": x, "y": y, "name": dot} for x, y, _, _ in placed],
         "stops": [
             {"x": x, "y": y, "lines": [name, f"S {y:.3f}", f"{x_label}: {true:,.0f}"]}
             for x, y, true, name in placed
@@ -261,5 +272,9 @@ def _date(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
 
 
-def _day(at: float) -> str:
-    return time.strftime("%d %b", time.gmtime(at))
+def _days(times: Sequence[float]) -> list[str]:
+    """Days; where one has several, with the time of day."""
+    days = [time.strftime("%d %b", time.gmtime(at)) for at in times]
+    if len(set(days)) == len(days):
+        return days
+    return [time.strftime("%d %b %H:%M", time.gmtime(at)) for at in times]

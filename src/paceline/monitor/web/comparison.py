@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.monitor.web.templating import cause
 from paceline.monitor.web.shown import hosts_of, shown
+from paceline.monitor.web.templating import cause
 from paceline.report.page.figures import figure_data
 from paceline.report.page.markup import percent, seconds
 
@@ -33,12 +33,40 @@ class Line:
     mood: str
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Two sessions beside each other.
+
+    Attributes:
+        numbers: S, waste, step times.
+        falls: the drops of both waterfalls by name, seconds per step.
+        kinds, stages: S of each part that is in either; kinds by their change.
+        workers: numbers of the two worker heatmaps, on one scale.
+    """
+
+    numbers: list[Line]
+    falls: list[Line]
+    kinds: list[Line]
+    stages: list[Line]
+    workers: list[dict[str, Any]]
+
+
+def compare(a: Result, b: Result) -> Comparison:
+    """What changed from ``a`` to ``b``."""
+    return Comparison(
+        numbers=_key_lines(a, b),
+        falls=_fall_lines(a, b),
+        kinds=_part_lines(a, b, "by_kind"),
+        stages=_part_lines(a, b, "by_stage"),
+        workers=_worker_figures((a, b)),
+    )
+
+
 #: Changes of a ratio or share below this are noise to the eye.
 _NOTICED = 0.01
 
 
-def key_lines(a: Result, b: Result) -> list[Line]:
-    """S, waste, step times."""
+def _key_lines(a: Result, b: Result) -> list[Line]:
     times = [
         (name, _mean(a["step_time_s"][key]), _mean(b["step_time_s"][key]))
         for name, key in (
@@ -55,8 +83,7 @@ def key_lines(a: Result, b: Result) -> list[Line]:
     return lines + [_line(name, x, y, seconds, scale=x or 1.0) for name, x, y in times]
 
 
-def part_lines(a: Result, b: Result, key: str) -> list[Line]:
-    """S of each part ("by_kind" or "by_stage") that is in either; kinds by their change."""
+def _part_lines(a: Result, b: Result, key: str) -> list[Line]:
     names = list(dict.fromkeys([*a[key], *b[key]]))
     pairs = [(name, a[key].get(name), b[key].get(name)) for name in names]
     if key == "by_kind":
@@ -75,8 +102,7 @@ _DROPS = {
 }
 
 
-def fall_lines(a: Result, b: Result) -> list[Line]:
-    """The drops of both waterfalls by name, seconds per step."""
+def _fall_lines(a: Result, b: Result) -> list[Line]:
     falls = [
         {d["name"]: d["seconds"] or 0.0 for d in r.get("waterfall", {}).get("drops", ())}
         for r in (a, b)
@@ -84,7 +110,13 @@ def fall_lines(a: Result, b: Result) -> list[Line]:
     names = dict.fromkeys([*falls[0], *falls[1]])
     scale = _mean(a["step_time_s"]["traced"]) or 1.0
     return [
-        _line(_DROPS.get(name) or cause(name), falls[0].get(name, 0.0), falls[1].get(name, 0.0), seconds, scale=scale)
+        _line(
+            _DROPS.get(name) or cause(name),
+            falls[0].get(name, 0.0),
+            falls[1].get(name, 0.0),
+            seconds,
+            scale=scale,
+        )
         for name in names
     ]
 
@@ -119,11 +151,8 @@ def _mean(values: Mapping[str, float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def worker_figures(pairs: list[tuple[Result, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Numbers of the worker heatmaps of (result, meta) pairs, on one scale."""
-    made = [figure_data(shown(result), hosts_of(result, meta)) for result, meta in pairs]
-    top = max(
-        float(np.nanmax(np.array(result["by_worker"], dtype=np.float64))) for result, _ in pairs
-    )
+def _worker_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
+    made = [figure_data(shown(result), hosts_of(result)) for result in results]
+    top = max(float(np.nanmax(np.array(r["by_worker"], dtype=np.float64))) for r in results)
     wanted = ("n_pp", "n_dp", "workers", "hosts")
     return [{**{name: data[name] for name in wanted}, "top": top} for data in made]

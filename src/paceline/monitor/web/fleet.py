@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from paceline.monitor.store.queries import Week
@@ -17,9 +18,9 @@ Row = Mapping[str, Any]
 
 #: From this slowdown on a job counts as straggling (what-if paper, section 4.2).
 STRAGGLING = 1.1
+#: From this correlation on sequence lengths are to blame (what-if paper, 5.3).
+SEQUENCES = 0.9
 N_WEEKS = 12
-#: Steps of one job in the figure of all steps: more say nothing new.
-_MAX_STEPS = 25
 #: Figure 5's kinds of operation: result.json counts send and recv of one direction together.
 KINDS = {
     "forward-compute": "forward compute",
@@ -34,44 +35,8 @@ SEQUENCE_LABELS = ("seq_len", "sequence_length", "max_seq_len")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the figures need of a session's ``result.json``.
-
-    Attributes:
-        m_w, m_s: shares of the loss that the slowest workers and the last stage explain.
-        n_stages: pipeline stages.
-        waste_by_kind: kind -> 1 - 1/S of only this kind (Eq. 3 for Eq. 2).
-        steps: slowdowns of steps over the job's.
-        correlation: of forward and backward, where a finding says it.
-    """
-
-    m_w: float | None
-    m_s: float | None
-    n_stages: int
-    waste_by_kind: Mapping[str, float]
-    steps: tuple[float, ...]
-    correlation: float | None
-
-
-def facts(result: Mapping[str, Any]) -> Facts:
-    """The facts of a result."""
-    by_step = sorted(s for s in result["by_step"].values() if s is not None)
-    chosen = [by_step[i * len(by_step) // _MAX_STEPS] for i in range(_MAX_STEPS)]
-    steps = by_step if len(by_step) <= _MAX_STEPS else chosen
-    correlations = (f["evidence"].get("correlation") for f in result.get("findings", ()))
-    return Facts(
-        m_w=result["m_w"],
-        m_s=result["m_s"],
-        n_stages=int(result["job"]["pp_size"]),
-        waste_by_kind={k: 1 - 1 / s for k, s in result["by_kind"].items() if s},
-        steps=tuple(s / result["slowdown"] for s in steps),
-        correlation=next((c for c in correlations if c is not None), None),
-    )
-
-
-@dataclass(frozen=True)
 class Figure:
-    """A figure of the page: what it shows, and its chart (None: nothing to draw, ``empty`` says why)."""
+    """A figure: what it shows, and its chart (None: ``empty`` says why there is none)."""
 
     name: str
     title: str
@@ -80,18 +45,23 @@ class Figure:
     empty: str = "No job has this yet."
 
 
-def figures(rows: Sequence[Row], known: Mapping[int, Facts]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """The paper's figures.
 
     Args:
-        rows: of :func:`paceline.monitor.store.queries.fleet_jobs`.
-        known: session -> its facts; sessions whose result is gone are not in it.
+        rows: of :func:`paceline.monitor.store.queries.fleet_jobs`; their ``facts`` are those of
+            :func:`paceline.monitor.fleet_facts.facts_of`, or None.
     """
-    slow = [row for row in rows if row["slowdown"] >= STRAGGLING and row["session_id"] in known]
-    return [_waste(rows), _by_gpus(rows), _by_kind(rows, known), _steps(slow, known)] + [
-        _m_w(slow, known),
-        _m_s(slow, known),
-        _correlation(rows, known),
+    known = [row for row in rows if row["facts"] is not None]
+    slow = [row for row in known if row["slowdown"] >= STRAGGLING]
+    return [
+        _waste(rows),
+        _by_gpus(rows),
+        _by_kind(known),
+        _steps(slow),
+        _m_w(slow),
+        _m_s(slow),
+        _correlation(slow),
         _by_sequence(rows),
     ]
 
@@ -117,13 +87,10 @@ def _by_gpus(rows: Sequence[Row]) -> Figure:
     return Figure("gpus", "Slowdown and size", text, chart)
 
 
-def _by_kind(rows: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
+def _by_kind(known: Sequence[Row]) -> Figure:
+    wastes = [(row["facts"]["waste_by_kind"], row["name"]) for row in known]
     curves = {
-        name: [
-            (max(known[row["session_id"]].waste_by_kind[kind], 0.0), row["name"])
-            for row in rows
-            if kind in getattr(known.get(row["session_id"]), "waste_by_kind", {})
-        ]
+        name: [(max(waste[kind], 0.0), job) for waste, job in wastes if kind in waste]
         for kind, name in KINDS.items()
     }
     chart = cdf_chart(
@@ -136,8 +103,8 @@ def _by_kind(rows: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
     return Figure("kinds", "Which operations waste it", text, chart)
 
 
-def _steps(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
-    values = [(v, row["name"]) for row in slow for v in known[row["session_id"]].steps]
+def _steps(slow: Sequence[Row]) -> Figure:
+    values = [(step, row["name"]) for row in slow for step in row["facts"]["steps"]]
     chart = cdf_chart(
         {"steps": values},
         label="Share of steps against their slowdown over their job's",
@@ -146,46 +113,45 @@ def _steps(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
         ref=(1.0, "the job"),
     )
     text = (
-        "Steps of straggling jobs (S at least 1.1). A steep curve at 1: most steps are equally slow "
-        "and a few profiled steps tell (Figure 4)."
+        "Steps of straggling jobs (S at least 1.1). A steep curve at 1: most steps are equally "
+        "slow, and a few profiled steps tell (Figure 4)."
     )
     return Figure("steps", "Are all steps alike?", text, chart, _NO_SLOW)
 
 
-def _m_w(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
-    values = _values(slow, known, lambda f: f.m_w)
+def _m_w(slow: Sequence[Row]) -> Figure:
+    values = _values(slow, lambda facts: facts["m_w"])
     text = (
         "M_W: what would vanish of the loss if the slowest 3% of the workers were ideal (Figure 6)."
     )
     return _share_figure("m_w", "Are single workers to blame?", text, values, "M_W")
 
 
-def _m_s(slow: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
-    values = _values(slow, known, lambda f: f.m_s if f.n_stages > 1 else 0.0)
+def _m_s(slow: Sequence[Row]) -> Figure:
+    values = _values(slow, lambda facts: facts["m_s"] if facts["n_stages"] > 1 else 0.0)
     text = (
         "M_S: what would vanish if the last pipeline stage were ideal; 0 with one stage (Figure 7)."
     )
     return _share_figure("m_s", "Is the last stage to blame?", text, values, "M_S")
 
 
-def _correlation(rows: Sequence[Row], known: Mapping[int, Facts]) -> Figure:
-    values = _values(rows, known, lambda f: f.correlation)
-    text = (
-        "Correlation of forward and backward over microbatches, of the jobs with the finding: near 1 "
-        "says that sequences differ in length (Figure 11)."
+def _correlation(slow: Sequence[Row]) -> Figure:
+    values = _values(slow, lambda facts: facts["correlation"])
+    chart = cdf_chart(
+        {"correlation": values},
+        label="Share of jobs against their correlation of forward and backward",
+        x_label="correlation",
+        ref=(SEQUENCES, f"{SEQUENCES}"),
     )
-    title = "Sequence lengths: forward and backward"
-    empty = "No job's latest session has this finding."
-    return _share_figure("correlation", title, text, values, "correlation", empty)
+    text = (
+        "Do forward and backward vary alike over microbatches? From a correlation of 0.9 on, "
+        "sequences most likely differ in length (Figure 11)."
+    )
+    return Figure("correlation", "Are sequence lengths to blame?", text, chart, _NO_SLOW)
 
 
 def _share_figure(
-    name: str,
-    title: str,
-    text: str,
-    values: list[tuple[float, str]],
-    x_label: str,
-    empty: str = "",
+    name: str, title: str, text: str, values: list[tuple[float, str]], x_label: str
 ) -> Figure:
     clipped = [(min(max(v, 0.0), 1.0), what) for v, what in values]
     chart = cdf_chart(
@@ -193,18 +159,18 @@ def _share_figure(
         label=f"Share of jobs against {x_label}",
         x_label=x_label,
         x_range=(0, 1.03),
-        ref=None if empty else (0.5, "half"),
+        ref=(0.5, "half"),
     )
-    return Figure(name, title, text, chart, empty or _NO_SLOW)
+    return Figure(name, title, text, chart, _NO_SLOW)
 
 
 _NO_SLOW = "No job is straggling: none has S of 1.1 or more."
 
 
 def _values(
-    rows: Sequence[Row], known: Mapping[int, Facts], of: Callable[[Facts], float | None]
+    rows: Sequence[Row], of: Callable[[Mapping[str, Any]], float | None]
 ) -> list[tuple[float, str]]:
-    pairs = ((of(known[r["session_id"]]), r["name"]) for r in rows if r["session_id"] in known)
+    pairs = ((of(row["facts"]), row["name"]) for row in rows)
     return [(value, name) for value, name in pairs if value is not None and math.isfinite(value)]
 
 
@@ -283,7 +249,8 @@ def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:
-    """A row per week with a bar of what its causes cost, and the key to the bars."""
+    """A row per week, from the first that has a session, with a bar of what its causes cost."""
+    weeks = list(dropwhile(lambda week: not week.n_sessions, weeks))
     top = max((sum(week.lost.values()) for week in weeks), default=0.0)
     names = sorted({name for week in weeks for name, lost in week.lost.items() if lost > 0})
     rows = [
@@ -298,7 +265,7 @@ def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:
         for week in weeks
     ]
     key = [{"name": cause(n) if n else "No cause found", "class": _class(n)} for n in names]
-    return {"rows": rows, "key": key, "any": any(week.n_sessions for week in weeks)}
+    return {"rows": rows, "key": key}
 
 
 def _class(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.monitor.blobs import PERFETTO, REPORT, Blobs, result_key
 from paceline.monitor.step_series import read_series
 from paceline.monitor.web.charts import MAX_POINTS, Spec, steps_chart
+from paceline.monitor.web.results import read_result
 from paceline.monitor.web.shown import Sections, sections
 
 Row = Mapping[str, Any]
@@ -28,13 +29,13 @@ class Made:
     has_perfetto: bool
 
 
-def made(result: Mapping[str, Any] | None, session: Row, blobs: Blobs) -> Made:
+def made(session_id: int, blobs: Blobs) -> Made:
     """What there is to show of an analysed session."""
+    result = read_result(blobs, session_id)
     has_report, has_perfetto = (
-        blobs.exists(result_key(session["id"], name)) for name in (REPORT, PERFETTO)
+        blobs.exists(result_key(session_id, name)) for name in (REPORT, PERFETTO)
     )
-    shown = None if result is None else sections(result, session["meta"])
-    return Made(shown, has_report, has_perfetto)
+    return Made(None if result is None else sections(result), has_report, has_perfetto)
 
 
 #: Degrees that are told always, and those told above 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -17,8 +17,12 @@ from paceline.monitor.web.answers import error_response
 
 #: A body may pause for so long, and has so long plus a second for every so many bytes in all.
 BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
+#: Bytes of all bodies that are here at a time; a chunk of an upload goes to disk meanwhile.
+MOST_HELD_BYTES = 256 * MIB
 #: Keys whose rates are remembered; beyond, the one that was idle longest is forgotten.
 _MOST_KEYS = 10_000
+#: Streams of news that one token (or address, without one) may have open.
+MOST_STREAMS = 50
 #: Wrong tokens of one address per minute before they are answered 429.
 WRONG_TOKENS_PER_MINUTE = 30
 
@@ -70,6 +74,8 @@ class Limits:
         self._upload_bytes = service.config.max_upload_mib * MIB
         self._body_bytes = service.config.max_body_mib * MIB
         self._requests = Rates(service.config.requests_per_minute)
+        self._streams: Counter[Any] = Counter()
+        self._held = _Held()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -83,15 +89,42 @@ class Limits:
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
             return
-        await self.app(scope, _Body(receive, most), send)
+        if scope["path"] == "/events":
+            await self._stream(scope, receive, send)
+        else:
+            body = _Body(receive, most, self._held, MIB if is_upload(scope) else most)
+            try:
+                await self.app(scope, body, send)
+            finally:
+                body.release()
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A stream holds its connection for long: nobody may take them all."""
+        key = _asker(scope)
+        if self._streams[key] >= MOST_STREAMS:
+            error = HTTPException(429, "too many open streams", headers={"Retry-After": "60"})
+            await error_response(scope, error)(scope, receive, send)
+            return
+        self._streams[key] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._streams[key] -= 1
+            if not self._streams[key]:
+                del self._streams[key]
 
     def _count(self, scope: Scope) -> None:
         if is_upload(scope) or _is_stream(scope) or scope["path"].startswith("/static/"):
             return
-        principal = scope["state"].get("principal")
-        client = scope.get("client") or ("", 0)
-        key = principal.token_id if principal and principal.token_id else client[0]
-        _refuse(self._requests.take(key), "requests")
+        _refuse(self._requests.take(_asker(scope)), "requests")
+
+
+def _asker(scope: Scope) -> Any:
+    """The number of the token, or the address of who has none."""
+    principal = scope["state"].get("principal")
+    if principal is not None and principal.token_id:
+        return principal.token_id
+    return (scope.get("client") or ("", 0))[0]
 
 
 def is_upload(scope: Scope) -> bool:
@@ -102,7 +135,7 @@ def is_upload(scope: Scope) -> bool:
 def _is_stream(scope: Scope) -> bool:
     path: str = scope["path"]
     steps = path.startswith("/api/v1/jobs/") and path.endswith("/steps")
-    health = path in ("/healthz", "/readyz", "/metrics")
+    health = path in ("/healthz", "/readyz")
     return (scope["method"] == "POST" and (steps or path == "/v1/traces")) or health
 
 
@@ -120,11 +153,17 @@ def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"a body here may have {most:,} bytes", headers=headers)
 
 
-class _Body:
-    """Receives a body that is not too large and does not trickle."""
+class _Held:
+    """Bytes of bodies that are here and not worked off; only the event loop's thread writes."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._most = receive, most
+    n_bytes = 0
+
+
+class _Body:
+    """Receives a body that is not too large, does not trickle, and fits beside the others."""
+
+    def __init__(self, receive: Receive, most: int, held: _Held, keeps: int) -> None:
+        self._receive, self._most, self._held, self._keeps = receive, most, held, keeps
         self._n_bytes, self._waited_s, self._whole = 0, 0.0, False
 
     async def __call__(self) -> Message:
@@ -138,8 +177,20 @@ class _Body:
             headers = {"Connection": "close"}
             raise HTTPException(408, "the body did not arrive in time", headers=headers) from None
         self._waited_s += time.monotonic() - began
-        self._n_bytes += len(message.get("body", b""))
+        self._count(len(message.get("body", b"")))
         self._whole = not message.get("more_body", False)
+        return message
+
+    def _count(self, n_bytes: int) -> None:
+        before = min(self._n_bytes, self._keeps)
+        self._n_bytes += n_bytes
+        self._held.n_bytes += min(self._n_bytes, self._keeps) - before
         if self._n_bytes > self._most:
             raise _too_large(self._most)
-        return message
+        if self._held.n_bytes > MOST_HELD_BYTES:
+            headers = {"Connection": "close", "Retry-After": "5"}
+            raise HTTPException(429, "too much is being sent at a time", headers=headers)
+
+    def release(self) -> None:
+        """The request is over."""
+        self._held.n_bytes -= min(self._n_bytes, self._keeps)

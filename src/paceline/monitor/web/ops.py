@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+import threading
+import time
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from paceline.monitor.log import log
 from paceline.monitor.store.health import problem_of
 from paceline.monitor.web.metrics import CONTENT_TYPE, metrics_text
 from paceline.monitor.web.security import require
+
+#: An answer of the store is good for so long.
+ASK_S = 1.0
 
 
 def routes(service: Any) -> list[Route]:
@@ -24,11 +33,13 @@ def routes(service: Any) -> list[Route]:
     async def healthz(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    def readyz(request: Request) -> Response:
-        problem = problem_of(service.engine)
-        if problem or not service.running:
-            reason = problem or "starting or stopping"
-            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+    store = _Store(service.engine)
+
+    async def readyz(request: Request) -> Response:
+        if not service.running:
+            return _not_ready("starting or stopping")
+        if not await run_in_threadpool(store.answers):
+            return _not_ready("the store does not answer")
         return JSONResponse({"status": "ready"})
 
     async def metrics(request: Request) -> Response:
@@ -46,6 +57,32 @@ def routes(service: Any) -> list[Route]:
         Route("/metrics", metrics),
         Route("/api/v1/openapi.json", openapi),
     ]
+
+
+class _Store:
+    """Asks the store whether it answers, once in a while, however many would like to know."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, threading.Lock()
+        self._asked_at, self._answers = -math.inf, False
+
+    def answers(self) -> bool:
+        """Whether it does; why not is for the log, not for whoever asks."""
+        if not self._lock.acquire(blocking=False):
+            return self._answers  # somebody waits for it: one thread is enough
+        try:
+            if time.monotonic() - self._asked_at >= ASK_S:
+                problem = problem_of(self._engine)
+                if problem:
+                    log(logging.ERROR, "store", error=problem)
+                self._answers, self._asked_at = problem is None, time.monotonic()
+            return self._answers
+        finally:
+            self._lock.release()
+
+
+def _not_ready(reason: str) -> Response:
+    return JSONResponse({"status": "not ready", "reason": reason}, 503)
 
 
 @cache

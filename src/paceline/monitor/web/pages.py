@@ -14,12 +14,14 @@ from starlette.routing import Route
 
 from paceline.monitor.store import queries
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, stream
-from paceline.monitor.web.results import Kept, read_result, version_of
+from paceline.monitor.web.api import reads
+from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.results import Kept, read_result
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
 
-#: Results as the job page shows them (each perhaps a megabyte), and facts for the fleet's figures.
-_SECTIONS, _FACTS = 64, 50_000
+#: Results that are kept as the job page shows them; each takes up to two megabytes.
+_MADE = 64
 
 
 def routes(service: Any) -> list[Route]:
@@ -57,14 +59,13 @@ class Pages:
 
     def __init__(self, service: Any) -> None:
         self.service = service
-        self._sections: Kept[Any] = Kept(_SECTIONS)
-        self._facts: Kept[Any] = Kept(_FACTS)
+        self._made: Kept[job_page.Made] = Kept(_MADE)
 
     def jobs(self, request: Request) -> Response:
         """The list of jobs, the worst first."""
         asked = request.query_params
         order, status = asked.get("sort", "waste"), asked.get("status", "")
-        search = asked.get("q", "")[:200]
+        search = asked.get("q", "").replace("\0", "")[:200]
         order = order if order in queries.ORDERS else "waste"
         status = status if status in queries.STATUSES else ""
         with self.service.engine.connect() as connection:
@@ -79,13 +80,14 @@ class Pages:
             firing = queries.count_firing(connection, _project(request))
 
         def link(**changes: Any) -> str:
-            usual = {"q": search, "status": status, "sort": order, "page": 1, **changes}
-            told = {k: v for k, v in usual.items() if v not in ("", 1) and (k, v) != _BY_WASTE}
-            return f"/?{urlencode(told)}" if told else "/"
+            asked = {"project": _asked_project(request), "q": search, "status": status}
+            usual = {**asked, "sort": order, "page": 1, **changes}
+            return _address("/", {k: v for k, v in usual.items() if (k, v) not in _USUAL})
 
         return self._render(
             request,
             "jobs.html",
+            news=_ALL,
             title="Jobs",
             active="Jobs",
             firing=firing,
@@ -95,6 +97,7 @@ class Pages:
             order=order,
             statuses=queries.STATUSES,
             link=link,
+            asked_project=_asked_project(request),
             sparkline=charts.sparkline,
             share_bar=charts.share_bar,
         )
@@ -112,10 +115,11 @@ class Pages:
             events = queries.job_events(connection, job["id"])
             alerts = queries.job_alerts(connection, job["id"])
             firing = queries.count_firing(connection, _project(request))
-        made = None if chosen is None else self._made(chosen)
+        made = None if chosen is None else self._made_of(chosen)
         return self._render(
             request,
             "job.html",
+            news=_ALL,
             title=job["name"],
             active="Jobs",
             firing=firing,
@@ -133,15 +137,13 @@ class Pages:
             event_kinds=charts.EVENT_KINDS,
         )
 
-    def _made(self, session: Mapping[str, Any]) -> Any:
+    def _made_of(self, session: Mapping[str, Any]) -> job_page.Made | None:
         if session["status"] != "done":
             return None
-        blobs = self.service.blobs
-
-        def make() -> Any:
-            return job_page.made(read_result(blobs, session["id"]), session, blobs)
-
-        return self._sections.get(version_of(session), make)
+        return self._made.get(
+            (session["id"], session["finished_at"]),  # which changes when it is analysed anew
+            lambda: job_page.made(session["id"], self.service.blobs),
+        )
 
     def compare(self, request: Request) -> Response:
         """Two sessions of a job."""
@@ -156,27 +158,18 @@ class Pages:
         results = [
             read_result(self.service.blobs, s["id"]) if s is not None else None for s in pair
         ]
-        a, b = results
-        both = a is not None and b is not None
+        both = [result for result in results if result is not None]
         return self._render(
             request,
             "compare.html",
+            news="alert",
             title=f"Compare sessions of {job['name']}",
             active="Jobs",
             firing=firing,
             job=job,
             sessions=done,
             pair=pair,
-            both=both,
-            numbers=comparison.key_lines(a, b) if both else [],
-            falls=comparison.fall_lines(a, b) if both else [],
-            kinds=comparison.part_lines(a, b, "by_kind") if both else [],
-            stages=comparison.part_lines(a, b, "by_stage") if both else [],
-            workers=comparison.worker_figures(
-                [(r, s["meta"]) for r, s in zip(results, pair, strict=True)]
-            )
-            if both
-            else [],
+            compared=comparison.compare(*both) if len(both) == 2 else None,
         )
 
     def _compared(
@@ -195,26 +188,18 @@ class Pages:
             rows = queries.fleet_jobs(connection, project)
             weeks = queries.weeks(connection, project, self.service.clock(), fleet.N_WEEKS)
             firing = queries.count_firing(connection, project)
-        known = {row["session_id"]: self._fact(row["session_id"]) for row in rows}
-        facts = {number: fact for number, fact in known.items() if fact is not None}
         return self._render(
             request,
             "fleet.html",
+            news="session alert",
             title="Fleet",
             active="Fleet",
             firing=firing,
             totals=fleet.totals(rows),
-            figures=fleet.figures(rows, facts),
+            figures=fleet.figures(rows),
             causes=fleet.causes_table(rows),
             weeks=fleet.weeks_table(weeks),
         )
-
-    def _fact(self, session_id: int) -> Any:
-        def make() -> Any:
-            result = read_result(self.service.blobs, session_id)
-            return None if result is None else fleet.facts(result)
-
-        return self._facts.get(session_id, make)
 
     def alerts(self, request: Request) -> Response:
         """What fires and what did."""
@@ -228,37 +213,54 @@ class Pages:
         return self._render(
             request,
             "alerts.html",
+            news="alert",
             title="Alerts",
             active="Alerts",
             firing=firing,
             rows=rows,
             silences=silences,
             status=status,
+            link=lambda status: _address(
+                "/alerts", {"status": status, "project": _asked_project(request)}
+            ),
         )
 
     def _job(self, request: Request, connection: Any) -> Any:
-        return _found(queries.find_job(connection, _project(request), request.path_params["name"]))
+        name = checked_name(request.path_params["name"])
+        return _found(queries.find_job(connection, _project(request), name))
 
     def _render(self, request: Request, template: str, **context: Any) -> Response:
         def job_link(name: str, project: str, rest: str = "", **more: Any) -> str:
             """A job's page; ``project`` is named where the principal sees several."""
             several = request.state.principal.project == queries.ALL
-            told = {**more, **({"project": project} if several else {})}
-            query = f"?{urlencode(told)}" if told else ""
-            return f"/jobs/{quote(name, safe='')}{rest}{query}"
+            told = {**more, "project": project if several else ""}
+            return _address(f"/jobs/{quote(name, safe='')}{rest}", told)
 
-        now = self.service.clock()
-        usual = {"live": True, "now": now, "base_url": self.service.config.url}
+        base_url = self.service.config.base_url or str(request.base_url)
+        usual = {"now": self.service.clock(), "base_url": base_url.rstrip("/")}
         return render(request, template, job_link=job_link, **usual, **context)
 
 
-_BY_WASTE = ("sort", "waste")
+#: Kinds of news that change a page about jobs.
+_ALL = "job session event alert steps"
+#: What needs not be said in the address of the list.
+_USUAL = (("sort", "waste"), ("page", 1))
+
+
+def _address(path: str, query: Mapping[str, Any]) -> str:
+    told = {name: value for name, value in query.items() if value != ""}
+    return f"{path}?{urlencode(told)}" if told else path
 
 
 def _project(request: Request) -> str:
     """The project to read: the principal's; who sees all may ask for one."""
-    project: str = request.state.principal.project
-    return request.query_params.get("project", project) if project == queries.ALL else project
+    return reads(request, request.state.principal)
+
+
+def _asked_project(request: Request) -> str:
+    """The project that who sees all asked for; "" = none."""
+    several = request.state.principal.project == queries.ALL
+    return request.query_params.get("project", "") if several else ""
 
 
 def _number(text: str | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from paceline.monitor.blobs import RESULT, Blobs, result_key
@@ -21,11 +21,6 @@ def read_result(blobs: Blobs, session_id: int) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):  # ValueError: not JSON, so nobody can read it
         return None
     return result if isinstance(result, dict) else None
-
-
-def version_of(session: Mapping[str, Any]) -> tuple[int, float | None]:
-    """What changes when a session is analysed anew."""
-    return session["id"], session["finished_at"]
 
 
 class Kept(Generic[T]):

@@ -134,7 +134,7 @@ class Authentication:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         try:
             state["principal"] = await self._principal(request)
-            self._check_write(request, state["principal"])
+            _check_write(request, state["principal"])
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
             return
@@ -152,42 +152,57 @@ class Authentication:
                 token = await run_in_threadpool(find_token, self._service.engine, secret, now)
             problem = "is not known" if token is None else token.problem(now)
             if token is None or problem:
-                raise self._refused(request, f"the token {problem}")
+                raise refused(request, self._failures, f"the token {problem}")
             return _of(token)
         cookie = request.cookies.get(COOKIE)
         if cookie:
             token = await run_in_threadpool(self._sessions.token, cookie, now)
             if token is not None:
-                _check_origin(request)
+                if request.method not in SAFE_METHODS:
+                    check_origin(request, self._service.config.url)
                 return _of(token)
         return PUBLIC if self._service.config.public_read else None
-
-    def _refused(self, request: Request, message: str) -> HTTPException:
-        seconds = self._failures(request.client.host if request.client else "")
-        if seconds:
-            return HTTPException(
-                429, "too many wrong tokens", headers={"Retry-After": str(int(seconds) + 1)}
-            )
-        return HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
-
-    def _check_write(self, request: Request, principal: Principal | None) -> None:
-        writes = request.method not in SAFE_METHODS and request.url.path not in OPEN_PATHS
-        if writes and (principal is None or not principal.may("push")):
-            require(request, "push")
 
 
 def _of(token: Token) -> Principal:
     return Principal(token.name, token.project, token.scope, token.id)
 
 
-def _check_origin(request: Request) -> None:
-    """A form of another site must not act for who is logged in (SameSite=Strict says so, too)."""
-    if request.method in SAFE_METHODS:
-        return
+def _check_write(request: Request, principal: Principal | None) -> None:
+    """Nobody writes without a token that may, whatever the path and whoever handles it."""
+    writes = request.method not in SAFE_METHODS and request.scope["path"] not in OPEN_PATHS
+    if writes and (principal is None or not principal.may("push")):
+        require(request, "push")
+
+
+def refused(request: Request, failures: Any, message: str) -> HTTPException:
+    """The answer to a wrong token: 401, or 429 where an address sends too many."""
+    seconds = failures(request.client.host if request.client else "")
+    if seconds:
+        headers = {"Retry-After": str(int(seconds) + 1)}
+        return HTTPException(429, "too many wrong tokens", headers=headers)
+    return HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def check_origin(request: Request, url: str) -> None:
+    """A form of another site must not act for who is logged in, nor log anybody in or out.
+
+    SameSite=Strict says so for the first, too; not all browsers send ``Sec-Fetch-Site``.
+
+    Args:
+        request: with a cookie, or for the login.
+        url: how users reach the service; a proxy may have changed the Host.
+
+    Raises:
+        HTTPException: 403, it comes from another site.
+    """
     origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
-    if not same or site not in ("same-origin", "none"):
+    own = (urlsplit(url).netloc, request.headers.get("host"))
+    here = origin is None or origin.partition("://")[2] in own
+    if not here or request.headers.get("sec-fetch-site", "same-origin") not in (
+        "same-origin",
+        "none",
+    ):
         raise HTTPException(403, "the request comes from another site")
 
 

@@ -20,6 +20,8 @@ from paceline.monitor.log import log
 
 #: The headers of a request have to arrive within so long.
 HEADERS_S = 10.0
+#: A client has to read some of an answer within so long.
+UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
 MOST_CONNECTIONS = 2000
 #: What is being worked on may take so long once the service is told to stop.
@@ -27,9 +29,13 @@ STOP_S = 10
 
 
 class Impatient(H11Protocol):
-    """Ends connections whose request does not arrive (slow loris); uvicorn waits for ever."""
+    """Ends connections whose request does not arrive (slow loris), or whose client does not read.
+
+    uvicorn waits for ever.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
@@ -42,15 +48,33 @@ class Impatient(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clock."""
+        """Forget the clocks."""
         self._stop_watch()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: start another clock."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_S, self._end, "slow reader")
+
+    def resume_writing(self) -> None:
+        """It read."""
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing more was asked: end, soon even if the last answer is not read."""
+        super().timeout_keep_alive_handler()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
 
     def _watch(self) -> None:
         if not self._incomplete():
             self._stop_watch()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEADERS_S, self._give_up)
+            self._deadline = self.loop.call_later(HEADERS_S, self._end, "slow headers")
 
     def _incomplete(self) -> bool:
         """Whether more of a request has to come that no handler reads."""
@@ -63,10 +87,9 @@ class Impatient(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
-        self._deadline = None
-        log(logging.WARNING, "slow headers", client=self.client[0] if self.client else None)
-        self.transport.close()
+    def _end(self, reason: str) -> None:
+        log(logging.WARNING, reason, client=self.client[0] if self.client else None)
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -97,6 +120,7 @@ def listen(config: Config) -> socket.socket:
         MonitorError: it cannot be had.
     """
     host, port = config.address()
+    found: socket.socket | None = None
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         found = socket.socket(info[0], info[1])
@@ -104,6 +128,8 @@ def listen(config: Config) -> socket.socket:
         found.bind(info[4])
         found.listen(512)
     except OSError as error:
+        if found is not None:
+            found.close()
         raise MonitorError(
             f"cannot listen on {config.bind}: {error.strerror}; choose another --bind"
         ) from None

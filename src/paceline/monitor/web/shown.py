@@ -116,19 +116,12 @@ def remedies_of(result: Mapping[str, Any]) -> list[Remedy]:
     ]
 
 
-def hosts_of(result: Mapping[str, Any], meta: Mapping[str, Any]) -> Hosts | None:
-    """(dp, pp) -> host, from "hosts": {"dp,pp": host or [host, gpu]} of the result or what was pushed.
-
-    A job's own words may be anything; what has another form is left out.
-    """
-    known = result.get("hosts") or meta.get("hosts")
+def hosts_of(result: Mapping[str, Any]) -> Hosts | None:
+    """(dp, pp) -> (host, gpu), which the analysis wrote as "dp,pp": [host, gpu]."""
     hosts: dict[tuple[int, int], str | tuple[str, str]] = {}
-    for place, host in known.items() if isinstance(known, Mapping) else ():
-        match = re.fullmatch(r"(\d{1,6}),\s*(\d{1,6})", str(place))
-        if match is None:
-            continue
-        named = [str(part) for part in host] if isinstance(host, list) else [str(host)]
-        hosts[int(match[1]), int(match[2])] = (named[0], named[1]) if len(named) > 1 else named[0]
+    for place, (host, gpu) in result.get("hosts", {}).items():
+        dp, pp = place.split(",")
+        hosts[int(dp), int(pp)] = host, gpu
     return hosts or None
 
 
@@ -163,10 +156,10 @@ class Sections:
 _FEW = 10
 
 
-def sections(result: Mapping[str, Any], meta: Mapping[str, Any]) -> Sections:
+def sections(result: Mapping[str, Any]) -> Sections:
     """What the job page shows of a session."""
     part, diagnosis, remedies = shown(result), diagnosis_of(result), remedies_of(result)
-    hosts = hosts_of(result, meta)
+    hosts = hosts_of(result)
     stages = {f"stage {stage}": s for stage, s in part.by_stage.items()}
     kinds = dict(sorted(part.by_kind.items(), key=lambda item: -item[1]))
     not_applicable = result.get("remedies_not_applicable", {})

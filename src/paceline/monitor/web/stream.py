@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,9 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from paceline.monitor.web.security import require
+
+#: A stream ends after so long, and the browser comes back: a token may have expired meanwhile.
+LIFE_S = 600.0
 
 #: A comment goes out after so long without news, so that proxies keep the connection.
 BEAT_S = 15.0
@@ -33,9 +37,10 @@ def routes(service: Any) -> list[Route]:
 
 async def _news(bus: Any, project: str) -> AsyncIterator[bytes]:
     subscription = bus.subscribe(project)
+    end = time.monotonic() + LIFE_S
     try:
         yield f"retry: {_RETRY_MS}\n\n".encode()
-        while not bus.closed:
+        while not bus.closed and time.monotonic() < end:
             message = await subscription.next(BEAT_S)
             if message is None:
                 yield b": still here\n\n"

@@ -29,12 +29,12 @@ def render(request: Request, template: str, /, *, code: int = 200, **context: An
         template: file in ``templates``.
         code: HTTP status.
         context: at least ``title``; ``active`` (Jobs, Fleet or Alerts), ``firing`` (alerts) and
-            ``live`` (whether the page keeps itself up to date) where they apply.
+            ``news`` (kinds of the bus's messages that change the page) where they apply.
     """
     usual = {
         "active": "",
         "firing": 0,
-        "live": False,
+        "news": "",
         "principal": getattr(request.state, "principal", None),
         "now": time.time(),
     }
@@ -57,7 +57,7 @@ def _environment() -> Environment:
     environment.filters.update(
         ago=ago,
         cause=cause,
-        data=lambda value: Markup(safe_json(value)),  # noqa: S704 - safe_json escapes <, > and &
+        data=lambda value: Markup(safe_json(value)),  # it escapes <, > and &
         hours=hours,
         iso=lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
         moment=moment,

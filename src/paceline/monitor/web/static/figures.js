@@ -81,7 +81,5 @@ const PacelineFigures = {};
   PacelineFigures.start = () => {
     Paceline.startThemes();
     PacelineFigures.draw(document);
-    for (const form of document.querySelectorAll("form[data-auto]"))
-      form.addEventListener("change", () => form.requestSubmit());
   };
 })();

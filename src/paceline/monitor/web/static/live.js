@@ -3,21 +3,39 @@
    again and the parts marked data-live that differ are replaced. Needs figures.js. */
 (() => {
   const PAUSE_MS = 1500; // between two fetches, however much happens
+  const SHARE = 5; // a fetch that takes long is followed by a pause of so many times that
+  const MINUTE_MS = 60_000; // without news the page is fetched as often: "seen 2 min ago" grows old
+  const AGAIN_MS = 5000; // until a stream that the server refused is asked for again
   const source = new Map(); // id -> the part as the server sent it, before figures were drawn
   const parts = (page) => [...page.querySelectorAll("[data-live]")];
   const remember = (part) => source.set(part.id, part.outerHTML);
+
+  const reachable = (part) => [...part.querySelectorAll("a[href], button, input, select, summary, [tabindex]")];
+
+  /** What has the focus in a part: where to find it again in the part that takes its place. */
+  const focusOf = (part) => {
+    const has = document.activeElement;
+    if (!part.contains(has)) return () => undefined;
+    const place = reachable(part).indexOf(has);
+    const same = (other) => (has.id ? other.id === has.id : has.href !== undefined && other.href === has.href);
+    return (fresh) => {
+      const all = reachable(fresh);
+      (all.find(same) ?? all[place])?.focus({ preventScroll: true });
+    };
+  };
 
   const replace = (part) => {
     const old = document.getElementById(part.id);
     if (!old || source.get(part.id) === part.outerHTML) return;
     remember(part);
     const fresh = document.importNode(part, true);
-    const focused = old.contains(document.activeElement) && document.activeElement.id;
+    const focusAgain = focusOf(old);
     const open = [...old.querySelectorAll("details[open][id]")].map((details) => details.id);
     old.replaceWith(fresh);
+    Paceline.hideTip();
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
     PacelineFigures.draw(fresh);
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    focusAgain(fresh);
   };
 
   const say = (text, name) => {
@@ -34,26 +52,27 @@
     again = busy;
     if (busy || document.hidden) return;
     busy = true;
+    const began = performance.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (answer.ok) {
-        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        parts(page).forEach(replace);
-      }
+      if (answer.redirected) return location.reload(); // to the login: the token is no longer good
+      if (answer.ok) parts(new DOMParser().parseFromString(await answer.text(), "text/html")).forEach(replace);
     } catch {
       /* the server is away; the stream says when it is back */
     }
+    const pause = Math.max(PAUSE_MS, SHARE * (performance.now() - began));
     setTimeout(() => {
       busy = false;
       if (again) refresh();
-    }, PAUSE_MS);
+    }, pause);
   };
 
   let stream = null;
   let lost = false;
   const listen = () => {
     const job = document.querySelector("[data-job]")?.dataset.job;
-    stream = new EventSource(document.body.dataset.events);
+    const mine = new EventSource(document.body.dataset.events);
+    stream = mine;
     stream.addEventListener("open", () => {
       say("Live", "live");
       if (lost) refresh();
@@ -62,8 +81,11 @@
     stream.addEventListener("error", () => {
       lost = true;
       say("Connecting …", "lost");
+      if (mine.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      refresh();
+      setTimeout(() => stream === mine && !document.hidden && listen(), AGAIN_MS);
     });
-    for (const kind of ["job", "session", "event", "alert", "steps"])
+    for (const kind of document.body.dataset.news.split(" "))
       stream.addEventListener(kind, (event) => {
         const told = JSON.parse(event.data);
         if (!job || !told.job || told.job === job) refresh();
@@ -74,6 +96,7 @@
   PacelineFigures.start();
   if (document.body.dataset.events) {
     listen();
+    setInterval(refresh, MINUTE_MS);
     document.addEventListener("visibilitychange", () => {
       stream.close();
       if (document.hidden) return;
@@ -81,6 +104,7 @@
       listen();
     });
     addEventListener("pagehide", () => stream.close());
+    addEventListener("pageshow", (event) => event.persisted && location.reload());
   }
   document.documentElement.dataset.ready = "true";
 })();

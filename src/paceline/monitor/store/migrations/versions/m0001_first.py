@@ -151,6 +151,20 @@ def upgrade() -> None:
         op.f("ix_sessions_status_created_at"), "sessions", ["status", "created_at"], unique=False
     )
     op.create_table(
+        "session_facts",
+        sa.Column(
+            "session_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
+        ),
+        sa.Column("facts", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["session_id"],
+            ["sessions.id"],
+            name=op.f("fk_session_facts_session_id"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("session_id", name=op.f("pk_session_facts")),
+    )
+    op.create_table(
         "uploads",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("job_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
@@ -191,6 +205,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop them."""
     for name in (
-        *("deliveries", "silences", "alerts", "events", "uploads", "sessions", "jobs", "tokens"),
+        *("deliveries", "silences", "alerts", "events", "uploads", "session_facts", "sessions"),
+        *("jobs", "tokens"),
     ):
         op.drop_table(name)

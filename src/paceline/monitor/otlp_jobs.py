@@ -1,0 +1,230 @@
+"""Spans of running jobs: kept per job in a file of requests, cut into sessions of whole steps.
+
+A request is on disk when :meth:`SpanFiles.append` returns. A session is cut off when a job has sent
+nothing for a while, or much. It is made in steps that a restart can do again: the plan is written
+down, the spans become a session (known by its content, so twice is once), then the file goes on
+with the spans of the steps that are not whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.monitor.log import log
+from paceline.monitor.otlp_steps import behind, steps_of
+from paceline.monitor.request_file import RequestFile
+from paceline.monitor.store.jobs import JobKey
+
+#: A session is cut off when nothing has come for so long, when so much has, or after so long.
+QUIET_S, CUT_BYTES, CUT_S = 30.0, 32 << 20, 300.0
+#: Without a whole step in so many bytes they become a session as they are, which says why it fails.
+MOST_BYTES = 128 << 20
+#: Operations of a step arrive within so long after it, while spans keep coming.
+LATE_NS = 15_000_000_000
+#: Requests of a job that are known again when they are sent again.
+_KNOWN = 20_000
+
+FILE, PLAN = "requests.jsonl", "plan.json"
+
+#: (job, file of spans, what goes with it) -> a session.
+Adopt = Callable[[JobKey, Path, Mapping[str, Any]], None]
+
+
+@dataclass(eq=False)
+class _Spans:
+    """One job's requests that belong to no session yet."""
+
+    job: JobKey
+    folder: Path
+    file: RequestFile
+    begun_at: float = 0.0  # first request after the last cut
+    touched_at: float = 0.0
+    fresh: bool = False  # something came since the last look at its steps
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def remember(self, line: bytes) -> bool:
+        """Whether the request is new."""
+        key = hashlib.blake2b(line, digest_size=12).digest()
+        if key in self.known:
+            return False
+        self.known[key] = None
+        if len(self.known) > _KNOWN:
+            self.known.popitem(last=False)
+        return True
+
+    def forget(self, line: bytes) -> None:
+        """It was not stored after all."""
+        self.known.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
+
+
+class SpanFiles:
+    """The spans of all jobs.
+
+    Args:
+        folder: where they lie.
+        adopt: makes a session of a file, which it takes; called again after a restart.
+        job_of: the job of a number; None where there is none any more.
+    """
+
+    def __init__(self, folder: Path, adopt: Adopt, job_of: Callable[[int], JobKey | None]) -> None:
+        self._folder, self._adopt, self._job_of = folder, adopt, job_of
+        self._lock = threading.Lock()
+        self._open: dict[int, _Spans] = {}
+
+    def start(self, now: float) -> None:
+        """Take up what the last end left."""
+        for folder in self._folder.glob("*"):
+            job = self._job_of(int(folder.name)) if folder.name.isdecimal() else None
+            if job is not None:
+                spans = self._of(job)
+                spans.begun_at = spans.touched_at = now
+                spans.fresh = True
+                self._finish_plan(spans)
+
+    def stop(self) -> None:
+        """Close the files."""
+        with self._lock:
+            for spans in self._open.values():
+                with spans.lock:
+                    spans.file.close()
+            self._open.clear()
+
+    def append(self, job: JobKey, line: bytes, now: float) -> bool:
+        """Store a request, one line of JSON; False where it is there already.
+
+        Raises:
+            OutputError: it cannot be written; send it again.
+        """
+        spans = self._of(job)
+        with spans.lock:
+            if not spans.remember(line):
+                return False
+            try:
+                spans.file.append(line)
+            except BaseException:
+                spans.forget(line)
+                raise
+            spans.begun_at = spans.begun_at or now
+            spans.touched_at, spans.fresh = now, True
+        return True
+
+    def tick(self, now: float) -> None:
+        """Cut sessions off where it is time; meant to be called every few seconds."""
+        with self._lock:
+            waiting = [spans for spans in self._open.values() if spans.fresh]
+        for spans in waiting:
+            quiet = now - spans.touched_at >= QUIET_S
+            try:
+                size = spans.file.path.stat().st_size
+                if quiet or size >= CUT_BYTES or now - spans.begun_at >= CUT_S:
+                    self._cut(spans, 0 if quiet else LATE_NS)
+            except (PacelineError, OSError) as error:
+                spans.fresh = True  # to be tried again
+                log(logging.ERROR, "failed", what="a session of spans", reason=str(error))
+
+    def remove_older(self, before: float) -> int:
+        """Remove spans of no whole step to which nothing came since ``before``; returns bytes."""
+        freed = 0
+        with self._lock:
+            for path in self._folder.glob(f"*/{FILE}"):
+                stat = path.stat()
+                if stat.st_mtime < before:
+                    spans = self._open.pop(int(path.parent.name), None)
+                    if spans is not None:
+                        with spans.lock:
+                            spans.file.close()
+                    path.unlink()
+                    freed += stat.st_size
+        return freed
+
+    def _of(self, job: JobKey) -> _Spans:
+        with self._lock:
+            spans = self._open.get(job.id)
+            if spans is None:
+                folder = self._folder / str(job.id)
+                spans = _Spans(job, folder, RequestFile(folder / FILE))
+                for line in spans.file.path.read_bytes().splitlines():
+                    spans.remember(line)
+                self._open[job.id] = spans
+        return spans
+
+    def _finish_plan(self, spans: _Spans) -> None:
+        """Carry out what a crash or a full disk has cut off."""
+        if (spans.folder / PLAN).is_file():
+            text = (spans.folder / PLAN).read_text(encoding="utf-8")
+            self._carry_out(spans, json.loads(text))
+
+    def _cut(self, spans: _Spans, late_ns: int) -> None:
+        self._finish_plan(spans)
+        with spans.lock:
+            spans.fresh = False
+            data = spans.file.path.read_bytes()
+        steps = steps_of(data.splitlines(), late_ns)
+        if not steps.whole and len(data) < MOST_BYTES:
+            with spans.lock:  # look again after as long
+                spans.begun_at = 0.0
+            return
+        hosts = {str(rank): list(place) for rank, place in steps.hosts.items()}
+        plan = {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "late_ns": late_ns,
+            "meta": {"steps": list(steps.whole), **({"hosts": hosts} if hosts else {})},
+        }
+        plan_path = spans.folder / PLAN
+        _put(_written(plan_path, json.dumps(plan).encode()), plan_path)
+        self._carry_out(spans, plan)
+
+    def _carry_out(self, spans: _Spans, plan: Mapping[str, Any]) -> None:
+        """Make the session, and let the file go on with what is not in it."""
+        with spans.file.path.open("rb") as file:
+            data = file.read(int(plan["size"]))
+        if hashlib.sha256(data).hexdigest() == plan["sha256"]:  # else all was done before
+            session = spans.folder / "session.jsonl"
+            session.write_bytes(data)
+            self._adopt(spans.job, session, plan["meta"])
+            lines = data.splitlines()
+            steps = steps_of(lines, int(plan["late_ns"]))
+            kept = behind(lines, steps.until) if steps.whole else []
+            with spans.lock:
+                path = spans.file.path
+                with path.open("rb") as file:
+                    file.seek(len(data))
+                    rest = file.read()
+                partial = _written(path, b"".join(line + b"\n" for line in kept) + rest)
+                spans.file.close()
+                _put(partial, path)
+                spans.file = RequestFile(path)
+                spans.begun_at = spans.touched_at if rest or kept else 0.0
+        (spans.folder / PLAN).unlink(missing_ok=True)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    """A file beside ``path`` that is on disk, to replace it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return partial
+
+
+def _put(partial: Path, path: Path) -> None:
+    """Replace a file; its name is on disk when this returns."""
+    partial.replace(path)
+    number = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

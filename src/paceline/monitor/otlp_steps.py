@@ -1,0 +1,125 @@
+"""What the spans of Megatron-LM say of its steps: their times, and which of them are whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.sources.fields import mapping, optional_whole
+from paceline.sources.megatron_place import SIZES
+from paceline.sources.otlp import ITERATION, STEP, kinds_of, rank_of
+from paceline.sources.otlp_json import attributes_of, parts_of, spans_of, times_of
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps in lines of requests.
+
+    Attributes:
+        whole: those that all ranks have finished, ascending.
+        until: rank -> when the last of those ended, in ns; spans behind it belong to steps to come.
+        hosts: rank -> (host, ""), where the spans say it.
+    """
+
+    whole: tuple[int, ...]
+    until: Mapping[int, int]
+    hosts: Mapping[int, tuple[str, str]]
+
+
+def step_times(request: Any, where: str = "the request") -> list[tuple[int, int, float]]:
+    """(step, rank, seconds) of the steps in a request.
+
+    Raises:
+        TraceError: a span of Megatron-LM lacks its rank or number, or has no times.
+    """
+    return [
+        (step, rank, (end_ns - start_ns) / 1e9)
+        for rank, _, spans in _ranks(request, where)
+        for step, start_ns, end_ns in spans
+        if step is not None
+    ]
+
+
+def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
+    """The steps of checked requests, one a line.
+
+    Args:
+        lines: JSON each.
+        late_ns: steps that ended this shortly before the last one are not taken for whole: their
+            operations may be on the way.
+    """
+    ends: dict[int, dict[int, int]] = {}  # step -> rank -> end
+    hosts: dict[int, tuple[str, str]] = {}
+    sizes: dict[str, int] = {}
+    for line in lines:
+        for rank, about, spans in _ranks(json.loads(line), "a line"):
+            known = {name: optional_whole(about.get(name)) for name in SIZES}
+            sizes.update({name: size for name, size in known.items() if size})
+            if about.get("host.name"):
+                hosts[rank] = (str(about["host.name"])[:100], "")
+            for step, _, end_ns in spans:
+                if step is not None:
+                    ends.setdefault(step, {})[rank] = end_ns
+    ranks = {rank for of_step in ends.values() for rank in of_step}
+    world = math.prod(size for name, size in sizes.items() if "virtual" not in name)
+    newest = max((max(of_step.values()) for of_step in ends.values()), default=0) - late_ns
+    whole = {
+        step: of_step
+        for step, of_step in ends.items()
+        if len(of_step) == max(world, len(ranks)) and max(of_step.values()) <= newest
+    }
+    until = {rank: max(of_step[rank] for of_step in whole.values()) for rank in ranks if whole}
+    return Steps(tuple(sorted(whole)), until, hosts)
+
+
+def behind(lines: Sequence[bytes], until: Mapping[int, int]) -> list[bytes]:
+    """The requests with only those spans that begin at or after ``until`` of their rank, in ns."""
+    found = []
+    for line in lines:
+        request = json.loads(line)
+        parts = []
+        for place, part in parts_of(request, "a line"):
+            about = attributes_of(mapping(part, "resource"), place)
+            kept = [span for span in spans_of(part, place) if _is_behind(span, about, until, place)]
+            if kept:
+                parts.append({"resource": part.get("resource"), "scopeSpans": [{"spans": kept}]})
+        if parts:
+            found.append(json.dumps({"resourceSpans": parts}, separators=(",", ":")).encode())
+    return found
+
+
+def _is_behind(
+    span: Mapping[str, Any], about: Mapping[str, Any], until: Mapping[int, int], place: str
+) -> bool:
+    name = str(span.get("name"))
+    if name != STEP and not kinds_of(name):
+        return False
+    rank = rank_of(about, place)
+    return times_of(span, name, rank, place)[0] >= until.get(rank, 0)
+
+
+_Span = tuple[int | None, int, int]
+
+
+def _ranks(request: Any, where: str) -> Iterator[tuple[int, dict[str, Any], list[_Span]]]:
+    """(rank, its attributes, [(step or None, start, end)]) of Megatron's ranks in a request."""
+    for place, part in parts_of(request, where):
+        about = attributes_of(mapping(part, "resource"), place)
+        rank, found = -1, list[_Span]()
+        for span in spans_of(part, place):
+            name = str(span.get("name"))
+            if name != STEP and not kinds_of(name):
+                continue
+            rank = rank_of(about, place) if rank < 0 else rank
+            start_ns, end_ns = times_of(span, name[:80], rank, place)
+            step = None
+            if name == STEP and end_ns:
+                attributes = attributes_of(span, place)
+                about |= {key: attributes[key] for key in SIZES if key in attributes}
+                step = optional_whole(attributes.get(ITERATION))
+            found.append((step, start_ns, end_ns))
+        if rank >= 0:
+            yield rank, about, found

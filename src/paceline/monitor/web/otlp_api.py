@@ -1,0 +1,83 @@
+"""POST /v1/traces: the spans of Megatron-LM, as its OpenTelemetry exporter sends them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from paceline.errors import TraceError
+from paceline.monitor.pusher import job_name
+from paceline.monitor.service import Service
+from paceline.monitor.store import jobs
+from paceline.monitor.web.api import answered, writes_to
+from paceline.monitor.web.bodies import bad, check_values, checked_name, in_turn, unpacked
+from paceline.monitor.web.security import require
+from paceline.sources import otlp_protobuf
+from paceline.sources.fields import mapping
+from paceline.sources.json_stream import MAX_LINE_BYTES
+from paceline.sources.otlp_json import attributes_of, check_request, parts_of
+
+#: The job of a request; without it, of each resource: its attribute ``service.name``.
+JOB_HEADER = "x-paceline-job"
+
+_PROTOBUF, _JSON = "application/x-protobuf", "application/json"
+
+
+def routes(service: Service) -> list[Route]:
+    """The one route, where exporters expect it."""
+
+    async def traces(request: Request) -> Response:
+        """POST /v1/traces."""
+        principal = require(request, "push")
+        project = writes_to(request, principal)
+        service.detectors.check_room()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (_PROTOBUF, _JSON):
+            raise bad(f"Content-Type should be {_PROTOBUF} or {_JSON}", 415)
+        if kind == _PROTOBUF and not otlp_protobuf.available():
+            raise bad("protobuf needs pip install 'paceline[otlp]' at the monitor", 415)
+        body = await request.body()
+
+        def decode() -> list[tuple[str, dict[str, Any]]]:
+            named = request.headers.get(JOB_HEADER, "")
+            content = unpacked(body, request, MAX_LINE_BYTES)
+            return _parts(content, kind, checked_name(named) if named else "")
+
+        def store(parts: list[tuple[str, dict[str, Any]]]) -> None:
+            for name, part in parts:
+                job = jobs.register(service.engine, project, name, service.clock())
+                service.take_spans(job, part)
+
+        await run_in_threadpool(store, await in_turn(request, decode))
+        return Response(b"", media_type=_PROTOBUF) if kind == _PROTOBUF else JSONResponse({})
+
+    return [Route("/v1/traces", answered(traces), methods=["POST"])]
+
+
+def _parts(content: bytes, kind: str, named: str) -> list[tuple[str, dict[str, Any]]]:
+    """(job, request) for every job that a request has spans of."""
+    try:
+        if kind == _PROTOBUF:
+            request = otlp_protobuf.decode(content, "the body")
+        else:
+            check_values(content)
+            request = json.loads(content.decode("utf-8"))
+        if not check_request(request, "the body"):
+            return []
+        n_bytes = len(json.dumps(request, allow_nan=False))  # NaN is no JSON
+        if n_bytes >= MAX_LINE_BYTES:
+            raise bad(f"as JSON the request has {n_bytes:,} bytes; send smaller batches", 413)
+        if named:
+            return [(named, {"resourceSpans": request["resourceSpans"]})]
+        found: dict[str, list[Any]] = {}
+        for place, part in parts_of(request, "the body"):
+            name = attributes_of(mapping(part, "resource"), place).get("service.name")
+            found.setdefault(job_name(str(name or "megatron")), []).append(part)
+        return [(name, {"resourceSpans": parts}) for name, parts in found.items()]
+    except (TraceError, ValueError, RecursionError) as error:
+        raise bad(str(error)[:500]) from None

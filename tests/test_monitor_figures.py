@@ -1,0 +1,293 @@
+"""What the pages draw: the report's own figures, and those of the fleet."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="the extra monitor is not installed")
+
+from monitor_fleet import DAY_S, NOW, SLOW, analysed
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.monitor.fleet_facts import facts_of
+from paceline.monitor.step_series import ROW, Series
+from paceline.monitor.store import queries
+from paceline.monitor.web import charts, comparison, fleet, shown
+from paceline.monitor.web.results import Kept
+from paceline.monitor.web.templating import ago, cause, hours
+from paceline.remedies import REMEDIES, Case, advise
+from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
+from paceline.report.page.figures import figure_data
+from paceline.report.page.findings import findings_html, remedies_html
+from paceline.report.result_json import dumps
+from paceline.synth import SynthSpec, synthesize
+from paceline.whatif import analyze
+
+WEEK_S = 7 * DAY_S
+MONDAY = 4 * DAY_S + 100 * WEEK_S
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """An analysis with all that the report's pages need."""
+    measured = from_trace(synthesize(SLOW))
+    result = analyze(measured)
+    hosts = {(dp, pp): (f"node-{dp}", str(pp)) for dp in range(SLOW.dp) for pp in range(SLOW.pp)}
+    diagnosis = diagnose(measured, result, hosts)
+    return result, advise(Case(measured, result, diagnosis), REMEDIES), hosts
+
+
+def as_json(slow, **options):
+    result, advice, hosts = slow
+    text = json.loads(dumps(result, advice, **options))
+    return {**text, "hosts": {f"{dp},{pp}": list(host) for (dp, pp), host in hosts.items()}}
+
+
+def test_figures_and_tables_are_those_of_the_report(slow):
+    result, advice, hosts = slow
+    sections = shown.sections(as_json(slow, per_step_workers=True))
+    data = figure_data(result, hosts)
+    assert sections.exact
+    assert sections.few
+    assert not sections.healthy
+    for name, value in {**sections.workers, **sections.workers_by_step}.items():
+        assert value == data[name], name
+    fit = shown.fitted
+    assert sections.numbers == fit(key_numbers(result, advice.diagnosis, None))
+    assert sections.waterfall == fit(waterfall_html(result, advice.fall, None))
+    assert sections.findings == fit(findings_html(advice.diagnosis, advice.remedies, hosts))
+    findings = advice.diagnosis.findings
+    remedies = fit(remedies_html(advice.remedies, findings, advice.not_applicable))
+    assert sections.remedies == remedies
+    stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
+    assert sections.stages == fit(parts_html(stages, "stage"))
+    assert set(sections.warnings) == set(result.warnings)
+
+
+def test_without_workers_by_step_the_smaller_of_stage_and_replica_is_shown(slow):
+    result = slow[0]
+    text = as_json(slow)
+    assert not shown.sections(text).exact
+    table = shown.shown(text).by_worker_by_step
+    assert table.shape == result.by_worker_by_step.shape
+    stage, replica = result.by_stage_by_step[2, 1], result.by_replica_by_step[2, 3]
+    assert table[2, 1, 3] == pytest.approx(min(stage, replica))
+
+
+def test_bars_have_no_style_attributes(slow):
+    result, advice, _ = slow
+    html = waterfall_html(result, advice.fall, None) + parts_html({"a": 1.2, "b": 0.9}, "part")
+    assert "style=" in html
+    fitted = shown.fitted(html)
+    assert "style=" not in fitted
+    assert fitted.count("<svg") == html.count("style=")
+    assert '<rect class="negative"' in fitted
+
+
+def test_sparklines():
+    assert charts.sparkline([]) == charts.sparkline([None, float("nan")]) == ""
+    line = str(charts.sparkline([1.0, 1.2, None, 1.1]))
+    assert '<path d="M3.0 23.0L48.0 3.0L93.0 13.0"/>' in line  # 96 x 26 with 3 to spare, top 1.2
+    assert "from 1.00 to 1.10" in line
+    assert 'cx="93.0"' in str(charts.sparkline([1.05]))
+
+
+def series(steps, times, healthy):
+    rows = np.zeros(len(steps), ROW)
+    rows["step"], rows["max_s"], rows["healthy_s"], rows["slowest"] = steps, times, healthy, 3
+    rows["at"] = NOW
+    return Series(**{name: rows[name] for name in ROW.names if name != "start"})
+
+
+def event(kind, step, at=NOW + 9):
+    return {"kind": kind, "since_step": step, "text": f"{kind} at {step}", "at": at}
+
+
+def test_step_times_with_events_where_they_began():
+    nan = float("nan")
+    drawn = series([5, 6, 7, 8], [1.0, 1.0, 2.0, 1.0], [nan, 1.0, 1.0, 1.0])
+    found = [event("onset", 7), event("onset", 6), event("relief", 8)]
+    found += [event("onset", 900), event("onset", 8, NOW - 1)]  # none of these steps
+    spec = charts.steps_chart(drawn, found)
+    curves = {one["label"]: one for one in spec["series"]}
+    assert curves["slowest rank"]["points"] == [[5, 1.0], [6, 1.0], [7, 2.0], [8, 1.0]]
+    assert curves["healthy"]["points"] == [[6, 1.0], [7, 1.0], [8, 1.0]]
+    low, high = spec["yRange"]
+    assert low < 1.0 < 2.0 < high
+    marks = curves["fail-slow begins"]
+    assert marks["points"] == [[7, low], [7, high], [6, low], [6, high]]
+    assert marks["breaks"] == [2]  # a new line begins at point 2
+    assert curves["healthy again"]["points"] == [[8, low], [8, high]]
+    assert ["fail-slow begins", "onset at 7"] in [stop["lines"] for stop in spec["stops"]]
+    assert [stop["x"] for stop in spec["stops"]] == sorted(stop["x"] for stop in spec["stops"])
+    assert charts.steps_chart(series([], [], []), []) is None
+
+
+def test_a_slowdown_needs_two_sessions_to_be_a_curve():
+    def session(s):
+        return {"slowdown": s, "created_at": NOW, "headline": None}
+
+    assert charts.slowdown_chart([session(1.2), session(None)]) is None
+    spec = charts.slowdown_chart([session(1.2), session(None), session(1.1)])
+    assert spec["series"][0]["points"] == [[0, 1.2], [1, 1.1]]
+
+
+def test_distributions():
+    spec = charts.cdf_chart(
+        {"a": [(0.3, "x"), (0.1, "y")], "b": []}, label="l", x_label="waste", percent=True
+    )
+    (curve,) = spec["series"]
+    assert curve["points"] == [[0.1, 0.0], [0.1, 0.5], [0.3, 1.0]]
+    assert spec["stops"][0]["lines"] == ["10.0% (y)", "50% of 2 are at most that"]
+    assert spec["table"]["rows"] == [["a", "2", "10.0%", "30.0%", "30.0%", "30.0%"]]
+    assert charts.cdf_chart({"a": []}, label="l", x_label="x") is None
+    marked = charts.cdf_chart({"a": [(2, "j")]}, label="l", x_label="x", ref=(1, "mark"))
+    low, high = marked["xRange"]
+    assert low < 1 < 2 < high  # the mark is within the picture
+    many = charts.cdf_chart({"a": [(i, "j") for i in range(5000)]}, label="l", x_label="x")
+    points = many["series"][0]["points"]
+    assert len(points) <= charts.MAX_CDF_POINTS + 2
+    assert points[-1] == [4999, 1.0]
+
+
+def test_points_on_a_scale_of_powers_of_two():
+    spec = charts.scatter_chart(
+        [(1024, 1.2, "big"), (8, 1.0, "small"), (0, 1.0, "none")],
+        label="l",
+        x_label="GPUs",
+        y_label="S",
+    )
+    assert [dot["x"] for dot in spec["dots"]] == [3.0, 10.0]
+    assert spec["x_names"][10] == "1,024"
+    assert spec["stops"][1]["lines"] == ["big", "S 1.200", "GPUs: 1,024"]
+
+
+def test_facts_of_a_result():
+    result = {
+        "slowdown": 1.25,
+        "by_step": {"1": 1.5, "2": 1.25, "3": None},
+        "by_kind": {"gc": 1.25, "forward-compute": None},
+        "m_w": 0.7,
+        "m_s": None,
+        "job": {"pp_size": 4},
+    }
+    assert facts_of(result, 0.9) == {
+        "m_w": 0.7,
+        "m_s": None,
+        "n_stages": 4,
+        "waste_by_kind": {"gc": 0.2},
+        "steps": [1.0, 1.2],
+        "correlation": 0.9,
+    }
+    many = {**result, "by_step": {str(i): 1 + i / 1000 for i in range(1001)}}
+    many = facts_of(many, float("nan"))["steps"]
+    assert len(many) == 25
+    assert (many[0], many[-1]) == (0.8, 1.6)  # the ends are among them
+
+
+def row(name, slowdown, facts=None, **more):
+    usual = {"gpus": 8, "labels": {}, "cause": "worker", "gpu_hours_lost": 1.0, "facts": facts}
+    return {"name": name, "slowdown": slowdown, "waste": 1 - 1 / slowdown, **usual, **more}
+
+
+def facts(**more):
+    usual = {"m_w": 0.9, "m_s": 0.2, "n_stages": 1, "waste_by_kind": {"forward-compute": 0.1}}
+    return {**usual, "steps": [0.9, 1.1], "correlation": 0.1, **more}
+
+
+def test_key_numbers_and_causes_of_the_fleet():
+    rows = [
+        row("a", 1.25, gpus=30, gpu_hours_lost=6.0),
+        row("b", 2.0, gpus=10, gpu_hours_lost=2.0, cause="gc"),
+        row("c", 1.01, gpus=None, gpu_hours_lost=0.5, cause="healthy"),
+    ]
+    totals = fleet.totals(rows)
+    assert (totals.n_jobs, totals.n_straggling, totals.gpus, totals.lost) == (3, 2, 40, 8.5)
+    assert totals.waste == pytest.approx((30 * 0.2 + 10 * 0.5) / 40)
+    found = fleet.causes_table(rows)
+    assert [(line["name"], line["n_jobs"], line["share"]) for line in found] == [
+        ("Worker fault", 1, 0.75),
+        ("Garbage collection", 1, 0.25),
+    ]
+    assert fleet.totals([]).waste is None
+
+
+def test_the_papers_figures():
+    rows = [
+        row("a", 1.25, facts(), labels={"seq_len": "32768"}),
+        row("b", 1.5, facts(n_stages=4, correlation=0.95), gpus=64),
+        row("c", 1.0, facts(m_w=0.1), cause="healthy"),
+        row("d", 1.2),
+    ]
+    figures = {figure.name: figure for figure in fleet.figures(rows)}
+
+    def xs(name):
+        return sorted(x for x, y in figures[name].chart["series"][0]["points"] if y > 0)
+
+    assert xs("waste") == pytest.approx([0.0, 1 - 1 / 1.2, 0.2, 1 / 3])  # Figure 3
+    assert len(figures["gpus"].chart["dots"]) == 4
+    assert xs("kinds") == [0.1, 0.1, 0.1]  # Figure 5
+    assert xs("steps") == [0.9, 0.9, 1.1, 1.1]  # Figure 4, of a and b, which straggle
+    assert xs("m_w") == [0.9, 0.9]  # Figure 6
+    assert xs("m_s") == [0.0, 0.2]  # Figure 7: one stage has no last one
+    assert xs("correlation") == [0.1, 0.95]  # Figure 11, of those that straggle
+    (dot,) = figures["sequences"].chart["dots"]  # Figure 12
+    assert (dot["x"], dot["y"]) == (15.0, 1.25)
+    empty = fleet.figures([])
+    assert all(figure.chart is None and figure.empty for figure in empty)
+
+
+def test_weeks_as_bars_of_one_scale():
+    lost = [{"gc": 1.0, "worker": 3.0}, {}, {"": 2.0}]
+    weeks = [queries.Week(MONDAY + i * WEEK_S, one, 1, 0.1) for i, one in enumerate(lost)]
+    before = queries.Week(MONDAY - WEEK_S, {}, 0, None)
+    table = fleet.weeks_table([before, *weeks])
+    assert fleet.weeks_table([before]) == {"rows": [], "key": []}
+    assert [line["lost"] for line in table["rows"]] == [4.0, 0, 2.0]
+    bar = str(table["rows"][0]["bar"])
+    assert 'class="cause-gc" x="0.00%" width="25.00%"' in bar
+    assert 'class="cause-worker" x="25.00%" width="75.00%"' in bar
+    assert {entry["name"] for entry in table["key"]} == {
+        "Garbage collection",
+        "Worker fault",
+        "No cause found",
+    }
+
+
+def test_compared_sessions_say_what_is_worse(slow):
+    before = json.loads(analysed(synthesize(SynthSpec(dp=5, pp=3, steps=3))).result)
+    after = as_json(slow)
+    found = comparison.compare(before, after)
+    s = found.numbers[0]
+    assert (s.name, s.mood) == ("Slowdown S", "worse")
+    assert float(s.change) == pytest.approx(after["slowdown"] - before["slowdown"], abs=1e-3)
+    assert comparison.compare(after, before).numbers[0].mood == "better"
+    assert found.kinds[0].name == "backward-compute"  # the largest change
+    fault = next(line for line in found.falls if line.name == "Worker fault")
+    assert (fault.before, fault.mood) == ("0 s", "worse")
+    assert found.workers[0]["top"] == found.workers[1]["top"] > 1.1
+    same = comparison.compare(after, after)
+    assert {line.mood for line in [*same.numbers, *same.falls, *same.kinds]} == {""}
+
+
+def test_words_for_numbers():
+    assert [hours(v) for v in (None, 0.0, 0.01234, 12.34, 1234.5, -5.0)] == [
+        *("–", "0", "0.0123", "12.3", "1,234", "−5"),
+    ]
+    assert [ago(NOW - age, NOW) for age in (-5, 59, 3600, 3 * DAY_S)] == [
+        *("just now", "just now", "1 h ago", "3 days ago"),
+    ]
+    assert [cause(name) for name in (None, "gc", "healthy")] == [
+        *("–", "Garbage collection", "Healthy"),
+    ]
+
+
+def test_what_was_not_asked_for_longest_is_dropped():
+    kept, made = Kept(2), []
+
+    def get(key):
+        return kept.get(key, lambda: made.append(key) or key)
+
+    assert [get(key) for key in "abacab"] == list("abacab")
+    assert made == list("abcb")
