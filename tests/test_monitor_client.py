@@ -89,8 +89,11 @@ def test_an_answer_that_is_none_is_asked_for_again(fake, client):
 
 def test_patience_ends(fake):
     fake.close()
+    said = []
     with pytest.raises(MonitorError, match="cannot be reached"):
-        Client(fake.url, "x", patience_s=0.3).job("a")
+        Client(fake.url, "x", patience_s=2, on_wait=said.append).job("a")
+    (why,) = said
+    assert why.startswith(f"the monitor at {fake.url} is away (")
     fake.__init__()
 
 

@@ -20,7 +20,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -59,6 +59,7 @@ class Client:
         project: where the token may write to several.
         patience_s: for so long a request is made again while the service is away or busy.
         timeout_s: of one request.
+        on_wait: told why, each time that a request begins to be made again.
 
     Raises:
         MonitorError: from all calls: the URL is none, the service is away for longer than
@@ -73,6 +74,7 @@ class Client:
         project: str = "",
         patience_s: float = 120.0,
         timeout_s: float = 60.0,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -83,6 +85,7 @@ class Client:
             raise MonitorError("the token has characters that no token has; copy it again")
         self._project = project
         self._patience_s, self._timeout_s = patience_s, timeout_s
+        self._on_wait = on_wait or (lambda reason: None)
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     @property
@@ -228,7 +231,7 @@ class Client:
         """Make a request, again while it may succeed later; the answer."""
         request = self._request(method, path, body)
         until = time.monotonic() + self._patience_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, told = _FIRST_PAUSE_S, False
         while True:
             try:
                 with self._opener.open(request, timeout=self._timeout_s) as answer:
@@ -242,6 +245,9 @@ class Client:
             pause_s = max(wanted_s, pause_s * random.uniform(0.7, 1.3))
             if time.monotonic() + pause_s > until:
                 raise MonitorError(f"the monitor at {self.url} cannot be reached: {reason}")
+            if not told:
+                self._on_wait(f"the monitor at {self.url} is away ({reason})")
+                told = True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

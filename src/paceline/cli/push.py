@@ -97,12 +97,16 @@ def run(args: argparse.Namespace) -> int:
         from paceline.sources.hosts import read_hosts
 
         hosts = read_hosts(args.hosts)
-    client = Client(url, project=args.project)
+    client = Client(url, project=args.project, on_wait=_say_waiting)
     target = Target(client, args.name or "", dict(args.label), hosts)
     pushed = _push(args, target)
     found = [client.wait(number) for number in pushed.sessions] if args.wait else []
     _show(args, client.url, pushed, found)
     return 0 if all(session["status"] == "done" for session in found) else 2
+
+
+def _say_waiting(reason: str) -> None:
+    print(f"paceline: {reason}; trying again for two minutes", file=sys.stderr, flush=True)
 
 
 def _push(args: argparse.Namespace, target: Target) -> Pushed:
