@@ -158,7 +158,7 @@ def test_formats_do_not_mix(folder: Path, truth: Trace) -> None:
 
 def test_a_folder_without_any(folder: Path) -> None:
     (folder / "a.txt").write_text("x")
-    with pytest.raises(TraceError, match="no file in the folder"):
+    with pytest.raises(TraceError, match="is a folder without a trace"):
         find_files([folder])
 
 

@@ -87,6 +87,7 @@ def test_an_existing_folder_is_refused(tmp_path):
     assert "exists already" in done.stderr
 
 
+@pytest.mark.alone
 def test_the_loop_is_closed(tmp_path):
     """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon."""
     said = []

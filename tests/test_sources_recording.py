@@ -214,7 +214,7 @@ def test_files_that_are_refused(tmp_path, change, words):
 
 
 def test_folders_without_a_recording(tmp_path):
-    with pytest.raises(TraceError, match="is a folder without a recording"):
+    with pytest.raises(TraceError, match="is a folder without a trace"):
         load(tmp_path)
     with pytest.raises(TraceError, match="holds no recording"):
         load_recorded_step_times(tmp_path)

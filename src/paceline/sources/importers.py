@@ -83,7 +83,9 @@ def find_files(
             known = [(importer, file) for importer, file in inside if importer is not None]
             n_left_out += len(inside) - len(known)
             if not known:
-                raise TraceError(f"no file in the folder {path} is {_names(asked)}")
+                raise TraceError(
+                    f"{path} is a folder without a trace: no file in it is {_names(asked)}"
+                )
             found += known
         elif importer is None and name is None:
             for what, matches in _CALL_LOGS:
@@ -93,7 +95,8 @@ def find_files(
                         "pass it to paceline detect --collectives"
                     )
             raise TraceError(
-                f"{path} is not {_names(asked)}, as far as its content shows; choose with --format"
+                f"{path} is not a trace file: its content is not {_names(asked)}; if it is all the "
+                "same, import it with --format"
             )
         else:
             found.append((importer or asked[0], path))
