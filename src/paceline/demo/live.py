@@ -50,8 +50,8 @@ RUNS, RUN_STEPS, SETTLE = 5, 3, 2
 WARM_UP_STEPS, PAUSE_STEPS = 56, 10
 #: The fail-slow to be mitigated, and what moving microbatches is said to cost.
 FACTOR, OVERHEAD_S = 3.0, 0.5
-#: Steps that measure what mitigation brought, and steps at most until an event.
-MEASURED_STEPS, MOST_STEPS = 20, 80
+#: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
+SLOW_STEPS, MEASURED_STEPS, MOST_STEPS = 8, 20, 80
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,8 @@ class _Story:
             raise DemoError("the validation found no slow rank; is this machine very busy?")
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
         self.say(f"  validation between two steps: rank {rank} is {factor:.2f}x slower")
-        result.slow_s = self._median(onset + SETTLE, job.steps_done())
+        job.wait_for(onset + SETTLE + SLOW_STEPS)
+        result.slow_s = self._median(onset + SETTLE, onset + SETTLE + SLOW_STEPS)
         self.fault = Fault("compute", (rank % job.shape.dp, rank // job.shape.dp), factor)
         self._plan(event)
         first = job.steps_done() + SETTLE + 2
