@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.demo.processes import Shape, Training
-from paceline.detect.detector import Detector, Event
+from paceline.detect.detector import Detector
+from paceline.detect.event import Event
 from paceline.diagnose import diagnose
 from paceline.errors import DemoError
 from paceline.graph import from_trace
@@ -242,7 +243,10 @@ class _Story:
         if not result.named:
             raise DemoError("the validation found no slow rank; is this machine very busy?")
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
-        self.say(f"  validation between two steps: rank {rank} is {factor:.2f}x slower")
+        self.say(
+            f"  validation between two steps: rank {rank} is {factor:.2f}x slower (the slowness is "
+            "emulated there as in training: rank 0 does so many times the matrix work)"
+        )
         job.wait_for(onset + SETTLE + SLOW_STEPS)
         result.slow_s = self._median(onset + SETTLE, onset + SETTLE + SLOW_STEPS)
         self.fault = Fault("compute", (rank % job.shape.dp, rank // job.shape.dp), factor)
