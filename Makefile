@@ -43,7 +43,8 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy --strict src
 
 test: lint types $(VENV)/installed-dev  ## all that CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -q -m alone
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,11 @@ import pytest
 from jobs import Spec, make_rows
 
 SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; some
+# tests end them by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

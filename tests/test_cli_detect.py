@@ -77,8 +77,54 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     code, out, err = said(capsys, "-", "--ranks", 2)
     assert code == 0
-    assert out.startswith("step 252: rank 1 is 1.")
+    assert out.startswith("step 252: rank 1: 1.")
+    assert "who: unknown, run paceline validate" in out
     assert "1 samples came after their step was over" in err
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, err = said(capsys, "-", "--ranks", 2, "--by-rank")
+    assert out.startswith("step 252: rank 1 is 1.")
+
+
+def test_a_slow_job_is_one_line_of_a_stream(capsys, monkeypatch):
+    lines = [
+        json.dumps({"step": s, "rank": r, "duration_s": 1.0 + 0.5 * (s >= 200)})
+        for s in range(210)
+        for r in range(8)
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, _ = said(capsys, "-", "--ranks", 8, "--json")
+    assert code == 0
+    (event,) = map(json.loads, out.splitlines())
+    assert (event["kind"], event["ranks"], event["of"]) == ("onset", list(range(8)), 8)
+
+
+def test_a_stream_that_goes_back_to_a_checkpoint(capsys, monkeypatch):
+    times = [(s, 1.0) for s in range(300)] + [(s, 1.5) for s in range(100, 150)]
+    lines = [json.dumps({"step": s, "duration_s": d}) for s, d in times]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, err = said(capsys, "-")
+    assert code == 0
+    assert "since step 100" in out
+    assert "the job goes on from step 100 after step 299: a restart" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"step": 1e999, "duration_s": 1}', "standard input:1: step and rank must be whole"),
+        ('{"step": 1, "duration_s": 1' + "0" * 400 + "}", "standard input:1 needs numbers"),
+        ('{"step": 1' + "0" * 23 + ', "duration_s": 1}', "must be whole numbers"),
+        ('{"step": 1.7, "duration_s": 1}', "must be whole numbers"),
+        ('{"step": 1, "rank": 0.9, "duration_s": 1}', "must be whole numbers"),
+        ('{"step": 1}', "needs numbers for step and duration_s"),
+    ],
+)
+def test_lines_of_a_stream_that_cannot_be(capsys, monkeypatch, line, words):
+    monkeypatch.setattr("sys.stdin", io.StringIO(line))
+    code, out, err = said(capsys, "-")
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -89,6 +135,7 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
         ("stepp,duration_s\n1,2\n", "did you mean stepp?"),
         ("step,duration_s\n1,fast\n", "row 1: duration_s must be a number, not 'fast'"),
         ("step,duration_s\n1.5,2\n", "row 1: step must be a whole number"),
+        ("step,duration_s\n1e30,2\n", "row 1: step must be a whole number"),
         ("step,duration_s\n1,2,3\n", "has 3 cells, the header 2"),
         ("step,duration_s\n1,2\n", "has 1 steps; the first 50 are the warm-up"),
         ("step,duration_s\n", "holds no sample"),

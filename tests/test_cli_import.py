@@ -1,6 +1,7 @@
 """``paceline import``: formats are recognised, the report is printed, the trace can be analysed."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.errors import TraceError
 from paceline.sources import load as load_trace
 from paceline.sources.importers import IMPORTERS, find_files
 from paceline.trace import OpKind, Trace
+from recordings import record_trace
 
 Captured = pytest.CaptureFixture[str]
 WRITTEN = PROFILED | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
@@ -136,6 +138,24 @@ def test_logs_of_collectives_are_sent_to_detect(tmp_path: Path, capsys: Captured
     assert "paceline detect --collectives" in said
 
 
+def test_a_folder_of_logs_of_collectives_too(tmp_path: Path, capsys: Captured) -> None:
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    entry = {"version": "2.10", "entries": [{"collective_seq_id": 1}]}
+    (dumps / "a.txt").write_text("what this is")
+    (dumps / "nccl_trace_rank_0").write_bytes(pickle.dumps(entry))
+    assert run(["import", str(dumps), "-o", str(tmp_path / "t.parquet")]) == 2
+    assert f"pass {dumps} to paceline detect --collectives" in capsys.readouterr().err
+    assert run(["import", str(dumps), "--format", "kineto", "-o", str(tmp_path / "t")]) == 2
+    assert "no file in it is kineto" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
+    record_trace(make_trace(), tmp_path / "run")
+    assert run(["import", str(tmp_path / "run"), "-o", str(tmp_path / "t.parquet")]) == 0
+    assert "from 1 recording folder" in capsys.readouterr().out
+
+
 def test_the_format_can_be_given(folder: Path, truth: Trace, capsys: Captured) -> None:
     path = folder / "a.json"
     path.write_text('[{"name": "x", "ph": "X", "ts": 1, "dur": 1}]')
@@ -158,7 +178,7 @@ def test_formats_do_not_mix(folder: Path, truth: Trace) -> None:
 
 def test_a_folder_without_any(folder: Path) -> None:
     (folder / "a.txt").write_text("x")
-    with pytest.raises(TraceError, match="no file in the folder"):
+    with pytest.raises(TraceError, match="is a folder without a trace"):
         find_files([folder])
 
 

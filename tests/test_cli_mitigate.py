@@ -92,6 +92,14 @@ def test_every_sort_of_fail_slow(trace, capsys, flag, kind, other):
     assert (fault["kind"], fault["worker"], fault.get("other")) == (kind, [1, 0], other)
 
 
+def test_the_last_replicas_next_one_is_the_first(trace, capsys):
+    code, out, _ = run(capsys, trace, "--slow-dp-link", "3,0,50", "--json")
+    assert code == 0
+    (fault,) = json.loads(out)["fail_slows"]
+    assert (fault["worker"], fault["other"]) == ([3, 0], [0, 0])
+    assert json.loads(out)["slowdown"] > 1.1
+
+
 def test_a_life_is_simulated(tmp_path, capsys):
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO)
@@ -155,6 +163,12 @@ def test_a_planner_follows_a_stream_and_goes_on_after_a_restart(trace, tmp_path)
         (["{trace}", "--steps-left", "-1"], "--steps-left must be"),
         (["{trace}", "--state", "x.json"], "--state goes with --follow"),
         (["--simulate", "none.yaml"], "cannot be read"),
+        (["--simulate", "x.yaml", "--follow"], "leave out --follow"),
+        (
+            ["--simulate", "x.yaml", "--slow-worker", "3,1,9", "--steps-left", "0"],
+            "leave out --slow-worker, --steps-left",
+        ),
+        (["--simulate", "x.yaml", "--job", "j.yaml", "--keep-clocks"], "--job, --keep-clocks"),
         (["none.parquet"], "none.parquet"),
     ],
 )
@@ -168,7 +182,15 @@ def test_bad_input_is_one_line_and_exit_2(trace, capsys, args, message):
 @pytest.mark.parametrize(
     "line",
     ['{"step": 1}', '{"step": 1, "event": "x"}', '{"step": 1, "duration_s": -1}', "[1]", "nonsense",
-     '{"step": 1, "event": "onset", "kind": "compute", "worker": 3, "factor": 2}'],
+     '{"step": 1, "event": "onset", "kind": "compute", "worker": 3, "factor": 2}',
+     '{"step": 1, "event": "onset", "kind": "compute", "worker": [1e999, 1], "factor": 2}',
+     '{"step": 1, "event": "onset", "kind": "nic", "worker": [3, 1], "factor": 2, "lost_s": NaN}',
+     '{"step": 1e999, "duration_s": 4}', '{"step": 1.7, "duration_s": 4}',
+     '{"step": 100000000000000000000000, "duration_s": 4}',
+     f'{{"step": 1, "duration_s": 1{"0" * 400}}}',
+     '{"step": 1, "kind": "compute", "worker": [3, 1]}',
+     '{"step": 1, "kind": "onset", "rank": 8, "factor": 2}',
+     '{"step": 1, "kind": "onset", "ranks": 3, "factor": 2}'],
 )  # fmt: skip
 def test_a_bad_line_is_named(trace, capsys, monkeypatch, line):
     import io
@@ -178,6 +200,31 @@ def test_a_bad_line_is_named(trace, capsys, monkeypatch, line):
     code, _, err = run(capsys, trace, "--follow")
     assert code == 2
     assert "standard input:2" in err
+
+
+def test_what_the_rest_of_a_stream_cannot_save_is_not_paid(trace, capsys, monkeypatch):
+    import io
+
+    onset = {"step": 1, "event": "onset", "kind": "compute", "worker": [3, 1], "factor": 1.5}
+    steps = [{"step": step, "duration_s": 5.0} for step in range(1, 40)]
+    lines = "".join(json.dumps(line) + "\n" for line in (onset, *steps))
+    for left, acts in ((5, False), (40, True)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        code, out, _ = run(capsys, trace, "--follow", "--steps-left", left)
+        assert (code, bool(out)) == (0, acts)
+
+
+def test_slow_workers_of_the_command_line_stay_replaced(trace, tmp_path, capsys, monkeypatch):
+    import io
+
+    args = [trace, "--follow", "--state", tmp_path / "state.json", "--slow-worker", "3,1,1.5"]
+    found = []
+    for begin in (0, 10):
+        lines = (json.dumps({"step": begin + i, "duration_s": 5.0}) + "\n" for i in range(10))
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
+        found.append(run(capsys, *args, "--overheads", "s4=5")[1])
+    assert "without dp 3 stage 1" in found[0]
+    assert found[1] == ""
 
 
 def test_a_folder_that_cannot_be_written_is_said(trace, tmp_path, capsys, monkeypatch):

@@ -64,6 +64,22 @@ def test_status_as_json(capsys, tmp_path):
     assert file["last_write_age_s"] >= 0
 
 
+@pytest.mark.parametrize("switch", ["{", "[1]", "[" * 100_000, '{"on":' * 100_000])
+def test_status_beside_a_broken_switch(capsys, tmp_path, switch):
+    one_rank(tmp_path)
+    (tmp_path / "control.json").write_text(switch)
+    code, out, err = said(capsys, "record", "status", tmp_path)
+    assert (code, err) == (0, "")
+    assert "switched" not in out
+
+
+def test_the_screen_shows_no_escape_of_a_file(capsys, tmp_path):
+    one_rank(tmp_path, run="job\x1b[31m\u202e17")
+    code, out, _ = said(capsys, "analyze", tmp_path)
+    assert code == 0
+    assert out.startswith("job\ufffd[31m\ufffd17: dp 1")
+
+
 def test_the_switch(capsys, tmp_path):
     assert said(capsys, "record", "on", tmp_path, "--every", 50)[0] == 0
     assert json.loads((tmp_path / "control.json").read_text()) == {"on": True, "every": 50}

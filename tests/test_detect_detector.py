@@ -63,6 +63,85 @@ def test_a_ladder_of_steps_under_ten_percent_is_found(seed):
     assert 1300 <= onset.step < 1700
 
 
+@pytest.mark.parametrize(("share", "every"), [(0.01, 100), (0.02, 200), (0.03, 300), (0.05, 1000)])
+def test_ladders_of_many_small_steps_are_found(share, every):
+    """A ramp is no noise, however slowly it climbs (faster than drift)."""
+    x = noise(12_000, 4, seed=7)
+    rungs = np.log(1.35) // np.log(1 + share)
+    level = (1 + share) ** np.clip((np.arange(12_000) - 1000) // every + 1, 0, rungs)
+    onsets = [event for event in events_of(x * level[:, None]) if event.kind == "onset"]
+    assert sorted(event.rank for event in onsets) == [0, 1, 2, 3]
+    assert all(level[event.step] <= 1.2 for event in onsets)
+
+
+@pytest.mark.parametrize("factor", [4.9, 5.0, 5.1, 6.0, 10.0, 50.0])
+def test_a_level_above_that_of_pauses_is_a_fail_slow(factor):
+    x = noise(1500, cov=0.01)
+    x[600:1000] *= factor
+    onset, relief = events_of(x)
+    assert (onset.kind, onset.since_step) == ("onset", 600)
+    assert onset.step <= 608
+    assert (relief.kind, relief.since_step) == ("relief", 1000)
+    assert relief.lost_s == pytest.approx((factor - 1) * 400, rel=0.03)
+
+
+def test_a_pause_is_not_charged_to_the_episode_around_it():
+    x = noise(900, cov=0.01)
+    x[300:600] *= 1.2
+    x[450] = 600.0
+    onset, relief = events_of(x)
+    assert (onset.since_step, relief.since_step) == (300, 600)
+    assert relief.factor == pytest.approx(1.2, rel=0.02)
+    assert relief.lost_s == pytest.approx(0.2 * 299, rel=0.05)
+    x = noise(900, cov=0.01)
+    x[300] = 200.0
+    x[301:401] *= 2
+    onset, relief = events_of(x)
+    assert (onset.since_step, relief.since_step) == (301, 401)
+    assert relief.lost_s == pytest.approx(100, rel=0.05)
+
+
+def test_samples_of_every_third_step_are_enough():
+    x = noise(1500, cov=0.01)
+    x[600:1000] *= 1.5
+    x[np.arange(1500) % 3 != 0] = np.nan
+    onset, relief = events_of(x)
+    assert (onset.since_step, onset.kind, relief.kind) == (600, "onset", "relief")
+    assert onset.step <= 607
+    assert 1000 <= relief.since_step <= 1002
+
+
+def test_a_missing_sample_is_no_evidence():
+    x = noise(1500, cov=0.01)
+    x[600:1200] *= 1.5
+    x[900] = 1.0
+    x[901:908] = np.nan  # not seven healthy steps
+    assert [(e.kind, e.since_step) for e in events_of(x)] == [("onset", 600), ("relief", 1200)]
+    x = noise(1500, cov=0.01)
+    x[600] = 3.0
+    x[601:608] = np.nan  # nor seven slow ones
+    assert events_of(x) == []
+
+
+def test_a_rank_that_joins_late_has_its_own_median():
+    x = noise(3000, 2, cov=0.05)
+    x[:250, 1] = np.nan
+    x[2000:] *= 1.15
+    onsets = [event for event in events_of(x) if event.kind == "onset"]
+    assert [event.rank for event in onsets] == [0, 1]
+    assert onsets[1].healthy_s == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_job_that_goes_back_to_a_checkpoint_goes_on():
+    detector = Detector(1)
+    x = noise(1500)[:, 0]
+    for step in range(1500):
+        detector.update(step, x[step : step + 1])
+    detector.go_back()
+    events = [e for step in range(20) for e in detector.update(step, x[step : step + 1] * 1.5)]
+    assert [(event.kind, event.since_step) for event in events] == [("onset", 0)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_spikes_checkpoints_and_pauses_are_no_fail_slows(seed):
     rng = np.random.default_rng(seed)

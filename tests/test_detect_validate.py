@@ -21,7 +21,7 @@ from paceline.errors import DetectError
 pytest.importorskip("torch")
 
 #: Small, so that what is slow on purpose stands out on a host that does other work, too.
-SMALL = Effort(gemm=192, message_bytes=1 << 16, rounds=3)
+SMALL = Effort(gemm=192, message_bytes=1 << 16, rounds=5)
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 
@@ -57,8 +57,11 @@ def until(true, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.mark.alone
 def test_a_slow_rank_and_a_slow_link_are_named():
-    injected = Injected(rank=2, factor=2.0, link=(0, 1), delay_s=0.1)
+    # Far above the bound, which grows where the rounds scatter.
+    injected = Injected(rank=2, factor=4.0, link=(0, 1), delay_s=0.1)
+    before = children(os.getpid())
     measured = validate_local(4, effort=SMALL, injected=injected)
     assert sorted(measured.gemm_s) == [0, 1, 2, 3]
     assert sorted(measured.link_s) == sorted(
@@ -68,10 +71,10 @@ def test_a_slow_rank_and_a_slow_link_are_named():
     assert (measured.gemm, measured.message_bytes, measured.backend) == (192, 1 << 16, "gloo")
     verdict = judge(measured)
     assert verdict.slow_ranks[0].ranks == (2,)
-    assert verdict.slow_ranks[0].factor == pytest.approx(2.0, rel=0.3)
+    assert verdict.slow_ranks[0].factor == pytest.approx(4.0, rel=0.3)
     assert verdict.slow_links[0].ranks == (0, 1)
     assert verdict.slow_links[0].seconds >= 0.1
-    assert children(os.getpid()) == [] or not Path("/proc/self/stat").exists()
+    assert children(os.getpid()) == before
 
 
 @pytest.fixture
@@ -132,9 +135,10 @@ def test_workers_end_with_a_parent_that_is_killed(validation):
 
 
 def test_a_timeout_names_who_is_not_done():
+    before = children(os.getpid())
     with pytest.raises(DetectError, match=r"more than 0.1 s; not done: rank 0, 1; give"):
         validate_local(2, effort=Effort(timeout_s=0.1))
-    assert children(os.getpid()) == [] or not Path("/proc/self/stat").exists()
+    assert children(os.getpid()) == before
 
 
 def test_a_rank_that_hangs_in_a_library_ends_itself():
@@ -168,6 +172,7 @@ def test_a_worker_says_why_it_gives_up():
         validate_local(1, backend="nccl")
 
 
+@pytest.mark.alone
 def test_a_job_that_pauses_and_goes_on(tmp_path):
     script = Path(__file__).with_name("validation_job.py")
     env = {**os.environ, "OMP_NUM_THREADS": "2"}

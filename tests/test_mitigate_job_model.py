@@ -78,6 +78,15 @@ def test_a_nic_slows_transfers_and_the_rings_of_its_stage(model):
     assert nic > max(ring, pipeline)
 
 
+def test_replicas_that_are_slow_alike_are_simulated_once():
+    model = JobModel.of_spec(SynthSpec(dp=1000, pp=2, microbatches=8))
+    faults = [Fault("compute", (dp, 1), 1.5) for dp in (3, 500, 999)]
+    found = model._factors(model.plain, frozenset([*faults, Fault("compute", (4, 1), 1.2)]))
+    assert found.rows[:, 0, 1].tolist() == [1.0, 1.2, 1.5]
+    assert found.lane[[0, 3, 4, 500, 999]].tolist() == [0, 2, 1, 2, 2]
+    assert found.counts.tolist() == [8, 8, 8]
+
+
 def test_of_several_causes_on_one_machine_the_slowest_counts(model):
     faults = Fault("compute", (2, 1), 1.5), Fault("compute", (2, 1), 1.3)
     assert step_s(model, *faults) == step_s(model, faults[0])
@@ -146,6 +155,14 @@ def test_every_replica_alone(model):
 def test_impossible_faults_are_refused(values, message):
     with pytest.raises(MitigateError, match=message):
         Fault(*values)
+
+
+@pytest.mark.parametrize("worker", [[1.5, 1], [1e999, 1], [True, 1], [10**23, 1], [10**400, 1]])
+def test_places_are_whole_numbers(worker):
+    with pytest.raises(MitigateError, match="a fail-slow has kind, worker"):
+        Fault.from_mapping({"kind": "compute", "worker": worker, "factor": 2.0})
+    with pytest.raises(MitigateError, match="a fail-slow has kind, worker"):
+        Fault.from_mapping({"kind": "compute", "worker": [1, 1], "factor": 10**400})
 
 
 def test_machines_that_the_job_lacks_are_refused(model):

@@ -105,6 +105,13 @@ def test_each_single_strategy_uses_only_itself(model):
     assert {a.option.strategy for a in lives.lives["planner"].actions} == {"s2", "s3"}
 
 
+def test_a_replaced_machine_is_not_slow_again(model):
+    fail_slows = FailSlow(50.0, 900.0, SLOW), FailSlow(1000.0, 500.0, SLOW)
+    found = live(scenario(model, *fail_slows, steps=1000), "x", {"s4": 5.0})
+    assert [action.option.strategy for action in found.actions] == ["s4"]
+    assert found.step_s[found.actions[0].step + 1 :] == pytest.approx(2.0)
+
+
 def test_detection_and_validation_cost_time(model):
     event = FailSlow(100.0, 600.0, SLOW)
     quick = live(scenario(model, event), "x", {"s2": 5.0})

@@ -54,6 +54,57 @@ def test_strategies_follow_each_other_by_overhead(strategies):
     assert SLOW.name in planner.state.setting.replaced
 
 
+def test_a_pause_is_no_loss_to_the_fail_slow(strategies):
+    # A checkpoint of 2,000 s would be worth a restart, were it the slow machine's doing.
+    model = strategies.model
+    slow_s = model.step_s(model.plain, frozenset([SLOW]))
+    planner, other = Planner(strategies), Planner(strategies)
+    for each in (planner, other):
+        each.onset(SLOW, 0)
+    assert planner.update(0, 2000.0) is None
+    assert other.update(0, slow_s) is None
+    assert planner.state == other.state
+
+
+def test_steps_longer_than_five_healthy_ones_count_where_they_are_expected(strategies):
+    model = strategies.model
+    worse = Fault("compute", (2, 1), 12.0)
+    slow_s = model.step_s(model.plain, frozenset([worse]))
+    assert slow_s > 5 * model.healthy_s
+    planner = Planner(strategies)
+    planner.onset(worse, 0)
+    planner.update(0, slow_s)
+    assert planner.state.lost_s == pytest.approx(slow_s - model.healthy_s)
+
+
+def test_a_new_machine_can_be_slow_too(strategies):
+    planner = Planner(strategies)
+    planner.onset(SLOW, 0)
+    assert run(planner, 12_000, [SLOW])[-1].option.strategy == "s4"
+    planner.onset(SLOW, 20_000)
+    assert planner.state.active == frozenset([SLOW])
+    assert SLOW.name not in planner.state.setting.replaced
+    again = run(planner, 12_000, [SLOW], begin=20_000)
+    fresh = Planner(strategies)
+    fresh.onset(SLOW, 20_000)
+    anew = run(fresh, 12_000, [SLOW], begin=20_000)
+    assert [(a.step, a.option.strategy) for a in again] == [
+        (a.step, a.option.strategy) for a in anew
+    ]
+    assert len(again) == 2
+
+
+def test_a_link_is_the_same_from_either_end(strategies):
+    planner = Planner(strategies)
+    planner.onset(LINK, 0)
+    back = Fault("link", LINK.other, LINK.factor, LINK.worker)
+    planner.relief(back, 5)
+    assert planner.state.active == frozenset()
+    planner.onset(LINK, 6)
+    planner.onset(back, 7)
+    assert planner.state.active == frozenset([back])
+
+
 def test_what_was_lost_before_it_was_found_counts(strategies):
     early, late = Planner(strategies), Planner(strategies)
     early.onset(SLOW, 0, lost_s=4.0)
@@ -211,6 +262,23 @@ def test_a_broken_state_is_refused(tmp_path, strategies):
         path.write_text(text)
         with pytest.raises(MitigateError, match="no planner's state"):
             load_state(path)
+    save_state(Planner(strategies).state, path)
+    good = path.read_text()
+    for old, new in (
+        ('"counts": [8', '"counts": [1e999'),
+        ('"counts": [8', '"counts": [8.5'),
+        ('"lost_s": 0.0', '"lost_s": NaN'),
+        ('"lost_s": 0.0', f'"lost_s": 1{"0" * 400}'),
+        ('"since_step": null', '"since_step": 1.7'),
+        ('"moved": []', '"moved": [[[1e999, 0], [0, 0]]]'),
+    ):
+        assert old in good
+        path.write_text(good.replace(old, new))
+        with pytest.raises(MitigateError, match="no planner's state"):
+            load_state(path)
+    path.write_text(good.replace('"moved": []', '"moved": [[[0, 0], [9, 0]]]'))
+    with pytest.raises(MitigateError, match="no worker dp 9"):
+        Planner(strategies, state=load_state(path))
     path.write_text(json.dumps({"paceline_planner": 99}))
     with pytest.raises(MitigateError, match="version 99"):
         load_state(path)
@@ -226,6 +294,10 @@ def test_wrong_inputs_are_refused(strategies):
     planner = Planner(strategies)
     with pytest.raises(MitigateError, match="no worker dp 9"):
         planner.onset(Fault("compute", (9, 0), 2.0), 0)
+    for lost_s in (-1e9, float("nan"), float("inf")):
+        with pytest.raises(MitigateError, match="lost_s must be 0 s or more"):
+            planner.onset(SLOW, 0, lost_s)
+    assert planner.state.active == frozenset()
     for duration in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(MitigateError, match="above 0 s"):
             planner.update(0, duration)

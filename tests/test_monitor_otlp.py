@@ -1,5 +1,6 @@
 """The OTLP receiver: what it takes, what it refuses, and what is on disk by then."""
 
+import copy
 import gzip
 import http.client
 import json
@@ -25,6 +26,7 @@ SMALL = {
         {"resource": {"attributes": []}, "scopeSpans": [{"spans": [{"name": "a"}, {"name": "b"}]}]}
     ]
 }
+SHORT = make_rows(Spec(pp=2, microbatches=(2, 2), steps=2, gc=False, gather=False, clip=False))
 JSON = {"Content-Type": "application/json"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -395,10 +397,52 @@ def test_places_where_no_file_can_be(tmp_path):
         RequestFile(tmp_path / "pipe")
 
 
+def no_times(request, span):
+    span["endTimeUnixNano"] = "x"
+
+
+def no_rank(request, span):
+    resource = request["resourceSpans"][0]["resource"]
+    for pair in resource["attributes"]:
+        if pair["key"] == "service.instance.id":
+            pair["value"] = {"stringValue": "zz"}
+
+
+def no_number(request, span):
+    span["attributes"] = []
+
+
+def no_size(request, span):
+    request["resourceSpans"][0]["resource"]["attributes"].append(
+        {"key": "dl.data_parallel.size", "value": {"intValue": "-1"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (no_times, "endTimeUnixNano of a megatron.train_step of rank 0 is 'x'"),
+        (no_rank, "service.instance.id should be the rank, but is 'zz'"),
+        (no_number, "a megatron.train_step of rank 0 lacks megatron.iteration"),
+        (no_size, "dl.data_parallel.size of rank 0 is '-1'"),
+    ],
+)
+def test_spans_with_which_the_file_could_not_be_read_are_refused(receiver, damage, told):
+    good = requests_of(SHORT)
+    bad = copy.deepcopy(good[0])
+    steps = bad["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    damage(bad, next(span for span in steps if span["name"] == otlp.STEP))
+    status, _, answer = post(receiver, json.dumps(bad))
+    assert status == 400
+    assert told in json.loads(answer)["message"]
+    for one in good:
+        assert post(receiver, json.dumps(one))[0] == 200
+    assert otlp.read([receiver.file.path.parent]).matched == len(SHORT)
+
+
 def test_what_was_received_is_read(receiver):
-    rows = make_rows(Spec(pp=2, microbatches=(2, 2), steps=2, gc=False, gather=False, clip=False))
-    for one in requests_of(rows):
+    for one in requests_of(SHORT):
         assert post(receiver, json.dumps(one))[0] == 200
     folder = receiver.file.path.parent
     assert otlp.matches(folder)
-    assert otlp.read([folder]).matched == len(rows)
+    assert otlp.read([folder]).matched == len(SHORT)

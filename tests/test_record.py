@@ -17,6 +17,7 @@ from paceline import load
 from paceline.blockfile import STEP, TIMES, read_file, read_header
 from paceline.record import writer
 from paceline.sources.recording import load_recorded_step_times
+from paceline.sources.recording_files import read_files
 from recordings import SetClock, play, recorder
 
 SRC = str(Path(__file__).parents[1] / "src")
@@ -266,6 +267,57 @@ def test_an_operation_that_never_ends_costs_its_step_only(tmp_path):
     assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1, 2]
 
 
+def test_steps_pass_one_whose_operation_has_no_end(tmp_path):
+    rec = record.start(tmp_path, every=1, flush_s=3600)
+    with rec.step(0):
+        sent = rec.launch("forward-send", 0)
+    loop(rec, [1])
+    rec._writer._flush()
+    assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1]
+    assert load(tmp_path).steps.tolist() == [1]
+    sent.done()
+    rec._writer._flush()
+    (file,) = read_files(tmp_path)
+    assert file.steps.tolist() == [1, 0]
+    assert load_recorded_step_times(tmp_path).warnings == ()  # no time is written twice
+    rec.close()
+
+
+def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch):
+    rec = record.start(tmp_path, every=1, flush_s=3600)
+    with rec.step(0):
+        rec.launch("forward-send", 0)
+    rec._writer._flush()
+    assert rec._writer._put - rec._writer._taken == 2
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.0)
+    rec._writer._flush()
+    assert rec._writer._put == rec._writer._taken
+    (file,) = read_files(tmp_path)
+    assert file.dropped == (1, 0)
+    rec.close()
+
+
+@pytest.mark.parametrize("number", ["x", None, 0.5, "%d"])
+@pytest.mark.parametrize("exchange", [False, True])
+def test_a_step_that_is_no_number_is_a_line(tmp_path, caplog, number, exchange):
+    rec = record.start(tmp_path, every=1)
+    rec._exchange = object() if exchange else None
+    loop(rec, [number, 1], fail_at="none")
+    assert not rec.is_on
+    assert "recorder switched off, training goes on: TypeError" in caplog.records[0].message
+    assert len(caplog.records) <= 2
+
+
+def test_steps_below_0_are_a_line_and_not_recorded(tmp_path, caplog):
+    rec = record.start(tmp_path, every=1)
+    loop(rec, [-5, -4, 0, 1])
+    rec.close()
+    (line,) = caplog.records
+    assert line.message == "step -5 is not recorded: steps count from 0"
+    assert load(tmp_path).steps.tolist() == [0, 1]
+    assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1]
+
+
 def test_switching_while_it_runs(tmp_path):
     from paceline.sources.recording_status import switch
 
@@ -290,11 +342,12 @@ def test_a_broken_control_file_changes_nothing(tmp_path):
     rec = record.start(tmp_path, every=1)
     loop(rec, [0])
     rec.close()
-    (tmp_path / "control.json").write_text("[1]")
-    rec = record.start(tmp_path, every=1)
-    loop(rec, [1])
-    rec.close()
-    assert load(tmp_path).steps.tolist() == [0, 1]
+    for number, broken in enumerate(("[1]", "[" * 100_000), 1):
+        (tmp_path / "control.json").write_text(broken)
+        rec = record.start(tmp_path, every=1)
+        loop(rec, [number])
+        rec.close()
+    assert load(tmp_path).steps.tolist() == [0, 1, 2]
 
 
 KILLED = """

@@ -10,6 +10,7 @@ import pytest
 from paceline.blockfile import STEP, TIMES, read_file
 from paceline.record.clocks import Exchange, HostClock, asked_by
 from paceline.record.cuda import CudaClock
+from paceline.record.passes import Passes
 from paceline.record.recorder import Recorder
 from paceline.sources.recording_files import _ahead_ns, read_files
 
@@ -183,6 +184,46 @@ def test_events_are_used_again():
     clock.recycle(marks)
     assert {id(clock.mark()) for _ in range(3)} == {id(mark) for mark in marks}
     assert Event.made == made
+
+
+def test_an_event_of_two_operations_is_free_once():
+    clock, _, _ = cuda_clock()
+    first, shared, last = (clock.mark() for _ in range(3))
+    clock.recycle([first, shared, shared, last])
+    assert {id(clock.mark()) for _ in range(3)} == {id(first), id(shared), id(last)}
+    assert not clock._free
+
+
+def test_the_end_of_a_backward_begins_the_exchange_on_a_gpu_too(tmp_path):
+    """``Passes`` puts one event into both; times must be right after events are used again."""
+    clock, _, moment = cuda_clock()
+    rec = Recorder(tmp_path, every=1, flush_s=3600, clock=clock)
+    passes = Passes(rec, torch.nn.Linear(2, 2), lambda: True)
+    for number in range(3):
+        with rec.step(number):
+            backward = rec.launch("backward-compute", 0)
+            moment[0] += 20_000_000
+            passes.gradient()
+            moment[0] += 5_000_000
+            passes._end_backward(backward)
+            with rec.op("optimizer"):
+                moment[0] += 7_000_000
+        rec._writer._flush()
+    rec.close()
+    (file,) = read_files(tmp_path)
+    took = (file.ops["end_ns"] - file.ops["start_ns"]).reshape(3, 3)
+    np.testing.assert_allclose(took, [[20_000_000, 5_000_000, 7_000_000]] * 3, atol=1000)
+
+
+def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_said():
+    told = {}
+
+    class Group(Wires):
+        def new_group(self, **given):
+            told.update(given)
+
+    Exchange(Group(0, 2, {}), HostClock(), timeout_s=5.0)
+    assert told["timeout"].total_seconds() == 5
 
 
 def test_a_work_is_timed_by_a_stream_that_waits_for_it():

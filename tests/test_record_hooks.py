@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import paceline.record as record
 from paceline import analyze, load
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording_files import read_files
@@ -102,3 +103,82 @@ def test_fsdp(tmp_path):
     )
     assert (trace.counts[:, :, 0][..., kinds] == [2, 2, 1, 1, 1]).all()
     analyze(trace)
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A process group of this process alone, and a recorder of every step."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    rec = record.start(tmp_path / "run", every=1)
+    yield rec
+    rec.close()
+    dist.destroy_process_group()
+
+
+def ddp_of_a_line():
+    from torch import nn
+
+    return nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+
+
+def kinds_of(step):
+    return sorted(K(op.kind).label for op in step.ops)
+
+
+def test_instrumenting_twice_records_once(alone):
+    import torch
+
+    models = [ddp_of_a_line(), ddp_of_a_line()]
+    for model in (*models, models[0]):
+        record.instrument_ddp(model)
+    optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], 1e-2)
+    with alone.step(0) as step:
+        models[1](models[0](torch.randn(2, 4))).sum().backward()
+        optimizer.step()
+    assert kinds_of(step) == [
+        *["backward-compute"] * 2,
+        *["forward-compute"] * 2,
+        *["grads-reduce-scatter"] * 2,
+        "optimizer",
+    ]
+
+
+def test_a_new_recorder_is_told_of_a_model_again(alone, tmp_path):
+    import torch
+
+    model = ddp_of_a_line()
+    record.instrument_ddp(model)
+    with record.start(tmp_path / "second", every=1) as second:
+        record.instrument_ddp(model)
+        with second.step(0) as step:
+            model(torch.randn(2, 4)).sum().backward()
+        assert kinds_of(step) == ["backward-compute", "forward-compute", "grads-reduce-scatter"]
+
+
+def test_passes_that_raise_are_forgotten(alone):
+    import torch
+
+    model = ddp_of_a_line()
+    record.instrument_ddp(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with alone.step(0) as first, pytest.raises(RuntimeError):
+        model(torch.randn(2, 5))
+    with alone.step(1) as step:
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 5))
+        model(torch.randn(2, 4)).sum().backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(closure=lambda: 1 / 0)
+        optimizer.step()
+    assert [op.end for op in first.ops] == [None]
+    assert kinds_of(step) == [
+        "backward-compute",
+        "forward-compute",
+        "grads-reduce-scatter",
+        "optimizer",
+    ]
+    assert {op.microbatch for op in step.ops} == {0, -1}
+    assert all(op.end is not None for op in step.ops)

@@ -1,7 +1,11 @@
 """Megatron-Core's hooks on a tree of modules with its names (of 0.16), which runs one 1F1B step."""
 
+import os
+import subprocess
 import sys
 import types
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
@@ -330,3 +334,25 @@ def test_megatrons_own_loop_names_the_steps(megatron, tmp_path, monkeypatch):
     from paceline.sources.recording import load_recorded_step_times
 
     assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 40, 41]
+
+
+def test_the_real_one_runs_a_step(tmp_path):
+    try:
+        version("megatron-core")
+    except PackageNotFoundError:
+        pytest.skip("megatron-core is not installed")
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent / "src"), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(here / "megatron_job.py"), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": paths},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recorded" not in done.stderr  # of every function that is hooked there is one
+    trace = load(tmp_path / "run")
+    computes = [K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE]
+    assert trace.counts[:, 0, 0][:, computes].tolist() == [[3, 3], [3, 3]]
+    assert trace.microbatch[trace.kind == K.BACKWARD_COMPUTE].tolist() == [0, 1, 2] * 2

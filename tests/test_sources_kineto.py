@@ -213,6 +213,64 @@ def test_steps_by_the_optimizer(tmp_path: Path, truth: Trace) -> None:
     assert imported.confidence < kineto.CERTAINTY_RUNS
 
 
+@pytest.mark.parametrize("gone", ["ProfilerStep", ("ProfilerStep", "Optimizer")])
+@pytest.mark.parametrize("order", ["autograd first", "reversed", "shuffled"])
+def test_the_main_thread_does_not_depend_on_the_order_of_the_file(
+    tmp_path: Path, gone: str | tuple[str, ...], order: str
+) -> None:
+    """Without ProfilerStep it is the thread of the updates, else that of the earliest launch."""
+    paths = ProfileWriter(make_trace(WRITTEN, steps=5)).write(tmp_path)
+    for path in paths:
+        strip(path, lambda event: event["name"].startswith(gone))
+    expected = kineto.read(paths).trace
+    for path in paths:
+        value = load(path)
+        events = value["traceEvents"]
+        if order == "autograd first":
+            events.sort(key=lambda event: event["tid"] != ProfileWriter.AUTOGRAD)
+        elif order == "reversed":
+            events.reverse()
+        else:
+            random.Random(path.name).shuffle(events)
+        dump(value, path)
+    same(kineto.read(paths).trace, expected, within_s=1e-9)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_thread_that_launches_forwards_and_backwards_is_refused(tmp_path: Path, pp: int) -> None:
+    paths = ProfileWriter(make_trace(WRITTEN, pp=pp)).write(tmp_path)
+    for path in paths:
+        value = load(path)
+        for event in value["traceEvents"]:
+            if event["tid"] == ProfileWriter.AUTOGRAD:
+                event["tid"] = ProfileWriter.MAIN
+        dump(value, path)
+    with pytest.raises(TraceError, match=r"rank0\.json\.gz has no kernels of another thread"):
+        kineto.read(paths)
+
+
+def test_runs_of_no_microbatch_are_told(tmp_path: Path, truth: Trace) -> None:
+    """A kernel right after the last backward of step 1: the gradients' norm."""
+    paths = ProfileWriter(truth).write(tmp_path)
+    assert "0 short runs and 0 after a step's last backward" in kineto.read(paths).notes[-1]
+    value = load(paths[0])
+    events = value["traceEvents"]
+    step = next(event for event in events if event["name"] == "ProfilerStep#1")
+    updates = next(
+        event["ts"]
+        for event in events
+        if event["name"].startswith("Optimizer.step") and event["ts"] > step["ts"]
+    )
+    common = {"ph": "X", "pid": 0, "tid": ProfileWriter.MAIN, "ts": updates - 1, "dur": 0.5}
+    common["args"] = {"correlation": 10**6}
+    events.append(common | {"cat": "cuda_runtime", "name": "cudaLaunchKernel"})
+    events.append(common | {"cat": "kernel", "name": "norm"})
+    dump(value, paths[0])
+    imported = kineto.read(paths)
+    same(imported.trace, only(truth, PROFILED))
+    assert "0 short runs and 1 after a step's last backward" in imported.notes[-1]
+
+
 def test_steps_by_the_period_of_the_communication(tmp_path: Path) -> None:
     truth = make_trace(WRITTEN, steps=5)
     paths = ProfileWriter(truth).write(tmp_path)

@@ -121,6 +121,67 @@ def test_what_is_not_known_is_counted_and_lowers_the_confidence(
     assert imported.confidence == pytest.approx(ndtimeline.CERTAINTY * share)
 
 
+def without(event: dict, name: str) -> dict:
+    args = {key: value for key, value in event["args"].items() if key != name}
+    return event | {"args": args}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda event: without(event, "step"), "of known metrics without a rank or step"),
+        (lambda event: without(event, "rank"), "of known metrics without a rank or step"),
+        (lambda event: event | {"ph": "B"}, "of known metrics whose ph is not X"),
+    ],
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_known_metrics_that_cannot_be_placed_are_counted(
+    tmp_path: Path, truth: Trace, change, why: str, log: bool
+) -> None:
+    paths = timelines(truth, tmp_path)
+    changed(paths[0], lambda event: change(event) if event["name"] == "optimizer" else event)
+    n = sum(event["name"] == "optimizer" for event in load(paths[0]))
+    if log:
+        for path in paths:
+            path.write_text("\n".join(json.dumps(event) for event in load(path)))
+    imported = ndtimeline.read(paths)
+    assert imported.unplaced == {why: n}
+    assert imported.matched == len(truth) - n
+
+
+def test_a_line_of_text_without_a_rank_is_counted_but_prose_is_not(
+    tmp_path: Path, truth: Trace
+) -> None:
+    path = tmp_path / "a.log"
+    events = [event for path in timelines(truth, tmp_path) for event in load(path)]
+    told = [
+        f"{event['name']} dp={event['pid']} ts={event['ts']!r} dur={event['dur']!r} "
+        + " ".join(f"{key}={value}" for key, value in event["args"].items())
+        for event in events
+    ]
+    told += ["optimizer step=1 ts=5 dur=1", "the optimizer of step=1 is slow"]
+    path.write_text("\n".join(told))
+    imported = ndtimeline.read([path])
+    same(imported.trace, truth)
+    assert imported.unplaced == {"of known metrics without a rank or step": 1}
+
+
+def test_transfers_without_a_direction_are_not_placed(tmp_path: Path, truth: Trace) -> None:
+    paths = timelines(truth, tmp_path)
+
+    def renamed(event: dict) -> dict:
+        kind, _, way = event["name"].partition("-")
+        across = kind in ("forward", "backward") and way in ("send", "recv")
+        return event | {"name": f"cross-mesh-{way}"} if across else event
+
+    for path in paths:
+        changed(path, renamed)
+    imported = ndtimeline.read(paths)
+    assert imported.unplaced == {
+        f"with the metric 'cross-mesh-{way}', which is not known": 48 for way in ("send", "recv")
+    }
+
+
 def test_events_in_any_order(tmp_path: Path, truth: Trace) -> None:
     paths = timelines(truth, tmp_path)
     for path in paths:
@@ -214,7 +275,25 @@ def test_a_rank_with_fewer_steps(tmp_path: Path, truth: Trace) -> None:
 def test_another_clock(tmp_path: Path, truth: Trace) -> None:
     paths = timelines(truth, tmp_path)
     changed(paths[1], lambda event: event | {"ts": event["ts"] - 3600e6})
-    with pytest.raises(TraceError, match="they never meet, so their clocks or step numbers differ"):
+    # Not two ranks of one host, which agree.
+    with pytest.raises(
+        TraceError,
+        match=r"in step 0 rank [01] works from .* s, rank [23] from .* s; they never meet, so "
+        "their clocks or step numbers differ",
+    ):
+        ndtimeline.read(paths)
+
+
+def test_a_step_without_computes(tmp_path: Path, truth: Trace) -> None:
+    paths = timelines(truth, tmp_path)
+    for path in paths:
+        changed(
+            path,
+            lambda event: (
+                None if event["name"].endswith("-compute") and event["args"]["step"] == 1 else event
+            ),
+        )
+    with pytest.raises(TraceError, match="dp 0, stage 0 has no forwards in step 1; record"):
         ndtimeline.read(paths)
 
 
@@ -238,6 +317,8 @@ def test_a_file_given_twice(tmp_path: Path, truth: Trace) -> None:
         ({"dur": None}, "event 0: dur should be a number, not None"),
         ({"ts": "soon"}, "ts should be a number, not 'soon'"),
         ({"ts": 1e308}, "ts should be a number"),
+        ({"ts": -1e18}, r"works on step 0 from -1000000000000\.0* to .* s, more than a day"),
+        ({"dur": 1e13}, "works on step 0 from .* s, more than a day"),
         ({"pid": "host"}, "pid should be a whole number from 0, not 'host'"),
         ({"pid": 2**40}, "pid should be a whole number"),
         ({"pid": 2**31 - 1}, "rank 0 is dp 2147483647, stage 0 in one place and dp 0"),

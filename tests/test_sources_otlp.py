@@ -1,6 +1,7 @@
 """Megatron-LM's spans: what becomes of them, and what is refused."""
 
 import base64
+import codecs
 import copy
 import gzip
 import json
@@ -117,7 +118,9 @@ def test_the_order_of_spans_and_of_requests_does_not_matter(requests):
         assert same(otlp.read_requests(given_).trace, trace_of(ROWS))
 
 
-@pytest.mark.parametrize("form", ["lines", "object", "pretty", "gzip", "folder", "two files"])
+@pytest.mark.parametrize(
+    "form", ["lines", "object", "pretty", "gzip", "folder", "two", "bom", "blank"]
+)
 def test_files(tmp_path, requests, form):
     path = tmp_path / "spans.json"
     whole = {"resourceSpans": [one["resourceSpans"][0] for one in requests]}
@@ -130,6 +133,10 @@ def test_files(tmp_path, requests, form):
         path.write_text(json.dumps(whole, indent=2))
     elif form == "gzip":
         path.write_bytes(gzip.compress(json.dumps(whole).encode()))
+    elif form == "bom":
+        path.write_bytes(codecs.BOM_UTF8 + saved(path, requests).read_bytes())
+    elif form == "blank":
+        path.write_text("\n \r\n" + saved(path, requests).read_text())
     elif form == "folder":
         saved(tmp_path / "otlp.jsonl", requests)
         paths = [tmp_path]
@@ -319,6 +326,20 @@ def no_time(requests):
     spans(requests[0])[3]["startTimeUnixNano"] = "soon"
 
 
+def same_microbatch(requests):
+    for one in requests:
+        for span in spans(one):
+            for pair in span["attributes"]:
+                if pair["key"] == "megatron.microbatch_id":
+                    pair["value"] = {"intValue": "0"}
+
+
+def no_ends(requests):
+    for one in requests:
+        for span in spans(one):
+            span["endTimeUnixNano"] = "0"
+
+
 def nothing(requests):
     for one in requests:
         spans(one)[:] = [{"name": "GET /"}]
@@ -345,6 +366,8 @@ def nothing(requests):
         (no_iteration, "a megatron.train_step of rank 0 lacks megatron.iteration"),
         (backwards, "of rank 0 ends before it starts"),
         (no_time, "startTimeUnixNano of a megatron.* of rank 0 is 'soon'"),
+        (same_microbatch, "rank 0 ran the forward-compute of microbatch 0 more than once in step"),
+        (no_ends, r"has \d+ spans of Megatron-LM, none of which has an end"),
         (nothing, r"no span of Megatron-LM, .* \(spans: GET /\); run the job with MEGATRON_OTEL"),
     ],
 )

@@ -202,7 +202,8 @@ def test_torn_and_damaged_files(tmp_path):
         (lambda b: b[:8] + b"\x63\x00" + b[10:], "recorded in format 99; this Paceline reads"),
         (lambda b: b"NOT OURS" + b[8:], "is no recording of paceline"),
         (lambda b: b[:30] + b"#" + b[31:], "the header is damaged"),
-        (lambda b: b[:9], "is no recording of paceline"),
+        (lambda b: b"PACELIGHT", "is no recording of paceline"),
+        (lambda b: b[:9], "all files are empty or end within their header"),
     ],
 )
 def test_files_that_are_refused(tmp_path, change, words):
@@ -214,7 +215,7 @@ def test_files_that_are_refused(tmp_path, change, words):
 
 
 def test_folders_without_a_recording(tmp_path):
-    with pytest.raises(TraceError, match="is a folder without a recording"):
+    with pytest.raises(TraceError, match="is a folder without a trace"):
         load(tmp_path)
     with pytest.raises(TraceError, match="holds no recording"):
         load_recorded_step_times(tmp_path)
@@ -236,15 +237,46 @@ def test_every_cut_of_a_file_reads_back(tmp_path):
     one_rank(tmp_path, range(4))
     path = tmp_path / "rank-00000-0.blocks"
     whole = path.read_bytes()
-    header = whole.index(b"\xb1BLK")
     steps = set()
-    for length in range(header, len(whole), 3):
+    for length in range(whole.index(b"\xb1BLK"), len(whole), 3):
         path.write_bytes(whole[:length])
         try:
             steps.add(load(tmp_path).n_steps)
         except TraceError as error:
             assert "no step that all ranks recorded" in str(error)  # noqa: PT017
     assert steps == {1, 2, 3, 4}
+
+
+def test_every_cut_of_a_header_leaves_the_file_out(tmp_path):
+    for rank in range(2):
+        one_rank(tmp_path, rank=rank, world=2, dp=1, tp=2)
+    path = tmp_path / "rank-00001-0.blocks"
+    whole = path.read_bytes()
+    left_out = "1 files end within their header, left out (rank-00001-0.blocks)"
+    for length in range(1, whole.index(b"\xb1BLK"), 3):
+        path.write_bytes(whole[:length])
+        read = load(tmp_path)
+        assert read.steps.tolist() == [0, 1]
+        assert left_out in read.warnings
+        times = load_recorded_step_times(tmp_path)
+        assert (times.ranks.tolist(), times.warnings) == ([0], (left_out,))
+
+
+def test_a_torn_header_of_a_rank_that_is_needed_is_told(tmp_path):
+    for rank in range(2):
+        one_rank(tmp_path, rank=rank, world=2)
+    path = tmp_path / "rank-00001-0.blocks"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TraceError, match=r"1 of 2 ranks: 1; 1 files end within their header"):
+        load(tmp_path)
+
+
+def test_a_strange_kind_is_shown_without_its_escapes(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.blockfile.KINDS", ("a\x1b[31m", *KINDS[1:]))
+    one_rank(tmp_path)
+    with pytest.raises(TraceError, match="unknown kind") as caught:
+        load(tmp_path)
+    assert str(caught.value).isprintable()
 
 
 def test_a_copied_folder_reads_the_same(tmp_path):

@@ -69,6 +69,10 @@ class BlockFileError(ValueError):
     """A file is no recording, or one of another version."""
 
 
+class TornHeaderError(BlockFileError):
+    """A file ends within its header: its process, or the disk, ended there."""
+
+
 @dataclass(frozen=True)
 class BlockFile:
     """What a file holds.
@@ -105,7 +109,7 @@ def read_header(path: Path) -> dict[str, Any]:
     """What a file's process said about itself.
 
     Raises:
-        BlockFileError: no recording, or one of another version.
+        BlockFileError: no recording, or one of another version, or (``TornHeaderError``) cut.
         OSError: unreadable.
     """
     with path.open("rb") as file:
@@ -118,7 +122,7 @@ def read_file(path: Path) -> BlockFile:
     """All whole blocks of a file.
 
     Raises:
-        BlockFileError: no recording, or one of another version.
+        BlockFileError: no recording, or one of another version, or (``TornHeaderError``) cut.
         OSError: unreadable.
     """
     data = path.read_bytes()
@@ -141,6 +145,9 @@ def read_file(path: Path) -> BlockFile:
 
 def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
     """The JSON of the header, and where it ends."""
+    torn = TornHeaderError(f"{path} ends within its header; leave the file out")
+    if len(data) < _FILE.size and (data[: len(_MAGIC)] == _MAGIC or _MAGIC.startswith(data)):
+        raise torn
     if len(data) < _FILE.size or data[: len(_MAGIC)] != _MAGIC:
         raise BlockFileError(f"{path} is no recording of paceline, or its first bytes are lost")
     _, version, _, length, crc = _FILE.unpack_from(data)
@@ -151,9 +158,11 @@ def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
         )
     end = _FILE.size + length
     text = data[_FILE.size : end]
+    if len(text) < length:
+        raise torn
     try:
-        meta = json.loads(text) if zlib.crc32(text) == crc and len(text) == length else None
-    except ValueError:
+        meta = json.loads(text) if zlib.crc32(text) == crc else None
+    except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
         raise BlockFileError(f"{path}: the header is damaged; leave the file out")

@@ -11,11 +11,13 @@ from paceline.cli import trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
     from paceline.detect.bocd import Bocd
     from paceline.detect.calls import StepTimes
-    from paceline.detect.detector import Detector, Event
+    from paceline.detect.detector import Detector
+    from paceline.detect.event import Event
     from paceline.detect.job import JobEvent
     from paceline.sources.step_times import StepTimes as Table
     from paceline.trace.calls import CallLog
@@ -29,8 +31,8 @@ examples:
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. From standard input an event is printed the moment it is sure; a file's
-events are merged over ranks. A call log has the columns rank, time_s, op, size, communicator and,
+where there are several. From standard input an event is printed the moment it is sure; events are
+merged over ranks. A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
 Who is slow takes a trace or a call log with durations.
 """
@@ -263,43 +265,30 @@ def _renamed(event: Event, rank: int) -> Event:
 
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; a step is complete when the next one begins."""
-    import numpy as np
+    """JSON lines from standard input; what is sure is printed at once."""
+    from paceline.detect.arrivals import Arrivals
+    from paceline.detect.job import job_events
+    from paceline.sources.step_times import json_lines, sample_of
 
-    from paceline.errors import DetectError
-    from paceline.sources.step_times import json_lines
+    arrivals = Arrivals(detector.ranks)
 
-    late = 0
-    step: int | None = None
-    row = np.full(detector.ranks, np.nan)
+    def feed(steps: Iterable[tuple[int, Any]]) -> None:
+        for step, row in steps:
+            if detector.last_step is not None and step <= detector.last_step:
+                said = f"the job goes on from step {step:,} after step {detector.last_step:,}"
+                print(f"note: {said}: a restart", file=sys.stderr, flush=True)
+                detector.go_back()
+            events = detector.update(step, row)
+            for event in events if args.by_rank else job_events(events, detector.ranks):
+                line = json.dumps(event.to_mapping()) if args.json else event.explain()
+                print(line, flush=True)
 
-    def flush() -> None:
-        if step is None:
-            return
-        for event in detector.update(step, row):
-            print(json.dumps(event.to_mapping()) if args.json else event.explain(), flush=True)
-
-    for number, sample in json_lines(sys.stdin, "standard input"):
-        try:
-            at, rank = int(sample["step"]), int(sample.get("rank", 0))
-            value = sample["duration_s"]
-            seconds = float("nan") if value is None else float(value)
-        except (KeyError, TypeError, ValueError):
-            raise DetectError(
-                f"standard input:{number} needs numbers for step and duration_s (and rank)"
-            ) from None
-        if not 0 <= rank < detector.ranks:
-            raise DetectError(
-                f"standard input:{number}: rank {rank} of {detector.ranks}; say --ranks N"
-            )
-        if step is not None and at < step:
-            late += 1
-            continue
-        if step is None or at > step:
-            flush()
-            step, row = at, np.full(detector.ranks, np.nan)
-        row[rank] = seconds
-    flush()
-    if late:
-        print(f"note: {late} samples came after their step was over; left out", file=sys.stderr)
+    for number, line in json_lines(sys.stdin, "standard input"):
+        feed(arrivals.add(*sample_of(line, f"standard input:{number}", detector.ranks)))
+    feed(arrivals.end())
+    if arrivals.late:
+        print(
+            f"note: {arrivals.late} samples came after their step was over; left out",
+            file=sys.stderr,
+        )
     return 0

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         report = {"format": importer.name, "files": len(files), "files_left_out": n_left_out}
         print(json.dumps(report | imported.to_mapping()))
     else:
-        print(f"{args.output}: from {len(files)} {importer.name} file{'s' * (len(files) > 1)}")
+        what = "folder" if all(path.is_dir() for path in files) else "file"
+        print(f"{args.output}: from {len(files)} {importer.name} {what}{'s' * (len(files) > 1)}")
         if n_left_out:
             print(f"  {n_left_out} other files in the folder left out")
         print(_report(imported))

@@ -156,4 +156,6 @@ def _fail(error: BaseException, *, debug: bool) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"paceline: {' '.join(message.split())}", file=sys.stderr)
+    # A name from a file may hold escape codes: they are not for the terminal.
+    words = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))
+    print(f"paceline: {words}", file=sys.stderr)

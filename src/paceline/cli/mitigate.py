@@ -12,9 +12,9 @@ from paceline.cli import case_input, trace_input
 from paceline.cli.numbers import parse_floats, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from paceline.graph import Measured
     from paceline.mitigate.fault import Fault
+    from paceline.mitigate.planner import Action
     from paceline.mitigate.strategies import Strategies
 
 EPILOG = """\
@@ -27,8 +27,23 @@ examples:
 Without --slow-*, the fail-slows are those that the diagnosis of the trace finds. With them, the
 trace says only how long operations usually take.
 --follow reads JSON lines: {"step": 7, "duration_s": 1.31} for a step, {"step": 7, "event": "onset",
-"kind": "compute", "worker": [3, 1], "factor": 1.4} and "event": "relief" for fail-slows.
+"kind": "compute", "worker": [3, 1], "factor": 1.4} and "event": "relief" for fail-slows,
+and the lines of paceline detect --json. Of steps with "rank" the slowest rank's time counts.
 """
+
+#: Options that a scenario has no use for.
+_NOT_SIMULATED = (
+    *("slow_worker", "slow_nic", "slow_link", "slow_dp_link", "steps_left", "follow", "job"),
+    *("ignore_kinds", "keep_clocks", "layers", "seqlens", "hosts", "gpu_hour_cost"),
+)
+
+#: Option, kind of fail-slow, and from one end of a link to the other in (dp, pp).
+_SLOW = (
+    ("slow_worker", "compute", (0, 0)),
+    ("slow_nic", "nic", (0, 0)),
+    ("slow_link", "link", (0, 1)),
+    ("slow_dp_link", "link", (1, 0)),
+)
 
 _OVERHEADS = "s2=5,s3=60,s4=1800"
 
@@ -73,7 +88,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "when what the strategy would have saved does",
     )
     plan.add_argument(
-        "--steps-left", type=int, metavar="N", help="steps until the job ends: costs must be saved"
+        "--steps-left",
+        type=int,
+        metavar="N",
+        help="steps until the job ends: costs must be saved "
+        "by then; with --follow from the first step that is read",
     )
     plan.add_argument(
         "--follow", action="store_true", help="plan online: JSON lines from standard input"
@@ -102,12 +121,14 @@ def run(args: argparse.Namespace) -> int:
     if args.simulate:
         return _simulate(args)
     overhead_s = _overheads(args.overheads or _OVERHEADS)
-    faults = _faults(args)
-    if args.follow:
-        return _follow(args, _strategies(args, overhead_s), faults)
-    if not faults:
+    named = any(getattr(args, option) for option, *_ in _SLOW)
+    if not named and not args.follow:
         return _of_trace(args, overhead_s)
-    return _show(args, _strategies(args, overhead_s), faults)
+    measured, strategies = _strategies(args, overhead_s)
+    faults = _faults(args, strategies.model.dp)
+    if args.follow:
+        return _follow(args, measured, strategies, faults)
+    return _show(args, strategies, faults)
 
 
 def _overheads(text: str) -> dict[str, float | None]:
@@ -127,32 +148,30 @@ def _overheads(text: str) -> dict[str, float | None]:
     return found
 
 
-def _faults(args: argparse.Namespace) -> tuple[Fault, ...]:
+def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
+    """As named; the last replica's next one is the first, as in a ring."""
     from paceline.mitigate.fault import Fault
 
     found = []
-    for option, kind, (more_dp, more_pp) in (
-        ("slow_worker", "compute", (0, 0)),
-        ("slow_nic", "nic", (0, 0)),
-        ("slow_link", "link", (0, 1)),
-        ("slow_dp_link", "link", (1, 0)),
-    ):
+    for option, kind, (more_dp, more_pp) in _SLOW:
         what = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
         for text in getattr(args, option):
             dp, pp, factor = parse_floats(text, (3,), what)
             at = whole(dp, what), whole(pp, what)
-            other = (at[0] + more_dp, at[1] + more_pp) if kind == "link" else None
+            other = ((at[0] + more_dp) % n_dp, at[1] + more_pp) if kind == "link" else None
             found.append(Fault(kind, at, factor, other))
     return tuple(found)
 
 
-def _strategies(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> Strategies:
+def _strategies(
+    args: argparse.Namespace, overhead_s: dict[str, float | None]
+) -> tuple[Measured, Strategies]:
     from paceline.graph import from_trace
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
     measured = from_trace(trace_input.load_trace(args), keep_clocks=args.keep_clocks)
-    return Strategies(JobModel(measured), overhead_s)
+    return measured, Strategies(JobModel(measured), overhead_s)
 
 
 def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> int:
@@ -190,9 +209,18 @@ def _simulate(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from paceline.cli.progress import ProgressBar
+    from paceline.errors import MitigateError
     from paceline.mitigate.life import compare
     from paceline.mitigate.scenario import load_scenario
 
+    given = {name: getattr(args, name) for name in _NOT_SIMULATED}
+    flags = [
+        f"--{name.replace('_', '-')}"
+        for name, value in given.items()
+        if not (value is None or value is False or value in ([], ()))
+    ]
+    if flags:
+        raise MitigateError(f"--simulate takes all from its scenario; leave out {', '.join(flags)}")
     scenario = load_scenario(args.simulate)
     if args.overheads:
         scenario = replace(scenario, overhead_s=_overheads(args.overheads))
@@ -217,8 +245,15 @@ def _json(values: dict[str, Any]) -> int:
     return 0
 
 
-def _follow(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault, ...]) -> int:
+def _follow(
+    args: argparse.Namespace,
+    measured: Measured,
+    strategies: Strategies,
+    faults: tuple[Fault, ...],
+) -> int:
     """Feed a planner from standard input; print its actions the moment they are due."""
+    from paceline.errors import MitigateError
+    from paceline.mitigate.follow import Follower
     from paceline.mitigate.planner import Planner, load_state, save_state
     from paceline.sources.step_times import json_lines
 
@@ -226,36 +261,26 @@ def _follow(args: argparse.Namespace, strategies: Strategies, faults: tuple[Faul
     state = load_state(path) if path is not None and path.exists() else None
     planner = Planner(strategies, state=state, rule=args.rule or "loss")
     for fault in faults:
-        planner.onset(fault, 0)
-    for number, line in json_lines(sys.stdin, "standard input"):
-        action = _feed(planner, line, number)
+        if fault.name not in planner.state.setting.replaced:  # the state knows more
+            planner.onset(fault, 0)
+    follower = Follower(planner, measured, steps_left=args.steps_left, note=_note)
+
+    def tell(action: Action | None) -> None:
         if path is not None:
             save_state(planner.state, path)
         if action is not None:
             text = json.dumps(action.to_mapping()) if args.json else action.explain()
             print(text, flush=True)
+
+    for number, line in json_lines(sys.stdin, "standard input"):
+        try:
+            action = follower.take(line)
+        except MitigateError as error:
+            raise MitigateError(f"standard input:{number}: {error}") from None
+        tell(action)
+    tell(follower.end())
     return 0
 
 
-def _feed(planner: Any, line: Mapping[str, Any], number: int) -> Any:
-    from paceline.errors import MitigateError
-    from paceline.mitigate.fault import Fault
-
-    event = line.get("event")
-    try:
-        step = int(line["step"])
-        if event is None:
-            return planner.update(step, float(line["duration_s"]))
-        if event not in ("onset", "relief"):
-            raise MitigateError(f"event must be onset or relief, not {event!r}")
-        if event == "onset":
-            planner.onset(Fault.from_mapping(line), step, float(line.get("lost_s", 0.0)))
-        else:
-            planner.relief(Fault.from_mapping({"factor": 2.0, **line}), step)
-    except MitigateError as error:
-        raise MitigateError(f"standard input:{number}: {error}") from None
-    except (KeyError, TypeError, ValueError):
-        raise MitigateError(
-            f"standard input:{number} needs numbers for step and duration_s, or an event"
-        ) from None
-    return None
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from paceline.demo.processes import Shape, Training
 from paceline.demo.watched import MonitorResult, Watched
-from paceline.detect.detector import Detector, Event
+from paceline.detect.detector import Detector
+from paceline.detect.event import Event
 from paceline.diagnose import diagnose
 from paceline.errors import DemoError
 from paceline.graph import from_trace
@@ -50,9 +51,9 @@ RUNS, RUN_STEPS, SETTLE = 5, 3, 2
 #: Steps until the detector has left its warm-up, and steps between two episodes.
 WARM_UP_STEPS, PAUSE_STEPS = 56, 10
 #: The fail-slow to be mitigated, and what moving microbatches is said to cost.
-FACTOR, OVERHEAD_S = 2.0, 0.5
-#: Steps that measure what mitigation brought, and steps at most until an event.
-MEASURED_STEPS, MOST_STEPS = 20, 80
+FACTOR, OVERHEAD_S = 3.0, 0.5
+#: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
+SLOW_STEPS, MEASURED_STEPS, MOST_STEPS = 8, 20, 80
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class LiveResult:
     """What happened.
 
     Attributes:
-        healthy_s: median step time, seconds.
+        healthy_s: median step time before the fail-slow to be mitigated, seconds.
         levels: part 1.
         detected_after: steps from onset until the detector was sure.
         named: ranks that the validation calls slow.
@@ -186,10 +187,10 @@ class _Story:
             "each, 1F1B, gloo; computes are paced by sleeps, as there are fewer cores than ranks."
         )
         job.wait_for(WARM_UP_STEPS)
-        self.result.healthy_s = self._median(SETTLE, WARM_UP_STEPS)
+        healthy_s = self._median(SETTLE, WARM_UP_STEPS)
         self.steps.take(job, WARM_UP_STEPS)
         self.computes.take(job, WARM_UP_STEPS)
-        self.say(f"  {WARM_UP_STEPS} healthy steps: {self.result.healthy_s * 1e3:.0f} ms each")
+        self.say(f"  {WARM_UP_STEPS} healthy steps: {healthy_s * 1e3:.0f} ms each")
 
     def level(self, factor: float) -> None:
         runs = [self._run(factor) for _ in range(RUNS)]
@@ -238,7 +239,9 @@ class _Story:
         first = self.job.say(factor=1.0) + SETTLE
         self.job.wait_for(first + PAUSE_STEPS)
         earlier = watched.calm() if watched else 0
+        # Of the steps just before the fail-slow: what else the machine does changes.
         first = max(first, self.job.steps_done() - PAUSE_STEPS)
+        self.result.healthy_s = self._median(first, first + PAUSE_STEPS)
         self.steps.skip_to(first)
         self.computes.skip_to(first)
         return earlier
@@ -258,8 +261,12 @@ class _Story:
         if not result.named:
             raise DemoError("the validation found no slow rank; is this machine very busy?")
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
-        self.say(f"  validation between two steps: rank {rank} is {factor:.2f}x slower")
-        result.slow_s = self._median(onset + SETTLE, job.steps_done())
+        self.say(
+            f"  validation between two steps: rank {rank} is {factor:.2f}x slower (the slowness is "
+            "emulated there as in training: rank 0 does so many times the matrix work)"
+        )
+        job.wait_for(onset + SETTLE + SLOW_STEPS)
+        result.slow_s = self._median(onset + SETTLE, onset + SETTLE + SLOW_STEPS)
         self.fault = Fault("compute", (rank % job.shape.dp, rank // job.shape.dp), factor)
         self._plan(event)
         first = job.steps_done() + SETTLE + 2

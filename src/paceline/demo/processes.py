@@ -18,8 +18,9 @@ from paceline.errors import DemoError
 from paceline.sources.recording import load_recorded_step_times, matches
 from paceline.sources.step_times import StepTimes
 
-#: How often the job is looked at, and how long without a step until it is given up.
-_POLL_S, PATIENCE_S = 0.1, 60.0
+#: How often the job is looked at, and how long without a step until it is given up: generous, as
+#: on a busy machine the start alone (importing torch in all processes) takes a minute.
+_POLL_S, PATIENCE_S = 0.1, 150.0
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,11 @@ class Worker:
         return result
 
     def _validate(self, factor: float) -> None:
-        """Between two steps, all ranks waiting: who is slow?"""
+        """Between two steps, all ranks waiting: who is slow?
+
+        The machine is not: rank 0 does extra matrix work here as it does in its computes. The
+        measurement and the verdict know nothing of that.
+        """
         injected = Injected(rank=0, factor=factor) if factor > 1 else None
         verdict = judge(run_validation(effort=Effort(rounds=3), injected=injected))
         if self.rank == 0:

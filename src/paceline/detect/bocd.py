@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import WARM_UP, Event
+from paceline.detect.detector import WARM_UP
+from paceline.detect.event import Event
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
@@ -91,7 +92,10 @@ class Bocd:
         if self.steps <= WARM_UP:
             self._first.append(x)
             if self.steps == WARM_UP:
-                self._scale = np.nanmedian(self._first, axis=0)
+                # Of the ranks without a sample so far nothing is known: all their steps look alike.
+                first = np.array(self._first)
+                first[:, np.isnan(first).all(axis=0)] = 1.0
+                self._scale = np.nanmedian(first, axis=0)
                 self._log[:, 0], self._first = 0.0, []
                 self._start[:, 0] = self._reported[:] = self.steps
             return []
@@ -99,6 +103,10 @@ class Bocd:
         self._learn(np.nan_to_num(x / self._scale, nan=1.0))
         self._suspect()
         return self._verified(step)
+
+    def go_back(self) -> None:
+        """See ``Detector.go_back``."""
+        self.last_step = None
 
     def _learn(self, x: Array) -> None:
         """One step of the recursion over all runs of all ranks."""

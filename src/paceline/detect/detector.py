@@ -13,16 +13,15 @@ The median of w values exceeds a level when more than half of them do: counting 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.event import Event, Kind
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
-Kind = Literal["onset", "relief", "silent", "clock-jump"]
 
 #: Steps of the windows (odd), and the steps between looks at how far each strays in health.
 WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
@@ -38,76 +37,21 @@ _ANCHOR_EVERY = 16
 #: The anchor moves by this share per step at most: 10% in 10,000 steps.
 _DRIFT = 1e-5
 #: A step this many times as long as a healthy one is a pause (checkpoint, evaluation, restart):
-#: neither it nor the steps in which the job warms up again are evidence.
+#: neither it nor the steps in which the job warms up again are evidence. It is over below half of
+#: that: what stays above is no pause but a level.
 PAUSE, _AFTER_PAUSE = 5.0, 5
+#: A missing sample repeats the last one's evidence once so many in a row agreed.
+_AGREED = 3
 #: Relief: so many of the last steps lie nearer to health than to the level of the onset.
 _RELIEF_OF, _RELIEF = 9, 7
 _MIN_RELIEF_LEVEL = 0.05
-#: Memory of the estimates of noise, in steps.
-_NOISE_STEPS = 400
+#: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.
+_NOISE_STEPS, _MIDDLE_EVERY = 400, 64
 #: Steps without a sample after which a rank is called silent.
 SILENT_AFTER = 10
 
 _RING = ANCHOR_STEPS
 _HALF = np.array([(w + 1) // 2 for w in WINDOWS])
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something happened to a rank.
-
-    Attributes:
-        kind: "onset" of a fail-slow, its "relief", a rank that fell "silent", or a "clock-jump" (a
-            duration that is not above 0).
-        rank: whose.
-        step: the step of the update that returned the event.
-        since_step: onset and relief: the step in which it is estimated to have begun (ended);
-            silent: the first step without a sample; clock-jump: the step.
-        factor: step time over the healthy one: at an onset the median since ``since_step``, at a
-            relief the mean of the episode; nan for the other kinds.
-        lost_s: seconds lost since the onset.
-        healthy_s: the healthy step time.
-    """
-
-    kind: Kind
-    rank: int
-    step: int
-    since_step: int
-    factor: float
-    lost_s: float
-    healthy_s: float
-
-    def explain(self) -> str:
-        """The event in words and numbers."""
-        who = f"step {self.step:,}: rank {self.rank}"
-        if self.kind == "onset":
-            return (
-                f"{who} is {self.factor:.2f}x slower since step {self.since_step:,} "
-                f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
-                f"{self.lost_s:.3g} s lost so far"
-            )
-        if self.kind == "relief":
-            return (
-                f"{who} is healthy again since step {self.since_step:,}; it was {self.factor:.2f}x "
-                f"slower and lost {self.lost_s:.3g} s"
-            )
-        if self.kind == "silent":
-            return f"{who} has given no sample since step {self.since_step:,}"
-        return f"{who} reports a duration that is not above 0: its clock jumped"
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        factor = None if np.isnan(self.factor) else self.factor
-        return {
-            "kind": self.kind,
-            "rank": self.rank,
-            "step": self.step,
-            "since_step": self.since_step,
-            "factor": factor,
-            "lost_s": self.lost_s,
-            "healthy_s": None if np.isnan(self.healthy_s) else self.healthy_s,
-            "text": self.explain(),
-        }
 
 
 class Detector:
@@ -143,10 +87,19 @@ class Detector:
         self._seen = np.zeros(n, dtype=np.int64)  # samples
         self._missing = np.zeros(n, dtype=np.int64)  # steps in a row without one
         self._hold = np.zeros(n, dtype=np.int64)  # steps that are no evidence
+        self._paused = np.zeros(
+            n, dtype=bool
+        )  # whether the last sample was of one
+        self._agreed = np.zeros((len(WINDOWS), n), dtype=np.int8)  # samples in a row above
+        self._middle = self._anchor  # median of the last steps, whatever they were
         self._slow = np.zeros(n, dtype=bool)
         self._since = np.zeros(n, dtype=np.int64)  # update in which the episode began
         self._since_step = np.zeros(n, dtype=np.int64)
         self._bar = np.zeros(n)  # seconds below which a step of an episode looks healthy
+        self._top = np.zeros(n)  # and above which it is a pause
+        self._healed = np.full(n, -_RING)  # update of the last relief
+        self._low = np.zeros((_RELIEF_OF, n), dtype=bool)  # its last samples: below the bar?
+        self._low_step = np.zeros((_RELIEF_OF, n), dtype=np.int64)
         self._lost = np.zeros(n)
         self._spent = np.zeros(n)  # healthy seconds of the episode's steps
 
@@ -182,7 +135,7 @@ class Detector:
         ]
         missing = jumped | np.isnan(x)
         self._silence(step, missing, events)
-        # A missing sample repeats the last: it neither adds evidence nor takes any away.
+        # A missing sample repeats the last, so that medians stay what they were.
         row = self.steps % _RING
         before = self._x[row - 1]
         self._x[row] = np.where(missing, before, x)
@@ -196,6 +149,10 @@ class Detector:
         self._follow_episodes(step, x, missing, events)
         self._learn_noise()
         return events
+
+    def go_back(self) -> None:
+        """The job was started again from a checkpoint: the next step may have a lower number."""
+        self.last_step = None
 
     def _event(self, kind: Kind, rank: int, step: int, since: int, factor: float = np.nan) -> Event:
         lost = float(self._lost[rank])
@@ -229,11 +186,17 @@ class Detector:
     def _count(self, x: Array, missing: npt.NDArray[np.bool_]) -> None:
         """Count, per window, the steps above its level."""
         pause = x > PAUSE * self._anchor
-        self._hold = np.where(pause & (self._hold == 0), _AFTER_PAUSE + 1, self._hold)
+        begins = pause & ~self._paused & (self._hold == 0)
+        self._hold = np.where(begins, _AFTER_PAUSE + 1, self._hold)
         # A level that stays up after the pause is no pause.
-        barred = missing | (self._hold > 0)
+        self._paused = pause | (self._paused & (x > PAUSE / 2 * self._anchor))
+        held = self._hold > 0
         self._hold = np.maximum(self._hold - 1, 0)
-        above = (x > self._level) & ~barred
+        above = x > self._level
+        seen = ~(missing | held)
+        more = np.minimum(self._agreed + np.int8(1), np.int8(_AGREED))
+        self._agreed = np.where(seen, np.where(above, more, np.int8(0)), self._agreed)
+        above &= seen | (missing & ~held & (self._agreed == _AGREED))
         new = np.zeros(self.ranks, dtype=np.uint8)
         for i in range(len(WINDOWS)):
             new |= above[i].astype(np.uint8) << np.uint8(i)
@@ -253,6 +216,8 @@ class Detector:
             self._since_step[rank] = self._number[begin % _RING]
             anchor = float(self._anchor[rank])
             self._bar[rank] = anchor * (1 + max(_MIN_RELIEF_LEVEL, (factor - 1) / 2))
+            self._top[rank] = PAUSE * anchor * factor
+            self._low[:, rank] = False
             self._lost[rank] = lost
             self._spent[rank] = anchor * (self.steps - begin)
             events.append(self._event("onset", rank, step, self._since_step[rank], factor))
@@ -267,6 +232,7 @@ class Detector:
         x = self._last(n, rank).astype(np.float64)
         anchor = float(self._anchor[rank])
         level = float(np.median(x[-((window + 1) // 2) :]))
+        x[x > PAUSE * max(level, anchor)] = anchor
         gap = max(level - anchor, self.threshold * anchor)
         excess = np.clip(x - (anchor + gap / 2), -gap, gap)
         first = n - 1 - int(np.argmax(np.cumsum(excess[::-1])))
@@ -286,33 +252,42 @@ class Detector:
         older = ranks[(self._since[ranks] < self.steps - 1) & ~missing[ranks]]
         started = {event.rank for event in events if event.kind == "onset"}
         grown = older[~np.isin(older, list(started))] if started else older
-        self._lost[grown] += x[grown] - self._anchor[grown]
-        self._spent[grown] += self._anchor[grown]
-        n = min(_RELIEF_OF, self.steps)
-        low = self._last(n, ranks) < self._bar[ranks]
-        over = (low.sum(axis=0) >= _RELIEF) & (self._since[ranks] <= self.steps - n)
-        for place in np.flatnonzero(over).tolist():
-            rank = int(ranks[place])
-            first = n - 1 - int(np.argmax(np.cumsum(np.where(low[::-1, place], 1, -1))))
+        for memory, newest in ((self._low, x < self._bar), (self._low_step, np.full(len(x), step))):
+            memory[:-1, grown] = memory[1:, grown]
+            memory[-1, grown] = newest[grown]
+        charged = grown[x[grown] <= self._top[grown]]  # not with pauses
+        self._lost[charged] += x[charged] - self._anchor[charged]
+        self._spent[charged] += self._anchor[charged]
+        over = self._low[:, ranks].sum(axis=0) >= _RELIEF
+        for rank in ranks[over].tolist():
+            low = np.where(self._low[::-1, rank], 1, -1)
+            since = int(self._low_step[_RELIEF_OF - 1 - int(np.argmax(np.cumsum(low))), rank])
             factor = 1 + self._lost[rank] / max(self._spent[rank], 1e-300)
-            since = int(self._number[(self.steps - n + first) % _RING])
             events.append(self._event("relief", rank, step, since, float(factor)))
             self._slow[rank] = False
+            self._healed[rank] = self.steps
             self._lost[rank] = self._spent[rank] = 0.0
             self._counts[:, rank] = 0
             self._bits[:, rank] = 0
 
     def _learn_noise(self) -> None:
-        """How far medians of w healthy steps stray; then the levels that count."""
+        """How far medians of w healthy steps stray; then the levels that count.
+
+        From the median of the last steps, as a slow ramp is no noise around the anchor; from the
+        anchor while an episode lies within those steps.
+        """
         n = self.steps
         if n < self.warm_up:
             return
+        if n == self.warm_up or n % _MIDDLE_EVERY == 0:
+            self._middle = _median(self._last(min(n, _RING)))
+        around = np.where(n - self._healed < _RING, self._anchor, self._middle)
         for i, window in enumerate(WINDOWS):
             if n < window + 10 or (n % window and n != self.warm_up):
                 continue
             if np.isnan(self._stray[i]).any():
                 self._first_noise(i, window)
-            off = np.abs(_median(self._last(window)) / self._anchor - 1)
+            off = np.abs(_median(self._last(window)) / around - 1)
             off = np.minimum(off, 3 * self._stray[i] + 0.002)
             share = max(window / _NOISE_STEPS, window / n)
             share = min(share, 1.0)
@@ -334,7 +309,10 @@ class Detector:
 
 
 def _median(rows: npt.NDArray[np.float32]) -> Array:
-    """[rank] medians over the rows."""
+    """[rank] medians over the rows; of a rank that joined later, over its own."""
     middle = len(rows) // 2
     found: Array = np.partition(rows, middle, axis=0)[middle].astype(np.float64)
+    late = np.isnan(rows[0]) & ~np.isnan(rows[-1])
+    if late.any():
+        found[late] = np.nanmedian(rows[:, late], axis=0)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.detector import Event
+from paceline.detect.event import Event
 from paceline.detect.who import Suspect, name_ranks
 
 #: Onsets (reliefs) so many steps apart belong together.

@@ -17,6 +17,22 @@ KINDS = (COMPUTE, LINK, NIC)
 #: Beyond, times lose their digits.
 LARGEST_FACTOR = 1e6
 
+#: No file numbers anything higher.
+_LARGEST = 2**63 - 1
+
+
+def whole(value: Any) -> int:
+    """A whole number as JSON has it, 7 or 7.0.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("no whole number")  # nor are NaN and infinity
+    if abs(number := int(value)) > _LARGEST:
+        raise ValueError("too large")
+    return number
+
 
 @dataclass(frozen=True, order=True)
 class Fault:
@@ -55,8 +71,11 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Says which machine or link it is, however slow: "compute 3,1", "link 3,1-4,1"."""
-        return f"{self.kind} " + "-".join(f"{dp},{pp}" for dp, pp in self.machines)
+        """Says which machine or link it is, however slow: "compute 3,1", "link 3,1-4,1".
+
+        A link is the same from either end.
+        """
+        return f"{self.kind} " + "-".join(f"{dp},{pp}" for dp, pp in sorted(self.machines))
 
     def describe(self) -> str:
         """In words."""
@@ -78,11 +97,11 @@ class Fault:
         """
         try:
             worker, other = (
-                None if (at := values.get(end)) is None else (int(at[0]), int(at[1]))
+                None if (at := values.get(end)) is None else (whole(at[0]), whole(at[1]))
                 for end in ("worker", "other")
             )
             kind, factor = str(values["kind"]), float(values["factor"])
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             worker = None
         if worker is None:
             raise MitigateError("a fail-slow has kind, worker [dp, pp], factor (and other)")

@@ -272,6 +272,9 @@ class _News:
             return 0.0
         wait, pause = self.scenario.detect_steps, 0.0
         for fault in sorted(self.now - self.told):
+            if fault.name in planner.state.setting.replaced:
+                self.told.add(fault)  # the job no longer uses the machine: nobody sees it
+                continue
             since = self.seen.setdefault(fault, step)
             if step - since >= wait:
                 lost_s = float((step_s[since:step] - planner.healthy_s).sum())

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.detect.detector import PAUSE
 from paceline.errors import MitigateError
 from paceline.files import text_writer, write_files
-from paceline.mitigate.fault import Fault
+from paceline.mitigate.fault import COMPUTE, Fault, whole
 from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
 
@@ -136,15 +137,21 @@ class Planner:
         model = strategies.model
         self.strategies, self.rule = strategies, rule
         self.state = State(model.plain) if state is None else state
-        if sum(self.state.setting.counts) != sum(model.plain.counts) or len(
-            self.state.setting.counts
-        ) != len(model.plain.counts):
+        counts = self.state.setting.counts
+        if (
+            sum(counts) != sum(model.plain.counts)
+            or len(counts) != len(model.plain.counts)
+            or min(counts) < 1
+        ):
             raise MitigateError("the state is that of a job with other replicas or microbatches")
-        model.check(self.state.active)
+        moved = (machine for pair in self.state.setting.moved for machine in pair)
+        model.check(self.state.active | {Fault(COMPUTE, machine, 2.0) for machine in moved})
         self.healthy_s = model.healthy_s if healthy_s is None else healthy_s
 
     def onset(self, fault: Fault, step: int, lost_s: float = 0.0) -> None:
         """A fail-slow was found, or its factor has changed.
+
+        Where a machine was replaced, it is the new one that is slow now.
 
         Args:
             fault: who and how slow.
@@ -152,16 +159,18 @@ class Planner:
             lost_s: what was lost to it before it was found, a detector event's ``lost_s``.
 
         Raises:
-            MitigateError: its machine is not the job's.
+            MitigateError: its machine is not the job's, or ``lost_s`` is no time.
         """
         self.strategies.model.check(frozenset([fault]))
+        if not 0 <= lost_s < math.inf:
+            raise MitigateError(f"step {step}: lost_s must be 0 s or more, not {lost_s:g}")
         state = self.state
-        if fault.name in state.setting.replaced:
-            return  # a machine that the job no longer uses
+        replaced = state.setting.replaced - {fault.name}
         active = frozenset(f for f in state.active if f.name != fault.name) | {fault}
         first = not state.active
         self.state = replace(
             state,
+            setting=replace(state.setting, replaced=replaced),
             active=active,
             lost_s=(0.0 if first else state.lost_s) + lost_s,
             since_step=step if first else state.since_step,
@@ -182,6 +191,9 @@ class Planner:
         self, step: int, duration_s: float, steps_left: int | None = None, *, steps: int = 1
     ) -> Action | None:
         """Take note of a step; what to do before the next one, if anything.
+
+        A pause (more than :data:`~paceline.detect.detector.PAUSE` healthy steps: a checkpoint, an
+        evaluation) is no fail-slow's doing: it counts as the step that was expected.
 
         The action counts as done when it is returned: apply its ``option.setting``, and say with
         ``strategies.set_overhead`` what it took, if that is known better now.
@@ -205,6 +217,9 @@ class Planner:
             # Nothing to take back: the episode is over.
             self.state = replace(state, applied=(), lost_s=0.0, since_step=None)
             return None
+        if duration_s > PAUSE * self.healthy_s:
+            expected_s = options[0].now_s * self.healthy_s / self.strategies.model.healthy_s
+            duration_s = min(duration_s, expected_s)
         more = {name: steps * s for name, s in self._per_step(options, duration_s).items()}
         lost_s = max(0.0, state.lost_s + steps * (duration_s - self.healthy_s))
         self.state = replace(state, lost_s=lost_s, accrued_s=self._accrued(more, self._names()))
@@ -261,12 +276,12 @@ class Planner:
         state, names = self.state, self._names()
         words = tuple(fault.describe() for fault in sorted(state.active))
         since = step if state.since_step is None else state.since_step
+        replaced = option.setting.replaced
         accrued = {
             key: seconds
             for key, seconds in state.accrued_s.items()
-            if key[0] != option.strategy or key[1] not in names
+            if key[1] not in replaced and (key[0] != option.strategy or key[1] not in names)
         }
-        replaced = option.setting.replaced
         active = frozenset(f for f in state.active if f.name not in replaced)
         self.state = replace(
             state, setting=option.setting, active=active, accrued_s=accrued,
@@ -309,20 +324,28 @@ def load_state(path: Path) -> State:
                 f"{VERSION}; start anew without it"
             )
         setting = Setting(
-            tuple(int(n) for n in values["counts"]),
-            tuple(((int(a[0]), int(a[1])), (int(b[0]), int(b[1]))) for a, b in values["moved"]),
+            tuple(whole(n) for n in values["counts"]),
+            tuple(
+                ((whole(a), whole(b)), (whole(c), whole(d))) for (a, b), (c, d) in values["moved"]
+            ),
             frozenset(map(str, values["replaced"])),
         )
         since = values["since_step"]
         return State(
             setting,
             frozenset(Fault.from_mapping(each) for each in values["active"]),
-            float(values["lost_s"]),
-            None if since is None else int(since),
-            {(str(a), str(b)): float(seconds) for a, b, seconds in values["accrued_s"]},
+            _time(values["lost_s"]),
+            None if since is None else whole(since),
+            {(str(a), str(b)): _time(seconds) for a, b, seconds in values["accrued_s"]},
             tuple(map(str, values["applied"])),
         )
     except OSError as error:
         raise MitigateError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         raise MitigateError(f"{path} holds no planner's state; start anew without it") from None
+
+
+def _time(value: Any) -> float:
+    if not 0 <= (seconds := float(value)) < math.inf:
+        raise ValueError("no seconds")
+    return seconds

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import TraceError
 from paceline.sources import otlp_protobuf
 from paceline.sources.json_stream import MAX_LINE_BYTES
-from paceline.sources.otlp_json import check_request
+from paceline.sources.otlp import check_request
 
 #: Largest body, as sent and unpacked. The Collector takes 20 MiB; exporters send some 100 kB.
 MAX_BODY_BYTES = 16 << 20

@@ -59,6 +59,7 @@ def start(
     sync_every: int = 100,
     device: str | None = None,
     flush_s: float = 1.0,
+    sync_timeout_s: float = 60.0,
 ) -> Recorder:
     """Start the recorder of this process; call it on every rank, after the process group is there.
 
@@ -85,6 +86,8 @@ def start(
             only now.
         device: "cpu" or "cuda"; None = cuda where torch has one.
         flush_s: seconds between two appends to the file.
+        sync_timeout_s: how long one comparison of clocks, the first is in here, waits for a rank
+            that does not take part; none is made after that.
     """
     global _current
     if _current is not None:
@@ -108,6 +111,7 @@ def start(
         sync_every=sync_every,
         device=device,
         flush_s=flush_s,
+        sync_timeout_s=sync_timeout_s,
         given=given,
     )
     if _current.is_on:

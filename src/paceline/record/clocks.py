@@ -12,7 +12,7 @@ from typing import Any
 #: Answers of one exchange; the one with the shortest round trip counts.
 ROUNDS = 16
 
-#: A rank that does not answer within this time ends the exchanges.
+#: Longest wait for another rank, where nothing else is said.
 TIMEOUT_S = 60.0
 
 
@@ -81,14 +81,21 @@ class Exchange:
         distributed: ``torch.distributed``, initialised.
         clock: this rank's clock.
         host: names the host's clock; 0 = not known.
+        timeout_s: a rank that does not answer within this time ends the exchanges.
     """
 
-    def __init__(self, distributed: Any, clock: HostClock, host: int | None = None) -> None:
+    def __init__(
+        self,
+        distributed: Any,
+        clock: HostClock,
+        host: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._distributed, self._clock = distributed, clock
         self._host = _host() if host is None else host
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         # A group of its own: the job's may be NCCL, and must not be hurt when a rank is late.
-        self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def session(self) -> str:
         """A name for this start of the job, the same on all ranks."""

@@ -87,5 +87,5 @@ class CudaClock(HostClock):
             self._tied = event, before + error, error
 
     def recycle(self, marks: list[Any]) -> None:
-        """Events that are not needed any more."""
-        self._free += marks
+        """Events that are not needed any more; one may end an operation and begin the next."""
+        self._free.extend({id(mark): mark for mark in marks}.values())

@@ -23,6 +23,8 @@ def instrument(recorder: Recorder, model: Any) -> None:
     """
     if not hasattr(model, "require_backward_grad_sync"):
         raise ValueError(f"{type(model).__name__} is no DistributedDataParallel")
+    if not recorder.is_new(model):
+        return
     passes = Passes(recorder, model, lambda: bool(model.require_backward_grad_sync))
     trained = (p for p in model.parameters() if p.requires_grad)
     for parameter in islice(trained, WATCHED):

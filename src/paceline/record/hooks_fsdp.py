@@ -29,6 +29,8 @@ def instrument(recorder: Recorder, model: Any) -> None:
     ]
     if not hasattr(model, "_get_fsdp_state") or not groups:
         raise ValueError(f"{type(model).__name__} is not fully sharded (FSDP1 is not known here)")
+    if not recorder.is_new(model):
+        return
     passes = Passes(recorder, model, lambda: all(group.reduce_grads for group in groups))
     gathers = _FirstGather(recorder, passes)
     for group in groups:

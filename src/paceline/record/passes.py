@@ -36,7 +36,9 @@ class Passes:
     @property
     def in_forward(self) -> bool:
         """Whether a forward runs, seen here or named by the loop."""
-        return self._forward is not None or self._recorder.open_op is not None
+        recorder = self._recorder
+        seen = self._forward is not None and self._step is recorder.running_step
+        return seen or recorder.open_op is not None
 
     def gradient(self, *_: object) -> None:
         """A gradient is complete; to be called from hooks."""
@@ -63,8 +65,11 @@ class Passes:
             return
         recorder = self._recorder
         if recorder.running_step is not self._step:
-            self._step, self._microbatch = recorder.running_step, -1
-        self._microbatch += 1
+            self._step, self._microbatch = recorder.running_step, 0
+        elif self._forward is not None:  # it raised, and the loop tries again
+            recorder.drop(self._forward)
+        else:
+            self._microbatch += 1
         named = recorder.open_op is not None
         self._forward = None if named else recorder.launch("forward-compute", self._microbatch)
 
@@ -118,21 +123,27 @@ def _differentiable(output: Any) -> Any:
 
 
 def record_optimizers(recorder: Recorder) -> None:
-    """Record the step of every torch optimizer."""
+    """Record the step of every torch optimizer; hooks are global, so once is enough."""
+    if not recorder.is_new(record_optimizers):
+        return
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
-    running: list[Any] = []
+    running: dict[int, Any] = {}
 
-    def before(*_: object) -> None:
+    def before(optimizer: object, *_: object) -> None:
+        raised = running.pop(id(optimizer), None)
+        if raised is not None:
+            recorder.drop(raised)
         if recorder.is_profiling and recorder.open_op is None:
-            running.append(recorder.launch("optimizer"))
+            running[id(optimizer)] = recorder.launch("optimizer")
 
-    def after(*_: object) -> None:
-        if running:
-            running.pop().done()
+    def after(optimizer: object, *_: object) -> None:
+        op = running.pop(id(optimizer), None)
+        if op is not None:
+            op.done()
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
-from paceline.record.clocks import Exchange, HostClock
+from paceline.record.clocks import TIMEOUT_S, Exchange, HostClock
 from paceline.record.cuda import CudaClock
 from paceline.record.place import find_place, process_group
 from paceline.record.steps import CODES, DEFAULT_CHUNK, NOTHING, Nothing, Op, Operation, Step
@@ -43,6 +45,7 @@ class Recorder:
         sync_every: int = 100,
         device: str | None = None,
         flush_s: float = FLUSH_S,
+        sync_timeout_s: float = TIMEOUT_S,
         given: Mapping[str, Any] | None = None,
         clock: HostClock | None = None,
     ) -> None:
@@ -52,7 +55,9 @@ class Recorder:
         self._writer: Writer | None = None
         self._exchange: Exchange | None = None
         self._pid = os.getpid()
-        self._failed = False
+        self._failed = self._warned = False
+        self._hooked: WeakSet[Any] = WeakSet()
+        self._sync_timeout_s = sync_timeout_s
         self._every, self._steps, self._sync_every = every, steps, sync_every
         self._at_first = every, steps
         self._on = True
@@ -93,7 +98,7 @@ class Recorder:
         if group is None or group.get_world_size() == 1:
             return None
         try:
-            exchange = Exchange(group, self._clock)
+            exchange = Exchange(group, self._clock, timeout_s=self._sync_timeout_s)
             session = exchange.session()
         except Exception as error:
             log.error("clocks are not compared: %s", _line(error))
@@ -158,6 +163,17 @@ class Recorder:
         if isinstance(op, Op):
             op.start, op.end = start, end
 
+    def drop(self, op: Any) -> None:
+        """Forget an operation of the running step: its call raised, it will have no end."""
+        if self._ops is not None and op in self._ops:
+            self._ops.remove(op)
+
+    def is_new(self, hooked: Any) -> bool:
+        """Whether this recorder has no hooks in a thing yet; from now on it has."""
+        new = hooked not in self._hooked
+        self._hooked.add(hooked)
+        return new
+
     @property
     def running_step(self) -> Step | None:
         """The step that runs now."""
@@ -187,7 +203,10 @@ class Recorder:
         if self._writer is None:
             return
         try:
-            number = step.number
+            number = step.number = operator.index(step.number)
+            if number < 0:
+                self._warn_once(f"step {number} is not recorded: steps count from 0")
+                return
             if self._on and (
                 number in self._steps if self._steps is not None else number % self._every == 0
             ):
@@ -207,13 +226,16 @@ class Recorder:
             except Exception as error:
                 self.fail(error)
         self._ops = self._step = None
-        if whole and self._sync_every and step.number % self._sync_every == 0:
-            self._synchronise()
+        if whole and self._sync_every:
+            self._synchronise(step.number)
 
-    def _synchronise(self) -> None:
+    def _synchronise(self, number: int = 0) -> None:
+        """Compare clocks, where step ``number`` calls for it (0, as at the start, always does)."""
         if self._exchange is None:
             return
         try:
+            if number % (self._sync_every or 1):
+                return
             offset = self._exchange.run()
             if self._writer is not None:
                 self._writer.put_offset(offset)
@@ -240,6 +262,11 @@ class Recorder:
         log.error("recorder switched off, training goes on: %s", _line(error))
         if writer is not None:
             writer.stop()
+
+    def _warn_once(self, line: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(line)
 
     def close(self) -> None:
         """Write what waits, end the writer. Called at the end of the process."""

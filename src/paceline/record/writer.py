@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -26,7 +26,7 @@ FLUSH_S = 1.0
 #: Operations packed before the training thread may have the interpreter.
 _SLICE = 64
 
-#: A step whose communication has no end after this time is given up.
+#: A step's operations, where one has no end after this time, are given up.
 PATIENCE_S = 60.0
 
 
@@ -60,6 +60,7 @@ class Writer:
         self._flush_s, self._control_path = flush_s, folder / blockfile.CONTROL
         self._control_seen = 0
         self._queue: deque[Step] = deque()
+        self._held: list[tuple[Step, int, int]] = []  # start and end, ns; operations still run
         self._offsets: deque[Offset] = deque()
         self._put = self._taken = 0  # operations and steps; each counted by one thread only
         self.dropped_steps = self.dropped_times = 0  # counted by the training thread
@@ -125,14 +126,14 @@ class Writer:
             parts.append(blockfile.block(blockfile.CLOCK, entry))
         times = bytearray()
         while self._queue:
-            packed = self._packed(self._queue[0], last)
-            if packed is None:
+            span = self._span(self._queue[0])
+            if span is None and not last:
                 break
-            time, ops = packed
-            times += time
-            if ops:
-                parts.append(blockfile.block(blockfile.STEP, ops))
-            self._taken += self._queue.popleft().size
+            step = self._queue.popleft()
+            if span is not None:
+                times += blockfile.TIME.pack(step.number, span[0], span[1] - span[0])
+                self._held.append((step, *span))
+        parts += self._ended(last)
         if times:
             parts.append(blockfile.block(blockfile.TIMES, bytes(times)))
         counts = (self.dropped_steps + self._incomplete, self.dropped_times)
@@ -165,38 +166,39 @@ class Writer:
             raise ValueError("the ranks are not what start() was told; instrument before a step")
         self.place = place
 
-    def _packed(self, step: Step, last: bool) -> tuple[bytes, bytes] | None:
-        """A step's time, and its operations (empty: none); None where it is to be waited for."""
-        resolve = self._clock.resolve
-        start, end = resolve(step.start), resolve(step.end)
-        if start is None or end is None:
-            return (b"", b"") if last else None
-        time = blockfile.TIME.pack(step.number, start, end - start)
-        marks = [step.start, step.end]
-        payload = b""
-        if step.ops is not None:
-            packed = self._packed_ops(step.ops, start)
-            if packed is None:
-                if not last and self._clock.now() - end < PATIENCE_S * 1e9:
-                    return None
-                self._incomplete += 1
-            else:
-                head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(step.ops))
-                payload = head + packed
-                for op in step.ops:
-                    marks += (op.start, op.end)
-        self._clock.recycle(marks)
-        return time, payload
+    def _span(self, step: Step) -> tuple[int, int] | None:
+        """When a step began and ended, ns; None where the GPU has not come there."""
+        start, end = self._clock.resolve(step.start), self._clock.resolve(step.end)
+        return None if start is None or end is None else (start, end)
 
-    def _packed_ops(self, ops: list[Op], zero: int) -> bytes | None:
+    def _ended(self, last: bool) -> Iterator[bytes]:
+        """Blocks of the held steps whose operations have ended; the others are held on."""
+        held, self._held = self._held, []
+        for step, start, end in held:
+            marks, ops = [step.start, step.end], step.ops
+            if ops is not None:
+                packed = self._packed(ops, start)
+                if packed is None and not last and self._clock.now() - end < PATIENCE_S * 1e9:
+                    self._held.append((step, start, end))
+                    continue
+                if packed is None:
+                    self._incomplete += 1
+                else:
+                    head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(ops))
+                    yield blockfile.block(blockfile.STEP, head + packed)
+                    marks += [mark for op in ops for mark in (op.start, op.end)]
+            self._clock.recycle(marks)
+            self._taken += step.size
+
+    def _packed(self, ops: list[Op], zero: int) -> bytes | None:
         """The operations' records; None where one has no end yet."""
+        if any(op.start is None or op.end is None for op in ops):
+            return None
         resolve, pack = self._clock.resolve, blockfile.OP.pack
         records = []
         for i, op in enumerate(ops):
             if i % _SLICE == 0:
                 sleep(0)
-            if op.start is None or op.end is None:
-                return None
             start, end = resolve(op.start), resolve(op.end)
             if start is None or end is None:
                 return None
@@ -212,7 +214,7 @@ class Writer:
             if changed == self._control_seen:
                 return
             wish = json.loads(self._control_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # none, or half written: look again later
+        except (OSError, ValueError, RecursionError):  # none, or half written: look again later
             return
         self._control_seen = changed
         if isinstance(wish, dict):

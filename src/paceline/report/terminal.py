@@ -35,9 +35,15 @@ def print_result(
 
 
 def print_lines(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Print lines that have the right width already."""
+    """Print lines that have the right width already, without what a terminal would obey.
+
+    Names come from files that others wrote: of a job, of kinds, of ranks.
+    """
     console = console or standard_output()
     for line in lines:
+        line.plain = "".join(
+            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line.plain
+        )
         console.print(line, soft_wrap=True)
 
 

@@ -81,6 +81,7 @@ def _table(path: Path, csv: bool) -> Any:
             table = pc.read_csv(path, convert_options=options)
         else:
             table = pq.read_table(path)
+            table.validate(full=True)
         names = [name.strip() for name in table.column_names]  # not UTF-8: a ValueError
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -41,8 +41,8 @@ def _hosts(rows: csv.DictReader[str], path: Path) -> dict[int, tuple[str, str]]:
     hosts: dict[int, tuple[str, str]] = {}
     for row in rows:
         text = (row["rank"] or "").strip()
-        if not text.isdecimal():
-            raise TraceError(f"{path}, line {rows.line_num}: rank {text!r} is no number")
+        if not text.isdecimal() or len(text) > 9:
+            raise TraceError(f"{path}, line {rows.line_num}: rank {text[:40]!r} is no number")
         if int(text) in hosts:
             raise TraceError(f"{path}, line {rows.line_num}: rank {text} is there twice")
         hosts[int(text)] = ((row["host"] or "").strip(), (row.get("gpu") or "").strip())

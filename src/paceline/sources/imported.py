@@ -24,6 +24,9 @@ from paceline.trace import Columns, Job, OpKind, Trace, arrange
 #: No whole number in a trace is larger; anything above is a corrupt file.
 MAX_NUMBER = 2**31 - 1
 
+#: No step takes longer: a day.
+MAX_STEP_S = 86_400.0
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -149,6 +152,7 @@ class OpTable:
         if by_order:
             pp_size = job.pp_size if job else int(columns.pp.max()) + 1
             columns = number_by_order(columns, pp_size, job.vpp_size if job else 1, where)
+        _check_microbatches(columns, where)
         trace = arrange(columns, job, where)
         if trace.left_out:
             number, why = next(iter(trace.left_out.items()))
@@ -229,14 +233,44 @@ def _check_clocks(columns: Columns, where: str) -> None:
     of_step = np.flatnonzero(np.append(True, np.diff(step) != 0))
     apart = np.maximum.reduceat(begin, of_step) > np.minimum.reduceat(until, of_step)
     if not apart.any():
+        _check_lengths(step, rank, begin, until, where)
         return
     number = step[of_step[int(np.argmax(apart))]]
     here = np.flatnonzero(step == number)
-    off = here[int(np.argmax(np.abs(begin[here] - np.median(begin[here]))))]
-    other = here[0] if here[0] != off else here[1]
+    off, other = here[int(np.argmax(begin[here]))], here[int(np.argmin(until[here]))]
     raise TraceError(
         f"{where}: in step {number} rank {rank[off]} works from {begin[off]:.6f} to "
         f"{until[off]:.6f} s, rank {rank[other]} from {begin[other]:.6f} to {until[other]:.6f} s; "
         "they never meet, so their clocks or step numbers differ: give files of one run, with "
         "clocks that are synchronised"
     )
+
+
+def _check_lengths(
+    step: npt.NDArray[np.int32],
+    rank: npt.NDArray[np.int32],
+    begin: npt.NDArray[np.float64],
+    until: npt.NDArray[np.float64],
+    where: str,
+) -> None:
+    """A rank's step that takes days has an op with a wrong time."""
+    for row in np.flatnonzero(until - begin > MAX_STEP_S)[:1]:
+        raise TraceError(
+            f"{where}: rank {rank[row]} works on step {step[row]} from {begin[row]:.6f} to "
+            f"{until[row]:.6f} s, more than a day, so one of its times is wrong; copy the file "
+            "again, or leave the step out with --steps"
+        )
+
+
+def _check_microbatches(columns: Columns, where: str) -> None:
+    """A microbatch passes a chunk of the model once each way in a step."""
+    rows = np.flatnonzero(columns.microbatch >= 0)
+    names = ("microbatch", "chunk", "kind", "rank", "step")
+    cells = np.stack([getattr(columns, name)[rows] for name in names])
+    cells = cells[:, np.lexsort(cells)]
+    again = (np.diff(cells) == 0).all(axis=0)
+    for microbatch, _, kind, rank, step in cells[:, 1:].T[again][:1]:
+        raise TraceError(
+            f"{where}: rank {rank} ran the {OpKind(int(kind)).label} of microbatch {microbatch} "
+            f"more than once in step {step}; are the numbers of its microbatches right?"
+        )

@@ -58,6 +58,17 @@ _CALL_LOGS = (
 )
 
 
+def _refuse_call_logs(path: Path, files: Sequence[Path]) -> None:
+    """Say where logs of collectives belong, if a file of ``path``, a file or folder, is one."""
+    for file in files:
+        for what, matches in _CALL_LOGS:
+            if matches(file):
+                raise TraceError(
+                    f"{file} is {what}, which has no computes, so no trace can be made of it; pass "
+                    f"{path} to paceline detect --collectives"
+                )
+
+
 def find_files(
     paths: Sequence[Path], name: str | None = None, importers: Sequence[Importer] = IMPORTERS
 ) -> tuple[Importer, list[Path], int]:
@@ -83,17 +94,17 @@ def find_files(
             known = [(importer, file) for importer, file in inside if importer is not None]
             n_left_out += len(inside) - len(known)
             if not known:
-                raise TraceError(f"no file in the folder {path} is {_names(asked)}")
+                if name is None:
+                    _refuse_call_logs(path, [file for _, file in inside])
+                raise TraceError(
+                    f"{path} is a folder without a trace: no file in it is {_names(asked)}"
+                )
             found += known
         elif importer is None and name is None:
-            for what, matches in _CALL_LOGS:
-                if matches(path):
-                    raise TraceError(
-                        f"{path} is {what}, which has no computes, so no trace can be made of it; "
-                        "pass it to paceline detect --collectives"
-                    )
+            _refuse_call_logs(path, [path])
             raise TraceError(
-                f"{path} is not {_names(asked)}, as far as its content shows; choose with --format"
+                f"{path} is not a trace file: its content is not {_names(asked)}; if it is all the "
+                "same, import it with --format"
             )
         else:
             found.append((importer or asked[0], path))

@@ -23,7 +23,8 @@ def read_job(path: Path) -> Job:
         raise TraceError(f"the job file {path} cannot be read: {reason}") from None
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # ValueError: 2025-13-01, which is no date.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).replace("\n", " ")
         raise TraceError(f"the job file {path} is not YAML: {reason}") from None
     if not isinstance(values, dict):

@@ -197,21 +197,25 @@ class JsonStream:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, unpacked where it is gzip.
+    """The lines of a text file, unpacked where it is gzip, without a byte order mark.
 
     Raises:
         TraceError: it is unreadable or cut off, or a line is too long for a log.
     """
+    for n, line in enumerate(_byte_lines(path)):
+        yield line.decode("utf-8" if n else "utf-8-sig", errors="replace")
+
+
+def _byte_lines(path: Path) -> Iterator[bytes]:
     rest = b""
     with open_bytes(path) as file:
         while data := read_chunk(file, path):
             *whole, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE_BYTES:
                 raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
-            for line in whole:
-                yield line.decode("utf-8", errors="replace")
+            yield from whole
     if rest:
-        yield rest.decode("utf-8", errors="replace")
+        yield rest
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> str:

@@ -107,7 +107,8 @@ def read(
     if runs:
         notes.append(
             "computes are runs of kernels between calls to send and receive; "
-            f"{sum(aside.values())} short runs are none"
+            f"{aside['too short']} short runs and {aside['after the last backward']} after a "
+            "step's last backward are none"
         )
     if on_host:
         notes.append("times are the host's; a transfer ends when the first side has waited for it")

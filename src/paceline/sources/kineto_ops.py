@@ -56,10 +56,11 @@ def rank_ops(
         profile: the rank's file.
         steps: its steps.
         unplaced: why -> how many; what has no place is counted here.
-        aside: runs too short for a microbatch are counted here.
+        aside: runs that are of no microbatch are counted here.
 
     Raises:
-        TraceError: the ranges are of a schedule that splits or overlaps passes.
+        TraceError: the ranges are of a schedule that splits or overlaps passes, or there are none
+            and nothing else tells backwards from forwards.
     """
     clock = _Steps(steps)
     ops = list(_updates(profile, clock))
@@ -188,6 +189,13 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
     work = profile.work
     if not len(work.launch_s):
         return
+    if not work.backward.any():
+        what = "kernels of another thread than the main one" if profile.on_gpu else "autograd ops"
+        raise TraceError(
+            f"{profile.path} has no {what}, so its forwards and backwards cannot be told apart; "
+            "profile whole steps, with the ranges of torch.distributed.pipelining where one thread "
+            "launches both"
+        )
     outside = np.ones(len(work.launch_s), dtype=bool)
     for span in (*profile.optimizer, *profile.cleared):
         low, high = np.searchsorted(work.launch_s, [span.start_s, span.end_s])
@@ -211,11 +219,12 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
         # What follows the last backward (the loss, the gradients' norm) is no forward.
         here = np.flatnonzero(step == s)
         last = here[backward[here]].max(initial=-1)
+        aside["after the last backward"] += int((here > last).sum())
         here = here[here <= last]
         for direction in (False, True):
             runs = here[backward[here] == direction]
             long = n_items[runs] >= SHORT_SHARE * n_items[runs].max(initial=0)
-            aside["short runs"] += int((~long).sum())
+            aside["too short"] += int((~long).sum())
             kind = OpKind.BACKWARD_COMPUTE if direction else OpKind.FORWARD_COMPUTE
             for run in runs[long]:
                 yield RankOp(kind, clock.steps[s].number, float(begin[run]), float(until[run]))

@@ -82,7 +82,7 @@ class _Reader:
             "kernel": self._kernel,
         }
         self.steps: list[Span] = []
-        self.main_thread = ""
+        self.step_thread, self.optimizer_thread = "", ""
         self.ranges: list[Range] = []
         self.optimizer: list[Span] = []
         self.cleared: list[Span] = []
@@ -101,7 +101,7 @@ class _Reader:
         name = str(event.get("name"))
         if match := _STEP.fullmatch(name):
             self.steps.append(Span(start_s, end_s, int(match[1])))
-            self.main_thread = str(event.get("tid"))
+            self.step_thread = str(event.get("tid"))
         elif match := _PP_RANGE.fullmatch(name):
             microbatch = int(match[3] or -1)
             self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
@@ -110,10 +110,10 @@ class _Reader:
         elif match := _GPIPE_RANGE.fullmatch(name):
             action = match[1] or match[3]
             self.ranges.append(Range(start_s, end_s, -1, action, int(match[2] or match[4])))
-        elif name.startswith("Optimizer.step"):
-            self.optimizer.append(Span(start_s, end_s))
-        elif name.startswith("Optimizer.zero_grad"):
-            self.cleared.append(Span(start_s, end_s))
+        elif name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
+            updates = name.startswith("Optimizer.step")
+            (self.optimizer if updates else self.cleared).append(Span(start_s, end_s))
+            self.optimizer_thread = str(event.get("tid"))
         elif name in ("gloo:send", "gloo:recv"):
             self.gloo.append(Transfer(start_s, start_s, end_s, name == "gloo:send", -1))
         elif name.startswith("gloo:"):
@@ -235,8 +235,11 @@ class _Reader:
         launch_s, found, thread = self._launch_of(np.frombuffer(self.kernels, np.int64))
         unplaced["kernels whose launch is not in the file"] += int((~found).sum())
         start_s, end_s = (np.frombuffer(times)[found] for times in self.kernel_times)
-        main = self.threads.get(self.main_thread, 0)
         order = np.argsort(launch_s[found], kind="stable")
+        # Where no range tells the main thread, it is the one that launched first.
+        main = int(thread[found][order[0]]) if len(order) else 0
+        main = self.threads.get(self.optimizer_thread, main)
+        main = self.threads.get(self.step_thread, main)
         return Work(
             launch_s=launch_s[found][order] + base_s,
             start_s=start_s[order] + base_s,

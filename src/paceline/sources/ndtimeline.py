@@ -7,7 +7,8 @@ and ``pp`` in ``args``. From memory, not compared with the tool's source: the na
 (``unshard-all-gather``, ``grad-reduce-scatter``, ``grad-all-reduce``, ``cross-mesh-*``), and the
 raw log's lines, which are therefore read by their fields wherever these stand: the same event as
 one JSON object per line, or text with a metric's name and ``rank``, ``step``, ``dp``, ``pp``,
-``ts`` and ``dur`` as ``name=value`` or ``name: value``.
+``ts`` and ``dur`` as ``name=value`` or ``name: value``. ``cross-mesh-send`` and ``-recv`` do not
+say whether they carry activations or gradients, so they are counted but have no kind.
 
 The tool synchronises the hosts' clocks, so times are taken as they are. It names no microbatch:
 microbatches are counted within (rank, step, metric), by start.
@@ -54,9 +55,9 @@ _FIELDS |= {"tp": "tp", "tp_rank": "tp", "rank": "rank", "step": "step", "ts": "
 def matches(path: Path) -> bool:
     """Whether the file is a timeline: events named as metrics, with a rank and a step."""
     if _is_text(path):
-        return any(_of_line(line) is not None for line in head(path).splitlines())
+        return any(_is_op(_of_line(line)) for line in head(path).splitlines())
     start = first_events(path, 200)
-    return start is not None and any(_kind(event) is not None for event in start[0])
+    return start is not None and any(map(_is_op, start[0]))
 
 
 def read(
@@ -101,10 +102,13 @@ def read(
 
 def _add(ops: OpTable, event: Mapping[str, Any], place: str, unplaced: Counter[str]) -> int:
     """Add an event, if it is a known metric; returns its tensor-parallel rank."""
-    args = mapping(event, "args")
-    if event.get("ph", "X") != "X" or "rank" not in args or "step" not in args:
+    args, kind = mapping(event, "args"), _kind(event)
+    has_duration = event.get("ph", "X") == "X"
+    if not (has_duration and _is_placed(event)):
+        if kind is not None:
+            why = "without a rank or step" if has_duration else "whose ph is not X"
+            unplaced[f"of known metrics {why}"] += 1
         return 0
-    kind = _kind(event)
     if kind is None:
         name = f"with the metric {str(event.get('name'))[:40]!r}, which is not known"
         known = name in unplaced or len(unplaced) < MAX_NAMES
@@ -126,10 +130,16 @@ def _add(ops: OpTable, event: Mapping[str, Any], place: str, unplaced: Counter[s
 
 
 def _kind(event: Mapping[str, Any]) -> OpKind | None:
-    args, name = mapping(event, "args"), event.get("name")
-    if "rank" not in args or "step" not in args or not isinstance(name, str):
-        return None
-    return METRICS.get(name)
+    name = event.get("name")
+    return METRICS.get(name) if isinstance(name, str) else None
+
+
+def _is_placed(event: Mapping[str, Any]) -> bool:
+    return {"rank", "step"} <= mapping(event, "args").keys()
+
+
+def _is_op(event: Mapping[str, Any] | None) -> bool:
+    return event is not None and _kind(event) is not None and _is_placed(event)
 
 
 def _events(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -159,7 +169,7 @@ def _json_line(line: str) -> Mapping[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and _kind(event) is not None else None
+    return event if isinstance(event, dict) and isinstance(event.get("name"), str) else None
 
 
 def _of_line(line: str) -> Mapping[str, Any] | None:
@@ -174,8 +184,8 @@ def _of_line(line: str) -> Mapping[str, Any] | None:
         for name, value in _FIELD.findall(line)
         if name.lower() in _FIELDS
     }
-    if not {"rank", "step"} <= set(found):
-        return None
+    if not ({"rank", "step"} <= found.keys() or {"ts", "dur"} <= found.keys()):
+        return None  # prose
     event = {"name": metric[1], "ph": "X", "pid": found.pop("dp", None)}
     event |= {name: found.pop(name) for name in ("ts", "dur") if name in found}
     return {**event, "args": found}

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
+from paceline.sources import otlp_json
 from paceline.sources.fields import mapping, optional_whole
 from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import head
@@ -108,6 +109,19 @@ def read_requests(
     return _import(parts, where, job, steps)
 
 
+def check_request(request: Any, where: str) -> int:
+    """Check a request as :func:`read` will, span by span; returns how many spans it has.
+
+    Raises:
+        TraceError: it is no ExportTraceServiceRequest, or a span of Megatron-LM lacks its rank,
+            times or number, so that no file with it could be read.
+    """
+    spans, place_of = SpanTable(), MegatronPlace()
+    for place, part in parts_of(request, where):
+        _add_resource(spans, place_of, part, place, Counter(), Counter())
+    return otlp_json.check_request(request, where)
+
+
 def _import(
     parts: Iterable[tuple[str, Mapping[str, Any]]],
     where: str,
@@ -119,6 +133,11 @@ def _import(
     for place, part in parts:
         _add_resource(spans, place_of, part, place, others, unplaced)
     if not len(spans):
+        if unplaced:
+            raise TraceError(
+                f"{where} has {unplaced.total()} spans of Megatron-LM, none of which has an end; "
+                "let the job export them once they are over"
+            )
         told = f" (spans: {', '.join(sorted(others)[:5])})" if others else ""
         raise TraceError(
             f"{where} has no span of Megatron-LM, such as {STEP}{told}; run the job with "

@@ -31,7 +31,7 @@ def resources(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not path.exists():
         raise TraceError(f"{path} does not exist")
     try:
-        first = next(lines(path), "")
+        first = next((line for line in lines(path) if line.strip()), "")
         by_line = isinstance(json.loads(first), dict)
     except (TraceError, ValueError, RecursionError):
         by_line = False

@@ -78,7 +78,9 @@ def read(
             if twice:
                 raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
             table = _read_steps(file, steps)
-    except (pa.ArrowException, OSError) as error:
+            # In a damaged file a row may name an entry that the dictionary lacks.
+            table.column("optype").validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
     stored = _stored(schema.metadata or {}, path, forgive=job is not None)
@@ -124,7 +126,7 @@ def _stored(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> di
     try:
         stored = json.loads(text)
         version = stored["version"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         if forgive:  # the job is known without it
             return {}
         raise TraceError(f"{path}: its paceline metadata is broken; pass --job") from None

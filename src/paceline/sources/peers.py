@@ -14,7 +14,7 @@ ADVICE = "record the step whole on all ranks, or leave it out with --steps"
 def check_peers(trace: Trace, where: str) -> None:
     """Check that the ranks of a trace agree on what happened in each step.
 
-    Every worker has ops in every step, all stages of a replica run the same computes, what a stage
+    Every worker has computes in every step, all stages of a replica run the same, what a stage
     sent its neighbour received, and the members of a data-parallel collective all ran it.
 
     Raises:
@@ -54,9 +54,15 @@ def check_peers(trace: Trace, where: str) -> None:
 
 
 def _check_computes(trace: Trace, where: str) -> None:
-    """All stages of a replica run as many forwards, and as many backwards."""
+    """All stages of a replica run as many forwards, at least one, and as many backwards."""
     computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
-    expected = trace.counts[:, :, 0, OpKind.FORWARD_COMPUTE]
+    forwards = trace.counts[..., OpKind.FORWARD_COMPUTE]
+    for s, dp, pp in np.argwhere(forwards == 0)[:1]:
+        raise TraceError(
+            f"{where}: {_replica(trace, dp)}stage {pp} has no forwards in step {trace.steps[s]}; "
+            f"{ADVICE}"
+        )
+    expected = forwards[:, :, 0]
     for kind in computes:
         ran = trace.counts[..., kind]
         for s, dp, pp in np.argwhere(ran != expected[:, :, None])[:1]:

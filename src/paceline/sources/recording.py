@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
-from paceline.sources.recording_files import RankFile, is_recording, read_files
+from paceline.sources.recording_files import RankFile, is_recording, read_files, torn_headers
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
@@ -44,7 +44,7 @@ def read(
     starts = _starts(files)
     whole = [start for start in starts if _is_whole(start)]
     missing = _missing_ranks(starts[0], path, fatal=not whole)
-    warnings = [*missing, *_doubts(files)]
+    warnings = [*missing, *torn_headers(path), *_doubts(files)]
     chosen, left_out = _choose(whole, path)
     columns, notes = _columns(chosen, ignore_kinds, path)
     base_ns = int(columns.start.min()) if len(columns) else 0
@@ -75,7 +75,7 @@ def load_recorded_step_times(folder: Path) -> StepTimes:
     ranks, column = np.unique(rank, return_inverse=True)
     table = np.full((len(steps), len(ranks)), np.nan)
     table[row, column] = np.concatenate([file.times[:, 2] for file in files]) / 1e9
-    warnings = []
+    warnings = torn_headers(folder)
     repeated = len(step) - len(np.unique(row * len(ranks) + column))
     if repeated:
         warnings.append(f"{repeated} samples repeat a step of their rank; the last counts")
@@ -111,7 +111,8 @@ def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> lis
     shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     said = f"{path} lacks the files of {len(missing)} of {world} ranks: {shown}"
     if fatal:
-        raise TraceError(f"{said}; bring them here, one rank of every (dp, stage) is needed")
+        needed = "bring them here, one rank of every (dp, stage) is needed"
+        raise TraceError("; ".join([said, *torn_headers(path), needed]))
     if not _is_whole(files):
         return [f"{said} since the job's last start; earlier starts are read"]
     return [f"{said}; their tensor- or context-parallel peers stand for them"]
@@ -244,8 +245,8 @@ def _kinds(
             table[code] = OpKind.from_label(label)
         except KeyError:
             raise TraceError(
-                f"{file.path} has operations of the unknown kind {label}; drop them with "
-                f"--ignore-kinds {label}"
+                f"{file.path} has operations of the unknown kind {label!r}; drop them with "
+                f"--ignore-kinds {label!r}"
             ) from None
     kinds: npt.NDArray[np.int8] = table[codes]
     return kinds

@@ -97,17 +97,36 @@ def read_files(folder: Path) -> list[RankFile]:
     found = [_read(path) for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}"))]
     whole = [file for file in found if file is not None]
     if not whole:
-        raise TraceError(f"{folder}: all files are empty; did the job end before it began?")
+        raise TraceError(
+            f"{folder}: all files are empty or end within their header; did the job end before it "
+            "began?"
+        )
     return sorted(whole, key=lambda file: (file.rank, file.meta["started_ns"]))
 
 
+def torn_headers(folder: Path) -> list[str]:
+    """What is to be said of the files that end within their header, which are not read."""
+    torn = []
+    for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}")):
+        try:
+            if path.stat().st_size:
+                blockfile.read_header(path)
+        except blockfile.TornHeaderError:
+            torn.append(path.name)
+        except (blockfile.BlockFileError, OSError):  # read_files tells of these
+            continue
+    return [f"{len(torn)} files end within their header, left out ({torn[0]})"] if torn else []
+
+
 def _read(path: Path) -> RankFile | None:
-    """One file; None where its process ended before it wrote anything."""
+    """One file; None where its process ended before it had written what it is."""
     try:
         stat = path.stat()
         if not stat.st_size:
             return None
         file = blockfile.read_file(path)
+    except blockfile.TornHeaderError:
+        return None
     except blockfile.BlockFileError as error:
         raise TraceError(str(error)) from None
     except OSError as error:

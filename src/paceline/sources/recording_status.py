@@ -53,7 +53,7 @@ def _switch(folder: Path) -> str | None:
     try:
         wish = json.loads((folder / CONTROL).read_text(encoding="utf-8"))
         return "off" if wish.get("on") is False else "on"
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -70,8 +70,10 @@ def _table(path: Path) -> Any:
             twice = [name for name in COLUMNS if names.count(name) > 1]
             if twice:
                 raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
-            return file.read(columns=list(COLUMNS))
-    except (pa.ArrowException, OSError) as error:
+            table = file.read(columns=list(COLUMNS))
+            table.validate(full=True)
+            return table
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
 

@@ -20,6 +20,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _MAX_CELLS = 1 << 28  # 2 GB of durations
+_MAX_STEP = 1 << 53  # beyond, JSON's numbers are not whole
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def load_step_times(path: Path) -> StepTimes:
     if not len(step):
         raise TraceError(f"{path} holds no sample")
     for name, numbers in (("step", step), ("rank", rank)):
-        bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers))))
+        whole = (np.abs(numbers) < _MAX_STEP) & (numbers == np.round(numbers))
+        bad = np.flatnonzero(~whole)
         if len(bad):
             raise TraceError(f"{path}: row {bad[0] + 1}: {name} must be a whole number")
     return _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
@@ -79,7 +81,9 @@ def _table(path: Path, step: Ints, rank: Ints, value: Array, starts: bool) -> St
             f"{path}: {len(steps):,} steps x {len(ranks):,} ranks are too many at once"
         )
     warnings = []
-    unsorted = int((np.diff(row)[np.diff(column) == 0] < 0).sum()) if len(row) > 1 else 0
+    by_rank = np.argsort(column, kind="stable")
+    falls = (np.diff(row[by_rank]) < 0) & (np.diff(column[by_rank]) == 0)
+    unsorted = int(falls.sum())
     if unsorted:
         warnings.append(f"{unsorted} samples were not in the order of their steps; sorted")
     flat = row * len(ranks) + column
@@ -128,13 +132,15 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
 
     try:
         table = pq.read_table(path)
+        table.validate(full=True)
+        names = table.column_names
     except FileNotFoundError:
         raise TraceError(f"{path}: No such file or directory") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is no parquet file: {error}") from None
-    wanted = [n for n in ("step", "rank", "duration_s", "start_s") if n in table.column_names]
+    wanted = [n for n in ("step", "rank", "duration_s", "start_s") if n in names]
     found: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted}
-    return found or {name: [] for name in table.column_names}
+    return found or {name: [] for name in names}
 
 
 def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -148,11 +154,30 @@ def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any
             continue
         try:
             sample = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             sample = None
         if not isinstance(sample, dict):
             raise TraceError(f"{where}:{number} is no JSON object")
         yield number, sample
+
+
+def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int, float]:
+    """(step, rank, seconds) of a JSON line; nan where it says null.
+
+    Raises:
+        TraceError: a number is none, or out of range.
+    """
+    value = line.get("duration_s", "missing")
+    try:
+        step, rank = float(line["step"]), float(line.get("rank", 0))
+        seconds = float("nan") if value is None else float(value)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where} needs numbers for step and duration_s (and rank)") from None
+    if not (step.is_integer() and 0 <= step < _MAX_STEP and rank.is_integer()):
+        raise TraceError(f"{where}: step and rank must be whole numbers, at least 0")
+    if not 0 <= rank < ranks:
+        raise TraceError(f"{where}: rank {int(rank)} of {ranks}; say --ranks N")
+    return int(step), int(rank), seconds
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
@@ -163,7 +188,7 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
         empty = value is None or (isinstance(value, str) and not value.strip())
         try:
             found[i] = np.nan if empty else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise TraceError(
                 f"{path}: row {i + 1}: {name} must be a number, not {str(value)[:40]!r}"
             ) from None

@@ -1,0 +1,75 @@
+"""Samples of step times as they come, one at a time -> complete steps, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+#: Ranks that give so many steps in a row anew repeat no line: the job went back to a checkpoint.
+RESTART_STEPS = 3
+
+
+class Arrivals:
+    """Puts the samples of ranks together to steps.
+
+    A step is over when all ranks have given a sample, or when the next one begins. What comes
+    afterwards is left out and counted, unless the job went back to an earlier step.
+
+    Args:
+        ranks: how many there are.
+
+    Attributes:
+        late: samples that were left out.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.late = 0
+        self._newest = -1  # step that is, or was last, put together; they begin with 0
+        self._open = False
+        self._row = np.full(ranks, np.nan)
+        self._last = np.full(ranks, -1)  # each rank's last step
+        self._again: list[tuple[int, int, float]] = []  # steps that their ranks have given before
+
+    def add(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
+        """Take a sample (nan = none); yields (step, [rank] seconds) of each step that is over.
+
+        After a restart from a checkpoint a step is lower than the one before it.
+        """
+        if step > self._newest or (step == self._newest and self._open):
+            self.late += len(self._again)
+            self._again.clear()
+            yield from self._take(step, rank, duration_s)
+        elif step > self._last[rank]:
+            self.late += 1
+        else:
+            self._again.append((step, rank, duration_s))
+            if len({number for number, _, _ in self._again}) == RESTART_STEPS:
+                yield from self._go_back()
+
+    def end(self) -> Iterator[tuple[int, Array]]:
+        """Yields the step that was being put together."""
+        if self._open:
+            self._open = False
+            yield self._newest, self._row
+
+    def _go_back(self) -> Iterator[tuple[int, Array]]:
+        yield from self.end()
+        samples, self._again = sorted(self._again), []
+        self._newest = -1
+        self._last[:] = -1
+        for sample in samples:
+            yield from self._take(*sample)
+
+    def _take(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
+        if step != self._newest or not self._open:
+            yield from self.end()
+            self._newest, self._open = step, True
+            self._row = np.full(len(self._last), np.nan)
+        self._row[rank] = duration_s
+        self._last[rank] = step
+        if (self._last == step).all():
+            yield from self.end()

@@ -1,0 +1,67 @@
+"""What a detector says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["onset", "relief", "silent", "clock-jump"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a rank.
+
+    Attributes:
+        kind: "onset" of a fail-slow, its "relief", a rank that fell "silent", or a "clock-jump" (a
+            duration that is not above 0).
+        rank: whose.
+        step: the step of the update that returned the event.
+        since_step: onset and relief: the step in which it is estimated to have begun (ended);
+            silent: the first step without a sample; clock-jump: the step.
+        factor: step time over the healthy one: at an onset the median since ``since_step``, at a
+            relief the mean of the episode; nan for the other kinds.
+        lost_s: seconds lost since the onset.
+        healthy_s: the healthy step time.
+    """
+
+    kind: Kind
+    rank: int
+    step: int
+    since_step: int
+    factor: float
+    lost_s: float
+    healthy_s: float
+
+    def explain(self) -> str:
+        """The event in words and numbers."""
+        who = f"step {self.step:,}: rank {self.rank}"
+        if self.kind == "onset":
+            return (
+                f"{who} is {self.factor:.2f}x slower since step {self.since_step:,} "
+                f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
+                f"{self.lost_s:.3g} s lost so far"
+            )
+        if self.kind == "relief":
+            return (
+                f"{who} is healthy again since step {self.since_step:,}; it was {self.factor:.2f}x "
+                f"slower and lost {self.lost_s:.3g} s"
+            )
+        if self.kind == "silent":
+            return f"{who} has given no sample since step {self.since_step:,}"
+        return f"{who} reports a duration that is not above 0: its clock jumped"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        factor = None if math.isnan(self.factor) else self.factor
+        return {
+            "kind": self.kind,
+            "rank": self.rank,
+            "step": self.step,
+            "since_step": self.since_step,
+            "factor": factor,
+            "lost_s": self.lost_s,
+            "healthy_s": None if math.isnan(self.healthy_s) else self.healthy_s,
+            "text": self.explain(),
+        }

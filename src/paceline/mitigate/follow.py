@@ -1,0 +1,147 @@
+"""A stream of lines to a planner: step times, fail-slows, and what ``paceline detect`` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import MitigateError
+from paceline.graph import Measured
+from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole
+from paceline.mitigate.planner import Action, Planner
+
+_UNKNOWN = "who is slow is unknown: run paceline validate, and give an event with its worker"
+
+
+class Follower:
+    """Feeds a planner with JSON objects, one line after another."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        measured: Measured,
+        *,
+        steps_left: int | None = None,
+        note: Callable[[str], None],
+    ) -> None:
+        """A follower.
+
+        Args:
+            planner: whom to feed.
+            measured: the job's trace, which says what worker a rank is.
+            steps_left: steps until the job ends, the first one that is read included.
+            note: told what is passed over although it might matter.
+        """
+        self.planner, self.measured, self.note = planner, measured, note
+        self.steps_left = steps_left
+        self._begin: int | None = None  # the first step that is read
+        self._heard: set[Any] = set()  # ranks that told of the step that is not over yet
+        self._step, self._longest_s = 0, 0.0  # that step
+        self._slow: set[int] = set()  # ranks whose steps are slow, as detected
+        self._guilty: set[str] = set()  # fail-slows that follow from it
+
+    def take(self, line: Mapping[str, Any]) -> Action | None:
+        """What to do after a line, if anything.
+
+        Raises:
+            MitigateError: it says nothing that can be understood.
+        """
+        try:
+            step, event = whole(line["step"]), line.get("event")
+            if event is None and "kind" in line:
+                self._detected(step, line)
+            elif event is None:
+                return self._time(step, line)
+            elif event == "onset":
+                self.planner.onset(Fault.from_mapping(line), step, float(line.get("lost_s", 0.0)))
+            elif event == "relief":
+                self.planner.relief(Fault.from_mapping({"factor": 2.0, **line}), step)
+            else:
+                raise MitigateError(f"event must be onset or relief, not {event!r}")
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise MitigateError(
+                "needs numbers for step (a whole one) and duration_s, or an event"
+            ) from None
+        return None
+
+    def end(self) -> Action | None:
+        """The stream is over, and so is the step whose ranks were awaited."""
+        if not self._heard:
+            return None
+        self._heard = set()
+        return self._update(self._step, self._longest_s)
+
+    def _time(self, step: int, line: Mapping[str, Any]) -> Action | None:
+        """A step of the job, or of one rank: the job takes as long as the slowest of them."""
+        rank, value = line.get("rank"), line["duration_s"]
+        seconds = 0.0 if value is None else float(value)  # null = no sample, as detect has it
+        if rank is None:
+            return None if value is None else self._update(step, seconds)
+        if value is not None and not 0 < seconds < math.inf:
+            raise MitigateError(f"step {step}: a duration must be above 0 s, not {seconds:g}")
+        action = None
+        if self._heard and (step > self._step or rank in self._heard):  # the next step, a restart
+            action = self.end()
+        if not self._heard:
+            self._step, self._longest_s = step, 0.0
+        if value is not None and step == self._step:  # else it comes too late
+            self._heard.add(rank)
+            self._longest_s = max(self._longest_s, seconds)
+        return action
+
+    def _update(self, step: int, duration_s: float) -> Action | None:
+        left = None
+        if self.steps_left is not None:
+            self._begin = step if self._begin is None else self._begin
+            left = max(0, self.steps_left - 1 - (step - self._begin))
+        return self.planner.update(step, duration_s, left)
+
+    def _detected(self, step: int, line: Mapping[str, Any]) -> None:
+        """An event of ``paceline detect``: a rank's slow steps mean that its worker is slow."""
+        kind = line["kind"]
+        if kind in ("silent", "clock-jump"):
+            return
+        if kind not in ("onset", "relief"):
+            raise MitigateError(f"kind must be onset or relief (or add event), not {kind!r}")
+        ranks = {whole(rank) for rank in line.get("ranks", [line.get("rank")])}
+        self._slow = self._slow | ranks if kind == "onset" else self._slow - ranks
+        job = self.measured.job
+        shown = self._slow if kind == "onset" else ranks
+        if job.workers > 1 and len(shown) >= whole(line.get("of", job.ranks)):
+            self.note(f"step {step:,}: {kind} of all ranks: {_UNKNOWN}")
+            for name in self._guilty if kind == "onset" else ():  # they were only the first
+                self.planner.relief(name, step)
+            return
+        lost_s = max(0.0, float(line.get("lost_s", 0.0)))
+        for worker in sorted({self._worker(rank) for rank in ranks}):
+            fault = Fault(COMPUTE, worker, 2.0)
+            known = fault.name in {active.name for active in self.planner.state.active}
+            if kind == "onset" and not known:
+                factor = self.planner.strategies.model.factor_of(fault, float(line["factor"]))
+                fault = Fault(COMPUTE, worker, factor)
+                self.planner.onset(fault, whole(line.get("since_step", step)), lost_s)
+                self._guilty.add(fault.name)
+                lost_s = 0.0  # the job lost it once
+            elif kind == "relief" and known and self.planner.state.phase == "mitigated":
+                # Steps are short again because of the mitigation: taking it back would undo that.
+                self.note(
+                    f"step {step:,}: {fault.name} may be slow still: mitigation makes steps "
+                    "short; give an event relief when paceline validate finds it healthy"
+                )
+            elif kind == "relief":
+                self.planner.relief(fault, step)
+                self._guilty.discard(fault.name)
+
+    def _worker(self, rank: int) -> Worker:
+        """Who has a rank: as the trace recorded it, else in Megatron's order (tp, cp, dp, pp)."""
+        job = self.measured.job
+        if not 0 <= rank < job.ranks:
+            raise MitigateError(f"there is no rank {rank}; the job has {job.ranks}")
+        outer = rank // (job.tp_size * job.dsp_size)
+        recorded = np.argwhere(self.measured.rank // (job.tp_size * job.dsp_size) == outer)
+        if len(recorded):
+            return int(recorded[0, 0]), int(recorded[0, 1])
+        return outer % job.dp_size, outer // job.dp_size
