@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
-from paceline.detect.detector import Event
+from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.monitor.bus import Bus
 from paceline.monitor.log import log

@@ -13,7 +13,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import Detector, Event
+from paceline.detect.detector import Detector
+from paceline.detect.event import Event
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
 
