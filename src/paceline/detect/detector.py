@@ -89,7 +89,7 @@ class Detector:
         self._hold = np.zeros(n, dtype=np.int64)  # steps that are no evidence
         self._paused = np.zeros(n, dtype=bool)  # whether the last sample was of one
         self._agreed = np.zeros((len(WINDOWS), n), dtype=np.int8)  # samples in a row above
-        self._middle = self._anchor  # median of the last steps, whatever they were
+        self._middle = self._anchor.copy()  # median of the last steps, whatever they were
         self._slow = np.zeros(n, dtype=bool)
         self._since = np.zeros(n, dtype=np.int64)  # update in which the episode began
         self._since_step = np.zeros(n, dtype=np.int64)
