@@ -76,8 +76,9 @@ def gone(folder, seconds=20.0):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
 class TestProcesses:
-    def test_a_dead_rank_is_named_and_the_others_end(self, tmp_path):
-        with Training(tmp_path, QUICK) as job:
+    def test_a_dead_rank_is_named_and_the_others_end(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with Training(Path("job"), QUICK) as job:
             job.wait_for(2)
             job.workers[3].kill()
             with pytest.raises(DemoError, match=r"rank [0-3] of the demo's training job ended"):

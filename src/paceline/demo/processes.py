@@ -45,7 +45,8 @@ class Training:
 
     def __init__(self, folder: Path, shape: Shape, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.shape, self._env = folder, shape, dict(env or {})
+        # Absolute: the processes meet at a file:// URL, where a relative path would name a host.
+        self.folder, self.shape, self._env = folder.absolute(), shape, dict(env or {})
         self.control = Control((shape.microbatches,) * shape.dp)
         self.workers: list[subprocess.Popen[bytes]] = []
 
