@@ -231,6 +231,12 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
         monitor.sum_up(job_id, trend, analysis, gpu_hours_lost=lost, **live)
 
 
+SLOWER = (
+    "step 1,604: rank 11: 1.35x slower since step 1,600; who: unknown, run paceline validate; "
+    "2.8 s lost so far"
+)
+
+
 def slow_steps(rng: np.random.Generator, n: int = 3000) -> np.ndarray:
     """Step times of a fail-slow from the middle to three quarters."""
     times = rng.normal(2.0, 0.02, n)
@@ -240,7 +246,7 @@ def slow_steps(rng: np.random.Generator, n: int = 3000) -> np.ndarray:
 
 def add_showpiece(monitor: Monitor, made: Analysis, later: Analysis) -> int:
     """A job with everything: sessions, step times, events, alerts, report; returns its number."""
-    job_id = monitor.add_job("showpiece", labels={"importance": "high", "team": "core"})
+    job_id = monitor.add_job("showpiece", labels={"importance": "critical", "team": "core"})
     trend = []
     for k in range(6):
         wave = 1.02 + 0.01 * k
@@ -260,8 +266,12 @@ def add_showpiece(monitor: Monitor, made: Analysis, later: Analysis) -> int:
     n = 3000
     monitor.add_steps(job_id, slow_steps(np.random.default_rng(1), n), 2.0)
     for kind, step, text in (
-        ("onset", 100 + n // 2, "step 1,604: rank 11 is 1.35x slower since step 1,600 (node-3)"),
-        ("relief", 100 + 3 * n // 4, "step 2,352: rank 11 is healthy again since step 2,350"),
+        ("onset", 100 + n // 2, SLOWER),
+        (
+            "relief",
+            100 + 3 * n // 4,
+            "step 2,354: rank 11: healthy again since step 2,350, after 1.35x; 8.8 minutes lost",
+        ),
     ):
         monitor.add(
             events,
@@ -290,8 +300,8 @@ def add_alerts(monitor: Monitor, job_id: int, session_id: int, made: Analysis) -
         fingerprint="a",
         rule="slow-job",
         session_id=session_id,
-        importance="high",
-        headline=made.columns["headline"],
+        importance="critical",
+        headline=f"S = {made.columns['slowdown']:.2f}, 1.1 or more. {made.columns['headline']}",
         cause=made.columns["cause"],
         place="dp 3, stage 1 (node-3, GPU 1)",
         gain="18%: replace the worker",
@@ -304,8 +314,8 @@ def add_alerts(monitor: Monitor, job_id: int, session_id: int, made: Analysis) -
         alerts,
         fingerprint="b",
         rule="fail-slow",
-        importance="normal",
-        headline="rank 11 is 1.35x slower since step 1,600",
+        importance="warning",
+        headline=f"Fail-slow: {SLOWER}; 99 GPU-hours are at stake in the next 24 hours.",
         status="resolved",
         started_at=NOW - 2 * DAY_S,
         updated_at=NOW - DAY_S,

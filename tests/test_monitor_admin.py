@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sqlalchemy import text
 
 pytest.importorskip("starlette")
 
 from monitor_lab import Server
-from monitor_stores import postgresql
+from monitor_stores import STORES, postgresql
 from monitor_web import Listener, eventually, monitor
 from paceline.cli import monitor_config
 from paceline.cli.main import run
@@ -35,6 +36,7 @@ from paceline.monitor.service import Service
 from paceline.monitor.store import jobs, tables
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.dump import LEFT_OUT, read_rows
+from paceline.monitor.store.lock import StoreLock
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -84,6 +86,43 @@ def test_a_second_one_does_not_get_the_folder_or_the_port(server, tmp_path, caps
     assert "cannot listen on" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
     assert run(["admin", "gc", "--data", str(server.data)]) == 2
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_second_one_does_not_get_the_store(tmp_path, capsys, kind):
+    with STORES[kind](tmp_path) as url:
+        service = Service(Config(data=tmp_path / "one", store=url))
+        other = ["--data", str(tmp_path / "two"), "--store", url]
+        try:
+            assert run(["serve", *other, "--bind", "127.0.0.1:0"]) == 2
+            said = capsys.readouterr().err
+            assert "is in use by another `paceline serve`" in said
+            assert said.count("\n") == 1
+            assert run(["admin", "gc", *other]) == 2
+            with (tmp_path / "backup.tar").open("wb") as file:
+                write_backup(service.config, service.engine, file)
+        finally:
+            service.stop()
+        assert run(["admin", "gc", *other]) == 0
+
+
+def test_the_lock_is_taken_again_when_the_database_is_back(tmp_path):
+    with postgresql(tmp_path) as url:
+        engine = open_database(url)
+        lock = StoreLock(engine)
+        end = text(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks "
+            "WHERE locktype = 'advisory' AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        with engine.begin() as connection:
+            assert connection.execute(end).all() == [(True,)]
+        lock.keep()
+        with pytest.raises(MonitorError, match="in use"):
+            StoreLock(engine)
+        lock.close()
+        StoreLock(engine).close()
+        engine.dispose()
 
 
 def test_a_stop_finishes_what_is_being_sent_and_ends_the_streams(tmp_path):
@@ -209,7 +248,12 @@ def test_a_backup_beside_the_service_is_a_whole_monitor(filled, tmp_path, capsys
     site, job, backup, rows = filled
     assert backup.stat().st_mode & 0o777 == 0o600
     data = tmp_path / "new"
-    assert run(["admin", "restore", str(backup), "--data", str(data)]) == 0
+    before = os.umask(0o022)
+    try:
+        assert run(["admin", "restore", str(backup), "--data", str(data)]) == 0
+    finally:
+        os.umask(before)
+    assert not any(path.stat().st_mode & 0o077 for path in data.rglob("*"))
     assert re.search(r"restored \d+ rows and \d+ files", capsys.readouterr().out)
     engine = open_database(Config(data=data).store_url)
     assert kept(engine) == rows
@@ -539,16 +583,52 @@ def test_commands_in_the_documents_are_commands():
         ("bindd: x:1", "did you mean bind?"),
         ("keep_days: -1", "keep_days must be 0 or more"),
         ("public_read: 1", "must be like False"),
-        ("tls_cert: a.pem", "give both"),
-        ("log_level: loud", "log_level must be one of"),
+        ("tls_cert: a.pem", "line 2: tls_cert: give both"),
+        ("log_level: loud", "line 2: log_level: log_level must be one of"),
+        ("analysis_processes: 0", "line 2: analysis_processes"),
+        ("analysis_memory_mib: 1", "line 2: analysis_memory_mib"),
+        ("keep_days: .nan", "line 2: keep_days"),
+        ("keep_gib: .inf", "line 2: keep_gib"),
+        ("base_url: ftp//x y", "line 2: base_url"),
+        ("base_url: http://[::1", "line 2: base_url"),
         ("[]", ""),
     ],
 )
 def test_a_wrong_setting_is_said(tmp_path, capsys, text, words):
     path = tmp_path / "monitor.yaml"
-    path.write_text(text + "\n")
+    path.write_text(f"# ours\n{text}\n")
     assert run(["serve", "--config", str(path)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_not_blamed_on_the_file(tmp_path):
+    path = tmp_path / "monitor.yaml"
+    path.write_text("log_level: debug\n")
+    with pytest.raises(MonitorError, match=r"^log_level must be"):
+        load_config(path, log_level="loud")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_a_file_without_settings_is_one(tmp_path, text):
+    path = tmp_path / "monitor.yaml"
+    path.write_text(text)
+    assert load_config(path) == Config()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql//u:secretpw@h/db",
+        "postgresql://u:secretpw/x@h/db",
+        "postgresql://u@127.0.0.1:1/db?password=secretpw",
+    ],
+)
+def test_a_password_is_not_printed(tmp_path, capsys, url):
+    options = ["--bind", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    assert run(["serve", "--store", url, *options]) == 2
+    said = capsys.readouterr().err
+    assert "secretpw" not in said
+    assert "store" in said
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):

@@ -165,6 +165,8 @@ def test_silence_of_a_job_begins_and_is_forgotten():
     rule = RULES["job-silent"]
     assert judge(rule, facts(seen_at=101)) is None
     assert judge(rule, facts(seen_at=100)).headline.startswith("No step for 15 minutes")
+    minute = replace(rule, after_s=60.0)
+    assert judge(minute, facts(seen_at=100)).headline.startswith("No step for 1 minute;")
     assert judge(rule, facts(seen_at=100, status="ended")) is None
     assert judge(rule, facts(seen_at=100, last_step=None)) is None
     assert judge(rule, facts(seen_at=0, now=DAY)) is None
@@ -176,6 +178,8 @@ def test_regression_against_the_last_week():
     assert "1.20 times the median of the last 7 days (1 s)" in judge(rule, facts(week)).headline
     assert judge(rule, facts([session(step_s=1.09, at=10 * DAY), *week[1:]])) is None
     assert judge(rule, facts(week[:3])) is None  # too few before
+    healthy = {**week[0], "cause": "healthy"}
+    assert judge(rule, facts([healthy, *week[1:]])).cause is None
     old = [week[0], *(session(step_s=1.0, at=2.9 * DAY) for _ in range(9))]
     assert judge(rule, facts(old)) is None
     assert judge(rule, facts([session(step_s=None)])) is None
@@ -233,6 +237,9 @@ def test_a_fail_slow_and_its_relief(world):
     world.pass_time(59)
     assert world.firing() == ["fail-slow"]  # it may come back
     world.pass_time(2)
+    assert world.firing() == ["fail-slow"]  # the job's row says that ranks are slow
+    world.set_job(slow_since_step=None)
+    world.pass_time(1)
     assert world.firing() == []
 
 
@@ -288,14 +295,69 @@ def test_a_job_that_begins_anew_is_not_slow_for_ever(world):
 
 def test_what_goes_on():
     job = {"status": "running", "slow_since_step": 5}
-    onset, relief = ({"kind": kind, "ranks": [1, 2]} for kind in ("onset", "relief"))
+    about = {"ranks": [1, 2], "factor": 1.5, "text": "slow"}
+    onset, relief = ({"kind": kind, **about} for kind in ("onset", "relief"))
+    other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow"}
     half = {"kind": "relief", "ranks": [1]}
     assert going_on(job, [], settled=True) is None
     assert going_on(job, [onset], settled=True) == onset
     assert going_on(job, [relief, onset], settled=False) is None
-    assert going_on(job, [half, onset, relief], settled=True) == onset
+    assert going_on(job, [half, onset, relief], settled=True) == {**onset, "ranks": [2]}
+    assert going_on(job, [relief, onset], settled=True) == onset  # the row says so
+    both = going_on(job, [other, onset], settled=True)
+    assert (both["ranks"], both["factor"], both["text"]) == ([1, 2, 5], 1.5, "slow; 5 is slow")
+    healed = {"kind": "relief", "ranks": [5]}
+    assert going_on(job, [healed, other, onset], settled=True) == onset
     assert going_on({**job, "slow_since_step": None}, [onset], settled=False) == onset
     assert going_on({**job, "status": "ended"}, [onset], settled=False) is None
+
+
+def test_a_fail_slow_goes_on_while_another_rank_heals(world):
+    world.happened("onset", 150, ranks=(3,))
+    world.set_job(slow_since_step=150)
+    world.pass_time(100)
+    world.happened("onset", 250, ranks=(5,))
+    assert world.rows()[0]["place"] == "ranks 3, 5"
+    world.pass_time(100)
+    world.happened("relief", 320, ranks=(5,))
+    world.pass_time(100)
+    (row,) = world.rows()
+    assert (row["status"], row["place"]) == ("firing", "rank 3")
+
+
+def test_an_old_onset_without_relief_does_not_page_again(world):
+    world.happened("onset", 100)
+    world.pass_time(2 * HOUR)
+    assert world.firing() == []  # the row never said so
+    world.session(1.0)
+    Alerts(world)._judge_recent(world.now)
+    assert len(world.rows()) == 1
+
+
+def test_a_fail_slow_has_a_gain_and_the_hosts_of_its_ranks(world):
+    world.session(1.0, meta={"hosts": {"3": ["node-0", "3"], "4": ["node-1", "0"]}})
+    world.happened("onset", 100, ranks=(3, 4))
+    (row,) = world.rows()
+    assert row["place"] == "ranks 3, 4; host node-0, node-1"
+    assert row["gain"] == "replace or repair what is slow (gain 33.3%)"
+
+
+def test_the_end_of_a_job_ends_its_fail_slow(world):
+    world.set_job(slow_since_step=100)
+    jobs.end(world.engine, world.job.id, world.now)
+    assert jobs.by_id(world.engine, world.job.id)["slow_since_step"] is None
+
+
+def test_a_trace_is_no_step(world):
+    from paceline.monitor.store.sessions import enqueue
+
+    world.set_job(status="running", last_step=41, seen_at=world.now)
+    world.pass_time(901)
+    assert world.firing() == ["job-silent"]
+    trace = {"sha256": "a", "size_bytes": 1, "file_name": "t", "meta": {}}
+    enqueue(world.engine, world.job.id, trace, world.now)
+    world.pass_time(1)
+    assert world.firing() == ["job-silent"]
 
 
 def test_a_silent_job_speaks_again(world):
@@ -468,7 +530,7 @@ def test_the_life_of_an_alert_in_each_store(tmp_path, hook, kind):
         courier(world).round()
         assert [each["status"] for each in hook.wait(3)] == ["firing", "firing", "resolved"]
         world.alerts._judge_recent(world.now)
-        assert store.recent_jobs(world.engine, 0.0) == [(world.job.id, 0.0)]
+        assert store.recent_jobs(world.engine, 0.0) == [world.job.id]
         assert [row["status"] for row in store.listed(world.engine, "llm")] == ["resolved"]
         assert store.listed(world.engine, "llm", status="firing") == []
         assert [row["id"] for row in store.list_silences(world.engine, "llm", 1e6)] == [quiet]
@@ -614,6 +676,8 @@ def test_a_silence_holds_back_and_forgets_what_is_over(tmp_path, hook):
         ("other", None, None, False),
         ("*", "fail-slow", None, False),
         ("*", None, "job-2", False),
+        ("*", "slow-*", "job-?", True),
+        ("*", None, "g*", False),
     ],
 )
 def test_what_a_silence_is_about(tmp_path, hook, project, rule, job, holds):
@@ -625,6 +689,28 @@ def test_what_a_silence_is_about(tmp_path, hook, project, rule, job, holds):
     world.session(1.3)
     courier(world).round()
     assert world.rows(deliveries)[0]["state"] == ("waiting" if holds else "delivered")
+
+
+def test_ends_that_come_together_are_one_message(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    for _ in range(2):
+        world.session(1.3)
+    courier(world).round()
+    world.alerts.settings = replace(world.alerts.settings, group_wait_s=10)
+    world.session(1.0)
+    (end,) = [row for row in world.rows(deliveries) if row["status"] == "resolved"]
+    assert end["next_at"] == world.now + 10
+
+
+@pytest.mark.parametrize(("rule", "status"), [("fail-slw", 2), ("fail-*", 0)])
+def test_a_silence_is_about_a_rule_there_is(tmp_path, capsys, rule, status):
+    from paceline.cli.main import run
+
+    World(tmp_path)
+    args = ["--rule", rule, "--job", "g*", "--data", str(tmp_path)]
+    assert run(["alerts", "silence", *args]) == status
+    said = capsys.readouterr()
+    assert ("there is no rule fail-slw" in said.err) == (status == 2)
 
 
 def test_channels_take_what_is_meant_for_them(tmp_path, hook):
@@ -847,11 +933,20 @@ channels:
         ("rules: {slow-job: {at_leest: 2}}", "did you mean at_least?"),
         ("rules: {slow-job: {sessions: 0}}", "must be a whole number >= 1"),
         ("rules: {slow-job: {gpu_hours: .nan}}", "must be a number, not nan"),
+        ("rules: {slow-job: {sessions: 500}}", "sessions must be 200 at most"),
         ("rules: {slow-job: {importance: huge}}", "importance must be one of"),
         ("rules: {slow-job: 3}", "or false to remove the rule"),
         ("rools: {}", "did you mean rules?"),
         ("channels: {a: {type: pager}}", "type: must be one of webhook, slack"),
         ("channels: {a: {type: slack}}", "url is missing"),
+        (
+            "channels: {a: {type: slack, url: 'http://x', rules: [fail-slw]}}",
+            "rules: no rule is like fail-slw; known are slow-job, fail-slow",
+        ),
+        (
+            "channels: {a: {type: email, host: x, from: a@b, to: c@d, port: 99999}}",
+            "port: must be from 1 to 65535",
+        ),
         ("channels: {a: {type: slack, url: 'file:///etc/passwd'}}", "must begin with http"),
         (
             "channels: {a: {type: webhook, url: 'http://x', headers: {A: \"b\\nC: d\"}}}",

@@ -175,6 +175,15 @@ def test_whatever_happens_to_a_worker_happens_to_its_trace_alone(make, monkeypat
     assert reason in row["reason"]
 
 
+def test_a_large_meta_reaches_the_analysis(make, folder):
+    site = make().start()
+    hosts = {str(rank): [f"node-{rank}.example.org", "0"] for rank in range(10_000)}
+    number = site.add(make_trace(folder, 0).read_bytes(), 1.0, {"hosts": hosts})
+    [row] = site.wait(number)
+    assert row["status"] == "done"
+    assert "node-" in row["headline"]
+
+
 def test_memory_of_an_analysis_is_bounded(make, monkeypatch):
     limit = "from paceline.monitor.analyse import _limit; _limit(200 << 20); bytearray(1 << 30)"
     fake(monkeypatch, limit)

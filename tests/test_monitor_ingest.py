@@ -170,6 +170,54 @@ class TestUploads:
         assert answer.status == 507
         assert answer.headers["retry-after"]
 
+    def test_what_has_come_already_takes_no_room_twice(self, site, trace, monkeypatch):
+        upload = begin(site, trace).json["upload"]
+        put(site, upload, 0, trace[:-10])
+        free = {"free": 1 << 30, "total": 1 << 30}
+        monkeypatch.setattr(
+            "paceline.monitor.uploads.shutil.disk_usage", lambda _: type("usage", (), free)
+        )
+        free["free"] = (1 << 30) // 20 + 1000  # the spare, and a little
+        assert begin(site, trace).json == {"upload": upload, "offset": len(trace) - 10}
+        assert begin(site, bytes(100)).status == 200
+        assert begin(site, bytes(1100)).status == 507
+
+    def test_one_project_does_not_take_all_the_room(self, site, monkeypatch):
+        disk = type("usage", (), {"free": (1 << 30) // 20 + 1000, "total": 1 << 30})
+        monkeypatch.setattr("paceline.monitor.uploads.shutil.disk_usage", lambda _: disk)
+        greedy, other = site.token("push", "greedy"), site.token("push", "other")
+        answers = [begin(site, bytes(n), token=greedy).status for n in (300, 150, 200)]
+        assert answers == [200, 200, 507]
+        assert begin(site, bytes(500), token=other).status == 200
+
+    def test_an_upload_that_never_began_gives_its_room_back(self, site, monkeypatch):
+        disk = type("usage", (), {"free": (1 << 30) // 20 + 1000, "total": 1 << 30})
+        monkeypatch.setattr("paceline.monitor.uploads.shutil.disk_usage", lambda _: disk)
+        upload = begin(site, bytes(900)).json["upload"]
+        assert begin(site, bytes(200)).status == 507
+        later = site.service.clock() + 700
+        monkeypatch.setattr(site.service, "clock", lambda: later)
+        assert begin(site, bytes(200)).status == 200
+        assert put(site, upload, 0, bytes(900)).status == 404
+
+    @pytest.mark.parametrize("number", ["%00", "x", "0" * 31, "%ED%A0%80"])
+    def test_an_upload_that_is_none(self, site, number):
+        assert put(site, number, 0, b"x").status == 404
+
+    def test_half_a_surrogate_pair_is_no_text(self, site):
+        token = site.token()
+        for body in (
+            {"name": "a", "labels": {"x": "\ud800"}},
+            {"name": "a", "labels": {"\udfff": "x"}},
+            {"name": "a", "degrees": {"dp_size": "\ud800"}},
+        ):
+            assert site.ask("POST", "/api/v1/jobs", token=token, body=body).status == 400
+        steps = {"source": "\ud800", "batch": 1, "samples": [[0, 0, 1.0]]}
+        assert site.ask("POST", "/api/v1/jobs/a/steps", token=token, body=steps).status == 400
+        whole = {"name": "a", "labels": {"x": "\U0001f600"}}
+        assert site.ask("POST", "/api/v1/jobs", token=token, body=whole).status == 200
+        assert site.ask("GET", "/api/v1/jobs", token=token).status == 200
+
     def test_a_full_disk_is_an_answer_and_the_rest_goes_on_later(self, site, trace, monkeypatch):
         upload = begin(site, trace).json["upload"]
         put(site, upload, 0, trace[:100])

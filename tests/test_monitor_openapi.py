@@ -148,7 +148,7 @@ def test_that_list_of_operations_is_whole(document):
 def filled(site, tmp_path_factory):
     """The site with a job that has one of everything."""
     service, now = site.service, site.service.clock()
-    job = jobs.register(service.engine, "default", "full", now, gpus=8, degrees={"dp": 8})
+    job = jobs.register(service.engine, "default", "full", now, gpus=8, degrees={"dp_size": 8})
 
     def add(table, **values):
         with service.engine.begin() as connection:
@@ -198,6 +198,13 @@ def test_answers_have_what_the_document_says_and_nothing_else(
     for row in rows:
         assert set(row) - {"job", "project"} == set(told["properties"]) - {"job", "project"}
         assert set(told["required"]) <= set(row)
+
+
+def test_the_metrics_have_the_degrees_of_the_job(site, filled):
+    answer = site.ask("GET", "/metrics", token=site.token("read"))
+    info = next(x for x in answer.text.splitlines() if "job_info{" in x and 'job="full"' in x)
+    assert 'gpus="8"' in info
+    assert 'dp="8"' in info
 
 
 CHECKS = (

@@ -41,6 +41,7 @@ def full(made, tmp_path_factory):
     monitor.foreign = monitor.add_session(other, NOW, made[0])
     number = monitor.add_job("hostile", labels={HOSTILE: HOSTILE, "half": "\ud800"})
     monitor.add_session(number, NOW, None, status="failed", reason=HOSTILE)
+    monitor.add_session(monitor.add_job("traces", status="new"), NOW, None)
     gone = monitor.add_job("gone")
     monitor.add_session(gone, NOW, None, status="done", **made[0].columns)
     yield monitor
@@ -123,6 +124,39 @@ def test_a_result_that_is_gone_is_said(ask):
     assert status == 200
     assert "The result is gone" in html
     assert "Full report" not in html
+
+
+def test_the_list_says_that_an_analysis_failed_and_what_has_only_traces(ask):
+    rows = {
+        name: row
+        for row in ask("/")[2].split("<tr>")
+        for name in re.findall(r'href="/jobs/([\w-]+)"', row)
+    }
+    assert "latest analysis failed" in rows["showpiece"]
+    assert "line 3: no column &#39;step&#39;" in rows["showpiece"]
+    assert "not analysed yet" not in rows["hostile"]
+    assert '<span class="status traces">traces</span>' in rows["traces"]
+    assert "not analysed yet" in rows["traces"]
+    assert '<span class="status traces">' in ask("/jobs/traces")[2]
+
+
+def test_sessions_are_told_apart_by_their_numbers(ask):
+    numbers = re.findall(
+        r'href="/jobs/showpiece\?session=(\d+)">[^<]* · #(\d+)<', ask("/jobs/showpiece")[2]
+    )
+    assert len(numbers) == 8
+    assert all(asked == said for asked, said in numbers)
+    options = re.findall(
+        r'<option value="(\d+)"[^>]*>[^<]* · #(\d+) · S', ask("/jobs/showpiece/compare")[2]
+    )
+    assert len(options) == 14
+    assert all(asked == said for asked, said in options)
+
+
+@pytest.mark.parametrize("path", ["/jobs/showpiece", "/jobs/showpiece/compare"])
+def test_a_figure_says_that_it_needs_javascript(ask, path):
+    html = ask(path)[2]
+    assert html.count("<noscript>") == html.count("<figure data-figure") > 0
 
 
 def test_files_are_kept_under_names_that_change_with_them(ask):

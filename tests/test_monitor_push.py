@@ -115,6 +115,13 @@ class TestCommand:
         assert (found["status"], found["first_step"], found["last_step"]) == ("done", 0, 2)
         assert client.job("job-17")["degrees"]["dp_size"] == 2
 
+    def test_a_long_recording_is_pushed_to_its_end(self, said, url, tmp_path, monkeypatch):
+        monkeypatch.setattr("paceline.monitor.recording_tail._READ_BYTES", 4000)
+        record_trace(synthesize(spec(steps=30)), tmp_path / "long")
+        code, out, _ = said("push", tmp_path / "long", "--to", url)
+        assert code == 0
+        assert out.startswith("pushed 1 session and 120 step times of long")
+
     def test_what_cannot_be_pushed_is_said_in_a_line(self, said, url, tmp_path, monkeypatch):
         (tmp_path / "text").write_text("no trace")
         (tmp_path / "empty").mkdir()

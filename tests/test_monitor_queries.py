@@ -38,6 +38,28 @@ def test_the_list_is_worst_first_and_unknown_last(store):
     assert names(read(store, queries.list_jobs, "*", order="name")) == ["a", "b", "c", "d"]
 
 
+def test_a_fail_slow_that_goes_on_counts_as_waste(store):
+    slow = {"slow_since_step": 9, "step_s": 1.5, "healthy_s": 1.0}
+    store.add_job("healthy", waste=0.0)
+    store.add_job("slow", **slow)
+    store.add_job("slow and wasteful", waste=0.4, **slow)
+    store.add_job("wasteful", waste=0.2)
+    store.add_job("it is over", **{**slow, "slow_since_step": None})
+    store.add_job("new")
+    found = names(read(store, queries.list_jobs, "*"))
+    assert found[:4] == ["slow and wasteful", "slow", "wasteful", "healthy"]
+    assert found[4:] == ["it is over", "new"]
+
+
+def test_the_list_tells_of_the_latest_session(store):
+    job, _ = store.add_job("a"), store.add_job("b")
+    store.add_session(job, NOW - 9, None, status="done")
+    store.add_session(job, NOW - 5, None, status="failed", reason="no column 'step'")
+    first, second = read(store, queries.list_jobs, "*").rows
+    assert (first["latest"]["status"], first["latest"]["reason"]) == ("failed", "no column 'step'")
+    assert second["latest"] is None
+
+
 def test_pages_of_the_list_cover_it_once(store):
     for i in range(queries.PAGE + 7):
         store.add_job(f"job-{i:03d}", waste=i / 100)
@@ -101,7 +123,7 @@ def test_sessions_events_and_alerts_of_a_job(store):
 
 
 def alert(store, job_id, name, status, started_at, **more):
-    values = {"fingerprint": name, "rule": "slow-job", "project": "p", "importance": "high"}
+    values = {"fingerprint": name, "rule": "slow-job", "project": "p", "importance": "critical"}
     values |= {"headline": name, "status": status, "started_at": started_at}
     return store.add(alerts, job_id=job_id, updated_at=started_at, **{**values, **more})
 

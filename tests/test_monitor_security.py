@@ -14,8 +14,10 @@ pytest.importorskip("starlette")
 
 from monitor_web import eventually, monitor
 from paceline.monitor.blobs import PERFETTO, result_key
+from paceline.monitor.config import Config
 from paceline.monitor.log import JsonLines, without_secrets
 from paceline.monitor.store import jobs, tables
+from paceline.monitor.store.database import open_database
 from paceline.monitor.store.tokens import list_tokens, revoke_token
 from paceline.monitor.web import limits, ops, server
 from paceline.monitor.web.envelope import CSP
@@ -54,6 +56,23 @@ def test_reads_need_a_token_that_may_read(site, path):
     assert site.ask("GET", path, token="pcl_wrong").status == 401
     assert site.ask("GET", path, token=site.token("push")).status == 403
     assert site.ask("GET", path, token=site.token("read")).status == 200
+
+
+def test_a_token_reads_also_while_the_store_takes_nothing(tmp_path, monkeypatch):
+    """A full disk: that a token was used cannot be noted, and need not."""
+    from sqlalchemy.exc import OperationalError
+
+    from paceline.monitor.store import tokens
+
+    engine = open_database(Config(data=tmp_path).store_url)
+    _, secret = tokens.create_token(engine, "a", scope="read", now=1.0)
+
+    def full(*_):
+        raise OperationalError("update", {}, OSError("disk I/O error"))
+
+    monkeypatch.setattr(tokens, "update", full)
+    assert tokens.find_token(engine, secret, 1000.0).name == "a"
+    engine.dispose()
 
 
 def test_writes_need_a_token_that_may_push(site):

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from paceline.monitor.step_files import Batch, StepFile, StepFiles, decode, enco
 from paceline.monitor.step_series import ROW, append_rows, read_series
 from paceline.monitor.store import events, jobs
 from paceline.monitor.store.database import open_database
-from paceline.monitor.stream import PATIENCE_S, Stream, load_stream
+from paceline.monitor.stream import PATIENCE_S, Closed, Stream, load_stream
 
 
 def batch(number, steps, ranks, seconds=1.0, *, source="start/0", at=1000.0, world=0):
@@ -193,7 +194,17 @@ class TestFile:
             os.utime(path, (50, 50))
         assert files.remove_older(1, 40) == 0
         assert files.remove_older(1, 60) > 0
-        assert [one.number for one in self.read(files)] == ["3"]
+        assert self.read(files) == []
+        assert files.written_at(1) == 0.0
+        numbers = [path.name for path in files.path(1).glob("*.steps")]
+        assert files.remove_older(1, 1e12) == 0
+        assert [path.name for path in files.path(1).glob("*.steps")] == numbers
+        assert files.append(1, batch(9, [9], [0]))
+        assert [one.number for one in self.read(files)] == ["9"]
+        files.close()
+        again = StepFiles(tmp_path)
+        assert not again.append(1, batch(9, [9], [0]))
+        again.close()
 
     def read(self, files):
         with files.of(1) as file:
@@ -232,7 +243,8 @@ class TestSeries:
 
 class TestStream:
     def closed(self, stream, *batches):
-        return [int(c.row["step"]) for one in batches for c in stream.take(one)]
+        found = (c for one in batches for c in stream.take(one))
+        return [int(c.row["step"]) for c in found if isinstance(c, Closed)]
 
     def test_steps_are_closed_in_order_once_all_ranks_have_told(self):
         stream = Stream()
@@ -256,6 +268,33 @@ class TestStream:
         assert stream.start == 1
         assert self.closed(stream, of_step(9, [1.0], source="one/0", at=1011)) == []
         assert self.closed(stream, of_step(3, [1.0], source="two/0", at=1012)) == [3]
+
+    @pytest.mark.parametrize("source", ["", "one/0"])
+    def test_a_return_to_a_checkpoint_is_a_new_start(self, source):
+        stream = Stream()
+        times = [of_step(n, [1.0], source=source) for n in range(50)]
+        assert self.closed(stream, *times) == list(range(50))
+        again = [of_step(n, [1.0], source=source, at=2000.0 + n) for n in range(30, 45)]
+        assert self.closed(stream, again[0], again[0], again[1]) == []  # repeated, it may be
+        assert (stream.start, stream.seen_at) == (0, 2031.0)
+        assert self.closed(stream, *again[2:]) == list(range(30, 45))
+        assert (stream.start, stream.last_step) == (1, 44)
+
+    def test_a_rank_that_is_late_is_no_new_start(self):
+        stream = Stream()
+        self.closed(stream, of_step(0, [1.0, 1.0]))
+        for n in range(1, 40):
+            list(stream.take(of_step(n, [1.0], ranks=[0], world=2)))
+        list(stream.close_due(9000.0))
+        late = [of_step(n, [1.0], ranks=[1], world=2, at=9000.0) for n in range(1, 40)]
+        assert self.closed(stream, *late) == []
+        assert (stream.start, stream.last_step) == (0, 39)
+
+    def test_the_first_source_with_a_session_that_goes_back_is_a_new_start(self):
+        stream = Stream()
+        self.closed(stream, *(of_step(n, [1.0], source="s") for n in range(50)))
+        assert self.closed(stream, of_step(1, [1.0], source="start-2/0", at=2000.0)) == [1]
+        assert stream.start == 1
 
     def test_it_is_saved_and_goes_on_as_if_nothing_had_happened(self, tmp_path):
         rng = np.random.default_rng(3)
@@ -317,7 +356,7 @@ class Site:
 
     def crash(self):
         """Without saving anything."""
-        self.detectors._tick = lambda *_: None
+        self.detectors._tick = lambda *_, **__: None
         self.detectors.stop()
         self.files.close()
 
@@ -406,6 +445,41 @@ class TestDetectors:
         onsets = [since for kind, since, _ in site.events() if kind == "onset"]
         assert len(onsets) == 2
         assert abs(onsets[1] - 70) <= 3
+
+    def test_a_new_start_relieves_who_was_slow(self, site):
+        for one in story(steps=110):
+            site.push(one)
+        site.push(of_step(90, [1.0] * 4, source="two/0", at=2000.0))
+        site.stop()
+        (onset, *_), (relief, step, ranks) = site.events()
+        assert (onset, relief, step, ranks) == ("onset", "relief", 110, (0, 1, 2, 3))
+        assert site.row()["slow_since_step"] is None
+
+    @pytest.mark.parametrize("saved", [False, True])
+    def test_a_return_to_a_checkpoint_outlives_restarts(self, site, saved, monkeypatch):
+        if saved:
+            monkeypatch.setattr(module, "_SAVE_SAMPLES", 1)
+        first = [of_step(n, [1.0] * 2, source="") for n in range(30)]
+        again = [of_step(n, [1.0] * 2, source="", at=1040.0 + n) for n in range(10, 50)]
+        for one in first + [replace(each, number=f"again-{each.number}") for each in again]:
+            site.push(one)
+            if one.steps[0] % 7 == 3:
+                site.stop() if one.steps[0] % 2 else site.crash()
+                site.start()
+        site.stop()
+        row = site.row()
+        assert (row["last_step"], row["seen_at"]) == (49, 1089.0)
+        assert site.files.series(site.job.id, points=0).step.tolist() == list(range(10, 50))
+
+    def test_a_stop_does_not_wait_for_ever_and_the_next_start_reads_on(self, site, monkeypatch):
+        monkeypatch.setattr("paceline.monitor.detectors.STOP_S", 0.0)
+        for one in story(steps=60):
+            site.push(one)
+        site.stop()
+        monkeypatch.undo()
+        site.start()
+        site.stop()
+        assert site.row()["last_step"] == 59
 
     def test_a_job_that_has_ended_stays_so_until_new_steps_come(self, site):
         for one in story(steps=10):

@@ -145,7 +145,8 @@ def _restore(args: argparse.Namespace) -> int:
     config = monitor_config.config_of(args)
     from paceline.monitor.backup import restore_backup
 
-    done = restore_backup(config, args.file)
+    with monitor_config.private():
+        done = restore_backup(config, args.file)
     print(f"restored {done['rows']:,} rows and {done['files']:,} files into {config.data}")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import time
 from typing import TYPE_CHECKING
@@ -52,8 +53,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     silence = actions.add_parser("silence", help="tell nobody of some alerts for a while")
-    silence.add_argument("--rule", help="only this rule (default any)")
-    silence.add_argument("--job", help="only this job (default any)")
+    silence.add_argument("--rule", help="only this rule, or those like this pattern (default any)")
+    silence.add_argument("--job", help="only this job, or those like this pattern (default any)")
     silence.add_argument("--project", default="*", help="only this project (default all)")
     silence.add_argument("--hours", type=float, default=4.0, help="for so long (default 4)")
     silence.add_argument("--comment", default="", help="why")
@@ -167,6 +168,11 @@ def _silence(args: argparse.Namespace) -> int:
             raise MonitorError(f"no silence {args.end} holds; paceline alerts list shows them")
         print(f"silence {args.end} is over")
         return 0
+    from paceline.monitor.alerts.settings import load_settings
+
+    rules = [rule.name for rule in load_settings(config.alerts, config.silent_after_s).rules]
+    if args.rule is not None and not fnmatch.filter(rules, args.rule):
+        raise MonitorError(f"there is no rule {args.rule}; known are {', '.join(rules)}")
     number = alerts.add_silence(
         engine,
         args.project,

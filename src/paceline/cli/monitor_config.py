@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +81,13 @@ def check_installed() -> None:
         raise MonitorError(
             f"{missing[0]} is not installed; the monitor needs: pip install 'paceline[monitor]'"
         )
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """What users push is not for everybody on this machine."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -21,7 +21,8 @@ examples:
 
 The token is taken from the environment: PACELINE_TOKEN (scope push; --wait needs admin, or reads
 that are public). PACELINE_MONITOR stands for --to. What was cut off goes on where it stopped, and
-what is pushed twice counts once.
+the same trace or batch pushed twice counts once. (A recording that
+its job pushed by itself, pushed by hand makes one more session, of all its profiled steps.)
 """
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -72,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     _allow_files()
     socket = listen(config)  # before anything is made: a second one on this port stops here
     config = _reachable(config, *socket.getsockname()[:2])
-    with socket, _private():
+    with socket, monitor_config.private():
         service = Service(config)
         server = server_of(
             create_app(service),
@@ -88,16 +85,6 @@ def run(args: argparse.Namespace) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return 0 if server.started else 1
-
-
-@contextmanager
-def _private() -> Iterator[None]:
-    """What users push is not for everybody on this machine."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _allow_files() -> None:

@@ -121,7 +121,7 @@ class Section:
         return "a mapping" if self.is_section(field) else "a list"
 
 
-def read_marked(path: Path) -> Section:
+def read_marked(path: Path, *, may_be_empty: bool = False) -> Section:
     """The mapping that a YAML file holds.
 
     Raises:
@@ -148,6 +148,8 @@ def read_marked(path: Path) -> Section:
         raise ModelError(f"{path}{line}: not YAML: {problem}") from None
     except RecursionError:
         raise ModelError(f"{path}: not YAML that can be read: nested too deeply") from None
+    if node is None and may_be_empty:
+        return Section(path, "", 1, {})
     if not isinstance(node, MappingNode):
         raise ModelError(f"{path} holds no mapping of fields (name: value)")
     return _section(path, "", node)

@@ -1,9 +1,9 @@
 """One session's analysis, in a process of its own: ``python -m paceline.monitor.analyse``.
 
-Arguments: the trace, a folder for the results, and the settings as JSON (``memory_bytes``, ``meta``
-as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there, or ends
-with code 2 and one line of why, or with 4 where the results cannot be written; whatever else
-happens to it happens to it alone.
+Arguments: the trace, and a folder for the results with settings.json in it (``memory_bytes``,
+``meta`` as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there,
+or ends with code 2 and one line of why, or with 4 where the results cannot be written; whatever
+else happens to it happens to it alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SUMMARY = "summary.json"
+SETTINGS, SUMMARY = "settings.json", "summary.json"
 
 #: Exit code: the results cannot be written, which is not the trace's doing.
 UNWRITABLE = 4
@@ -29,7 +29,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Analyse; returns the exit code."""
-    trace, folder, settings = Path(arguments[0]), Path(arguments[1]), json.loads(arguments[2])
+    trace, folder = Path(arguments[0]), Path(arguments[1])
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     _limit(int(settings["memory_bytes"]))
     from paceline.errors import OutputError, PacelineError
 

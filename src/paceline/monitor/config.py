@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from paceline.errors import ModelError, MonitorError
 from paceline.model.marked_yaml import Section, read_marked
 
 MIB = 1 << 20
 DAY_S = 86_400.0
+#: With less address space the libraries of an analysis do not always load.
+LEAST_ANALYSIS_MIB = 512
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,19 @@ class Config:
 
     def __post_init__(self) -> None:
         self.address()
-        for name in ("analysis_processes", "analysis_memory_mib", "max_upload_mib", "max_body_mib"):
+        for name in ("analysis_processes", "max_upload_mib", "max_body_mib"):
             _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
         for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
-            _require(getattr(self, name) > 0, f"{name} must be above 0")
+            good = 0 < getattr(self, name) < math.inf
+            _require(good, f"{name} must be above 0, and finite")
         for name in ("keep_days", "keep_gib", "silent_after_s", "analysis_queue"):
-            _require(getattr(self, name) >= 0, f"{name} must be 0 or more")
+            good = 0 <= getattr(self, name) < math.inf
+            _require(good, f"{name} must be 0 or more, and finite")
+        least = LEAST_ANALYSIS_MIB
+        good = self.analysis_memory_mib >= least
+        _require(good, f"analysis_memory_mib must be {least} or more")
+        good = not self.base_url or _is_url(self.base_url)
+        _require(good, f"base_url must be like https://host, not {self.base_url!r}")
         _require(bool(self.tls_cert) == bool(self.tls_key), "give both tls_cert and tls_key")
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, f"log_level must be one of {', '.join(levels)}")
@@ -103,11 +116,15 @@ def load_config(path: Path, **given: Any) -> Config:
         MonitorError: a setting is unknown or wrong; the message names file and line.
     """
     try:
-        section = read_marked(path)
+        section = read_marked(path, may_be_empty=True)
         known = {f.name: f for f in fields(Config)}
         section.allow(known)
         values = {name: _value(section, name) for name in section.nodes}
-        return Config(**{**values, **{k: v for k, v in given.items() if v is not None}})
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            return Config(**{**values, **given})
+        except MonitorError as error:
+            _blame(section, values.keys() - given.keys(), error)
     except ModelError as error:
         raise MonitorError(str(error)) from None
 
@@ -122,6 +139,23 @@ def _value(section: Section, name: str) -> Any:
     if type(value) is not type(usual):
         section.fail(name, f"must be like {usual!r}, not {value!r}")
     return value
+
+
+def _blame(section: Section, of_file: Set[str], error: MonitorError) -> NoReturn:
+    """Say it with the line of the setting that is wrong, if it is the file's."""
+    names = [word for word in re.findall(r"\w+", str(error)) if word in of_file]
+    if not names:
+        raise error
+    section.fail(names[0], str(error))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return good and not re.search(r"\s", text)
 
 
 def _require(condition: bool, message: str) -> None:

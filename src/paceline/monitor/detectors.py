@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +25,12 @@ from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series, sync_rows
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store.jobs import JobKey, update_live
-from paceline.monitor.stream import SNAPSHOT, Closed, Stream, load_stream
+from paceline.monitor.stream import SNAPSHOT, Anew, Closed, Stream, load_stream
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
 MOST_WAITING = 5_000_000
+#: For so long a stop works on what waits.
+STOP_S = 10.0
 #: How often rows of the store follow, and due steps are closed.
 TICK_S = 1.0
 #: A stream is saved after so many samples, and when it has been idle for so long.
@@ -50,14 +54,15 @@ class _Live:
     start: int = 0  # of the job
     changed: bool = False
     latest_s: list[float] = field(default_factory=list)
-    events: list[tuple[JobEvent, float]] = field(default_factory=list)  # not stored yet
+    events: list[dict[str, Any]] = field(default_factory=list)  # rows that are not stored yet
     groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
 
     @property
     def may_be_saved(self) -> bool:
         """Whether no event waits, nor one that more ranks may join: a restart finds those anew."""
         last = self.stream.last_step - MERGE_STEPS
-        return not self.events and all(group[0].step < last for group in self.groups.values())
+        waits = self.events or not self.stream.may_be_saved
+        return not waits and all(group[0].step < last for group in self.groups.values())
 
     def save(self, folder: Path) -> None:
         """Go on from here after a restart."""
@@ -92,6 +97,7 @@ class Detectors:
         self._n_waiting = 0
         self._live: dict[int, _Live] = {}
         self._thread: threading.Thread | None = None
+        self._stop_at = math.inf
 
     def start(self) -> None:
         """Work on what comes."""
@@ -99,7 +105,8 @@ class Detectors:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what waits, save all."""
+        """Finish what waits, for some seconds, and save; the next start reads the rest in files."""
+        self._stop_at = time.monotonic() + STOP_S
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -127,21 +134,30 @@ class Detectors:
 
     def _run(self) -> None:
         ticked = 0.0
-        stopping = False
-        while not stopping:
+        while time.monotonic() < self._stop_at:
             try:
                 item = self._queue.get(timeout=TICK_S)
-                stopping = item is None
-                if item is not None:
-                    self._work(*item)
+                if item is None:
+                    break
+                self._work(*item)
             except queue.Empty:
                 pass
             except Exception as error:
                 _say("step times", error)
             now = self._clock()
-            if not 0 <= now - ticked < TICK_S or stopping:
+            if not 0 <= now - ticked < TICK_S:
                 ticked = now
-                self._tick(now, stopping)
+                self._tick(now)
+        self._forget_waiting()
+        self._tick(self._clock(), stopping=True)
+
+    def _forget_waiting(self) -> None:
+        """Leave jobs of which batches wait as they were saved last: the next start reads on."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None and item[1] is not None:
+                    self._live.pop(item[0].id, None)
 
     def _work(self, job: JobKey, batch: Batch | None) -> None:
         try:
@@ -152,6 +168,7 @@ class Detectors:
             elif batch is not None:
                 live.unsaved += len(batch.steps)
                 self._digest(live, live.stream.take(batch))
+                live.changed |= live.stream.last_step >= 0  # of each batch: the job is not silent
         except Exception:
             self._live.pop(job.id, None)  # to be taken up again from what is on disk
             raise
@@ -179,13 +196,17 @@ class Detectors:
             for batch in file.read(since=live.stream.seen_at - _MARGIN_S):
                 live.unsaved += len(batch.steps)
                 self._digest(live, live.stream.take(batch), known)
+        live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
 
-    def _digest(self, live: _Live, closed: Iterable[Closed], known: Any = None) -> None:
+    def _digest(self, live: _Live, closed: Iterable[Closed | Anew], known: Any = None) -> None:
         """Store what the closed steps say; rows up to ``known`` are in the series already."""
         rows = []
         live.used_at = self._clock()
         for step in closed:
+            if isinstance(step, Anew):
+                live.events.append(_event_row(live.job, step.event, step.at, step.text))
+                continue
             row = step.row
             if live.start != int(row["start"]):
                 live.start = int(row["start"])
@@ -196,7 +217,10 @@ class Detectors:
                 if row["samples"]:
                     live.latest_s = [*live.latest_s[1 - _LATEST :], float(row["max_s"])]
             live.changed = True
-            live.events += [(event, float(row["at"])) for event in self._merged(live, step.events)]
+            live.events += [
+                _event_row(live.job, event, float(row["at"]), event.explain())
+                for event in self._merged(live, step.events)
+            ]
         if rows:
             append_rows(self._files.path(live.job.id), np.array(rows))
         self._store_events(live)
@@ -220,18 +244,7 @@ class Detectors:
     def _store_events(self, live: _Live) -> None:
         """Store events in their order; what the store does not take now waits for the next tick."""
         while live.events:
-            event, at = live.events[0]
-            row = {
-                "job_id": live.job.id,
-                "at": at,
-                "kind": event.kind,
-                "step": event.step,
-                "since_step": event.since_step,
-                "factor": _finite(event.factor),
-                "lost_s": _finite(event.lost_s),
-                "ranks": list(event.ranks),
-                "text": event.explain(),
-            }
+            row = live.events[0]
             try:
                 number, new = event_rows.add(self._engine, row)
             except Exception as error:
@@ -240,11 +253,11 @@ class Detectors:
             del live.events[0]
             if new:
                 told = {"job": live.job.name, "job_id": live.job.id, "id": number}
-                told |= {"kind": event.kind, "text": row["text"]}
+                told |= {"kind": row["kind"], "text": row["text"]}
                 self._bus.publish(live.job.project, "event", told)
                 self._on_event(live.job.id, number)
 
-    def _tick(self, now: float, stopping: bool) -> None:
+    def _tick(self, now: float, stopping: bool = False) -> None:
         for live in list(self._live.values()):
             try:
                 if self._queue.empty():
@@ -300,6 +313,20 @@ class Detectors:
             live.changed = False
             told = {name: row[name] for name in ("job_id", "last_step", "step_s")}
             self._bus.publish(live.job.project, "steps", {"job": live.job.name, **told})
+
+
+def _event_row(job: JobKey, event: JobEvent, at: float, text: str) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "at": at,
+        "kind": event.kind,
+        "step": event.step,
+        "since_step": event.since_step,
+        "factor": _finite(event.factor),
+        "lost_s": _finite(event.lost_s),
+        "ranks": list(event.ranks),
+        "text": text,
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -101,8 +101,7 @@ def push_recording(target: Target, folder: Path) -> Pushed:
         MonitorError: the service is away or refuses.
     """
     push = _Push(target, folder)
-    push.look()
-    push.push_times()
+    push.push_all_times()
     push.push_session(push.tail.ready())
     return push.done()
 
@@ -137,8 +136,11 @@ def follow_recording(
         if over:  # the other ranks may be writing their last steps
             time.sleep(LAST_S)
         try:
-            push.look()
-            push.push_times()
+            if over:
+                push.push_all_times()
+            else:
+                push.look()
+                push.push_times()
             ready = push.tail.ready()
             quiet = time.monotonic() - push.tail.changed_at >= quiet_s
             if ready and (len(ready) >= session_steps or quiet or over):
@@ -170,10 +172,9 @@ class _Push:
         self._samples = 0
         self._waiting: list[_Batch] = []
 
-    def look(self) -> None:
-        """Read what is new, and make the job known once it has a name."""
-        if len(self._waiting) < _MOST_WAITING:
-            self.tail.look()
+    def look(self) -> bool:
+        """Read what is new, and make the job known once it has a name; whether more was read."""
+        more = len(self._waiting) < _MOST_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:
             name = job_name(self.target.name or str(meta.get("run") or self.tail.folder.name))
@@ -183,6 +184,14 @@ class _Push:
                 name, gpus=meta["world"], degrees=degrees, labels=self.target.labels
             )
             self._name = name
+        return more
+
+    def push_all_times(self) -> None:
+        """Read to the end, a part at a time, and push the step times."""
+        more = True
+        while more:
+            more = self.look()
+            self.push_times()
 
     def push_times(self) -> None:
         """Push the step times that are new."""

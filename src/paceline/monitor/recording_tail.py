@@ -89,8 +89,8 @@ class RecordingTail:
         )
         return newest.session if newest is not None else ""
 
-    def look(self) -> None:
-        """Read what is new.
+    def look(self) -> bool:
+        """Read what is new, up to some MiB of each file; whether there was anything.
 
         Raises:
             TraceError: a file cannot be read.
@@ -102,6 +102,7 @@ class RecordingTail:
                         meta = blockfile.read_header(path)
                         begin = len(blockfile.file_header(meta))
                         self._files[path.name] = _File(path, meta, begin)
+            before = self._offsets()
             for file in self._files.values():
                 n_steps = len(file.steps)
                 file.read()
@@ -113,6 +114,10 @@ class RecordingTail:
         self._present = [file for file in self._files.values() if file.session == session]
         if self._present:
             self.meta = min(self._present, key=lambda file: int(file.meta["rank"])).meta
+        return self._offsets() != before
+
+    def _offsets(self) -> list[int]:
+        return [file.offset for file in self._files.values()]
 
     def take_times(self) -> Iterator[tuple[str, int, list[tuple[int, float]]]]:
         """(start of the job, rank, [(step, seconds)]) that were not taken yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import MonitorError
 from paceline.files import make_folder
 from paceline.monitor.alerts.engine import Alerts
 from paceline.monitor.analysis import Analyses
@@ -31,6 +29,7 @@ from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
+from paceline.monitor.store.lock import StoreLock, lock_file
 from paceline.monitor.uploads import Uploads
 
 #: How often the service looks at silent jobs and alerts, and how often at what is too old.
@@ -40,7 +39,7 @@ _AGAIN_S = 900.0
 
 
 class Service:
-    """Everything behind the pages and the API; one process has the data folder at a time.
+    """Everything behind the pages and the API; one process has store and data folder at a time.
 
     Attributes:
         config: the settings.
@@ -62,15 +61,20 @@ class Service:
         """Open the store and the data folder.
 
         Raises:
-            MonitorError: the store cannot be used, or another service uses the data folder.
+            MonitorError: the store cannot be used, or another service uses it or the data folder.
             OutputError: the data folder cannot be written.
         """
         self.config, self.clock = config, clock
         make_folder(config.data)
-        self._lock = _lock_folder(config)
+        self._lock = lock_file(config.data / "lock", str(config.data))
         try:
-            self.engine = open_database(config.store_url)
             self.blobs: Blobs = open_blobs(config.blobs, config.data)
+            self.engine = open_database(config.store_url)
+            try:
+                self._store_lock = StoreLock(self.engine)
+            except BaseException:
+                self.engine.dispose()
+                raise
         except BaseException:
             os.close(self._lock)
             raise
@@ -106,7 +110,7 @@ class Service:
         self.running = True
 
     def stop(self) -> None:
-        """Finish what is acknowledged, save, and let go of the data folder."""
+        """Finish what is acknowledged, save, and let go of store and data folder."""
         self.running = False
         self._stop.set()
         self.bus.close()
@@ -118,6 +122,7 @@ class Service:
         self.spans.stop()
         self.steps.close()
         self.engine.dispose()
+        self._store_lock.close()
         os.close(self._lock)
 
     def take_steps(self, job: JobKey, batch: Batch) -> bool:
@@ -161,6 +166,7 @@ class Service:
         cleaned = 0.0
         while not self._stop.wait(TICK_S):
             now = self.clock()
+            self._safely("the store's lock", self._store_lock.keep)
             self._safely("silent jobs", self._find_silent, now)
             self._safely("alerts", self.alerts.tick, now)
             self._safely("spans", self.spans.tick, now)
@@ -189,15 +195,3 @@ class Service:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             log(logging.ERROR, "failed", what=what, reason=reason)
-
-
-def _lock_folder(config: Config) -> int:
-    number = os.open(config.data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(number)
-        raise MonitorError(
-            f"{config.data} is in use by another `paceline serve`; stop it"
-        ) from None
-    return number

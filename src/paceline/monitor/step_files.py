@@ -127,7 +127,10 @@ class StepFile:
     def remove_older(self, before: float) -> int:
         """Remove segments not written to since ``before``; returns how many bytes."""
         freed = 0
-        with self._lock:
+        with self._sync_lock, self._lock:
+            # Of a job that ended the last one, too; the next has another number.
+            if self._size and self._path(self._segment).stat().st_mtime < before:
+                self._begin_next()
             for number in self.segments():
                 stat = self._path(number).stat()
                 if number != self._segment and stat.st_mtime < before:
@@ -185,14 +188,17 @@ class StepFile:
         self._fresh.append(key)
 
     def _roll(self) -> None:
-        """Begin a new segment; the old one is on disk first."""
+        """Begin a new segment where the last is full; that is on disk first."""
         with self._sync_lock, self._lock:
             if self._size < SEGMENT_BYTES:  # another thread has done it
                 return
-            self._fsync(self._file)
-            self._open(self._segment + 1)
+            self._begin_next()
             for number in self.segments()[:-SEGMENTS]:
                 self._drop(number)
+
+    def _begin_next(self) -> None:
+        self._fsync(self._file)
+        self._open(self._segment + 1)
 
     def _drop(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
@@ -270,15 +276,15 @@ class StepFiles:
 
     def remove_older(self, job_id: int, before: float) -> int:
         """Remove a job's segments not written to since ``before``; returns how many bytes."""
-        if self.written_at(job_id, min) >= before:  # to open a job means to read all of it
+        if not 0 < self.written_at(job_id, min) < before:  # to open a job means to read all of it
             return 0
         with self.of(job_id) as file:
             return file.remove_older(before)
 
     def written_at(self, job_id: int, which: Callable[[Iterable[float]], float] = max) -> float:
         """When the last (``min``: the first) of a job's segments was written to; 0 = none is."""
-        times = [path.stat().st_mtime for path in self.path(job_id).glob(f"*{SUFFIX}")]
-        return which(times) if times else 0.0
+        stats = [path.stat() for path in self.path(job_id).glob(f"*{SUFFIX}")]
+        return which([stat.st_mtime for stat in stats if stat.st_size] or [0.0])
 
     def path(self, job_id: int) -> Path:
         """The folder of a job's step times."""

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -13,8 +14,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.arrivals import RESTART_STEPS
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
+from paceline.detect.job import JobEvent
+from paceline.detect.who import name_ranks
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
 
@@ -39,6 +43,21 @@ class _Waiting:
     count: int = 0
 
 
+@dataclass(frozen=True)
+class Anew:
+    """A job began anew while ranks were slow.
+
+    Attributes:
+        event: their relief: who was slow is not known to be any more.
+        text: that, in words.
+        at: when, seconds since 1970.
+    """
+
+    event: JobEvent
+    text: str
+    at: float
+
+
 @dataclass(frozen=True, eq=False)
 class Closed:
     """A step that is over.
@@ -60,7 +79,8 @@ class Stream:
         detector: judges them; None before the first step is closed.
         last_step: the last closed step; -1 before the first.
         seen_at: when the last batch came, seconds since 1970.
-        start: how many times the job has begun again, as its sources say.
+        start: how many times the job has begun again.
+        replayed_to: batches up to then may come a second time, read anew after a restart.
     """
 
     def __init__(self) -> None:
@@ -70,7 +90,12 @@ class Stream:
         self.seen_at = 0.0
         self.session = ""
         self._old_sessions: list[str] = []
+        self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
+        self._again: list[Batch] = []  # of steps that their ranks have given before
+        self.replayed_to = 0.0
+        self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
         self._waiting: dict[int, _Waiting] = {}
+        self._order: list[int] = []  # a heap of its steps
         self._world = 0
         self._begun_at = self._joined_at = 0.0  # first sample of this start; last new rank
 
@@ -79,11 +104,28 @@ class Stream:
         """About how much memory it takes."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
-    def take(self, batch: Batch) -> Iterator[Closed]:
-        """Add the samples; yields the steps that this closes, in order."""
+    def take(self, batch: Batch) -> Iterator[Closed | Anew]:
+        """Add the samples; yields the steps that this closes, in order, and that it began anew."""
         self.seen_at = max(self.seen_at, batch.at)
-        if not self._follow_session(batch):
+        session, slash, _ = batch.source.partition("/")
+        session = session if slash else ""
+        if session in self._old_sessions or batch.at < self._back_at:
             return
+        if self._is_new_session(session, batch):
+            if self.session:
+                self._old_sessions = [*self._old_sessions[-19:], self.session]
+            else:
+                self._back_at = batch.at
+            yield from self._begin_anew(batch.at)
+        self.session = session or self.session
+        batches = self._went_back(batch)
+        if batches:
+            yield from self._begin_anew(batches[0].at)
+            self._back_at = batches[0].at
+        for each in batches or [batch]:
+            yield from self._take(each)
+
+    def _take(self, batch: Batch) -> Iterator[Closed]:
         good = batch.steps > self.last_step
         if not good.any():
             return
@@ -92,6 +134,7 @@ class Stream:
         self._begun_at = self._begun_at or batch.at
         self._join(np.unique(ranks), batch.at)
         column = np.searchsorted(self.ranks, ranks)
+        np.maximum.at(self._sent, column, steps)
         order = np.argsort(steps, kind="stable")
         steps, column, durations = steps[order], column[order], durations[order]
         first = np.flatnonzero(np.append(True, np.diff(steps) != 0))
@@ -104,10 +147,15 @@ class Stream:
         """When the first batch came that :meth:`save` does not wholly cover."""
         return min((waiting.since for waiting in self._waiting.values()), default=self.seen_at)
 
+    @property
+    def may_be_saved(self) -> bool:
+        """Whether no batch waits to be known as a new start: a restart finds that anew."""
+        return not self._again
+
     def close_due(self, now: float) -> Iterator[Closed]:
         """Close the steps that are complete or have been waited for long enough, in order."""
         while self._waiting:
-            step = min(self._waiting)
+            step = self._order[0]
             if not self._is_due(self._waiting[step], now):
                 return
             yield self._close(step)
@@ -123,23 +171,53 @@ class Stream:
         settled = now - self._joined_at >= PATIENCE_S
         return n >= self._world > 0 or gathered or settled
 
-    def _follow_session(self, batch: Batch) -> bool:
-        """Notice a new start of the job; False for what an older one still sends."""
-        session, slash, _ = batch.source.partition("/")
-        if not slash or session == self.session:
-            return True
-        if session in self._old_sessions:
+    def _is_new_session(self, session: str, batch: Batch) -> bool:
+        """Whether a source names a start of the job that is not the one before."""
+        if session in ("", self.session) or self.last_step < 0:
             return False
-        begins_anew = bool(len(batch.steps)) and int(batch.steps.min()) <= self.last_step
-        if self.session and begins_anew:
-            self._old_sessions = [*self._old_sessions[-19:], self.session]
-            self.start += 1
-            self.last_step, self.detector = -1, None
-            self.ranks = np.zeros(0, dtype=np.int32)
-            self._waiting.clear()
-            self._begun_at = batch.at
-        self.session = session
-        return True
+        return bool(len(batch.steps)) and int(batch.steps.min()) <= self.last_step
+
+    def _went_back(self, batch: Batch) -> list[Batch]:
+        """All batches since a return to a checkpoint, once that is sure; else none.
+
+        Sure are :data:`RESTART_STEPS` steps of ranks that have sent them, or later ones, before: a
+        step that is late, or was repeated, is no return.
+        """
+        old = batch.steps <= self.last_step
+        if not old.all() or not len(batch.steps):
+            self._again.clear()
+            return []
+        if batch.at <= self.replayed_to or not np.isin(batch.ranks, self.ranks).all():
+            return []
+        if (self._sent[np.searchsorted(self.ranks, batch.ranks)] < batch.steps).any():
+            return []
+        self._again.append(batch)
+        if len({step for each in self._again for step in each.steps.tolist()}) < RESTART_STEPS:
+            return []
+        batches, self._again = self._again, []
+        return batches
+
+    def _begin_anew(self, at: float) -> Iterator[Anew]:
+        """Forget what the start before has told, and tell who was slow in it."""
+        if self.detector is not None and self.detector.slow.any():
+            yield self._slow_before(self.detector, at)
+        self.start += 1
+        self.last_step, self.detector = -1, None
+        self.ranks = np.zeros(0, dtype=np.int32)
+        self._waiting.clear()
+        self._order.clear()
+        self._sent, self._again = np.zeros(0, dtype=np.int64), []
+        self._begun_at = at
+
+    def _slow_before(self, detector: Detector, at: float) -> Anew:
+        slow = np.flatnonzero(detector.slow)
+        ranks = tuple(int(rank) for rank in self.ranks[slow])
+        lost_s, step = float(detector._lost[slow].max()), self.last_step + 1
+        event = JobEvent(
+            "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
+        )
+        text = f"step {step:,}: {name_ranks(ranks)}: slow until the job began anew"
+        return Anew(event, text, at)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
         """Make room for ranks not seen before."""
@@ -149,6 +227,8 @@ class Stream:
         self._joined_at = now
         old, self.ranks = self.ranks, np.union1d(self.ranks, new).astype(np.int32)
         place = np.searchsorted(self.ranks, old)
+        sent, self._sent = self._sent, np.full(len(self.ranks), -1, dtype=np.int64)
+        self._sent[place] = sent
         for waiting in self._waiting.values():
             row = np.full(len(self.ranks), np.nan)
             row[place] = waiting.durations_s
@@ -160,11 +240,12 @@ class Stream:
         waiting = self._waiting.get(step)
         if waiting is None:
             waiting = self._waiting[step] = _Waiting(np.full(len(self.ranks), np.nan), at)
+            heappush(self._order, step)
         waiting.durations_s[column] = durations_s
         waiting.count = int(np.count_nonzero(~np.isnan(waiting.durations_s)))
 
     def _close(self, step: int) -> Closed:
-        waiting = self._waiting.pop(step)
+        waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
             self.detector = Detector(len(self.ranks))
         events = self.detector.update(step, waiting.durations_s)
@@ -206,8 +287,10 @@ class Stream:
             "begun_at": self._begun_at,
             "joined_at": self._joined_at,
             "seen_at": self.needed_from,
+            "taken_to": self.seen_at,
+            "back_at": self._back_at,
         }
-        arrays: dict[str, Any] = {"ranks": self.ranks}
+        arrays: dict[str, Any] = {"ranks": self.ranks, "sent": self._sent}
         if self.detector is not None:
             state = vars(self.detector)
             about["detector"] = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
@@ -232,7 +315,8 @@ def load_stream(folder: Path) -> Stream:
             state = {k.removeprefix("d"): v for k, v in arrays.items() if k.startswith("d")}
             vars(detector).update(about["detector"], **state)
             stream.detector = detector
-        stream.ranks = arrays["ranks"]
+        stream.ranks, stream._sent = arrays["ranks"], arrays["sent"]
+        stream.replayed_to, stream._back_at = about["taken_to"], about["back_at"]
         stream.last_step, stream.start = about["last_step"], about["start"]
         stream.session, stream._old_sessions = about["session"], about["old_sessions"]
         stream._world, stream.seen_at = about["world"], about["seen_at"]

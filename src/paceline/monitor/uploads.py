@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from paceline.monitor.store import uploads as rows
 
 #: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
 MOST, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
+#: An upload of which nothing has come for so long is forgotten when room is wanted.
+EMPTY_S = 600.0
 
 #: Formats by their first bytes: anything else is refused before it is kept.
 _FORMATS = (b"PAR1", b'{"resourceSpans"')
@@ -44,14 +46,18 @@ class Uploads:
         self._busy: set[str] = set()
         self._beginning = threading.Lock()
 
-    def begin(self, job_id: int, trace: Mapping[str, Any], now: float) -> dict[str, Any]:
+    def begin(
+        self, job_id: int, project: str, trace: Mapping[str, Any], now: float
+    ) -> dict[str, Any]:
         """{"session"} where the job has that trace already, else {"upload", "offset"}."""
         known = sessions.find(self._engine, job_id, trace["sha256"])
         if known is not None:
             return {"session": known}
         with self._beginning:
-            self._check_room(trace["size_bytes"])
-            row = rows.begin(self._engine, secrets.token_hex(16), job_id, trace, now)
+            row = rows.under_way(self._engine, job_id, trace["sha256"])
+            if row is None:
+                self._check_room(trace["size_bytes"], project, now)
+                row = rows.begin(self._engine, secrets.token_hex(16), job_id, trace, now)
         if row["size_bytes"] != trace["size_bytes"]:
             raise Refusal(409, f"an upload of that content with {row['size_bytes']} bytes is open")
         return {"upload": row["id"], "offset": self.offset(row["id"])}
@@ -78,7 +84,9 @@ class Uploads:
                 here = await self._receive(number, row, here, chunks)
                 await run_in_threadpool(os.fsync, number)
             except OSError as error:
-                raise Refusal(507, f"the chunk cannot be kept: {error.strerror}") from None
+                raise Refusal(
+                    507, f"the chunk cannot be kept: {error.strerror}", retry_s=30
+                ) from None
             finally:
                 os.close(number)
             await run_in_threadpool(rows.touch, self._engine, row["id"], now)
@@ -133,15 +141,30 @@ class Uploads:
             path.unlink(missing_ok=True)
         return len(strays)
 
-    def _check_room(self, size: int) -> None:
+    def _check_room(self, size: int, project: str, now: float) -> None:
+        """Refuse what does not fit beside the uploads under way; one project may not take all."""
         if size > self._config.max_upload_mib * MIB:
             raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
-        n, declared = rows.count(self._engine)
+        under_way, to_come, own_to_come, own = 0, size, size, 0
+        for number, whose, declared, touched in rows.declared(self._engine):
+            here = self.offset(number)
+            if not here and touched < now - EMPTY_S:
+                with suppress(Refusal):  # its first bytes are coming
+                    self.abandon(number)
+                continue
+            under_way += 1
+            to_come += declared - here
+            if whose == project:
+                own += 1
+                own_to_come += declared - here
         queued = sessions.waiting(self._engine)
-        if n >= MOST or queued >= self._config.analysis_queue:
-            raise Refusal(429, f"{n} uploads and {queued} traces wait; come again", retry_s=15)
+        if under_way >= MOST or own >= MOST // 2 or queued >= self._config.analysis_queue:
+            raise Refusal(
+                429, f"{under_way} uploads and {queued} traces wait; come again", retry_s=15
+            )
         disk = shutil.disk_usage(self.folder)
-        if declared + size > disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total):
+        room = disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total)
+        if to_come > room or (own and own_to_come > room / 2):
             raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
 
     def _check(self, row: Mapping[str, Any], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import random
 import threading
@@ -188,8 +189,7 @@ def _sayable(text: Any) -> Any:
 
 
 def _silences(silence: Row, row: Row) -> bool:
-    return (
-        silence["project"] in ("*", row["project"])
-        and silence["rule"] in (None, row["rule"])
-        and silence["job"] in (None, row["job"])
+    return silence["project"] in ("*", row["project"]) and all(
+        silence[name] is None or fnmatch.fnmatchcase(row[name], silence[name])
+        for name in ("rule", "job")
     )

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.monitor.alerts.delivery import Courier
-from paceline.monitor.alerts.explain import gain_of, place_of
+from paceline.monitor.alerts.explain import gain_of, hosts_of, place_of
 from paceline.monitor.alerts.rules import (
     DAY_S,
     IMPORTANCE_LABEL,
@@ -31,6 +31,7 @@ from paceline.monitor.alerts.settings import load_settings
 from paceline.monitor.blobs import RESULT, result_key
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
+from paceline.monitor.store import sessions
 from paceline.monitor.store.health import problem_in
 
 #: How often all that fires is judged again.
@@ -39,6 +40,8 @@ AGAIN_S = 300.0
 SETTLED_S = 30.0
 #: A fail-slow that began so long before a start goes on only if the job's row says so.
 _OLD_S = 3600.0
+#: Onsets whose text one headline has, if their ranks are slow at once: the latest ones.
+_TEXTS = 3
 #: How long to wait for a store that does not answer at the start.
 _RETRY_S = 5.0
 #: Jobs in which nothing happened for so long are not judged at the start.
@@ -92,8 +95,8 @@ class Alerts:
         self.judge(job_id, self._service.clock())
 
     def event(self, job_id: int, event_id: int) -> None:
-        """The detector said something of a job."""
-        self.judge(job_id, self._service.clock())
+        """The detector said something of a job; the job's row follows."""
+        self.judge(job_id, self._service.clock(), settled=False)
 
     def tick(self, now: float) -> None:
         """Time passed: judge the jobs that may have changed by that, and at times all that fires.
@@ -132,22 +135,24 @@ class Alerts:
             return found
         return found & {row["job_id"] for row in firing if row["rule"] == rule.name}
 
-    def judge(self, job_id: int, now: float, *, settled: bool = False) -> None:
+    def judge(self, job_id: int, now: float, *, settled: bool | None = None) -> None:
         """Judge a job by all rules; alerts begin, go on or end.
 
         Args:
             job_id: which.
             now: seconds since 1970.
-            settled: the job's row has followed its events.
+            settled: the job's row has followed its events; None = if they are an hour old.
         """
         with self._lock:
             found = store.facts_of(self._service.engine, job_id)
             if found is None:
                 return
-            job, sessions, events = found
+            job, latest, events = found
+            if settled is None:
+                settled = bool(events) and events[0]["at"] < now - _OLD_S
             onset = going_on(job, events, settled=settled)
             since = self._service.started_at
-            facts = Facts(job, sessions, onset, now, relieved_at(job, events), since)
+            facts = Facts(job, latest, onset, now, relieved_at(job, events), since)
             fingerprints = [f"{rule.name}/{job_id}" for rule in self.settings.rules]
             fires = store.firing_of(self._service.engine, fingerprints)
             for rule in self.settings.rules:
@@ -179,8 +184,8 @@ class Alerts:
             "labels": {**{k: str(v) for k, v in job["labels"].items()}, **rule.labels},
             "headline": alarm.headline,
             "cause": alarm.cause,
-            "place": alarm.place or place,
-            "gain": gain,
+            "place": self._with_hosts(alarm, facts) or place,
+            "gain": alarm.gain or gain,
             "status": "firing",
             "started_at": now,
             "updated_at": now,
@@ -191,7 +196,8 @@ class Alerts:
             self._tell(job, rule.name, "firing", done["id"])
 
     def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float) -> None:
-        ended = store.resolve(self._service.engine, fingerprint, now)
+        wait_s = self.settings.group_wait_s
+        ended = store.resolve(self._service.engine, fingerprint, now, now + wait_s)
         if ended is not None:
             self._tell(job, ended["rule"], "resolved", ended["id"])
 
@@ -214,6 +220,14 @@ class Alerts:
             log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
             return None, None
 
+    def _with_hosts(self, alarm: Alarm, facts: Facts) -> str | None:
+        """Its place, with the hosts of its ranks where the latest session was pushed with them."""
+        if not alarm.ranks or not facts.sessions:
+            return alarm.place
+        row = sessions.by_id(self._service.engine, facts.sessions[0]["id"], "*")
+        hosts = hosts_of(row["meta"] if row else {}, alarm.ranks)
+        return f"{alarm.place}; host {hosts}" if hosts else alarm.place
+
     def _catch_up(self) -> None:
         while not self._ended.is_set():
             try:
@@ -231,11 +245,11 @@ class Alerts:
         names = {rule.name for rule in self.settings.rules}
         for alert in store.firing(self._service.engine):
             if alert["rule"] not in names:  # a rule that was removed
-                store.resolve(self._service.engine, alert["fingerprint"], now)
-        for job_id, onset_at in store.recent_jobs(self._service.engine, now - _RECENT_S):
+                store.resolve(self._service.engine, alert["fingerprint"], now, now)
+        for job_id in store.recent_jobs(self._service.engine, now - _RECENT_S):
             if self._ended.is_set():
                 return
-            self.judge(job_id, now, settled=onset_at < now - _OLD_S)
+            self.judge(job_id, now)
         self._judged_at = now
 
 
@@ -248,7 +262,7 @@ def _says(known: Mapping[str, Any] | None, alarm: Alarm) -> bool:
 def going_on(
     job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], *, settled: bool
 ) -> Row | None:
-    """The latest fail-slow of a job if it goes on.
+    """The fail-slow of a job that goes on: all ranks that are slow, the latest onsets' text.
 
     Args:
         job: its row.
@@ -258,13 +272,26 @@ def going_on(
     onset = next((event for event in events if event["kind"] == "onset"), None)
     if onset is None or job["status"] == "ended":
         return None
-    reliefs = events[: events.index(onset)]
-    healthy = {rank for event in reliefs for rank in event["ranks"]}
-    all_healthy = bool(reliefs) and healthy >= set(onset["ranks"])
-    # A job that began anew has no relief; its detector forgot the fail-slow.
-    if all_healthy or (job["slow_since_step"] is None and (settled or reliefs)):
+    if settled and job["slow_since_step"] is None:
         return None
-    return dict(onset)
+    slow: dict[int, Mapping[str, Any]] = {}
+    for event in reversed(events):  # a start of the job is a relief of all
+        for rank in event["ranks"]:
+            if event["kind"] == "onset":
+                slow[rank] = event
+            else:
+                slow.pop(rank, None)
+    if not slow:  # the row knows of ranks that no event names (any more)
+        return dict(onset) if settled else None
+    said = {event["text"]: event for event in slow.values()}
+    factors = [event["factor"] for event in said.values() if event["factor"] is not None]
+    texts = list(said)[-_TEXTS:]
+    return {
+        **list(said.values())[-1],
+        "ranks": sorted(slow),
+        "factor": max(factors, default=None),
+        "text": "; ".join(texts),
+    }
 
 
 def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> float:

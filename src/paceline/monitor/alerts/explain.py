@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -24,6 +24,15 @@ def place_of(result: Mapping[str, Any], cause: str | None) -> str | None:
     if where.get("hosts"):
         parts.append(f"host {', '.join(map(str, where['hosts'][:4]))}")
     return "; ".join(parts) or None
+
+
+def hosts_of(meta: Mapping[str, Any], ranks: Sequence[int]) -> str | None:
+    """The hosts of ranks, as pushed with a trace; None where it says none."""
+    pushed = meta.get("hosts")
+    places = [pushed.get(str(rank)) for rank in ranks] if isinstance(pushed, Mapping) else []
+    names = dict.fromkeys(str(place[0])[:100] for place in places if place)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(list(names)[:4]) + more or None
 
 
 def gain_of(result: Mapping[str, Any]) -> str | None:

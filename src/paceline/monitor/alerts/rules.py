@@ -68,6 +68,7 @@ class Rule:
         _require(self.at_least > 1, f"{self.name}: at_least must be above 1")
         for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
             _require(getattr(self, name) > 0, f"{self.name}: {name} must be above 0")
+        _require(self.sessions <= 200, f"{self.name}: sessions must be 200 at most")
         for name in ("gpu_hours", "hold_s"):
             _require(getattr(self, name) >= 0, f"{self.name}: {name} must be 0 or more")
 
@@ -134,12 +135,16 @@ class Alarm:
         cause: suspected cause; None where nothing says it.
         place: where; None where nothing says it.
         session_id: the session that shows it.
+        gain: what to do and what it gains; None where the session says it.
+        ranks: those that are slow.
     """
 
     headline: str
     cause: str | None = None
     place: str | None = None
     session_id: int | None = None
+    gain: str | None = None
+    ranks: tuple[int, ...] = ()
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -180,7 +185,14 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
     else:
         cost = f"{at_stake:,.0f} GPU-hours are at stake in the next {rule.horizon_h:g} hours"
-    return Alarm(f"Fail-slow: {onset['text']}; {cost}.", "fail-slow", _ranks(onset["ranks"]))
+    ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
+    return Alarm(
+        f"Fail-slow: {onset['text']}; {cost}.",
+        "fail-slow",
+        _ranks(ranks),
+        gain=f"replace or repair what is slow (gain {share:.1%})",
+        ranks=tuple(ranks),
+    )
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
@@ -210,9 +222,15 @@ def _silent(rule: Rule, facts: Facts) -> Alarm | None:
         return None
     # The step, not the time that passes: the headline of an alert should stay as it is.
     return Alarm(
-        f"No step for {rule.after_s / 60:.4g} minutes; the last one was {job['last_step']:,}.",
+        f"No step for {_duration(rule.after_s)}; the last one was {job['last_step']:,}.",
         "silent",
     )
+
+
+def _duration(seconds: float) -> str:
+    count, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+    said = f"{count:.4g}"
+    return f"{said} {unit}" + ("s" if said != "1" else "")
 
 
 def _regression(rule: Rule, facts: Facts) -> Alarm | None:
@@ -231,7 +249,8 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         f"the last {rule.days:g} days ({usual:.4g} s)."
     )
     said = f" {last['headline']}" if last["headline"] else ""
-    return Alarm(headline + said, last["cause"], None, last["id"])
+    cause = None if last["cause"] == "healthy" else last["cause"]
+    return Alarm(headline + said, cause, None, last["id"])
 
 
 _JUDGES = {

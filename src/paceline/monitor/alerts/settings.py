@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,13 +76,14 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
             wait_s = _seconds(section, "group_wait_s")
         rules = rules_of(section.section("rules"), silent_after_s)
         channels = section.section("channels")
-        routes = tuple(_route(channels, name) for name in channels.nodes)
+        names = [rule.name for rule in rules]
+        routes = tuple(_route(channels, name, names) for name in channels.nodes)
     except ModelError as error:
         raise MonitorError(str(error)) from None
     return Settings(rules, routes, wait_s)
 
 
-def _route(channels: Section, name: str) -> Route:
+def _route(channels: Section, name: str, known: Sequence[str]) -> Route:
     section = channels.section(name)
     if "type" not in section or section.plain("type") not in _TYPES:
         section.fail("type", f"must be one of {', '.join(_TYPES)}")
@@ -91,9 +92,13 @@ def _route(channels: Section, name: str) -> Route:
     importance = section.text("importance") if "importance" in section else "info"
     if importance not in IMPORTANCES:
         section.fail("importance", f"must be one of {', '.join(IMPORTANCES)}")
+    rules = _texts(section, "rules") or ("*",)
+    for pattern in rules:
+        if not fnmatch.filter(known, pattern):
+            section.fail("rules", f"no rule is like {pattern}; known are {', '.join(known)}")
     return Route(
         make(name, section),
-        _texts(section, "rules") or ("*",),
+        rules,
         _texts(section, "projects") or ("*",),
         importance,
     )
@@ -123,7 +128,7 @@ def _email(name: str, section: Section) -> Channel:
         host=_text(section, "host"),
         sender=_text(section, "from"),
         to=to,
-        port=section.whole("port") if "port" in section else 465 if security == "tls" else 587,
+        port=_port(section, 465 if security == "tls" else 587),
         user=_text(section, "user", ""),
         password=_text(section, "password", ""),
         security=security,
@@ -173,6 +178,13 @@ def _seconds(section: Section, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
         section.fail(field, "must be a number of seconds from 0 to 3600")
     return float(value)
+
+
+def _port(section: Section, usual: int) -> int:
+    port = section.whole("port") if "port" in section else usual
+    if not 0 < port < 65536:
+        section.fail("port", "must be from 1 to 65535")
+    return port
 
 
 def _url(section: Section) -> str:

@@ -49,8 +49,11 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
         return {"id": key[0], "new": True}
 
 
-def resolve(engine: Engine, fingerprint: str, now: float) -> Row | None:
-    """End an alert, and tell those who were or will be told of it; None if it does not fire."""
+def resolve(engine: Engine, fingerprint: str, now: float, next_at: float) -> Row | None:
+    """End an alert, and from ``next_at`` on tell those who were or will be told of it.
+
+    None if it does not fire.
+    """
     with engine.begin() as connection:
         found = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
         if found is None:
@@ -66,7 +69,7 @@ def resolve(engine: Engine, fingerprint: str, now: float) -> Row | None:
             deliveries.c.state != "given-up",
         )
         channels = list(connection.execute(told).scalars())
-        _tell(connection, engine, found["id"], channels, "resolved", now)
+        _tell(connection, engine, found["id"], channels, "resolved", next_at)
         return dict(found)
 
 
@@ -257,18 +260,12 @@ def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[in
         return list(connection.execute(query).scalars())
 
 
-def recent_jobs(engine: Engine, since: float) -> list[tuple[int, float]]:
-    """(id, time of the latest onset, or 0) of jobs of which something was seen since then."""
+def recent_jobs(engine: Engine, since: float) -> list[int]:
+    """Jobs of which something was seen since then."""
     analysed = select(sessions.c.job_id).where(sessions.c.finished_at >= since)
-    onset = (
-        select(func.max(events.c.at))
-        .where(events.c.job_id == jobs.c.id, events.c.kind == "onset")
-        .scalar_subquery()
-    )
-    query = select(jobs.c.id, func.coalesce(onset, 0.0))
-    query = query.where(or_(jobs.c.seen_at >= since, jobs.c.id.in_(analysed)))
+    query = select(jobs.c.id).where(or_(jobs.c.seen_at >= since, jobs.c.id.in_(analysed)))
     with engine.connect() as connection:
-        return [(row[0], float(row[1])) for row in connection.execute(query)]
+        return list(connection.execute(query).scalars())
 
 
 def remove_older(engine: Engine, before: float) -> None:

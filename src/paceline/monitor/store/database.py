@@ -26,9 +26,9 @@ def open_database(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise MonitorError(
-            f"{url!r} is no store; give sqlite:///file or postgresql://..."
+    except (ArgumentError, ValueError):
+        raise MonitorError(  # without the URL: it may hold a password
+            "store is no URL of a database; give sqlite:///file or postgresql://user@host/name"
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -41,7 +41,7 @@ def open_database(url: str) -> Engine:
         upgrade(engine)
     except (SQLAlchemyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        shown = parsed.render_as_string(hide_password=True)
+        shown = parsed.set(query={}).render_as_string(hide_password=True)
         raise MonitorError(f"the store {shown} cannot be used: {reason}") from None
     return engine
 

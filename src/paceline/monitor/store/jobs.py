@@ -117,7 +117,7 @@ def end(engine: Engine, job_id: int, now: float) -> None:
     """It is over."""
     with engine.begin() as connection:
         statement = update(jobs).where(jobs.c.id == job_id)
-        connection.execute(statement.values(status="ended", seen_at=now))
+        connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
 
 
 def silence_quiet(engine: Engine, before: float) -> list[JobKey]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, Text, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, case, cast, func, or_, select
 
 from paceline.monitor.store.tables import (
     alerts,
@@ -29,10 +29,14 @@ PAGE, MAX_SESSIONS, MAX_EVENTS, MAX_ALERTS = 50, 200, 200, 200
 WEEK_S = 7 * 86_400.0
 _FIRST_MONDAY_S = 4 * 86_400.0  # 5 January 1970; 1 January was a Thursday
 
-#: What jobs can be sorted by; True: large ones first.
-ORDERS: Mapping[str, tuple[Column[Any], bool]] = MappingProxyType(
+# A fail-slow that goes on may have come after the latest session, or to a job without one.
+_SLOW = case((jobs.c.slow_since_step.is_not(None), 1 - jobs.c.healthy_s / jobs.c.step_s))
+_WORST = case((func.coalesce(jobs.c.waste, 0.0) < _SLOW, _SLOW), else_=jobs.c.waste)
+
+#: What jobs can be sorted by; True: large ones first. ``waste`` counts fail-slows that go on.
+ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     {
-        "waste": (jobs.c.waste, True),
+        "waste": (_WORST, True),
         "slowdown": (jobs.c.slowdown, True),
         "lost": (jobs.c.gpu_hours_lost, True),
         "gpus": (jobs.c.gpus, True),
@@ -50,7 +54,7 @@ class JobsPage:
     """One page of the list of jobs.
 
     Attributes:
-        rows: the jobs.
+        rows: the jobs; ``latest`` is the status and the reason of the latest session, or None.
         n_found: how many there are that match.
         n_all: how many there are.
         page, n_pages: this page from 1, and how many there are.
@@ -93,7 +97,17 @@ def list_jobs(
     ordered = column.desc() if largest_first else column.asc()
     query = _of_project(select(jobs), project).where(*chosen)
     query = query.order_by(ordered.nulls_last(), jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
-    return JobsPage(_rows(connection, query), n_found, n_all, page, n_pages)
+    rows = _with_latest(connection, _rows(connection, query))
+    return JobsPage(rows, n_found, n_all, page, n_pages)
+
+
+def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
+    mine = sessions.c.job_id.in_([row["id"] for row in rows])
+    newest = select(func.max(sessions.c.id)).where(mine).group_by(sessions.c.job_id)
+    query = select(sessions.c.job_id, sessions.c.status, sessions.c.reason)
+    found = _rows(connection, query.where(sessions.c.id.in_(newest)))
+    latest = {row["job_id"]: row for row in found}
+    return [{**row, "latest": latest.get(row["id"])} for row in rows]
 
 
 def _matches(word: str) -> Any:

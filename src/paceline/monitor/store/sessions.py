@@ -43,7 +43,9 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
         connection.execute(
             delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
         )
-        connection.execute(update(jobs).where(jobs.c.id == job_id).values(seen_at=now))
+        # A trace is no step: a job of which steps came before stays as quiet as it was.
+        stepless = (jobs.c.id == job_id) & jobs.c.last_step.is_(None)
+        connection.execute(update(jobs).where(stepless).values(seen_at=now))
         summarise(connection, job_id)
     return int(found)
 

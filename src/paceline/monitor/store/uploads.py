@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Engine, delete, func, insert, select, update
+from sqlalchemy import Engine, delete, insert, select, update
 
 from paceline.monitor.store.tables import jobs, uploads
 
 Row = dict[str, Any]
 
 
-def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any], now: float) -> Row:
-    """The job's upload of that trace, begun where there is none."""
-    with engine.begin() as connection:
-        query = select(uploads).where(
-            (uploads.c.job_id == job_id) & (uploads.c.sha256 == trace["sha256"])
-        )
+def under_way(engine: Engine, job_id: int, sha256: str) -> Row | None:
+    """The job's upload of that trace."""
+    query = select(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
+    with engine.connect() as connection:
         found = connection.execute(query.order_by(uploads.c.created_at)).mappings().first()
-        if found:
-            return dict(found)
-        row = {
-            **{name: trace[name] for name in ("sha256", "size_bytes", "file_name", "meta")},
-            "id": upload_id,
-            "job_id": job_id,
-            "created_at": now,
-            "touched_at": now,
-        }
+    return dict(found) if found else None
+
+
+def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any], now: float) -> Row:
+    """Begin one."""
+    row = {
+        **{name: trace[name] for name in ("sha256", "size_bytes", "file_name", "meta")},
+        "id": upload_id,
+        "job_id": job_id,
+        "created_at": now,
+        "touched_at": now,
+    }
+    with engine.begin() as connection:
         connection.execute(insert(uploads).values(**row))
     return row
 
@@ -52,12 +54,12 @@ def touch(engine: Engine, upload_id: str, now: float) -> None:
         connection.execute(update(uploads).where(uploads.c.id == upload_id).values(touched_at=now))
 
 
-def count(engine: Engine) -> tuple[int, int]:
-    """How many there are, and the bytes that they will have."""
-    query = select(func.count(), func.coalesce(func.sum(uploads.c.size_bytes), 0))
+def declared(engine: Engine) -> list[tuple[str, str, int, float]]:
+    """(number, project, bytes that it will have, when some came last) of each."""
+    columns = (uploads.c.id, jobs.c.project, uploads.c.size_bytes, uploads.c.touched_at)
     with engine.connect() as connection:
-        n, size = connection.execute(query).one()
-    return int(n), int(size)
+        found = connection.execute(select(*columns).join(jobs))
+        return [(row[0], row[1], int(row[2]), float(row[3])) for row in found]
 
 
 def remove(engine: Engine, upload_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from typing import Any
 
@@ -52,6 +53,9 @@ def routes(service: Any) -> list[Route]:
         body = await read_mapping(request, MIB)
         now = service.clock()
         rule, job = (_name(body, key) for key in ("rule", "job"))
+        rules = [known.name for known in service.alerts.settings.rules]
+        if rule is not None and not fnmatch.filter(rules, rule):
+            raise bad(f"rule: there is no rule {rule}; known are {', '.join(rules)}")
         comment = body.get("comment", "")
         if not isinstance(comment, str) or len(comment) > 1000 or _UNSTORABLE.search(comment):
             raise bad("comment must be a text of up to 1,000 characters")
@@ -95,7 +99,8 @@ def _name(body: dict[str, Any], key: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise bad(f"{key} must be a name")
-    return checked_name(value)
+    checked_name(value.replace("*", "x").replace("?", "x"))  # a pattern, too
+    return value
 
 
 def _hours(body: dict[str, Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, BinaryIO
 
@@ -41,6 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _KNOWN_JOBS = 20_000
 _PAGE, _MOST = 100, 1000
 _ID = 2**53
+_UPLOAD = re.compile("[0-9a-f]{32}")
 
 _TYPES = {
     RESULT: "application/json",
@@ -103,7 +105,9 @@ class Api:
         trace = trace_of(await read_mapping(request, self._body_bytes))
         job = await self._own_job(request, principal)
         service = self.service
-        begun = await run_in_threadpool(service.uploads.begin, job.id, trace, service.clock())
+        begun = await run_in_threadpool(
+            service.uploads.begin, job.id, job.project, trace, service.clock()
+        )
         return JSONResponse(begun)
 
     async def show_upload(self, request: Request) -> Response:
@@ -219,9 +223,11 @@ class Api:
     async def _upload(self, request: Request) -> dict[str, Any]:
         principal = require(request, "push")
         upload_id = request.path_params["id"]
-        row = await run_in_threadpool(
-            uploads.find, self.service.engine, upload_id, principal.project
-        )
+        row = None
+        if _UPLOAD.fullmatch(upload_id):
+            row = await run_in_threadpool(
+                uploads.find, self.service.engine, upload_id, principal.project
+            )
         if row is None:
             raise HTTPException(404, "there is no such upload; begin it again")
         return row

@@ -23,6 +23,9 @@ T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
+#: How JSON writes what may be half of a surrogate pair (msgpack's texts are UTF-8).
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 #: Samples of one batch.
 MOST_SAMPLES = 2_000_000
 #: Values of one body; columns that are packed as bytes are one each.
@@ -32,7 +35,8 @@ AT_A_TIME = 2
 #: Keys and bytes (as JSON) of labels, degrees and a trace's meta.
 _MOST_KEYS, _META_BYTES = 50, 1 << 20
 
-_MOST_STEP, _MOST_RANK = 2**53, 10_000_000
+#: A job has so many ranks at most: each costs the detector 3 kB for as long as the job runs.
+_MOST_STEP, _MOST_RANKS, _MOST_GPUS = 2**53, 100_000, 10_000_000
 
 
 def bad(message: str, status: int = 400) -> HTTPException:
@@ -80,7 +84,18 @@ def _mapping(body: bytes, request: Request, most_bytes: int) -> dict[str, Any]:
         raise bad("Content-Type should be application/json or application/msgpack", 415)
     if not isinstance(found, dict):
         raise bad("the body should be an object (a mapping)")
+    if _SURROGATE.search(body) and not _is_text(found):
+        raise bad("the body holds half of a surrogate pair, which is no text")
     return found
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all texts can be stored and sent."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
@@ -155,7 +170,7 @@ def job_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str):
         raise bad("name is missing, or no text")
     gpus = body.get("gpus")
-    if gpus is not None and (type(gpus) is not int or not 1 <= gpus <= _MOST_RANK):
+    if gpus is not None and (type(gpus) is not int or not 1 <= gpus <= _MOST_GPUS):
         raise bad(f"gpus must be a whole number from 1 on, not {gpus!r}"[:200])
     labels = _small_mapping(body, "labels")
     degrees = _small_mapping(body, "degrees")
@@ -199,16 +214,18 @@ def batch_of(body: Mapping[str, Any], now: float) -> Batch:
     if not isinstance(number, str | int) or isinstance(number, bool) or len(str(number)) > 100:
         raise bad("batch must be a number or text, unique within its source")
     world = body.get("world", 0)
-    if type(world) is not int or not 0 <= world <= _MOST_RANK:
+    if type(world) is not int or not 0 <= world <= _MOST_RANKS:
         raise bad("world must be the number of ranks")
     steps, ranks, durations = _rows(body["samples"]) if "samples" in body else _columns(body)
     if not len(steps) == len(ranks) == len(durations):
         raise bad("steps, ranks and durations_s must have one length")
     if not 1 <= len(steps) <= MOST_SAMPLES:
         raise bad(f"a batch has 1 to {MOST_SAMPLES:,} samples, not {len(steps):,}")
-    if steps.min() < 0 or steps.max() > _MOST_STEP or ranks.min() < 0 or ranks.max() > _MOST_RANK:
-        raise bad("a step or rank is out of range")
-    if not np.isfinite(durations).all() or np.abs(durations).max() > 1e9:
+    if steps.min() < 0 or steps.max() > _MOST_STEP:
+        raise bad("a step is out of range")
+    if ranks.min() < 0 or ranks.max() >= _MOST_RANKS:
+        raise bad(f"ranks go from 0 to {_MOST_RANKS - 1:,}")
+    if not np.isfinite(durations).all() or durations.min() < 0 or durations.max() > 1e9:
         raise bad("a duration is no number of seconds")
     return Batch(
         source, str(number), now, steps, ranks.astype(np.int32), durations.astype("f4"), world

@@ -68,7 +68,8 @@ def _jobs(rows: list[dict[str, Any]]) -> Iterable[str]:
 
 
 def _described(row: Mapping[str, Any]) -> dict[str, Any]:
-    degrees = {name: row["degrees"].get(name, "") for name in ("dp", "pp", "tp")}
+    given = {name.removesuffix("_size"): size for name, size in row["degrees"].items()}
+    degrees = {name: given.get(name, "") for name in ("dp", "pp", "tp")}
     return {
         "status": row["status"],
         "gpus": row["gpus"] or "",

@@ -59,7 +59,9 @@ def table(
     numeric_from: int = 1,
 ) -> str:
     """A table of HTML cells; the first column heads its row."""
-    lines = [f'<div class="scroll"><table class="{name}">']
+    label = escaped(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
+    lines = [f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">']
+    lines.append(f'<table class="{name}">')
     lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
     heads = (
         f'<th scope="col"{_number(i, numeric_from)}>{escaped(h)}</th>' for i, h in enumerate(head)

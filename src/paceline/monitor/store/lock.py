@@ -1,0 +1,114 @@
+"""One service at a time: a lock on the store, wherever its data folder is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from paceline.errors import MonitorError, OutputError
+
+#: PostgreSQL lets go of the lock of a service that was killed a moment later.
+_PATIENCE_S = 3.0
+
+
+class StoreLock:
+    """Held until it is closed: a file beside an SQLite, a connection of its own to a PostgreSQL."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take it.
+
+        Raises:
+            MonitorError: another service has it, or the store cannot be reached.
+            OutputError: the file beside the SQLite cannot be written.
+        """
+        self._shown = engine.url.set(query={}).render_as_string(hide_password=True)
+        self._file, self._engine = -1, engine
+        self._connection: Connection | None = None
+        if engine.dialect.name == "sqlite":
+            if engine.url.database not in (None, "", ":memory:"):
+                path = Path(os.path.realpath(f"{engine.url.database}.lock"))
+                self._file = lock_file(path, self._shown)
+            return
+        self._engine = create_engine(engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            while not self._take():
+                if time.monotonic() > deadline:
+                    raise _in_use(self._shown)
+                time.sleep(0.1)
+        except SQLAlchemyError as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise MonitorError(f"the store {self._shown} cannot be locked: {reason}") from None
+
+    def keep(self) -> None:
+        """See that the connection lives; take the lock again where it was lost.
+
+        Raises:
+            MonitorError: another service has taken it meanwhile.
+            SQLAlchemyError: the database is away; try again later.
+        """
+        if self._connection is not None:
+            try:
+                self._connection.execute(text("SELECT 1"))
+                return
+            except SQLAlchemyError:
+                self._disconnect()
+        if self._file < 0 and self._engine.dialect.name == "postgresql" and not self._take():
+            raise _in_use(self._shown)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._disconnect()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _take(self) -> bool:
+        connection = self._engine.connect()
+        try:
+            # The lock of a host that is gone without a word ends within a minute, not two hours.
+            for name, value in (("idle", 30), ("interval", 10), ("count", 3)):
+                connection.execute(text(f"SET tcp_keepalives_{name} = {value}"))
+            # Per schema: several monitors may share a database.
+            query = text("SELECT pg_try_advisory_lock(7261635, hashtext(current_schema()))")
+            if connection.execute(query).scalar():
+                self._connection = connection
+                return True
+        finally:
+            if self._connection is not connection:
+                connection.close()
+        return False
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()  # also where it is broken: closes without a word to the server
+            connection.close()
+
+
+def lock_file(path: Path, what: str) -> int:
+    """The descriptor of a locked file, made where it is missing; to be closed.
+
+    Raises:
+        MonitorError: another service has ``what`` the lock is for.
+        OutputError: the file cannot be written.
+    """
+    try:
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise _in_use(what) from None
+    return number
+
+
+def _in_use(what: str) -> MonitorError:
+    return MonitorError(f"{what} is in use by another `paceline serve`; stop it")
