@@ -86,7 +86,7 @@ class Client:
         self._project = project
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._on_wait = on_wait or (lambda reason: None)
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = urllib.request.build_opener(NoRedirect)
 
     @property
     def token(self) -> str:
@@ -280,11 +280,12 @@ class Client:
         return min(float(after), _LONGEST_PAUSE_S) if after.isdecimal() else 0.0
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the token elsewhere."""
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take secrets elsewhere, and make a GET of a POST."""
 
     def redirect_request(self, *_: Any) -> None:
-        return None
+        """Do not follow."""
+        return
 
 
 def _quoted(name: str) -> str:

@@ -73,6 +73,19 @@ def make_folder(folder: Path) -> None:
         raise OutputError(f"the folder {folder} cannot be created: {error.strerror}") from None
 
 
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on disk.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def write_files(writers: Mapping[Path, Writer], *, force: bool = False) -> None:
     """Write some files, all or (but for a failing rename) none.
 

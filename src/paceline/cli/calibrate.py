@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from paceline.cli import trace_input
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -44,11 +45,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="K",
         help="also report the error on runs left out, K parts in turn; 0: do not (default 5)",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=file_name, required=True, help="the cluster file"
-    )
+    trace_input.add_output(parser, "the cluster file")
     parser.add_argument("--json", action="store_true", help="print the fit as JSON")
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.trace_input import file_name
 
@@ -52,15 +53,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--steps", metavar="N-M,...", type=parse_numbers, help="only these steps, by number"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=file_name,
-        metavar="FILE",
-        help="the parquet file to write",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    trace_input.add_output(parser, "the parquet file to write")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 

@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
-from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,15 +49,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=file_name,
-        metavar="FILE",
-        help="the JSON file to write",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    trace_input.add_output(parser, "the JSON file to write")
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "cpu"),

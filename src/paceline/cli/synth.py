@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline.cli import trace_input
 from paceline.cli.numbers import parse_floats, whole
 from paceline.cli.trace_input import file_name
 
@@ -73,15 +74,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     job.add_argument("--seed", type=int, default=0, help="seed of all draws (default 0)")
     _add_causes(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=file_name,
-        metavar="FILE",
-        help="the parquet file to write",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    trace_input.add_output(parser, "the parquet file to write")
     parser.set_defaults(run=run)
 
 

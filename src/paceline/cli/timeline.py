@@ -39,14 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--scenario", metavar="S", required=True, help="what to draw; see scenarios below"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=trace_input.file_name,
-        required=True,
-        help="the file to write; gzipped if its name ends in .gz",
-    )
+    trace_input.add_output(parser, "the file to write; gzipped if its name ends in .gz")
     parser.add_argument(
         "--steps",
         metavar="N-M,...",
@@ -59,7 +52,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=parse_numbers,
         help="draw these data-parallel ranks (default: all)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     parser.set_defaults(run=run)
 
 

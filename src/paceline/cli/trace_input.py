@@ -25,6 +25,14 @@ def file_name(text: str) -> Path:
     return Path(text)
 
 
+def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """-o FILE, which has to be given, and --force."""
+    parser.add_argument(
+        "-o", "--output", required=True, type=file_name, metavar="FILE", help=help_text
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+
+
 def add_arguments(
     parser: argparse.ArgumentParser,
     name: str = "trace",

@@ -9,6 +9,14 @@ from typing import Any, Literal
 Kind = Literal["onset", "relief", "silent", "clock-jump"]
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
 @dataclass(frozen=True)
 class Event:
     """Something happened to a rank.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Event
+from paceline.detect.event import Event, duration
 from paceline.detect.who import Suspect, name_ranks
 
 #: Onsets (reliefs) so many steps apart belong together.
@@ -56,13 +56,13 @@ class JobEvent:
             said = [
                 f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
                 self.who,
-                f"{_time(self.lost_s)} lost so far",
+                f"{duration(self.lost_s)} lost so far",
             ]
             return "; ".join([*said, *([self.advice] if self.advice else [])])
         if self.kind == "relief":
             return (
                 f"{head} healthy again since step {self.since_step:,}, after {self.factor:.2f}x; "
-                f"{_time(self.lost_s)} lost"
+                f"{duration(self.lost_s)} lost"
             )
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
@@ -121,10 +121,3 @@ def _merged(group: list[Event], ranks: int) -> JobEvent:
         factor=float(np.median([event.factor for event in group])),
         lost_s=max(event.lost_s for event in group),
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    value, unit = (seconds / 60, "minutes") if seconds < 3600 else (seconds / 3600, "hours")
-    return f"{value:.1f} {unit}"

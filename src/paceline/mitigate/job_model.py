@@ -108,7 +108,6 @@ class JobModel:
         except RemedyError as error:
             self.fixed = str(error)
             usual = int(measured.microbatches[0])
-        self._usual = usual
         whole = measured.microbatches if not self.fixed and dp is None else np.full(self.dp, usual)
         self.plain = Setting(tuple(whole.tolist()))
         self._lanes: dict[int, Durations] = {}

@@ -5,7 +5,6 @@ A key is made here, of a SHA-256 or a session's number; nothing that a client se
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from paceline.errors import MonitorError
+from paceline.files import sync
 
 RESULT, REPORT, PERFETTO = "result.json", "report.html", "ideal.json.gz"
 RESULTS = (RESULT, REPORT, PERFETTO)
@@ -65,23 +65,23 @@ class FileBlobs:
         """Move a file in."""
         target = self.folder / key
         self._make_parents(target)
-        _sync(path)
+        sync(path)
         try:
             path.replace(target)
         except OSError:  # another file system
             partial = target.with_name(f".{target.name}.partial")
             shutil.copyfile(path, partial)
-            _sync(partial)
+            sync(partial)
             partial.replace(target)
             path.unlink()
-        _sync(target.parent)
+        sync(target.parent)
 
     def _make_parents(self, target: Path) -> None:
         """Make the folders down to a file; their names are on disk when this returns."""
         for folder in reversed(target.relative_to(self.folder).parents[:-1]):
             if not (self.folder / folder).is_dir():
                 (self.folder / folder).mkdir(exist_ok=True)
-                _sync((self.folder / folder).parent)
+                sync((self.folder / folder).parent)
 
     def exists(self, key: str) -> bool:
         """Whether there is one."""
@@ -188,12 +188,3 @@ def open_blobs(url: str, data: Path) -> Blobs:
         MonitorError: the URL is none, or its kind of bucket is not installed.
     """
     return BucketBlobs(url) if url else FileBlobs(data / "blobs")
-
-
-def _sync(path: Path) -> None:
-    """Put a file, or a folder's names, on disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.files import sync
 from paceline.monitor.log import log
 from paceline.monitor.otlp_steps import behind, steps_of
 from paceline.monitor.request_file import RequestFile
@@ -223,8 +224,4 @@ def _written(path: Path, data: bytes) -> Path:
 def _put(partial: Path, path: Path) -> None:
     """Replace a file; its name is on disk when this returns."""
     partial.replace(path)
-    number = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    sync(path.parent)

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from paceline.errors import OutputError
-from paceline.files import make_folder
+from paceline.files import make_folder, sync
 
 #: Read at a time from the end, to find the last line.
 _BLOCK_BYTES = 1 << 16
@@ -89,7 +89,7 @@ class RequestFile:
             raise OutputError(f"{self.path} is no regular file; choose another folder")
         size = status.st_size
         if not size:
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)  # the file's name
             return
         first = os.pread(self._file, _BLOCK_BYTES, 0).partition(b"\n")[0]
         if not first.startswith(b"{") or b'"resourceSpans"' not in first:
@@ -120,12 +120,3 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the file's name on disk, too."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutputError
+from paceline.files import sync
 from paceline.monitor.step_series import Series, read_series
 
 #: A segment this large is followed by a new one; so many are kept (detectors, repeated batches).
@@ -171,7 +172,7 @@ class StepFile:
         self._keys.setdefault(number, set())
         self._fresh = []
         os.fsync(self._file)  # what a crash left in the cache may be acknowledged again
-        _sync_folder(self.folder)
+        sync(self.folder)
 
     def _write(self, block: bytes, key: bytes) -> None:
         if self._file < 0:
@@ -353,11 +354,3 @@ def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:
             return
         yield at, end
         at = end
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

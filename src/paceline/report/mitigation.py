@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from paceline.detect.event import duration
 from paceline.mitigate.forecast import Forecast
 from paceline.mitigate.life import Lives
 from paceline.mitigate.strategies import TITLES, Option
@@ -11,14 +12,6 @@ from paceline.report.layout import wrapped
 
 #: Actions of a life that are written out.
 _SHOWN = 30
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def forecast_lines(result: Forecast, width: int) -> list[Text]:

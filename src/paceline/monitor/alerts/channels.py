@@ -18,6 +18,7 @@ from email.utils import formatdate
 from http.client import HTTPException
 from typing import Any, Protocol
 
+from paceline.client import NoRedirect
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.notice import Notice, title_of
 from paceline.monitor.log import without_secrets
@@ -213,13 +214,6 @@ class Email:
         return server
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A POST that is redirected would become a GET, or take its secrets elsewhere."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     """Send JSON.
 
@@ -233,7 +227,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
         headers={"Content-Type": "application/json", "User-Agent": "paceline", **headers},
     )
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(NoRedirect).open(request, timeout=TIMEOUT_S) as answer:
             answer.read(1 << 16)
     except urllib.error.HTTPError as error:
         with error:

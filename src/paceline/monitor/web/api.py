@@ -274,19 +274,18 @@ class Api:
 
 def writes_to(request: Request, principal: Principal) -> str:
     """The project that a request writes to; a token of all projects may name one."""
-    named = request.query_params.get("project")
-    if named is None:
-        return principal.writes_to
-    if not principal.sees(checked_name(named)):
-        raise HTTPException(404, "there is no such project")
-    return named
+    return _project(request, principal, principal.writes_to)
 
 
 def reads(request: Request, principal: Principal) -> str:
     """The project that a request reads; "*" = all."""
+    return _project(request, principal, principal.project)
+
+
+def _project(request: Request, principal: Principal, usual: str) -> str:
     named = request.query_params.get("project")
     if named is None:
-        return principal.project
+        return usual
     if not principal.sees(checked_name(named)):
         raise HTTPException(404, "there is no such project")
     return named
