@@ -6,6 +6,7 @@ Seconds of one microbatch on one GPU of each place; a *place* is a chunk's posit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -153,20 +154,19 @@ class CostModel:
         parts = np.zeros((2, len(PARTS), plan.chunks))
         flops = np.zeros((2, plan.chunks))
 
-        def add(place: int, name: object) -> None:
+        def add(place: int, name: object, times: int = 1) -> None:
             seconds, counted = self.layer(name, plan)
-            parts[:, :, place] += seconds
-            flops[:, place] += counted
+            parts[:, :, place] += times * seconds
+            flops[:, place] += times * counted
 
         for place, layers in enumerate(plan.chunk_layers(llm)):
-            for i in layers:
-                add(place, layer_kind(llm, i))
+            for kind, times in Counter(layer_kind(llm, i) for i in layers).items():
+                add(place, kind, times)
         add(0, "embedding")
-        for _ in range(1 + llm.mtp_layers):
-            add(plan.chunks - 1, "head")
-        for _ in range(llm.mtp_layers):
-            add(plan.chunks - 1, layer_kind(llm, llm.layers - 1))
-            add(plan.chunks - 1, "mtp")
+        add(plan.chunks - 1, "head", 1 + llm.mtp_layers)
+        if llm.mtp_layers:
+            add(plan.chunks - 1, layer_kind(llm, llm.layers - 1), llm.mtp_layers)
+            add(plan.chunks - 1, "mtp", llm.mtp_layers)
         return StageWork(parts, flops, *place_parameters(llm, plan))
 
     def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:

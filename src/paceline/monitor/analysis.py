@@ -45,7 +45,7 @@ class Failed(Exception):  # noqa: N818 (the trace failed, not we)
     """A trace could not be analysed, and why."""
 
 
-class _Stopping(Exception):  # noqa: N818
+class _Stopping(Exception):  # noqa: N818 (nothing is wrong)
     """The service stops; the session waits for its next start."""
 
 

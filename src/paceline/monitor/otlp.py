@@ -101,6 +101,7 @@ class Receiver(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+        # Typed as text or bytes, for other families of addresses than ours.
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     @property

@@ -59,7 +59,7 @@ class Batch:
 
     def key(self) -> bytes:
         """What the batch is known by."""
-        return blake2b(f"{self.source}\0{self.number}".encode(), digest_size=12).digest()
+        return _key(self.source, self.number)
 
 
 class StepFile:
@@ -340,8 +340,11 @@ def decode_key(block: bytes) -> bytes:
     begin = _BLOCK.size + _HEAD.size
     source = block[begin : begin + n_source].decode()
     number = block[begin + n_source : begin + n_source + n_number].decode()
-    empty = np.zeros(0)
-    return Batch(source, number, 0.0, empty, empty, empty).key()  # type: ignore[arg-type]
+    return _key(source, number)
+
+
+def _key(source: str, number: str) -> bytes:
+    return blake2b(f"{source}\0{number}".encode(), digest_size=12).digest()
 
 
 def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ a healthy cluster has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, log
 from typing import Any
@@ -113,9 +113,12 @@ def calibrate(
         )
     fitter = _Fitter(jobs, np.asarray(measured_s, dtype=np.float64), cluster, progress)
     names = fitter.touched()
+    start: dict[str, float] = {}
     while True:
         constants = [c for c in CONSTANTS if c.name in names]
-        x, errors = fitter.fit(constants)
+        x, errors = fitter.fit(constants, start)
+        # One constant fewer moves the others little.
+        start = {c.name: float(v) for c, v in zip(constants, x, strict=True)}
         # What the runs do not determine is fixed, and so is what they push out of its bounds.
         loose = [
             c.name
@@ -222,8 +225,13 @@ class _Fitter:
                 names.append(constant.name)
         return names
 
-    def fit(self, constants: Sequence[Constant]) -> tuple[Array, Array]:
-        """Logarithms of the best constants, and their standard errors."""
+    def fit(self, constants: Sequence[Constant], start: Mapping[str, float]) -> tuple[Array, Array]:
+        """Logarithms of the best constants, and their standard errors.
+
+        Args:
+            constants: what to fit; the others stay at the centres of their priors.
+            start: logarithms to begin at, where they are known.
+        """
         try:
             from scipy.optimize import least_squares
         except ImportError:
@@ -233,7 +241,8 @@ class _Fitter:
         centre = np.log([getattr(self.cluster.efficiency, c.name) for c in constants])
         spread = np.array([c.spread for c in constants])
         low, high = (np.log([getattr(c, side) for c in constants]) for side in ("low", "high"))
-        inside = np.clip(centre, low + 1e-3, high - 1e-3)
+        begin = [start.get(c.name, middle) for c, middle in zip(constants, centre, strict=True)]
+        inside = np.clip(begin, low + 1e-3, high - 1e-3)
 
         def residuals(x: Array) -> Array:
             values = {c.name: exp(v) for c, v in zip(constants, x, strict=True)}

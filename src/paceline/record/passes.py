@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ class Passes:
         self._last_gradient = None
         engine: Any = torch.autograd.Variable._execution_engine
         # Twice, to come behind what DDP and FSDP queue in the same way to wait for the exchange.
-        end = lambda: self._guarded(self._end_backward, op)  # noqa: E731
+        end = functools.partial(self._guarded, self._end_backward, op)
         engine.queue_callback(lambda: self._guarded(engine.queue_callback, end))
 
     def _end_backward(self, op: Any) -> None:

@@ -24,6 +24,7 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
         return False
     function = getattr(function, "__paceline_wraps__", function)
     wrapped = functools.wraps(function)(wrapper(function))
+    # So that who patches it again finds the original; functions take any attribute.
     wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     return True

@@ -47,8 +47,8 @@ def remove(engine: Engine, ids: Sequence[int]) -> None:
     """Remove sessions; their jobs' rows follow."""
     with engine.begin() as connection:
         chosen = sessions.c.id.in_(ids)
-        job_ids = connection.execute(select(sessions.c.job_id).where(chosen).distinct()).scalars()
-        job_ids = list(job_ids)  # type: ignore[assignment]
+        query = select(sessions.c.job_id).where(chosen).distinct()
+        job_ids = list(connection.execute(query).scalars())
         connection.execute(delete(sessions).where(chosen))
         for job_id in job_ids:
             summarise(connection, job_id)

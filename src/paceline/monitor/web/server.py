@@ -37,6 +37,7 @@ class Impatient(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
+    # uvicorn narrows the transport that asyncio declares, and so do we.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
         super().connection_made(transport)
