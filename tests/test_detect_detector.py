@@ -127,8 +127,8 @@ def test_a_rank_that_joins_late_has_its_own_median():
     x = noise(3000, 2, cov=0.05)
     x[:250, 1] = np.nan
     x[2000:] *= 1.15
-    onsets = [event for event in events_of(x) if event.kind == "onset"]
-    assert [event.rank for event in onsets] == [0, 1]
+    onsets = {event.rank: event for event in events_of(x) if event.kind == "onset"}
+    assert sorted(onsets) == [0, 1]
     assert onsets[1].healthy_s == pytest.approx(1.0, rel=0.01)
 
 
@@ -246,7 +246,7 @@ def test_ranks_that_slow_down_together_are_one_event_of_the_job():
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data/fail-slow is not there")
 @pytest.mark.parametrize(
     ("name", "healthy_flagged", "p50", "p95"),
-    [("comp", 0, 3, 6), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],
+    [("comp", 0, 3, 5), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],
 )
 def test_labelled_streams(name, healthy_flagged, p50, p95):
     """All episodes, hardly an alarm on healthy series, within a few steps (README of the data)."""

@@ -28,9 +28,12 @@ WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
 #: A level this share above the anchor counts as slow, once noise is allowed for: the paper's 10%
 #: (4.3), less the error of an anchor that noise of a few percent leaves uncertain.
 THRESHOLD = 0.09
-#: Standard deviations of a window's median on top of it. Short windows are looked at in every
-#: step and meet spikes and slow checkpoints, so they must be surer than long ones.
-_SURE_SHORT, _SURE_LONG, _SHORT = 2.7, 0.8, 17
+#: Standard deviations of each window's median on top of it, so that a level of 8% is not taken for
+#: one of 10%. Short windows are looked at more often, so they must be surer than long ones.
+_SURE = np.array([2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8])[:, None]
+#: So many of them above the anchor in any case: where noise is larger than the threshold, health
+#: itself strays above it.
+_STRAYS = np.array([6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0])[:, None]
 #: Steps before anything is said, and steps whose median is the first anchor.
 WARM_UP, ANCHOR_STEPS = 50, 512
 _ANCHOR_EVERY = 16
@@ -291,8 +294,8 @@ class Detector:
             share = min(share, 1.0)
             moved = (1 - share) * self._stray[i] + share * 1.2533 * off
             self._stray[i] = np.where(self._slow, self._stray[i], moved)
-        sure = np.where(np.array(WINDOWS) <= _SHORT, _SURE_SHORT, _SURE_LONG)[:, None]
-        level = self._anchor * (1 + self.threshold + sure * self._stray)
+        above = np.maximum(self.threshold + _SURE * self._stray, _STRAYS * self._stray)
+        level = self._anchor * (1 + above)
         self._level = np.where(np.isnan(level), np.inf, level)
 
     def _first_noise(self, i: int, window: int) -> None:
