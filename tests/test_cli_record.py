@@ -115,6 +115,29 @@ def test_analyze_takes_the_folder(capsys, tmp_path):
     assert np.unravel_index(by_worker.argmax(), by_worker.shape) == (1, 2)  # [pp][dp]
 
 
+def test_analyze_compacts_the_folder_into_one_file(capsys, tmp_path):
+    record_trace(synthesize(spec(dp=4, slow_workers=(SlowWorker(2, 1, 1.5),))), tmp_path)
+    out = tmp_path / "out"
+    assert said(capsys, "analyze", tmp_path, "--out", out)[0] == 0
+    compacted = out / "trace.parquet"
+    of_folder, of_file = (
+        json.loads(said(capsys, "analyze", path, "--json")[1]) for path in (tmp_path, compacted)
+    )
+    assert of_file == of_folder
+    # The recordings stay, and one file is never written over another unasked.
+    assert said(capsys, "analyze", tmp_path)[0] == 0
+    before = compacted.read_bytes()
+    for name in ("result.json", "by_worker.csv", "ideal.json.gz", "report.html"):
+        (out / name).unlink()
+    code, _, err = said(capsys, "analyze", tmp_path, "--out", out)
+    assert code == 2
+    assert "trace.parquet" in err
+    assert compacted.read_bytes() == before
+    # The folder of recordings itself is a place for it, too.
+    assert said(capsys, "analyze", tmp_path, "--out", tmp_path)[0] == 0
+    assert said(capsys, "analyze", tmp_path)[0] == 0
+
+
 def test_analyze_takes_a_folder_of_one_rank(capsys, tmp_path):
     clock = SetClock()
     rec = recorder(tmp_path, clock)

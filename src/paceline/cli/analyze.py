@@ -10,6 +10,7 @@ from paceline.cli import case_input, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from paceline.files import Writer
     from paceline.model.cluster import Cluster
     from paceline.model.llm import LLM
     from paceline.model.plan import Plan
@@ -25,6 +26,10 @@ examples:
   paceline analyze trace.parquet --steps 10-20,25 --json
   paceline analyze trace.parquet --expect job.yaml
 """
+
+
+#: What a folder of recordings becomes: one file, which every command reads.
+COMPACTED = "trace.parquet"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,8 +53,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--out",
         metavar="DIR",
         type=trace_input.file_name,
-        help="write result.json, by_worker.csv, report.html and ideal.json.gz (for Perfetto) into "
-        "this folder",
+        help="write result.json, by_worker.csv, report.html, ideal.json.gz (for Perfetto) and, of "
+        "a folder of recordings, trace.parquet into this folder",
     )
     case_input.add_json(parser, "result.json")
     parser.add_argument(
@@ -75,10 +80,16 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
 
-        check_folder(args.out, force=args.force)
+        check_folder(args.out, [COMPACTED] if args.trace.is_dir() else (), force=args.force)
     expected = _expected_job(args)
-    # The trace itself is let go before the analysis: it is as large as what is made of it.
-    measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
+    trace = trace_input.load_trace(args, args.steps)
+    compacted: dict[str, Writer] = {}
+    if args.out is not None and args.trace.is_dir():
+        from paceline.sources import parquet
+
+        compacted[COMPACTED] = parquet.writer(trace)
+    measured = from_trace(trace, keep_clocks=args.keep_clocks)
+    del trace  # before the analysis: it is as large as what is made of it
     with ProgressBar("simulating") as progress:
         result = analyze(measured, progress=progress)
     advice = None
@@ -103,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             gpu_hour_cost=args.gpu_hour_cost,
             expectation=expectation,
             per_step_workers=args.per_step_workers,
+            more=compacted,
             force=args.force,
         )
     if args.json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paceline.errors import OutputError
@@ -20,15 +20,20 @@ RESULT, WORKERS, IDEAL = "result.json", "by_worker.csv", "ideal.json.gz"
 REPORT = "report.html"
 
 
-def check_folder(folder: Path, *, force: bool = False) -> None:
+def check_folder(folder: Path, more: Iterable[str] = (), *, force: bool = False) -> None:
     """Make sure that :func:`write_folder` may write; call it before a long analysis.
+
+    Args:
+        folder: where to.
+        more: names of further files.
+        force: overwrite.
 
     Raises:
         OutputError: a file of that name or one of the results exists.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
-    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL, REPORT)], force=force)
+    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL, REPORT, *more)], force=force)
 
 
 def write_folder(
@@ -41,11 +46,12 @@ def write_folder(
     gpu_hour_cost: float | None = None,
     expectation: Expectation | None = None,
     per_step_workers: bool = False,
+    more: Mapping[str, Writer] | None = None,
     force: bool = False,
 ) -> tuple[str, ...]:
     """Write the result, the workers' table, the ideal timeline and, with advice, the report.
 
-    Returns notes for the user.
+    ``more`` are further files by name. Returns notes for the user.
 
     Raises:
         OutputError: a file exists and ``force`` is not given, or cannot be written.
@@ -80,6 +86,7 @@ def write_folder(
             perfetto=IDEAL if folder / IDEAL in writers else None,
             not_applicable=advice.not_applicable,
         )
+    writers |= {folder / name: writer for name, writer in (more or {}).items()}
     make_folder(folder)
     write_files(writers, force=force)
     return (*notes, f"wrote {', '.join(str(path) for path in writers)}")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.files import check_targets, write_files
+from paceline.files import Writer, check_targets, write_files
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
@@ -235,10 +235,15 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     Raises:
         OutputError: the file exists and ``force`` is not given, or it cannot be written.
     """
+    check_targets([path], force=force)
+    write_files({path: writer(trace)}, force=force)
+
+
+def writer(trace: Trace) -> Writer:
+    """What :func:`write` writes, to be written with other files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    check_targets([path], force=force)
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
     gmc[~compute] = -1
@@ -267,4 +272,4 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     def write_table(file: BinaryIO) -> None:
         pq.write_table(table, file, compression="lz4", use_dictionary=repeating)
 
-    write_files({path: write_table}, force=force)
+    return write_table
