@@ -1,0 +1,121 @@
+"""What each kind of channel sends, and what it says when it cannot."""
+
+import contextlib
+import smtplib
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import monitor_alerts
+from paceline.errors import MonitorError
+from paceline.monitor.alerts.channels import Alertmanager, Email, Slack, Webhook
+from paceline.monitor.alerts.notice import Notice
+
+hook = monitor_alerts.hook
+
+
+NOTICE = Notice(
+    7, "firing", "slow-job", "warning", "llm", "job-1", "S = 1.3 <b>&\nX", "worker", "dp 3",
+    "replace it", "http://here/jobs/job-1", 1000.0,
+)  # fmt: skip
+
+
+def smtp_server(lines):
+    """Takes one mail."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with contextlib.suppress(OSError), listening:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rwb", buffering=0) as file:
+                file.write(b"220 here\r\n")
+                take(file)
+
+    def take(file):
+        data = False
+        while line := file.readline():
+            lines.append(line.decode("latin-1").rstrip())
+            if data:
+                data = line != b".\r\n"
+                if not data:
+                    file.write(b"250 ok\r\n")
+            elif line.upper().startswith(b"DATA"):
+                data = True
+                file.write(b"354 go\r\n")
+            elif line.upper().startswith(b"QUIT"):
+                file.write(b"221 bye\r\n")
+                return
+            else:
+                file.write(b"250 ok\r\n")
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening.getsockname()[1]
+
+
+def test_every_channel_says_all_of_it(hook):
+    """Headline, cause, where, gain and link."""
+    wanted = ("S = 1.3", "worker", "dp 3", "replace it", "http://here/jobs/job-1")
+    for channel in (Webhook("w", hook.url), Slack("s", hook.url), Alertmanager("a", hook.url)):
+        channel.send([NOTICE], 1000.0)
+    hook.wait(3)
+    sent = [body.decode() for _, _, body, _ in hook.received]
+    lines = []
+    port = smtp_server(lines)
+    Email("m", "127.0.0.1", "a@b", ("c@d",), port, security="none").send([NOTICE], 1000.0)
+    sent.append("\n".join(lines))
+    assert [word for text in sent for word in wanted if word not in text] == []
+
+
+def test_slack(hook):
+    Slack("chat", hook.url).send([NOTICE] * 12, 1000.0)
+    (message,) = hook.wait(1)
+    assert message["text"].startswith(
+        "*[WARNING] 12 jobs: slow-job*\n<http://here/jobs/job-1|job-1>"
+    )
+    assert "S = 1.3 &lt;b&gt;&amp;" in message["text"]
+    assert "Best fix: replace it" in message["text"]
+    assert message["text"].endswith("and 2 more")
+
+
+def test_mail():
+    lines = []
+    port = smtp_server(lines)
+    mail = Email(
+        "mail", "127.0.0.1", "Paceline <me@x.org>", ("a@x.org", "b@x.org"), port, security="none"
+    )
+    mail.send([replace(NOTICE, job="job\r\nBcc: all@x.org")], 1000.0)
+    text = "\n".join(lines)
+    assert "rcpt TO:<a@x.org>" in text
+    assert "rcpt TO:<b@x.org>" in text
+    head = lines[: lines.index("", lines.index("data"))]
+    assert not any(line.startswith("Bcc") for line in head)
+    assert "Message-ID: <paceline-7-firing-1@x.org>" in text
+    assert "Where: dp 3" in text
+    with pytest.raises(MonitorError, match=r"127\.0\.0\.1:9"):
+        Email("mail", "127.0.0.1", "a@b", ("c@d",), 9, security="none").send([NOTICE], 1.0)
+    assert issubclass(smtplib.SMTPException, OSError)
+
+
+def test_mail_is_not_sent_in_the_clear_where_it_should_not_be():
+    for security in ("starttls", "tls"):
+        lines = []
+        port = smtp_server(lines)
+        mail = Email("m", "127.0.0.1", "a@b", ("c@d",), port, "me", "very-secret", security)
+        with pytest.raises(MonitorError) as error:
+            mail.send([NOTICE], 1000.0)
+        assert "very-secret" not in str(error.value)
+        assert not any("mail" in line.lower() or "auth" in line.lower() for line in lines[1:])
+
+
+def test_channels_say_why_without_their_secrets(monkeypatch):
+    monkeypatch.setattr("paceline.monitor.alerts.channels.TIMEOUT_S", 0.2)
+    hanging = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{hanging.getsockname()[1]}/services/T0/B0/secret"
+    for channel in (Slack("s", url), Webhook("w", url), Alertmanager("a", url)):
+        with pytest.raises(MonitorError, match=r"^127.0.0.1:\d+: no answer within 0.2 s$"):
+            channel.send([NOTICE], 1.0)
+    hanging.close()

@@ -1,0 +1,252 @@
+"""Messages reach their channels: grouped, in order, and again where they failed."""
+
+import hashlib
+import hmac
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import monitor_alerts
+from monitor_alerts import DAY, HOOK, HOUR, World, courier, hooked
+from monitor_stores import STORES
+from monitor_web import eventually
+from paceline.monitor.alerts import delivery
+from paceline.monitor.alerts.channels import Webhook
+from paceline.monitor.store import alerts as store
+from paceline.monitor.store import jobs
+from paceline.monitor.store.tables import deliveries
+
+hook = monitor_alerts.hook
+
+
+def test_a_webhook_is_told_of_the_beginning_and_the_end(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    world.session(1.3)
+    world.session(1.3)
+    world.session(1.0)
+    courier(world).round()
+    courier(world).round()
+    courier(world).round()
+    begin, end = hook.wait(2)
+    assert (begin["status"], end["status"]) == ("firing", "resolved")
+    (alert,) = begin["alerts"]
+    assert (alert["job"], alert["rule"], alert["cause"]) == ("job-1", "slow-job", "worker")
+    assert alert["url"] == "http://here/jobs/job-1?project=llm&session=2"
+    assert end["alerts"][0]["ended_at"] == world.now
+    path, headers, body, _ = hook.received[0]
+    assert path == "/hook/very-secret"
+    signature = hmac.new(b"abc", body, hashlib.sha256).hexdigest()
+    assert headers["X-Paceline-Signature"] == f"sha256={signature}"
+    assert headers["Idempotency-Key"] != hook.received[1][1]["Idempotency-Key"]
+    assert [row["state"] for row in world.rows(deliveries)] == ["delivered"] * 2
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_the_life_of_an_alert_in_each_store(tmp_path, hook, kind):
+    hook.statuses += [500]
+    with STORES[kind](tmp_path) as url:
+        world = World(tmp_path, HOOK.format(url=hook.url, wait=0), url)
+        quiet = store.add_silence(
+            world.engine, "llm", rule=None, job="x", until=2e6, comment="ä", now=world.now
+        )
+        world.session(1.3)
+        world.session(1.3)
+        world.session(1.4)
+        courier(world).round()
+        fires, sent = store.counts(world.engine)
+        assert (fires[0]["rule"], fires[0]["n"]) == ("slow-job", 1)
+        assert (sent[0]["state"], sent[0]["n"]) == ("waiting", 1)
+        world.now += HOUR
+        courier(world).round()
+        world.session(1.0)
+        courier(world).round()
+        assert [each["status"] for each in hook.wait(3)] == ["firing", "firing", "resolved"]
+        world.alerts._judge_recent(world.now)
+        assert store.recent_jobs(world.engine, 0.0) == [world.job.id]
+        assert [row["status"] for row in store.listed(world.engine, "llm")] == ["resolved"]
+        assert store.listed(world.engine, "llm", status="firing") == []
+        assert [row["id"] for row in store.list_silences(world.engine, "llm", 1e6)] == [quiet]
+        assert not store.end_silence(world.engine, quiet, "other", world.now)
+        assert store.end_silence(world.engine, quiet, "llm", world.now)
+        store.remove_older(world.engine, 1e12)
+        assert world.rows() == world.rows(deliveries) == []  # messages go with their alert
+        world.engine.dispose()
+
+
+def test_a_message_that_cannot_be_said_holds_up_no_other(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    world.set_job(labels={"team": "half a pair: \ud800"})
+    world.session(1.3)
+    world.session(1.3)
+    courier(world).round()
+    assert hook.wait(1)[0]["alerts"][0]["labels"]["team"] == "half a pair: ?"
+
+
+def test_a_channel_with_a_fault_is_tried_again(tmp_path, hook, monkeypatch):
+    world = hooked(tmp_path, hook)
+    world.session(1.3)
+    world.session(1.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhook, "send", lambda *_: 1 / 0)
+        courier(world).round()
+    (row,) = world.rows(deliveries)
+    assert (row["state"], row["attempts"]) == ("waiting", 1)
+    assert row["error"].startswith("ZeroDivisionError")
+    world.job = jobs.register(world.engine, "llm", "job-2", world.now)
+    world.session(1.3)
+    world.session(1.3)
+    world.now = min(r["next_at"] for r in world.rows(deliveries) if not r["attempts"])
+    courier(world).round()  # what is new does not wait for what failed
+    assert any(each["alerts"][0]["job"] == "job-2" for each in hook.wait(1))
+    world.now += HOUR
+    courier(world).round()
+    assert {row["state"] for row in world.rows(deliveries)} == {"delivered"}
+
+
+def test_a_failed_delivery_is_retried_later_and_later(tmp_path, hook, monkeypatch):
+    monkeypatch.setattr(delivery.random, "uniform", lambda *_: 1.0)
+    hook.statuses += [500, 500, 301]
+    world = hooked(tmp_path, hook)
+    world.session(1.3)
+    world.session(1.3)
+    began = world.now
+    for wait_s in (5, 10, 20):
+        courier(world).round()
+        (row,) = world.rows(deliveries)
+        assert row["next_at"] == world.now + wait_s
+        world.now += wait_s - 0.1
+        courier(world).round()  # not yet
+        world.now += 0.1
+    assert "answers 301" in row["error"]
+    assert "very-secret" not in row["error"]
+    courier(world).round()  # by a courier of a new service, as after a restart
+    assert len(hook.wait(4)) == 4
+    (row,) = world.rows(deliveries)
+    assert (row["state"], row["error"]) == ("delivered", None)
+    keys = {headers["Idempotency-Key"] for _, headers, _, _ in hook.received}
+    assert len(keys) == 1
+    assert world.now == began + 35
+
+
+def test_nobody_listens_and_at_last_it_is_given_up(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    hook.close()
+    world.session(1.3)
+    world.session(1.3)
+    courier(world).round()
+    (row,) = world.rows(deliveries)
+    assert (row["state"], row["attempts"]) == ("waiting", 1)
+    assert "127.0.0.1" in row["error"]
+    world.now += 8 * DAY
+    courier(world).round()
+    assert world.rows(deliveries)[0]["state"] == "given-up"
+
+
+def test_the_end_waits_for_the_beginning(tmp_path, hook):
+    hook.statuses += [500]
+    world = hooked(tmp_path, hook)
+    world.session(1.3)
+    world.session(1.3)
+    courier(world).round()
+    world.session(1.0)
+    world.now = world.rows(deliveries)[0]["next_at"] - 1
+    courier(world).round()
+    assert len(hook.received) == 1
+    world.now += HOUR
+    courier(world).round()
+    courier(world).round()
+    assert [each["status"] for each in hook.wait(3)] == ["firing", "firing", "resolved"]
+
+
+def test_alerts_of_a_rule_that_begin_together_are_one_message(tmp_path, hook):
+    world = hooked(tmp_path, hook, wait=10)
+    for name in ("a", "b", "c"):
+        world.job = jobs.register(world.engine, "llm", name, world.now, gpus=64)
+        world.happened("onset", 10)
+        world.now += 4
+    courier(world).round()  # the first has waited for 10 s, and takes the others with it
+    (message,) = hook.wait(1)
+    assert [alert["job"] for alert in message["alerts"]] == ["a", "b", "c"]
+    assert message["title"] == "[CRITICAL] 3 jobs: fail-slow"
+    courier(world).round()
+    assert len(hook.received) == 1
+
+
+def test_ends_that_come_together_are_one_message(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    for _ in range(2):
+        world.session(1.3)
+    courier(world).round()
+    world.alerts.settings = replace(world.alerts.settings, group_wait_s=10)
+    world.session(1.0)
+    (end,) = [row for row in world.rows(deliveries) if row["status"] == "resolved"]
+    assert end["next_at"] == world.now + 10
+
+
+def test_channels_take_what_is_meant_for_them(tmp_path, hook):
+    more = """
+  rest: {type: slack, url: 'http://x/y', rules: [fail-*], projects: llm, importance: critical}
+"""
+    world = World(tmp_path, HOOK.format(url=hook.url, wait=0).replace("group", more + "group"))
+    world.session(1.3)
+    world.session(1.3)
+    world.happened("onset", 10)
+    told = {(row["channel"], row["alert_id"]) for row in world.rows(deliveries)}
+    assert told == {("hook", 1), ("hook", 2), ("rest", 2)}
+    world.alerts.settings = replace(world.alerts.settings, routes=world.alerts.settings.routes[:1])
+    world.alerts._judge_recent(world.now)
+    gone = [row for row in world.rows(deliveries) if row["channel"] == "rest"]
+    assert [(row["state"], row["error"]) for row in gone] == [("given-up", "no such channel")]
+
+
+def test_alertmanager_is_told_again_and_again(tmp_path, hook):
+    text = f"channels:\n  am: {{type: alertmanager, url: '{hook.url}/'}}\ngroup_wait_s: 0\n"
+    world = World(tmp_path, text)
+    world.set_job(labels={"team-name": "vision", "9": "x"})
+    world.session(1.3)
+    world.session(1.3)
+    courier(world).round()
+    courier(world).round()
+    world.now += 61
+    courier(world).round()
+    world.session(1.0)
+    courier(world).round()
+    world.now += 61
+    courier(world).round()
+    first, again, end = hook.wait(3)
+    assert len(hook.received) == 3
+    assert hook.received[0][0] == "/hook/very-secret/api/v2/alerts"
+    assert first[0]["labels"] == again[0]["labels"] == end[0]["labels"]
+    assert first[0]["labels"] == {
+        "alertname": "slow-job",
+        "job": "job-1",
+        "project": "llm",
+        "severity": "warning",
+        "team_name": "vision",
+        "_9": "x",
+    }
+    assert first[0]["startsAt"] == end[0]["startsAt"]
+    assert first[0]["startsAt"] < first[0]["endsAt"] < again[0]["endsAt"]
+    assert end[0]["endsAt"] == "1970-01-12T16:47:41Z"  # when it ended
+    assert first[0]["annotations"]["cause"] == "worker"
+    assert first[0]["generatorURL"] == "http://here/jobs/job-1?project=llm&session=2"
+
+
+def test_a_running_service_delivers_by_itself(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    world.clock = time.time
+    world.now = time.time()
+    world.session(1.3)
+    world.alerts.start()
+    try:
+        world.session(1.3)
+        assert hook.wait(1)[0]["status"] == "firing"
+        world.session(1.0)
+        assert hook.wait(2)[1]["status"] == "resolved"
+    finally:
+        world.alerts.stop()
+    eventually(lambda: not any(t.name == "alerts-hook" for t in threading.enumerate()))

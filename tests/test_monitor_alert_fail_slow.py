@@ -1,0 +1,135 @@
+"""The alert of a fail-slow: its onset, its relief, and what goes on between them."""
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import monitor_alerts
+from monitor_alerts import HOUR, World
+from paceline.monitor.alerts.engine import Alerts, going_on
+from paceline.monitor.store import jobs
+
+world = monitor_alerts.world
+
+
+def test_a_fail_slow_and_its_relief(world):
+    world.happened("onset", 100, ranks=(0, 1, 2, 3))
+    assert world.firing() == ["fail-slow"]
+    world.set_job(slow_since_step=100)
+    world.now += 60
+    world.alerts.tick(world.now)
+    world.happened("relief", 200, ranks=(0,))
+    assert world.firing() == ["fail-slow"]  # three ranks are slow
+    world.happened("relief", 201, ranks=(1, 2, 3))
+    world.pass_time(59)
+    assert world.firing() == ["fail-slow"]  # it may come back
+    world.pass_time(2)
+    assert world.firing() == ["fail-slow"]  # the job's row says that ranks are slow
+    world.set_job(slow_since_step=None)
+    world.pass_time(1)
+    assert world.firing() == []
+
+
+def test_a_fail_slow_that_comes_and_goes_is_one_alert(world):
+    for step in range(100, 200, 20):
+        world.happened("onset", step)
+        world.set_job(slow_since_step=step)
+        world.pass_time(10)
+        world.happened("relief", step + 10)
+        world.set_job(slow_since_step=None)
+        world.pass_time(10)
+    assert len(world.rows()) == 1
+    world.pass_time(60)
+    assert world.firing() == []
+    assert [data["status"] for _, _, data in world.told] == ["firing", "resolved"]
+
+
+def test_a_job_that_ends_is_not_held(world):
+    world.happened("onset", 100)
+    world.happened("relief", 110)
+    world.set_job(status="ended")
+    world.pass_time(1)
+    assert world.firing() == []
+
+
+def test_how_long_a_relief_has_to_last_is_a_setting(tmp_path):
+    world = World(tmp_path, "rules: {fail-slow: {hold_s: 0}}")
+    world.happened("onset", 100)
+    world.happened("relief", 110)
+    assert world.firing() == []
+
+
+def test_the_relief_of_ranks_that_join_later_is_seen_by_the_clock(world):
+    world.happened("onset", 100, ranks=(0, 1))
+    world.set_job(slow_since_step=100)
+    world.happened("relief", 200, ranks=(0,))
+    world.alerts.tick(world.now)
+    assert world.firing() == ["fail-slow"]
+    world.set_job(slow_since_step=None)
+    world.pass_time(61)
+    assert world.firing() == []
+
+
+def test_a_job_that_begins_anew_is_not_slow_for_ever(world):
+    world.happened("onset", 100)
+    world.now += 10
+    world.alerts.tick(world.now)
+    assert world.firing() == ["fail-slow"]  # the job's row may not have followed yet
+    world.now += 60
+    world.alerts.tick(world.now)
+    assert world.firing() == []
+
+
+def test_what_goes_on():
+    job = {"status": "running", "slow_since_step": 5}
+    about = {"ranks": [1, 2], "factor": 1.5, "text": "slow"}
+    onset, relief = ({"kind": kind, **about} for kind in ("onset", "relief"))
+    other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow"}
+    half = {"kind": "relief", "ranks": [1]}
+    assert going_on(job, [], settled=True) is None
+    assert going_on(job, [onset], settled=True) == onset
+    assert going_on(job, [relief, onset], settled=False) is None
+    assert going_on(job, [half, onset, relief], settled=True) == {**onset, "ranks": [2]}
+    assert going_on(job, [relief, onset], settled=True) == onset  # the row says so
+    both = going_on(job, [other, onset], settled=True)
+    assert (both["ranks"], both["factor"], both["text"]) == ([1, 2, 5], 1.5, "slow; 5 is slow")
+    healed = {"kind": "relief", "ranks": [5]}
+    assert going_on(job, [healed, other, onset], settled=True) == onset
+    assert going_on({**job, "slow_since_step": None}, [onset], settled=False) == onset
+    assert going_on({**job, "status": "ended"}, [onset], settled=False) is None
+
+
+def test_a_fail_slow_goes_on_while_another_rank_heals(world):
+    world.happened("onset", 150, ranks=(3,))
+    world.set_job(slow_since_step=150)
+    world.pass_time(100)
+    world.happened("onset", 250, ranks=(5,))
+    assert world.rows()[0]["place"] == "ranks 3, 5"
+    world.pass_time(100)
+    world.happened("relief", 320, ranks=(5,))
+    world.pass_time(100)
+    (row,) = world.rows()
+    assert (row["status"], row["place"]) == ("firing", "rank 3")
+
+
+def test_an_old_onset_without_relief_does_not_page_again(world):
+    world.happened("onset", 100)
+    world.pass_time(2 * HOUR)
+    assert world.firing() == []  # the row never said so
+    world.session(1.0)
+    Alerts(world)._judge_recent(world.now)
+    assert len(world.rows()) == 1
+
+
+def test_a_fail_slow_has_a_gain_and_the_hosts_of_its_ranks(world):
+    world.session(1.0, meta={"hosts": {"3": ["node-0", "3"], "4": ["node-1", "0"]}})
+    world.happened("onset", 100, ranks=(3, 4))
+    (row,) = world.rows()
+    assert row["place"] == "ranks 3, 4; host node-0, node-1"
+    assert row["gain"] == "replace or repair what is slow (gain 33.3%)"
+
+
+def test_the_end_of_a_job_ends_its_fail_slow(world):
+    world.set_job(slow_since_step=100)
+    jobs.end(world.engine, world.job.id, world.now)
+    assert jobs.by_id(world.engine, world.job.id)["slow_since_step"] is None

@@ -1,0 +1,82 @@
+"""Rules, judged on facts that are written down by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from monitor_alerts import DAY
+from paceline.errors import MonitorError
+from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
+
+RULES = {rule.name: rule for rule in DEFAULTS}
+
+
+def facts(sessions=(), onset=None, now=1000.0, **job):
+    usual = {"gpus": 64, "status": "running", "seen_at": now, "last_step": 7, "slow_since_step": 1}
+    return Facts({**usual, **job}, list(sessions), onset, now)
+
+
+def session(slowdown=1.0, step_s=1.0, at=0.0):
+    about = {"id": 1, "headline": "", "cause": None}
+    return {"slowdown": slowdown, "step_s": step_s, "created_at": at, **about}
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "fires"),
+    [
+        ((1.2,), 0),
+        ((1.2, 1.2), 1),
+        ((1.1, 1.1), 1),
+        ((1.09, 1.3), 0),
+        ((1.3, 1.09, 1.3), 0),
+        ((), 0),
+    ],
+)
+def test_slow_in_two_sessions_in_a_row(slowdowns, fires):
+    latest_first = [session(s) for s in slowdowns]
+    assert bool(judge(RULES["slow-job"], facts(latest_first))) == fires
+
+
+def test_gpu_hours_at_stake():
+    assert gpu_hours_at_stake(64, 1.5, 24) == pytest.approx(64 * 24 / 3)
+    assert gpu_hours_at_stake(64, 0.5, 24) == 0
+    assert gpu_hours_at_stake(None, 1.5, 24) is None
+    onset = {"factor": 1.5, "text": "slower", "ranks": [3, 4]}
+    rule = RULES["fail-slow"]
+    alarm = judge(rule, facts(onset=onset))
+    assert "512 GPU-hours are at stake in the next 24 hours" in alarm.headline
+    assert alarm.place == "ranks 3, 4"
+    assert judge(rule, facts(onset=onset, gpus=1)) is None  # 8 of them
+    assert "is unknown" in judge(rule, facts(onset=onset, gpus=None)).headline
+    assert judge(rule, facts()) is None
+
+
+def test_silence_of_a_job_begins_and_is_forgotten():
+    rule = RULES["job-silent"]
+    assert judge(rule, facts(seen_at=101)) is None
+    assert judge(rule, facts(seen_at=100)).headline.startswith("No step for 15 minutes")
+    minute = replace(rule, after_s=60.0)
+    assert judge(minute, facts(seen_at=100)).headline.startswith("No step for 1 minute;")
+    assert judge(rule, facts(seen_at=100, status="ended")) is None
+    assert judge(rule, facts(seen_at=100, last_step=None)) is None
+    assert judge(rule, facts(seen_at=0, now=DAY)) is None
+
+
+def test_regression_against_the_last_week():
+    rule = RULES["regression"]
+    week = [session(step_s=s, at=10 * DAY - i * DAY) for i, s in enumerate((1.2, 1.0, 1.1, 1.0))]
+    assert "1.20 times the median of the last 7 days (1 s)" in judge(rule, facts(week)).headline
+    assert judge(rule, facts([session(step_s=1.09, at=10 * DAY), *week[1:]])) is None
+    assert judge(rule, facts(week[:3])) is None  # too few before
+    healthy = {**week[0], "cause": "healthy"}
+    assert judge(rule, facts([healthy, *week[1:]])).cause is None
+    old = [week[0], *(session(step_s=1.0, at=2.9 * DAY) for _ in range(9))]
+    assert judge(rule, facts(old)) is None
+    assert judge(rule, facts([session(step_s=None)])) is None
+
+
+def test_rules_check_themselves():
+    with pytest.raises(MonitorError, match="after_s must be above 0"):
+        Rule("x", "silent", after_s=0)

@@ -1,0 +1,78 @@
+"""The file of alerts: what it sets, and what is wrong in it."""
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from paceline.errors import MonitorError
+from paceline.monitor.alerts.settings import load_settings
+
+
+def test_settings_from_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "alerts.yaml"
+    path.write_text(
+        """
+rules:
+  slow-job: {at_least: 1.2, sessions: 3}
+channels:
+  chat: {type: slack, url: "${CHAT_URL}"}
+  mail: {type: email, host: smtp, from: a@b, to: [c@d], user: u, password: "${MAIL_PW}"}
+"""
+    )
+    monkeypatch.setenv("CHAT_URL", "https://hooks.example/x")
+    with pytest.raises(
+        MonitorError, match=r"alerts.yaml, line 6: .*password: the environment has no"
+    ):
+        load_settings(str(path), 900)
+    monkeypatch.setenv("MAIL_PW", "hush")
+    settings = load_settings(str(path), 600)
+    chat, mail = (route.channel for route in settings.routes)
+    assert (chat.url, mail.password, mail.port) == ("https://hooks.example/x", "hush", 587)
+    rules = {rule.name: rule for rule in settings.rules}
+    assert (rules["slow-job"].at_least, rules["slow-job"].sessions) == (1.2, 3)
+    assert rules["job-silent"].after_s == 600
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules: {x: {at_least: 2}}", "line 1: rules.x: is no default rule and needs a kind"),
+        ("rules: {slow-job: {kind: fast}}", "kind must be one of"),
+        ("rules: {slow-job: {at_least: 1}}", "rules.slow-job: at_least must be above 1"),
+        ("rules: {slow-job: {at_leest: 2}}", "did you mean at_least?"),
+        ("rules: {slow-job: {sessions: 0}}", "must be a whole number >= 1"),
+        ("rules: {slow-job: {gpu_hours: .nan}}", "must be a number, not nan"),
+        ("rules: {slow-job: {sessions: 500}}", "sessions must be 200 at most"),
+        ("rules: {slow-job: {importance: huge}}", "importance must be one of"),
+        ("rules: {slow-job: 3}", "or false to remove the rule"),
+        ("rools: {}", "did you mean rules?"),
+        ("channels: {a: {type: pager}}", "type: must be one of webhook, slack"),
+        ("channels: {a: {type: slack}}", "url is missing"),
+        (
+            "channels: {a: {type: slack, url: 'http://x', rules: [fail-slw]}}",
+            "rules: no rule is like fail-slw; known are slow-job, fail-slow",
+        ),
+        (
+            "channels: {a: {type: email, host: x, from: a@b, to: c@d, port: 99999}}",
+            "port: must be from 1 to 65535",
+        ),
+        ("channels: {a: {type: slack, url: 'file:///etc/passwd'}}", "must begin with http"),
+        (
+            "channels: {a: {type: webhook, url: 'http://x', headers: {A: \"b\\nC: d\"}}}",
+            "line break",
+        ),
+        ("channels: {a: {type: email, host: x, from: a@b}}", "to: must be an address"),
+        (
+            "channels: {a: {type: email, host: x, from: a, to: b, security: ssl}}",
+            "must be starttls",
+        ),
+        ("channels: {a: {type: slack, url: 'http://x', importance: 1}}", "must be a text"),
+        ("group_wait_s: fast", "number of seconds"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_with_its_line(tmp_path, text, words):
+    path = tmp_path / "alerts.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(MonitorError, match="line 1: ") as error:
+        load_settings(str(path), 900)
+    assert words in str(error.value)
