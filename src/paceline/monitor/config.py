@@ -38,6 +38,7 @@ class Config:
         max_body_mib: size of any other request.
         requests_per_minute: of one token (uploads of chunks and steps do not count).
         step_samples_per_minute: of one token.
+        connections_per_address: open at a time; those of this machine and of proxies do not count.
         keep_days: sessions, events and step times older than this are removed; 0 = never.
         keep_gib: blobs beyond this are removed, oldest first; 0 = no limit.
         silent_after_s: a running job without a step for so long is silent.
@@ -61,6 +62,7 @@ class Config:
     max_body_mib: int = 64
     requests_per_minute: int = 600
     step_samples_per_minute: int = 12_000_000
+    connections_per_address: int = 256
     keep_days: float = 90.0
     keep_gib: float = 0.0
     silent_after_s: float = 900.0
@@ -69,7 +71,12 @@ class Config:
 
     def __post_init__(self) -> None:
         self.address()
-        for name in ("analysis_processes", "max_upload_mib", "max_body_mib"):
+        for name in (
+            "analysis_processes",
+            "max_upload_mib",
+            "max_body_mib",
+            "connections_per_address",
+        ):
             _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
         for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
             good = 0 < getattr(self, name) < math.inf

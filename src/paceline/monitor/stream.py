@@ -28,6 +28,8 @@ Array = npt.NDArray[np.float64]
 PATIENCE_S = 30.0
 #: Before any step is closed, ranks have so long to show up, unless a batch says how many there are.
 GATHER_S = 3.0
+#: So many steps are added at a time: a batch of very many pauses in between.
+PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
 MOST_WAITING = 20_000_000
 
@@ -51,11 +53,13 @@ class Anew:
         event: their relief: who was slow is not known to be any more.
         text: that, in words.
         at: when, seconds since 1970.
+        start: the one that this ends.
     """
 
     event: JobEvent
     text: str
     at: float
+    start: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +108,11 @@ class Stream:
         """About how much memory it takes."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
-    def take(self, batch: Batch) -> Iterator[Closed | Anew]:
-        """Add the samples; yields the steps that this closes, in order, and that it began anew."""
+    def take(self, batch: Batch) -> Iterator[Closed | Anew | None]:
+        """Add the samples; yields the steps that this closes, in order, and that it began anew.
+
+        None is a pause. Nothing else may be asked to change the stream before the end.
+        """
         self.seen_at = max(self.seen_at, batch.at)
         session, slash, _ = batch.source.partition("/")
         session = session if slash else ""
@@ -125,7 +132,7 @@ class Stream:
         for each in batches or [batch]:
             yield from self._take(each)
 
-    def _take(self, batch: Batch) -> Iterator[Closed]:
+    def _take(self, batch: Batch) -> Iterator[Closed | None]:
         good = batch.steps > self.last_step
         if not good.any():
             return
@@ -138,8 +145,10 @@ class Stream:
         order = np.argsort(steps, kind="stable")
         steps, column, durations = steps[order], column[order], durations[order]
         first = np.flatnonzero(np.append(True, np.diff(steps) != 0))
-        for begin, end in zip(first, [*first[1:], len(steps)], strict=True):
+        for n, (begin, end) in enumerate(zip(first, [*first[1:], len(steps)], strict=True), 1):
             self._add(int(steps[begin]), column[begin:end], durations[begin:end], batch.at)
+            if n % PAUSE_STEPS == 0:
+                yield None
         yield from self.close_due(batch.at)
 
     @property
@@ -154,14 +163,14 @@ class Stream:
 
     def close_due(self, now: float) -> Iterator[Closed]:
         """Close the steps that are complete or have been waited for long enough, in order."""
-        while self._waiting:
-            step = self._order[0]
-            if not self._is_due(self._waiting[step], now):
-                return
-            yield self._close(step)
+        while self.is_due(now):
+            yield self._close(self._order[0])
 
-    def _is_due(self, waiting: _Waiting, now: float) -> bool:
-        n = len(self.ranks)
+    def is_due(self, now: float) -> bool:
+        """Whether the first step that is not closed is complete, or waited for long enough."""
+        if not self._waiting:
+            return False
+        waiting, n = self._waiting[self._order[0]], len(self.ranks)
         late = now - waiting.since >= PATIENCE_S
         if late or len(self._waiting) * n > MOST_WAITING:
             return True
@@ -217,7 +226,7 @@ class Stream:
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
         text = f"step {step:,}: {name_ranks(ranks)}: slow until the job began anew"
-        return Anew(event, text, at)
+        return Anew(event, text, at, self.start)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
         """Make room for ranks not seen before."""

@@ -38,7 +38,11 @@ def open_database(url: str) -> Engine:
         engine = create_engine(parsed, pool_pre_ping=True)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _careful)
-        upgrade(engine)
+        try:
+            upgrade(engine)
+        except BaseException:
+            engine.dispose()
+            raise
     except (SQLAlchemyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         shown = parsed.set(query={}).render_as_string(hide_password=True)
@@ -72,7 +76,8 @@ def upgrade(engine: Engine) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    scripts = ScriptDirectory.from_config(config)
+    known = {script.revision for script in scripts.walk_revisions()}
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":  # one process at a time
             connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))
@@ -82,5 +87,9 @@ def upgrade(engine: Engine) -> None:
                 "the store was made by a later version of Paceline; install that one, or restore a "
                 "backup"
             )
+        if set(found) == set(scripts.get_heads()):
+            return
+        if engine.dialect.name == "sqlite":  # all or nothing: its driver begins none for tables
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -12,20 +12,32 @@ from paceline.monitor.store.tables import events, jobs
 
 Row = dict[str, Any]
 
+#: Detectors that read on after a restart see an event again, at a time that may differ so much.
+_SAME_S = 60.0
+
 
 def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
-    """(id, whether it is new) of an event; one of the same job, kind and step is that event."""
-    same = (
+    """(id, whether it is new) of an event: of the same job, kind, start and step there is one."""
+    place = (
         (events.c.job_id == row["job_id"])
         & (events.c.kind == row["kind"])
         & (events.c.step == row["step"])
     )
+    same = place & (events.c.start == row["start"])
+    near = events.c.at.between(row["at"] - _SAME_S, row["at"] + _SAME_S)
     with engine.begin() as connection:
-        new = connection.execute(insert_new(engine, events).values(**row)).rowcount > 0
-        if not new:  # more ranks may have joined since
-            values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
-            connection.execute(update(events).where(same).values(**values))
-        return int(connection.execute(select(events.c.id).where(same)).scalar_one()), new
+        # One that an older version stored without its start, now seen again.
+        unknown = update(events).where(place & events.c.start.is_(None) & near)
+        connection.execute(unknown.values(start=row["start"]))
+        # Not by its rowcount: PostgreSQL's driver has none here.
+        statement = insert_new(engine, events).values(**row).returning(events.c.id)
+        number = connection.execute(statement).scalar_one_or_none()
+        if number is not None:
+            return int(number), True
+        # More ranks may have joined since.
+        values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
+        joined = update(events).where(same).values(**values).returning(events.c.id)
+        return int(connection.execute(joined).scalar_one()), False
 
 
 def listed(

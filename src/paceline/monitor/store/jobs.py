@@ -130,7 +130,7 @@ def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
 
 
 def summarise(connection: Any, job_id: int) -> None:
-    """Bring the job's row up to date with its analysed sessions."""
+    """Bring the job's row up to date with its analysed sessions; without any it has no slowdown."""
     done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
     latest = list(
         connection.execute(
@@ -146,10 +146,10 @@ def summarise(connection: Any, job_id: int) -> None:
             func.coalesce(func.sum(sessions.c.gpu_hours_lost).filter(done), 0.0),
         ).where(sessions.c.job_id == job_id)
     ).one()
+    newest = latest[0] if latest else {}
     values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": lost}
-    if latest:
-        values |= {name: latest[0][name] for name in ("slowdown", "waste", "cause", "headline")}
-        values["trend"] = [row["slowdown"] for row in reversed(latest)]
+    values |= {name: newest.get(name) for name in ("slowdown", "waste", "cause", "headline")}
+    values["trend"] = [row["slowdown"] for row in reversed(latest)]
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 

@@ -133,13 +133,14 @@ events = Table(
     Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("at", Float, nullable=False),
     Column("kind", Text, nullable=False),
+    Column("start", Integer),  # how many times the job had begun again; None: an older version's
     Column("step", BigInteger, nullable=False),
     Column("since_step", BigInteger, nullable=False),
     Column("factor", Float),
     Column("lost_s", Float),
     Column("ranks", JSON, nullable=False, default=list),
     Column("text", Text, nullable=False),
-    UniqueConstraint("job_id", "kind", "step"),
+    UniqueConstraint("job_id", "kind", "start", "step"),
     Index(None, "job_id", "at"),
 )
 

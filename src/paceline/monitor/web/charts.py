@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from markupsafe import Markup
@@ -21,6 +23,8 @@ _SPARK_TOP = 1.1
 MAX_POINTS = 600
 #: The same for a distribution: its curve is smooth, and each point has words.
 MAX_CDF_POINTS = 200
+#: Rows of the table under the step times.
+MAX_PARTS = 20
 #: Up to so many points are drawn large.
 _FEW_DOTS = 60
 #: Classes of curves, in their order.
@@ -151,7 +155,31 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
         "xRange": [steps[0], max(steps[-1], steps[0] + 1)],
         "series": curves,
         "stops": sorted(stops, key=lambda stop: stop["x"]),
+        "table": _parts_table(series),
     }
+
+
+def _parts_table(series: Series) -> Spec:
+    """Step times of the slowest rank in words: a row for each of some parts of the steps."""
+    n = len(series.step)
+    edges = [round(k * n / min(n, MAX_PARTS)) for k in range(min(n, MAX_PARTS) + 1)]
+    rows = []
+    for begin, end in pairwise(edges):
+        times_s = series.max_s[begin:end].tolist()
+        worst = max(range(len(times_s)), key=times_s.__getitem__)
+        known = [value for value in series.healthy_s[begin:end].tolist() if math.isfinite(value)]
+        at = begin + worst
+        rows.append(
+            [
+                f"{series.step[begin]:,}",
+                seconds(median(times_s)),
+                seconds(times_s[worst]),
+                f"step {series.step[at]:,}, rank {series.slowest[at]}",
+                seconds(known[-1]) if known else "–",
+            ]
+        )
+    head = ["from step", "median", "longest", "which", "healthy"]
+    return {"title": "Table: step times as drawn", "head": head, "rows": rows}
 
 
 def _digits(value: float) -> float:
@@ -265,7 +293,30 @@ def scatter_chart(
             {"x": x, "y": y, "lines": [name, f"S {y:.3f}", f"{x_label}: {true:,.0f}"]}
             for x, y, true, name in placed
         ],
+        "table": _sizes_table([(true, y, name) for _, y, true, name in placed], x_label),
     }
+
+
+def _sizes_table(points: Sequence[tuple[float, float, str]], x_label: str) -> Spec:
+    """Points (x, y, name) by ascending x in words: a row for each power of two."""
+    powers: dict[int, list[tuple[float, float, str]]] = {}
+    for point in points:
+        powers.setdefault(math.floor(math.log2(point[0])), []).append(point)
+    rows = []
+    for part in powers.values():
+        least, most = part[0][0], part[-1][0]
+        worst = max(part, key=lambda point: point[1])
+        rows.append(
+            [
+                f"{least:,.0f}" if least == most else f"{least:,.0f}–{most:,.0f}",
+                f"{len(part):,}",
+                f"{median(point[1] for point in part):.3f}",
+                f"{worst[1]:.3f}",
+                worst[2],
+            ]
+        )
+    head = [x_label, "jobs", "median S", "largest S", "slowest job"]
+    return {"title": f"Table: S by {x_label}", "head": head, "rows": rows}
 
 
 def _date(at: float) -> str:

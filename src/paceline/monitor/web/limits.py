@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Container
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -13,6 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.monitor.config import MIB
+from paceline.monitor.log import log
 from paceline.monitor.web.answers import error_response
 
 #: A body may pause for so long, and has so long plus a second for every so many bytes in all.
@@ -23,6 +27,8 @@ MOST_HELD_BYTES = 256 * MIB
 _MOST_KEYS = 10_000
 #: Streams of news that one token (or address, without one) may have open.
 MOST_STREAMS = 50
+#: Lines of the log per minute about one address that opens too many connections.
+_TOLD_PER_MINUTE = 1
 #: Wrong tokens of one address per minute before they are answered 429.
 WRONG_TOKENS_PER_MINUTE = 30
 
@@ -48,6 +54,45 @@ class Rates:
         if len(self._left) > _MOST_KEYS:
             self._left.popitem(last=False)
         return 0.0 if granted else (wanted - left) * 60 / self._per_minute
+
+
+class Connections:
+    """Counts what each address has open; only the event loop's thread uses it.
+
+    Args:
+        most: that one may have.
+        proxies: addresses behind which there are many; they, and this machine's own, are free.
+    """
+
+    def __init__(self, most: int, proxies: Container[str]) -> None:
+        self._most, self._proxies = most, proxies
+        self._open: Counter[str] = Counter()
+        self._told = Rates(_TOLD_PER_MINUTE)
+
+    def enter(self, address: str) -> bool:
+        """Count one more; False if that is too many, and it is not counted."""
+        if self._open[address] >= self._most and not self._is_free(address):
+            if not self._told.take(address):
+                log(logging.WARNING, "too many connections", client=address, open=self._most)
+            return False
+        self._open[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """One that was counted is over."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def _is_free(self, address: str) -> bool:
+        return address in self._proxies or _is_local(address)
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a socket that has no such address
+        return True
 
 
 def take_samples(request: HTTPConnection, n_samples: int) -> None:

@@ -135,6 +135,7 @@ class Pages:
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
+            keep_days=self.service.config.keep_days,
         )
 
     def _made_of(self, session: Mapping[str, Any]) -> job_page.Made | None:

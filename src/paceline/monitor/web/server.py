@@ -12,11 +12,13 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import MonitorError
 from paceline.monitor.config import Config
 from paceline.monitor.log import log
+from paceline.monitor.web.limits import Connections
 
 #: The headers of a request have to arrive within so long.
 HEADERS_S = 10.0
@@ -31,26 +33,40 @@ STOP_S = 10
 class Impatient(H11Protocol):
     """Ends connections whose request does not arrive (slow loris), or whose client does not read.
 
-    uvicorn waits for ever.
+    uvicorn waits for ever. It also ends those that are too many of one address.
+
+    Attributes:
+        open: counts the connections of each address; those of one server share it.
     """
 
+    open: Connections
+    _counted: str | None = None  # the address under which it is
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     # uvicorn narrows the transport that asyncio declares, and so do we.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock."""
+        """Count it and start the clock, or end it."""
         super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if not self.open.enter(address):
+            transport.abort()
+            return
+        self._counted = address
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Stop the clock once the headers are there; start it for a next request."""
+        if self._counted is None:  # ended already: TLS may have read on
+            return
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clocks."""
+        """Forget the clocks and the connection."""
         self._stop_watch()
+        if self._counted is not None:
+            self.open.leave(self._counted)
         if self._unread is not None:
             self._unread.cancel()
         super().connection_lost(exc)
@@ -155,24 +171,28 @@ def server_of(
     if config.tls_cert:
         _check_certificate(config)
         options = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key}
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=Impatient,
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=STOP_S,
-            **options,
-        ),
-        ready,
-        stopping,
+
+    class Limited(Impatient):
+        """Of this server."""
+
+    settings = uvicorn.Config(
+        app,
+        http=Limited,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=STOP_S,
+        **options,
     )
+    # Who may say for whom it asks: 127.0.0.1, or FORWARDED_ALLOW_IPS.
+    proxies: Any = ProxyHeadersMiddleware(app, settings.forwarded_allow_ips).trusted_hosts  # type: ignore[arg-type]
+    Limited.open = Connections(config.connections_per_address, proxies)
+    return _Server(settings, ready, stopping)
 
 
 def _check_certificate(config: Config) -> None:

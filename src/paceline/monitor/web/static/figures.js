@@ -5,12 +5,19 @@ const PacelineFigures = {};
 (() => {
   const { el, seconds, ratio } = Paceline;
 
+  /** A table under a figure; its name lets live.js find it again, to open it as it was. */
+  const addTable = (box, title, head, rows) => {
+    const table = Paceline.tableOf(title, head, rows);
+    table.id = `${box.id}-table`;
+    box.append(table);
+  };
+
   /** A chart as monitor/web/charts.py describes it. */
   const chart = (box, spec) => {
     const series = (spec.series ?? []).map((one) => ({ ...one, breaks: new Set(one.breaks ?? []) }));
     const xName = spec.x_names && ((i) => spec.x_names[i]);
     Paceline.chart(box, { ...spec, series, stops: spec.stops ?? [], ...(xName ? { xName } : {}) });
-    if (spec.table) box.append(Paceline.tableOf(spec.table.title, spec.table.head, () => spec.table.rows));
+    if (spec.table) addTable(box, spec.table.title, spec.table.head, () => spec.table.rows);
   };
 
   const top = (values) => values.reduce((a, b) => (b > a ? b : a), 1);
@@ -37,7 +44,16 @@ const PacelineFigures = {};
     Paceline.heatmap(box, { ...options, describe: describer(data, () => []) });
     const title = values.length > 100 ? "Table: the 100 slowest workers" : "Table of the workers";
     const head = ["dp", "stage", "S", ...(data.hosts ? ["host"] : [])];
-    box.append(Paceline.tableOf(title, head, ranking(data, values)));
+    addTable(box, title, head, ranking(data, values));
+  };
+
+  /** A step's number and S, and its slowest worker. */
+  const slowestOf = (data, k, values) => {
+    const step = data.workers_by_step.index[k];
+    const worst = values.reduce((best, value, i) => (values[best] >= value ? best : i), 0);
+    const place = [worst % data.n_dp, Math.floor(worst / data.n_dp)].map(String);
+    const told = [String(data.steps[step]), ratio(data.by_step[step]), ...place, ratio(values[worst])];
+    return data.hosts ? [...told, data.hosts[worst]] : told;
   };
 
   const workersByStep = (box, data) => {
@@ -66,6 +82,11 @@ const PacelineFigures = {};
       update(valuesOf(at));
     });
     tell();
+    const slowest = [...shown.keys()].sort((a, b) => data.by_step[shown[b]] - data.by_step[shown[a]]);
+    const title = `Table: the slowest worker of each step${shown.length > 100 ? ", the 100 slowest steps" : ""}`;
+    const head = ["step", "S", "dp", "stage", "S of this worker", ...(data.hosts ? ["host"] : [])];
+    const rows = () => slowest.slice(0, 100).map((k) => slowestOf(data, k, valuesOf(k)));
+    addTable(box, title, head, rows);
   };
 
   const drawers = { chart, workers, "workers-by-step": workersByStep };

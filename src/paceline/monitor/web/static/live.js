@@ -33,8 +33,8 @@
     const open = [...old.querySelectorAll("details[open][id]")].map((details) => details.id);
     old.replaceWith(fresh);
     Paceline.hideTip();
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
     PacelineFigures.draw(fresh);
+    for (const id of open) document.getElementById(id)?.setAttribute("open", ""); // tables of figures, too
     focusAgain(fresh);
   };
 

@@ -1,0 +1,115 @@
+"""A job whose step times come in: its stream of steps, and what is to be told of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.detect.event import Event
+from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
+from paceline.monitor.step_series import sync_rows
+from paceline.monitor.store.jobs import JobKey
+from paceline.monitor.stream import Anew, Closed, Stream
+
+#: Steps whose median is a job's step time.
+LATEST = 15
+
+
+@dataclass(eq=False)
+class LiveJob:
+    """A job's stream and what is to be told of it."""
+
+    job: JobKey
+    stream: Stream
+    used_at: float
+    unsaved: int = 0
+    start: int = 0  # of the job
+    under_way: bool = False  # a batch is taken in part: not to be saved, nor let go
+    changed: bool = False
+    latest_s: list[float] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)  # rows that are not stored yet
+    groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
+
+    @property
+    def may_be_saved(self) -> bool:
+        """Whether no event waits, nor one that more ranks may join: a restart finds those anew."""
+        last = self.stream.last_step - MERGE_STEPS
+        waits = self.under_way or self.events or not self.stream.may_be_saved
+        return not waits and all(group[0].step < last for group in self.groups.values())
+
+    def save(self, folder: Path) -> None:
+        """Go on from here after a restart."""
+        sync_rows(folder)
+        self.stream.save(folder)
+        self.unsaved = 0
+
+    def take(self, step: Closed, known: Any) -> list[Any]:
+        """Note a step's events; returns its row, unless the series up to ``known`` has it."""
+        row, rows = step.row, list[Any]()
+        if self.start != int(row["start"]):
+            self.start = int(row["start"])
+            self.groups.clear()
+        place = int(row["start"]), int(row["step"])
+        if known is None or place > (int(known["start"]), int(known["step"])):
+            rows.append(row)
+            if row["samples"]:
+                self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
+        self.changed = True
+        self.events += [
+            self._event_row(event, float(row["at"]), self.start, event.explain())
+            for event in self._merged(step.events)
+        ]
+        return rows
+
+    def begin_anew(self, anew: Anew) -> None:
+        """Note what it ends."""
+        self.events.append(self._event_row(anew.event, anew.at, anew.start, anew.text))
+
+    def row(self) -> dict[str, Any]:
+        """What the job's row in the store says of its steps."""
+        return {
+            "job_id": self.job.id,
+            "seen_at": self.stream.seen_at,
+            "last_step": self.stream.last_step,
+            "step_s": float(np.median(self.latest_s)) if self.latest_s else None,
+            "healthy_s": _finite(self.stream.healthy_s),
+            "slow_since_step": self.stream.slow_since,
+        }
+
+    def _merged(self, events: tuple[Event, ...]) -> list[JobEvent]:
+        """Events of the job: those of ranks close in time are one, which grows as ranks join."""
+        changed = {}
+        ranks = self.stream.ranks
+        for event in (replace(event, rank=int(ranks[event.rank])) for event in events):
+            group = self.groups.get(event.kind)
+            if (
+                group is None
+                or event.step - group[0].step > MERGE_STEPS
+                or any(event.rank == other.rank for other in group)
+            ):
+                group = self.groups[event.kind] = []
+            group.append(event)
+            changed[id(group)] = group
+        return [job_events(group, len(ranks))[0] for group in changed.values()]
+
+    def _event_row(self, event: JobEvent, at: float, start: int, text: str) -> dict[str, Any]:
+        return {
+            "job_id": self.job.id,
+            "at": at,
+            "start": start,
+            "kind": event.kind,
+            "step": event.step,
+            "since_step": event.since_step,
+            "factor": _finite(event.factor),
+            "lost_s": _finite(event.lost_s),
+            "ranks": list(event.ranks),
+            "text": text,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
