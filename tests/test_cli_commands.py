@@ -275,7 +275,7 @@ def test_debug_before_and_after_the_command(argv: list[str], capsys: Captured) -
             "paceline: unexpected error: RuntimeError: [bold]odd[/] thing (run with --debug for "
             "the traceback; please report it)\n",
         ),
-        (MemoryError(), 1, "paceline: error: out of memory; analyse fewer steps with --steps"),
+        (MemoryError(), 1, "paceline: error: out of memory; take fewer steps"),
         (TraceError("a very " + "long " * 50 + "line"), 2, "paceline: error: a very long long"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -79,7 +79,7 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
     assert code == 0
     assert out.startswith("step 252: rank 1: 1.")
     assert "who: unknown, run paceline validate" in out
-    assert "1 samples came after their step was over" in err
+    assert "1 samples repeat a step" in err
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     code, out, err = said(capsys, "-", "--ranks", 2, "--by-rank")
     assert out.startswith("step 252: rank 1 is 1.")
@@ -275,3 +275,28 @@ def test_what_cannot_be_asked_for(capsys, args, words):
     code, out, err = said(capsys, *args)
     assert (code, out) == (2, "")
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "notes"),
+    [
+        ([], ["0 steps came"]),
+        ([(step, 1.0) for step in range(30)], ["30 steps came; the first 50 are the warm-up"]),
+        ([(step, None) for step in range(60)], ["60 samples are empty"]),
+        ([*((step, 1.0) for step in range(60)), (59, 2.0)], ["1 samples repeat a step"]),
+    ],
+)
+def test_a_stream_that_says_nothing_says_why(capsys, monkeypatch, lines, notes):
+    text = "".join(json.dumps({"step": s, "duration_s": d}) + "\n" for s, d in lines)
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    code, out, err = said(capsys, "-")
+    assert (code, out) == (0, "" if lines[:1] != [(0, None)] else out)
+    for note in notes:
+        assert f"note: {note}" in err
+    assert err.count("\n") == len(notes)
+
+
+def test_too_many_ranks_are_refused(capsys):
+    code, out, err = said(capsys, "-", "--ranks", 10**10)
+    assert (code, out) == (2, "")
+    assert "--ranks must be from 1 to 1,000,000" in err

@@ -1,5 +1,6 @@
 """The commands in hostile places: no standard output, no width, names with escape codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,43 @@ def test_a_name_that_is_none_is_refused(
     message = "give a name" if name == "-" else "the name is empty"
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_force_does_not_write_over_the_trace(trace: Path, tmp_path: Path, capsys: Captured) -> None:
+    named_like_a_result = tmp_path / "result.json"
+    named_like_a_result.write_bytes(trace.read_bytes())
+    assert run(["analyze", str(named_like_a_result), "--out", str(tmp_path), "--force"]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    assert named_like_a_result.read_bytes() == trace.read_bytes()
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_quiet() -> None:
+    code = """
+import sys
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "paceline.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+from paceline.cli.start import run
+sys.exit(run())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_help_that_cannot_be_printed_is_an_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m paceline --help >/dev/full', sys.executable],
+        stderr=subprocess.PIPE,
+        # argparse passes over errors where every line is written at once
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == b"paceline: error: No space left on device\n"

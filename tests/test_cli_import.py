@@ -189,3 +189,12 @@ def test_damage_is_an_error_of_one_line(folder: Path, truth: Trace, capsys: Capt
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"{paths[1].name} is cut off: its gzip stream has no end" in said
+
+
+def test_force_does_not_write_over_a_recording(folder: Path, capsys: Captured) -> None:
+    record_trace(make_trace(PROFILED), folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (blocks, *_) = sorted(folder.glob("*.blocks"))
+    assert run(["import", str(folder), "-o", str(blocks), "--force"]) == 2
+    assert f"{blocks} is an input of this command" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

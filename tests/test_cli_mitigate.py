@@ -111,7 +111,7 @@ def test_a_life_is_simulated(tmp_path, capsys):
     values = json.loads(run(capsys, "--simulate", path, "--json")[1])
     policies = values["policies"]
     assert policies["planner"]["completion_s"] < policies["none"]["completion_s"]
-    only = run(capsys, "--simulate", path, "--json", "--overheads", "s4=5")[1]
+    only = run(capsys, "--simulate", path, "--json", "--overheads", "s2=never,s3=never,s4=5")[1]
     assert "s2 microbatches only" not in json.loads(only)["policies"]
 
 
@@ -158,7 +158,7 @@ def test_a_planner_follows_a_stream_and_goes_on_after_a_restart(trace, tmp_path)
         (["{trace}", "--slow-link", "0,1,2"], "no worker dp 0, stage 2"),
         (["{trace}", "--overheads", "s2"], "should be like"),
         (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s9=3"], "no strategy 's9'"),
-        (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s2=-3"], "0 s or more"),
+        (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s2=-3"], "must be from 0 to"),
         (["{trace}", "--slow-worker", "1,0,2", "--overheads", "s2=1,s2=2"], "should be like"),
         (["{trace}", "--steps-left", "-1"], "--steps-left must be"),
         (["{trace}", "--state", "x.json"], "--state goes with --follow"),
@@ -234,3 +234,23 @@ def test_a_folder_that_cannot_be_written_is_said(trace, tmp_path, capsys, monkey
     code, _, err = run(capsys, trace, "--follow", "--state", tmp_path / "no" / "state.json")
     assert code == 2
     assert "does not exist" in err
+
+
+def test_overheads_that_are_not_named_stay(trace, capsys):
+    args = (trace, "--slow-worker", "3,1,1.4", "--json", "--overheads")
+    options = {o["strategy"]: o for o in json.loads(run(capsys, *args, "s4=never")[1])["options"]}
+    assert (options["s2"]["overhead_s"], options["s3"]["overhead_s"]) == (5, 60)
+    assert options["s4"]["overhead_s"] is None
+    assert options["s2"]["applicable"]
+    assert "never" in options["s4"]["why_not"]
+    options = {o["strategy"]: o for o in json.loads(run(capsys, *args, "s2=7")[1])["options"]}
+    assert [options[name]["overhead_s"] for name in ("s2", "s3", "s4")] == [7, 60, 1800]
+
+
+def test_what_is_beyond_reason_is_refused_with_the_limit(trace, capsys):
+    code, _, err = run(capsys, trace, "--slow-worker", "3,1,1e300")
+    assert code == 2
+    assert "above 1 and at most 1e+06" in err
+    code, _, err = run(capsys, trace, "--slow-worker", "3,1,1.4", "--overheads", "s2=1e308")
+    assert code == 2
+    assert "from 0 to 1e+09 s" in err

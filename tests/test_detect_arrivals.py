@@ -33,6 +33,9 @@ def test_stragglers_and_repeated_lines_are_left_out():
     assert steps_of(arrivals, [(2, 1, 9.0), (4, 0, 9.0), (4, 1, 9.0)]) == []
     assert [step for step, _ in steps_of(arrivals, [(5, 0, 1.0), (5, 1, 1.0)])] == [5]
     assert arrivals.late == 3
+    assert steps_of(arrivals, [(5, 0, 1.0)]) == []
+    assert list(arrivals.end()) == []
+    assert arrivals.late == 4
 
 
 def test_a_restart_from_a_checkpoint_goes_back():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline import Detector
+from paceline.detect.bocd import Bocd
 from paceline.detect.detector import SILENT_AFTER
 from paceline.detect.job import job_events
 from paceline.detect.who import spans
@@ -264,3 +265,23 @@ def test_labelled_streams(name, healthy_flagged, p50, p95):
     assert found["episodes_found"] == found["episodes"]
     assert (found["delay_p50"] or 0) <= p50
     assert (found["delay_p95"] or 0) <= p95
+
+
+@pytest.mark.parametrize("detector", [Detector, Bocd])
+def test_durations_that_cannot_be(detector):
+    """Also those that single precision cannot hold."""
+    x = noise(1000, cov=0.01)
+    x[300:309, 0] = 1e300, 1e-300, np.inf, -np.inf, -1.0, 0.0, 1e13, 1e-13, np.nan
+    found = detector(1)
+    events = [event for step, row in enumerate(x) for event in found.update(step, row)]
+    assert {event.kind for event in events} <= {"clock-jump"}
+    assert len(events) == (8 if detector is Detector else 0)
+
+
+@pytest.mark.parametrize("detector", [Detector, Bocd])
+@pytest.mark.parametrize(
+    ("step", "row"), [("a", [1.0]), (1.5, [1.0]), (1, ["x"]), (1, [[None, {}]])]
+)
+def test_what_is_no_step_is_refused(detector, step, row):
+    with pytest.raises(DetectError, match="step"):
+        detector(1).update(step, row)

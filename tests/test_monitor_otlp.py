@@ -341,6 +341,7 @@ def test_addresses(tmp_path, receiver):
         Receiver(tmp_path / "b", port=receiver.server_port)
     with pytest.raises(OutputError, match=r"cannot listen on no\.such\.host\.invalid"):
         Receiver(tmp_path / "c", host="no.such.host.invalid", port=0)
+    assert not any((tmp_path / name).exists() for name in "bc")
     with pytest.raises(OutputError, match="is being written by another receiver"):
         Receiver(tmp_path / "run", port=0)
 

@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
 
-        check_folder(args.out, [COMPACTED] if args.trace.is_dir() else (), force=args.force)
+        more = [COMPACTED] if args.trace.is_dir() else []
+        given = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
+        check_folder(args.out, more, given, force=args.force)
     expected = _expected_job(args)
     trace = trace_input.load_trace(args, args.steps)
     compacted: dict[str, Writer] = {}

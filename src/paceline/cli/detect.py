@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from math import isnan
 from typing import TYPE_CHECKING
 
 from paceline.cli import trace_input
@@ -36,6 +37,10 @@ merged over ranks. A call log has the columns rank, time_s, op, size, communicat
 optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
 Who is slow takes a trace or a call log with durations.
 """
+
+
+#: Of which a detector keeps the state: 2.6 KB each.
+MAX_RANKS = 1_000_000
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -112,7 +117,10 @@ def run(args: argparse.Namespace) -> int:
             raise DetectError(
                 "--collectives and --trace say who is slow in a file, not in a stream"
             )
-        return _online(args, detector_of(1 if args.ranks is None else args.ranks))
+        ranks = 1 if args.ranks is None else args.ranks
+        if not 1 <= ranks <= MAX_RANKS:
+            raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
+        return _online(args, detector_of(ranks))
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
@@ -267,6 +275,7 @@ def _renamed(event: Event, rank: int) -> Event:
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
     from paceline.detect.arrivals import Arrivals
+    from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
     from paceline.sources.step_times import json_lines, sample_of
 
@@ -283,12 +292,19 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
                 line = json.dumps(event.to_mapping()) if args.json else event.explain()
                 print(line, flush=True)
 
+    empty = 0
     for number, line in json_lines(sys.stdin, "standard input"):
-        feed(arrivals.add(*sample_of(line, f"standard input:{number}", detector.ranks)))
+        sample = sample_of(line, f"standard input:{number}", detector.ranks)
+        empty += isnan(sample[2])
+        feed(arrivals.add(*sample))
     feed(arrivals.end())
-    if arrivals.late:
-        print(
-            f"note: {arrivals.late} samples came after their step was over; left out",
-            file=sys.stderr,
-        )
+    for n, what in (
+        (empty, "are empty"),
+        (arrivals.late, "repeat a step or came after it was over; left out"),
+    ):
+        if n:
+            print(f"note: {n:,} samples {what}", file=sys.stderr)
+    if detector.steps <= WARM_UP:
+        few = f"{detector.steps} steps came; the first {WARM_UP} are the warm-up"
+        print(f"note: {few}, so nothing could be said", file=sys.stderr)
     return 0

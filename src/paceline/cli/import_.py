@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_targets([args.output], force=args.force)
     importer, files, n_left_out = find_files(args.paths, args.format)
-    check_not_input([args.output], [*files, args.job])
+    recorded = [blocks for path in files if path.is_dir() for blocks in path.glob("*.blocks")]
+    check_not_input([args.output], [*files, *recorded, args.job])
     job = None if args.job is None else read_job(args.job)
     steps = None if args.steps is None else frozenset(args.steps)
     imported = importer.read(files, job, steps)

@@ -111,6 +111,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser.parse_args(argv)
     except SystemExit as stop:  # --help, --version, or a usage error that argparse has printed
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            return _fail(error, debug=False)
         return stop.code if isinstance(stop.code, int) else 2
     if args.command is None:
         parser.print_help(sys.stderr)
@@ -148,7 +152,7 @@ def _fail(error: BaseException, *, debug: bool) -> int:
         _say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror}")
         return 2
     if isinstance(error, MemoryError):
-        _say("error: out of memory; analyse fewer steps with --steps, or use a larger machine")
+        _say("error: out of memory; take fewer steps or ranks at a time, or a larger machine")
         return 1
     hint = "" if debug else "run with --debug for the traceback; "
     _say(f"unexpected error: {type(error).__name__}: {error} ({hint}please report it)")

@@ -12,6 +12,8 @@ from paceline.cli import case_input, trace_input
 from paceline.cli.numbers import parse_floats, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline.graph import Measured
     from paceline.mitigate.fault import Fault
     from paceline.mitigate.planner import Action
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         raise MitigateError("--state goes with --follow")
     if args.simulate:
         return _simulate(args)
-    overhead_s = _overheads(args.overheads or _OVERHEADS)
+    overhead_s = _overheads(args.overheads)
     named = any(getattr(args, option) for option, *_ in _SLOW)
     if not named and not args.follow:
         return _of_trace(args, overhead_s)
@@ -131,11 +133,15 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, strategies, faults)
 
 
-def _overheads(text: str) -> dict[str, float | None]:
+def _overheads(
+    text: str | None, unless_named: Mapping[str, float | None] | None = None
+) -> dict[str, float | None]:
+    """The overheads that the text names, and for the others the usual, or those given."""
     from paceline.errors import MitigateError
+    from paceline.mitigate.strategies import OVERHEAD_S
 
     found: dict[str, float | None] = {}
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         name = name.strip().lower()
         try:
@@ -145,7 +151,7 @@ def _overheads(text: str) -> dict[str, float | None]:
         if not equals or name in found:
             raise MitigateError(f"--overheads {text!r} should be like {_OVERHEADS}")
         found[name] = seconds
-    return found
+    return dict(OVERHEAD_S if unless_named is None else unless_named) | found
 
 
 def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
@@ -223,7 +229,8 @@ def _simulate(args: argparse.Namespace) -> int:
         raise MitigateError(f"--simulate takes all from its scenario; leave out {', '.join(flags)}")
     scenario = load_scenario(args.simulate)
     if args.overheads:
-        scenario = replace(scenario, overhead_s=_overheads(args.overheads))
+        overhead_s = _overheads(args.overheads, scenario.overhead_s)
+        scenario = replace(scenario, overhead_s=overhead_s)
     if args.rule:
         scenario = replace(scenario, rule=args.rule)
     with ProgressBar("living") as progress:

@@ -23,7 +23,7 @@ class Arrivals:
         ranks: how many there are.
 
     Attributes:
-        late: samples that were left out.
+        late: samples that were left out: they repeat a step, or came after it was over.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -40,8 +40,7 @@ class Arrivals:
         After a restart from a checkpoint a step is lower than the one before it.
         """
         if step > self._newest or (step == self._newest and self._open):
-            self.late += len(self._again)
-            self._again.clear()
+            self._drop_again()
             yield from self._take(step, rank, duration_s)
         elif step > self._last[rank]:
             self.late += 1
@@ -51,13 +50,21 @@ class Arrivals:
                 yield from self._go_back()
 
     def end(self) -> Iterator[tuple[int, Array]]:
-        """Yields the step that was being put together."""
+        """Yields the step that was being put together; nothing comes after it."""
+        self._drop_again()
+        yield from self._close()
+
+    def _drop_again(self) -> None:
+        self.late += len(self._again)
+        self._again.clear()
+
+    def _close(self) -> Iterator[tuple[int, Array]]:
         if self._open:
             self._open = False
             yield self._newest, self._row
 
     def _go_back(self) -> Iterator[tuple[int, Array]]:
-        yield from self.end()
+        yield from self._close()
         samples, self._again = sorted(self._again), []
         self._newest = -1
         self._last[:] = -1
@@ -66,10 +73,10 @@ class Arrivals:
 
     def _take(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
         if step != self._newest or not self._open:
-            yield from self.end()
+            yield from self._close()
             self._newest, self._open = step, True
             self._row = np.full(len(self._last), np.nan)
         self._row[rank] = duration_s
         self._last[rank] = step
         if (self._last == step).all():
-            yield from self.end()
+            yield from self._close()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import WARM_UP
+from paceline.detect.detector import LEAST_S, LONGEST_S, WARM_UP, checked
 from paceline.detect.event import Event
 from paceline.errors import DetectError
 
@@ -77,15 +77,13 @@ class Bocd:
 
     def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
         """Take the step times of one step; see ``Detector.update``."""
-        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
-        if len(x) != self.ranks:
-            raise DetectError(f"step {step} has {len(x)} durations for {self.ranks} ranks")
-        if self.last_step is not None and step <= self.last_step:
-            raise DetectError(f"step {step} comes after step {self.last_step}; steps must grow")
+        x = checked(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]
-        x = np.where(np.isfinite(x) & (x > 0), x, before)  # a missing sample repeats the last
+        x = np.where(
+            (x >= LEAST_S) & (x <= LONGEST_S), x, before
+        )  # a missing sample repeats the last
         self._history[self.steps % size] = x
         self._numbers[self.steps % size] = step
         self.steps += 1

@@ -50,11 +50,32 @@ _RELIEF_OF, _RELIEF = 9, 7
 _MIN_RELIEF_LEVEL = 0.05
 #: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.
 _NOISE_STEPS, _MIDDLE_EVERY = 400, 64
+#: Durations that no clock which runs on can give; single precision knows those between.
+LEAST_S, LONGEST_S = 1e-12, 1e12
 #: Steps without a sample after which a rank is called silent.
 SILENT_AFTER = 10
 
 _RING = ANCHOR_STEPS
 _HALF = np.array([(w + 1) // 2 for w in WINDOWS])
+
+
+def checked(step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None) -> Array:
+    """[rank] the durations of a step that comes after ``last_step``.
+
+    Raises:
+        DetectError: they are no numbers, not one for each rank, or the step is not behind the last.
+    """
+    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+        raise DetectError(f"a step is a whole number, not {step!r}")
+    try:
+        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise DetectError(f"step {step} needs a number of seconds for each rank") from None
+    if len(x) != ranks:
+        raise DetectError(f"step {step} has {len(x)} durations for {ranks} ranks")
+    if last_step is not None and step <= last_step:
+        raise DetectError(f"step {step} comes after step {last_step}; steps must grow")
+    return x
 
 
 class Detector:
@@ -122,15 +143,11 @@ class Detector:
             durations_s: [rank] seconds; nan = no sample.
 
         Raises:
-            DetectError: another number of ranks, or a step that is not behind the last.
+            DetectError: no numbers, another number of ranks, or a step that is not behind the last.
         """
-        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
-        if len(x) != self.ranks:
-            raise DetectError(f"step {step} has {len(x)} durations for {self.ranks} ranks")
-        if self.last_step is not None and step <= self.last_step:
-            raise DetectError(f"step {step} comes after step {self.last_step}; steps must grow")
+        x = checked(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
-        jumped = (x <= 0) | np.isinf(x)
+        jumped = (x < LEAST_S) | (x > LONGEST_S)
         events = [
             self._event("clock-jump", rank, step, step) for rank in np.flatnonzero(jumped).tolist()
         ]

@@ -58,7 +58,7 @@ class Event:
             )
         if self.kind == "silent":
             return f"{who} has given no sample since step {self.since_step:,}"
-        return f"{who} reports a duration that is not above 0: its clock jumped"
+        return f"{who} reports a duration that cannot be: its clock jumped"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""

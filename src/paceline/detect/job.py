@@ -66,7 +66,7 @@ class JobEvent:
             )
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
-        return f"step {self.step:,}: {self._ranks}: a duration that is not above 0: clock jumped"
+        return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"
 
     @property
     def _ranks(self) -> str:

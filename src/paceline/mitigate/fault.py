@@ -58,7 +58,10 @@ class Fault:
         if self.kind not in KINDS:
             raise MitigateError(f"a fail-slow is of kind {', '.join(KINDS)}, not {self.kind!r}")
         if not (math.isfinite(self.factor) and 1 < self.factor <= LARGEST_FACTOR):
-            raise MitigateError(f"a fail-slow's factor must be above 1, not {self.factor:g}")
+            raise MitigateError(
+                f"a fail-slow's factor must be above 1 and at most {LARGEST_FACTOR:g}, "
+                f"not {self.factor:g}"
+            )
         if (self.other is None) == (self.kind == LINK):
             raise MitigateError("a slow link has two ends, worker and other; nothing else has")
         if self.other == self.worker:

@@ -26,6 +26,8 @@ ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
 #: One-off overheads, seconds: the solver and the next step; parameters swapped through memory,
 #: "within one minute"; a checkpoint written and read, "tens of minutes" (falcon paper, 5.3, 7.5).
 OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1800.0}
+#: What takes longer is never done.
+LARGEST_OVERHEAD_S = 1e9
 
 #: A step that is shorter by less than this share is not worth an action.
 LEAST_GAIN = 0.01
@@ -159,12 +161,15 @@ class Strategies:
         """Say what a strategy costs: as given, or as it was measured.
 
         Raises:
-            MitigateError: there is no such strategy, or its overhead is negative.
+            MitigateError: there is no such strategy, or its overhead is negative or endless.
         """
         if name not in ACTIONS:
             raise MitigateError(f"there is no strategy {name!r}; known are {', '.join(ACTIONS)}")
-        if seconds is not None and not 0 <= seconds < np.inf:
-            raise MitigateError(f"the overhead of {name} must be 0 s or more, not {seconds:g}")
+        if seconds is not None and not 0 <= seconds <= LARGEST_OVERHEAD_S:
+            raise MitigateError(
+                f"the overhead of {name} must be from 0 to {LARGEST_OVERHEAD_S:g} s, "
+                f"not {seconds:g}"
+            )
         self.overhead_s[name] = seconds
         self._known.clear()
 
@@ -191,7 +196,7 @@ class Strategies:
             why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
         overhead_s = self.overhead_s.get(name)
         if not why_not and overhead_s is None and name != IGNORE:
-            why_not = "its overhead is not given: not to be used"
+            why_not = "not to be used: its overhead is 'never'"
         return Option(
             name, setting, step_s, now_s, self.model.healthy_s, overhead_s, text, why_not, change,
             notes,

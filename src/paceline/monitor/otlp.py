@@ -88,13 +88,16 @@ class Receiver(ThreadingHTTPServer):
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._stopping = False
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.file = RequestFile(folder / FILE_NAME)
         try:
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
-            self.file.close()
             reason = getattr(error, "strerror", None) or error
             raise OutputError(f"cannot listen on {host}, port {port}: {reason}") from None
+        try:  # requests wait until it serves
+            self.file = RequestFile(folder / FILE_NAME)
+        except BaseException:
+            self.server_close()
+            raise
 
     def server_bind(self) -> None:
         """Bind without asking the name service for our own name, as the base class would."""

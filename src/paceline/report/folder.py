@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import OutputError
-from paceline.files import Writer, check_targets, make_folder, write_files
+from paceline.files import Writer, check_not_input, check_targets, make_folder, write_files
 from paceline.graph import Measured
 from paceline.plan.expect import Expectation
 from paceline.remedies import Advice
@@ -20,20 +20,29 @@ RESULT, WORKERS, IDEAL = "result.json", "by_worker.csv", "ideal.json.gz"
 REPORT = "report.html"
 
 
-def check_folder(folder: Path, more: Iterable[str] = (), *, force: bool = False) -> None:
+def check_folder(
+    folder: Path,
+    more: Iterable[str] = (),
+    inputs: Sequence[Path | None] = (),
+    *,
+    force: bool = False,
+) -> None:
     """Make sure that :func:`write_folder` may write; call it before a long analysis.
 
     Args:
         folder: where to.
         more: names of further files.
+        inputs: what is read, and must not be overwritten.
         force: overwrite.
 
     Raises:
-        OutputError: a file of that name or one of the results exists.
+        OutputError: a file of that name or one of the results exists, or one of them is read.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
-    check_targets([folder / name for name in (RESULT, WORKERS, IDEAL, REPORT, *more)], force=force)
+    targets = [folder / name for name in (RESULT, WORKERS, IDEAL, REPORT, *more)]
+    check_targets(targets, force=force)
+    check_not_input(targets, inputs)
 
 
 def write_folder(
