@@ -232,7 +232,7 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
 
 
 SLOWER = (
-    "step 1,604: rank 11: 1.35x slower since step 1,600; who: unknown, run paceline validate; "
+    "step 1,604: rank 11: 1.35x slower since step 1,600; why: unknown, run paceline validate; "
     "2.8 s lost so far"
 )
 

@@ -78,7 +78,7 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
     code, out, err = said(capsys, "-", "--ranks", 2)
     assert code == 0
     assert out.startswith("step 252: rank 1: 1.")
-    assert "who: unknown, run paceline validate" in out
+    assert "why: unknown, run paceline validate" in out
     assert "1 samples repeat a step" in err
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     code, out, err = said(capsys, "-", "--ranks", 2, "--by-rank")
@@ -254,7 +254,7 @@ def test_a_trace_or_a_log_beside_step_times_says_who(capsys, slow_log, tmp_path)
     parquet.write(replace(slow, steps=slow.steps + 30), tmp_path / "early.parquet")
     code, out, err = said(capsys, path, "--trace", tmp_path / "early.parquet")
     assert code == 0
-    assert "who: unknown" in out
+    assert "why: unknown" in out
     assert "has steps 30 to 32, none in a fail-slow" in err
     code, out, _ = said(capsys, path, "--collectives", slow_log)
     assert code == 0

@@ -18,6 +18,7 @@ from monitor_site import until
 from monitor_stores import STORES, postgresql
 from monitor_web import monitor
 from paceline.cli.main import run
+from paceline.client import Client
 from paceline.errors import MonitorError
 from paceline.monitor.backup import write_backup
 from paceline.monitor.config import Config
@@ -89,6 +90,13 @@ def test_a_stop_finishes_what_is_being_sent_and_ends_the_streams(tmp_path):
         lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
         assert all(json.loads(line)["at"] for line in lines)
         assert any(upload in line and '"status": 200' in line for line in lines)
+        told = [json.loads(line) for line in lines]
+        (started,) = [line for line in told if line["event"] == "started"]
+        assert started["url"] == f"http://127.0.0.1:{server.port}"
+        assert started["store"].startswith("sqlite:///")
+        assert [line["event"] for line in told if line["event"].startswith("stop")] == [
+            *("stopping", "stopped")
+        ]
 
 
 def test_https_with_a_certificate(tmp_path):
@@ -114,6 +122,9 @@ def test_https_with_a_certificate(tmp_path):
         assert answer.headers["Strict-Transport-Security"]
         assert "; secure" in answer.headers["Set-Cookie"].lower()
         connection.close()
+        client = Client(f"https://127.0.0.1:{site.port}", site.token("read"))
+        with pytest.raises(MonitorError, match=r"is not trusted .*SSL_CERT_FILE"):
+            client.job("x")  # at once: it is of no use to wait
         plain = site.raw(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not plain.startswith(b"HTTP/1.1 2")
     key.write_text("no key")

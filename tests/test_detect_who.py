@@ -194,7 +194,7 @@ def test_the_sentence():
     assert event.to_mapping()["who"] is None
     assert "nobody stands out" in replace(event, suspects=()).explain()
     assert job_events([onset(3, 5120, 7200.0)], 64)[0].explain() == (
-        "step 5,120: rank 3: 1.31x slower since step 5,098; who: unknown, run paceline validate; "
+        "step 5,120: rank 3: 1.31x slower since step 5,098; why: unknown, run paceline validate; "
         "2.0 hours lost so far"
     )
 

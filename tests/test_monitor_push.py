@@ -122,11 +122,18 @@ class TestCommand:
         assert code == 0
         assert out.startswith("pushed 1 session and 120 step times of long")
 
-    def test_what_cannot_be_pushed_is_said_in_a_line(self, said, url, tmp_path, monkeypatch):
+    def test_what_cannot_be_pushed_is_said_in_a_line(
+        self, said, client, url, tmp_path, monkeypatch
+    ):
         (tmp_path / "text").write_text("no trace")
+        (tmp_path / "ghost.parquet").write_text("no trace")
+        whole = make_trace(tmp_path, 1).read_bytes()
+        (tmp_path / "half.parquet").write_bytes(whole[: len(whole) // 2])
         (tmp_path / "empty").mkdir()
         for args, message in (
             ((tmp_path / "text", "--to", url), "no parquet trace"),
+            ((tmp_path / "ghost.parquet", "--to", url), "no parquet file, or a part of one"),
+            ((tmp_path / "half.parquet", "--to", url), "no parquet file, or a part of one"),
             ((tmp_path / "nothing", "--to", url), "does not exist"),
             ((tmp_path / "empty", "--to", url), "no recording yet"),
             ((tmp_path / "empty",), "give --to"),
@@ -137,6 +144,7 @@ class TestCommand:
             code, _, err = said("push", *args)
             assert (code, err.count("\n")) == (2, 1), err
             assert message in err
+        assert not {"ghost", "half"} & {job["name"] for job in client.jobs()}
         monkeypatch.setenv("PACELINE_TOKEN", "pcl_wrong")
         code, _, err = said("push", make_trace(tmp_path, 0), "--to", url)
         assert code == 2

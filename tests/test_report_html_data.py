@@ -95,6 +95,7 @@ def test_numbers_read_well():
     assert percent(-0.123) == "−12.3%"
     assert percent(-0.0001) == "0.0%"
     assert seconds(0.0123) == "12.3 ms"
+    assert (seconds(0.9994), seconds(0.9997)) == ("999 ms", "0.9997 s")
     assert seconds(12.3456) == "12.35 s"
     assert seconds(-0.5) == "−500 ms"
     assert seconds(0.0) == "0 s"

@@ -408,3 +408,14 @@ def test_a_job_file_makes_up_for_broken_metadata(rows, save):
     expected = load(save(table_of(rows)))
     path = save(table_of(rows).replace_schema_metadata({b"paceline": b"not json"}))
     assert same(load(path, job=expected.job), expected)
+
+
+def test_memory_that_does_not_suffice_is_not_the_files_fault(path, save, monkeypatch):
+    save(table_of(make_rows(Spec())))
+
+    def too_large(*_):
+        raise pa.lib.ArrowMemoryError("malloc of size 166080000 failed")
+
+    monkeypatch.setattr("paceline.sources.parquet._read_steps", too_large)
+    with pytest.raises(MemoryError):
+        load(path)

@@ -17,6 +17,7 @@ import http.client
 import json
 import os
 import random
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -242,6 +243,11 @@ class Client:
                 reason = f"it answers {error.code}"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 wanted_s, reason = 0.0, str(getattr(error, "reason", error)) or repr(error)
+                if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+                    raise MonitorError(
+                        f"the certificate of {self.url} is not trusted ({reason}); name the file "
+                        "of its authority in SSL_CERT_FILE"
+                    ) from None
             pause_s = max(wanted_s, pause_s * random.uniform(0.7, 1.3))
             if time.monotonic() + pause_s > until:
                 raise MonitorError(f"the monitor at {self.url} cannot be reached: {reason}")

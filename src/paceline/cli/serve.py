@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import resource
 import signal
 import sys
@@ -107,8 +108,13 @@ def _reachable(config: Config, host: str, port: int) -> Config:
 
 def _greet(service: Any, config: Config) -> None:
     """Say where the service is and, at the first start, who may do everything."""
+    from paceline import __version__
+    from paceline.monitor.log import log
     from paceline.monitor.store.tokens import create_token, list_tokens
 
+    store = service.engine.url.set(query={}).render_as_string(hide_password=True)
+    told = {"version": __version__, "url": config.url, "data": str(config.data), "store": store}
+    log(logging.INFO, "started", **told)
     print(f"listening on {config.url}, data in {config.data}")
     if not list_tokens(service.engine):
         _, secret = create_token(service.engine, "first", scope="admin", now=service.clock())

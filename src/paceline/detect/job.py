@@ -77,7 +77,8 @@ class JobEvent:
     def who(self) -> str:
         """Who is slow, and at what, in words."""
         if self.suspects is None:
-            return "who: unknown, run paceline validate"
+            named = "why" if len(self.ranks) < self.of else "who"
+            return f"{named}: unknown, run paceline validate"
         return "; ".join(each.name for each in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:

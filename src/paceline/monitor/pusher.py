@@ -87,6 +87,8 @@ def push_file(target: Target, path: Path, degrees: Mapping[str, Any] | None) -> 
 
     if not parquet.matches(path):
         raise TraceError(f"{path} is no parquet trace; make one of it with `paceline import`")
+    if not parquet.is_whole(path):
+        raise TraceError(f"{path} is no parquet file, or a part of one")
     name = job_name(target.name or str((degrees or {}).get("name") or path.stem))
     world = (degrees or {}).get("world_size")
     target.client.register(name, gpus=world, degrees=degrees, labels=target.labels)

@@ -111,6 +111,8 @@ class Service:
 
     def stop(self) -> None:
         """Finish what is acknowledged, save, and let go of store and data folder."""
+        if self.running:
+            log(logging.INFO, "stopping")
         self.running = False
         self._stop.set()
         self.bus.close()
@@ -124,6 +126,7 @@ class Service:
         self.engine.dispose()
         self._store_lock.close()
         os.close(self._lock)
+        log(logging.INFO, "stopped")
 
     def take_steps(self, job: JobKey, batch: Batch) -> bool:
         """Store step times and show them to the detector; False where they are there already.

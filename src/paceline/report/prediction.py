@@ -178,7 +178,7 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
 
 def seconds(value: float) -> str:
     """Seconds or milliseconds with three digits that count."""
-    return f"{value:.3g} s" if abs(value) >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if abs(value) >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:

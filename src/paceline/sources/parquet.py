@@ -7,6 +7,7 @@ metadata under ``paceline``. ``docs/trace-format.md`` describes the format.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,17 @@ def matches(path: Path) -> bool:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def is_whole(path: Path) -> bool:
+    """Whether the file begins and ends as a parquet file does."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+            file.seek(max(4, file.seek(0, os.SEEK_END) - 4))
+            return begin == file.read(4) == b"PAR1"
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def read(
     path: Path,
     job: Job | None,
@@ -80,6 +92,8 @@ def read(
             table = _read_steps(file, steps)
             # In a damaged file a row may name an entry that the dictionary lacks.
             table.column("optype").validate(full=True)
+    except MemoryError:  # Arrow's, too, which says nothing against the file
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None

@@ -34,7 +34,10 @@ def percent(value: float, digits: int = 1) -> str:
 def seconds(value: float) -> str:
     """Three or four digits with the unit."""
     size = abs(value)
-    text = f"{size:.0f} s" if size >= 999.5 else f"{size:#.4g} s" if size >= 1 else _small(size)
+    if size >= 0.9995:  # what is less never rounds to 1,000 ms
+        text = f"{size:.0f} s" if size >= 999.5 else f"{size:#.4g} s"
+    else:
+        text = _small(size)
     return ("−" if value < 0 and any(d in "123456789" for d in text) else "") + text
 
 

@@ -35,8 +35,8 @@ const Paceline = {};
   Paceline.seconds = (s) => {
     const size = Math.abs(s);
     if (size >= 1000) return s.toFixed(0) + " s";
-    if (size >= 1) return s.toPrecision(4) + " s";
-    if (size >= 1e-3) return (s * 1e3).toPrecision(3) + " ms";
+    if (size >= 0.9995) return s.toPrecision(4) + " s";
+    if (size >= 0.9995e-3) return (s * 1e3).toPrecision(3) + " ms";
     return size < 1e-9 ? "0 s" : (s * 1e6).toPrecision(3) + " µs";
   };
 

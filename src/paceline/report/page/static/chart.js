@@ -19,6 +19,15 @@
     return [low - room, high + room];
   };
 
+  /** Whole numbers from low to high, about n, evenly apart. */
+  const wholeTicks = (low, high, n) => {
+    const [first, last] = [Math.ceil(low), Math.floor(high)];
+    const step = Math.max(1, Math.ceil((last - first) / n));
+    const values = [];
+    for (let v = first; v <= last; v += step) values.push(v);
+    return { values, digits: 0 };
+  };
+
   const scales = (options, width) => {
     const [x0, x1] = options.xRange ?? range(options.xs);
     const [y0, y1] = options.yRange ?? range(options.ys);
@@ -26,7 +35,9 @@
     return {
       x: (v) => MARGIN.left + ((v - x0) / (x1 - x0)) * inner.w,
       y: (v) => MARGIN.top + inner.h - ((v - y0) / (y1 - y0)) * inner.h,
-      xTicks: ticks(x0, x1, Math.max(2, inner.w / 90)),
+      xTicks: options.xName
+        ? wholeTicks(x0, x1, Math.max(2, Math.floor(inner.w / 90)))
+        : ticks(x0, x1, Math.max(2, inner.w / 90)),
       yTicks: ticks(y0, y1, 6),
       ...inner,
     };
