@@ -7,6 +7,9 @@ DEMO := demo-out
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
+# Tests that wait for processes, timers and browsers leave cores free, so more run at a time than there are cores.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaffinity(0)) // 2 or 1))' 2>/dev/null || echo 2)
+
 .PHONY: demo test install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -43,7 +46,7 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy --strict src
 
 test: lint types $(VENV)/installed-dev  ## all that CI runs
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not alone'
 	$(BIN)/python -m pytest -q -m alone
 
 clean:

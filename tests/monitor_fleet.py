@@ -107,10 +107,10 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
     return Analysis(json.dumps(text), columns, result.job.world_size, degrees, facts)
 
 
-def synthetic() -> list[Analysis]:
+def synthetic(most: int | None = None) -> list[Analysis]:
     """The analyses of the synthesised traces: healthy, slow (machines have names), others."""
     hosts = {(dp, pp): (f"node-{dp}", str(pp)) for dp in range(SLOW.dp) for pp in range(SLOW.pp)}
-    return [analysed(synthesize(spec), hosts if spec is SLOW else None) for spec in specs()]
+    return [analysed(synthesize(spec), hosts if spec is SLOW else None) for spec in specs()[:most]]
 
 
 def real(folder: Path) -> dict[str, Analysis]:

@@ -33,7 +33,7 @@ from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
 from recordings import record_trace
 
-SECONDS = float(os.environ.get("PACELINE_FUZZ_S", "2"))
+SECONDS = float(os.environ.get("PACELINE_FUZZ_S", "1"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "0"))
 
 #: Bytes that mean something in one format or another.

@@ -14,7 +14,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touc
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """(monitor, url) with one job that has all there is."""
-    monitor, made = Monitor(tmp_path_factory.mktemp("site")), synthetic()
+    monitor, made = Monitor(tmp_path_factory.mktemp("site")), synthetic(2)
     add_showpiece(monitor, made[1], made[0])
     with serving(app_of(monitor)) as url:
         yield monitor, url
