@@ -44,7 +44,7 @@ def children(pid):
 def connected(pid, n):
     """Whether a process holds at least ``n`` sockets."""
     with contextlib.suppress(OSError):
-        links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115
+        links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]  # noqa: PTH115 (sockets are no paths)
         return sum(link.startswith("socket:") for link in links) >= n
     return False
 

@@ -40,7 +40,7 @@ class Site:
         self.pool = None
 
     def start(self):
-        told = lambda *numbers: self.done.append(numbers)  # noqa: E731
+        told = lambda *numbers: self.done.append(numbers)  # noqa: E731 (short)
         self.pool = Analyses(self.config, self.engine, self.blobs, Bus(), time.time, told)
         self.pool.start()
         return self

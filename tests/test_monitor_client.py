@@ -35,7 +35,7 @@ class Fake:
                 self.end_headers()
                 self.wfile.write(said)
 
-            do_GET = do_POST = do_PUT = answer  # noqa: N815
+            do_GET = do_POST = do_PUT = answer  # noqa: N815 (http.server's names)
 
             def log_message(self, *_):
                 pass

@@ -29,18 +29,22 @@ def url(request, tmp_path):
         yield found
 
 
+def migrations(connection):
+    config = AlembicConfig()
+    folder = database.Path(database.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
+    config.attributes["connection"] = connection
+    return config
+
+
 def first_version(url):
     """A store as the first version of the tables made it, with some rows."""
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     engine = create_engine(parsed)
-    config = AlembicConfig()
-    folder = database.Path(database.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(folder))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        command.upgrade(migrations(connection), "0001")
         for name, waste in (("kept", 0.2), ("emptied", 0.3)):
             connection.execute(
                 text(
@@ -146,12 +150,8 @@ class TestUpgrade:
             connection.execute(insert(tables.jobs).values(**job))
         for start in (0, 1):
             assert events.add(engine, event(start=start))[1]
-        config = AlembicConfig()
-        folder = database.Path(database.__file__).parent / "migrations"
-        config.set_main_option("script_location", str(folder))
         with engine.begin() as connection:
-            config.attributes["connection"] = connection
-            command.downgrade(config, "0001")
+            command.downgrade(migrations(connection), "0001")
         with engine.connect() as connection:
             assert connection.execute(text("SELECT id FROM events")).scalars().all() == [1]
         engine.dispose()

@@ -243,7 +243,7 @@ def test_every_cut_of_a_file_reads_back(tmp_path):
         try:
             steps.add(load(tmp_path).n_steps)
         except TraceError as error:
-            assert "no step that all ranks recorded" in str(error)  # noqa: PT017
+            assert "no step that all ranks recorded" in str(error)  # noqa: PT017 (a file may survive)
     assert steps == {1, 2, 3, 4}
 
 

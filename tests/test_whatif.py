@@ -28,7 +28,7 @@ def check(spec):
     rows = make_rows(spec)
     oracle = Oracle(rows, spec.pp, spec.vpp)
     result = analyze(trace_of(rows, spec.job), keep_clocks=True)
-    times = lambda measured: np.array(oracle.step_times(measured))  # noqa: E731
+    times = lambda measured: np.array(oracle.step_times(measured))  # noqa: E731 (short)
     t, ideal = times(lambda row: True), times(lambda row: False)
     close(result.simulated_s, t)
     close(result.ideal_s, ideal)
@@ -69,8 +69,8 @@ def check_shares(spec, result, times, t, ideal):
     by_paper = sorted(
         workers, key=lambda w: -round(min(result.by_replica[w[0]], result.by_stage[w[1]]), 12)
     )
-    last = lambda row: row["pp"] == spec.pp - 1  # noqa: E731
-    one_of = lambda chosen: lambda row: (row["dp"], row["pp"]) in chosen  # noqa: E731
+    last = lambda row: row["pp"] == spec.pp - 1  # noqa: E731 (short)
+    one_of = lambda chosen: lambda row: (row["dp"], row["pp"]) in chosen  # noqa: E731 (short)
     exact, paper = one_of(set(by_exact[:n_slowest])), one_of(set(by_paper[:n_slowest]))
     gap = t - ideal
     if gap < 0.001 * t:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="the extra monitor is not installed")
+pytest.importorskip("sqlalchemy", reason="the extra monitor is not installed")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from monitor_fleet import (  # noqa: E402
+import sqlalchemy
+
+from monitor_fleet import (
     HOSTILE,
     NOW,
     Monitor,
@@ -26,13 +28,13 @@ from monitor_fleet import (  # noqa: E402
     serving,
     synthetic,
 )
-from monitor_web import monitor  # noqa: E402
-from paceline.client import Client  # noqa: E402
-from paceline.monitor.store.tables import jobs  # noqa: E402
-from paceline.monitor.store.tokens import revoke_token  # noqa: E402
-from paceline.monitor.web import stream  # noqa: E402
-from paceline.sources import parquet  # noqa: E402
-from paceline.synth import SlowWorker, SynthSpec, synthesize  # noqa: E402
+from monitor_web import monitor
+from paceline.client import Client
+from paceline.monitor.store.tables import jobs
+from paceline.monitor.store.tokens import revoke_token
+from paceline.monitor.web import stream
+from paceline.sources import parquet
+from paceline.synth import SlowWorker, SynthSpec, synthesize
 
 SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[3] / "shared"))
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}

@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
     from paceline.graph import from_trace
     from paceline.whatif import analyze
 
+    compacts = args.out is not None and args.trace.is_dir()
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
 
-        more = [COMPACTED] if args.trace.is_dir() else []
         given = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
-        check_folder(args.out, more, given, force=args.force)
+        check_folder(args.out, [COMPACTED] if compacts else [], given, force=args.force)
     expected = _expected_job(args)
     trace = trace_input.load_trace(args, args.steps)
-    compacted: dict[str, Writer] = {}
-    if args.out is not None and args.trace.is_dir():
+    more: dict[str, Writer] = {}
+    if compacts:
         from paceline.sources import parquet
 
-        compacted[COMPACTED] = parquet.writer(trace)
+        more[COMPACTED] = parquet.writer(trace)
     measured = from_trace(trace, keep_clocks=args.keep_clocks)
     del trace  # before the analysis: it is as large as what is made of it
     with ProgressBar("simulating") as progress:
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             gpu_hour_cost=args.gpu_hour_cost,
             expectation=expectation,
             per_step_workers=args.per_step_workers,
-            more=compacted,
+            more=more,
             force=args.force,
         )
     if args.json:

@@ -50,4 +50,4 @@ def _complete_paths(parser: argparse.ArgumentParser, paths: Mapping[str, object]
             for command in action.choices.values():
                 _complete_paths(command, paths)
         elif isinstance(action.metavar, str) and action.metavar in paths:
-            action.complete = paths[action.metavar]  # type: ignore[attr-defined]
+            action.complete = paths[action.metavar]  # type: ignore[attr-defined]  # shtab reads it

@@ -201,6 +201,6 @@ def _check_count(value: object, what: str) -> None:
 def _check_number(value: object, what: str, unit: str, *, zero: bool = False) -> None:
     """A finite number above 0 (or from 0 on)."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+    if not good or value < 0 or (value == 0 and not zero):  # type: ignore[operator]  # a number, if good
         least = ">= 0" if zero else "> 0"
         raise ModelError(f"{what} must be a number {least} [{unit}], not {reprlib.repr(value)}")

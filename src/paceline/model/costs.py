@@ -180,7 +180,7 @@ class CostModel:
             elif name == "mtp":
                 work = mtp_work(self.llm, plan)
             else:
-                work = layer_work(self.llm, name, plan)  # type: ignore[arg-type]
+                work = layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
             self._layers[key] = self._seconds(work, plan), np.array(work.flops())
         return self._layers[key]
 

@@ -194,7 +194,7 @@ class _Maker:
             )
 
     def collective(self, forward: Collective | None, backward: Collective | None) -> None:
-        if self.plan.tp == 1 and (forward or backward).part == "tp":  # type: ignore[union-attr]
+        if self.plan.tp == 1 and (forward or backward).part == "tp":  # type: ignore[union-attr]  # one of them is given
             return
         if forward is not None:
             self.work.forward.append(forward)

@@ -270,7 +270,7 @@ class _Fields:
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if not good or not 0 <= value < 1e30 or (value == 0 and not zero):  # type: ignore[operator]
             raise self._wrong(name, f"a number {'>= 0' if zero else '> 0'}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]  # a number, as checked
 
     def whole(self, name: str, least: int = 0) -> int:
         value = self.take(name, object)

@@ -105,7 +105,7 @@ def trace_writer(
     def write_compressed(file: BinaryIO) -> None:
         # Without a name and time in the header, equal timelines are equal files.
         with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
-            write(packed)  # type: ignore[arg-type]
+            write(packed)  # type: ignore[arg-type]  # gzip says too little of itself
 
     return write_compressed
 

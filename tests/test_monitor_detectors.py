@@ -1,0 +1,188 @@
+"""Step times are judged as they come, whatever ends the service meanwhile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+
+from paceline.monitor import detectors as module
+from paceline.monitor.bus import Bus
+from paceline.monitor.detectors import Detectors
+from paceline.monitor.step_files import StepFiles
+from paceline.monitor.store import events, jobs
+from paceline.monitor.store.database import open_database
+from step_batches import of_step
+
+
+class Site:
+    """Detectors on a store and files of their own, restarted at will."""
+
+    def __init__(self, folder):
+        self.folder, self.now = folder, 0.0
+        self.engine = open_database(f"sqlite:///{folder / 'db'}")
+        self.job = jobs.register(self.engine, "default", "job", 1.0)
+        self.told = []
+        self.start()
+
+    def start(self):
+        self.files = StepFiles(self.folder / "steps")
+        self.detectors = Detectors(
+            self.engine, self.files, Bus(), lambda: self.now, lambda *it: self.told.append(it)
+        )
+        self.detectors.start()
+        self.detectors.resume([self.job])
+
+    def push(self, one):
+        self.now = max(self.now, one.at)
+        if self.files.append(self.job.id, one):
+            self.detectors.feed(self.job, one)
+
+    def crash(self):
+        """Without saving anything."""
+        self.detectors._tick = lambda *_, **__: None
+        self.detectors.stop()
+        self.files.close()
+
+    def stop(self):
+        self.detectors.stop()
+        self.files.close()
+
+    def events(self):
+        found = events.listed(self.engine, "*", self.job.id, None, 100)
+        return [(e["kind"], e["since_step"], tuple(e["ranks"])) for e in reversed(found)]
+
+    def row(self):
+        return jobs.by_id(self.engine, self.job.id)
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Site(tmp_path)
+    yield site
+    site.engine.dispose()
+
+
+def story(seed=1, ranks=4, steps=200, slow=slice(80, 130)):
+    """A job that is slow for a while; rank 3 notices some steps later."""
+    times = 1 + 0.004 * np.random.default_rng(seed).normal(size=(steps, ranks))
+    times[slow] *= 1.4
+    times[slow.start : slow.start + 6, 3] /= 1.4
+    return [of_step(step, row) for step, row in enumerate(times)]
+
+
+class TestDetectors:
+    def test_a_slow_time_is_one_onset_and_one_relief(self, site):
+        for one in story():
+            site.push(one)
+        site.stop()
+        (onset, since, ranks), (relief, until, _) = site.events()
+        assert (onset, relief, ranks) == ("onset", "relief", (0, 1, 2, 3))
+        assert abs(since - 80) <= 3
+        assert abs(until - 130) <= 3
+        assert len(site.told) == 2
+        row = site.row()
+        assert (row["status"], row["last_step"], row["slow_since_step"]) == ("running", 199, None)
+        assert row["seen_at"] == 1199.0
+        assert row["step_s"] == pytest.approx(1, abs=0.02)
+
+    @pytest.mark.parametrize("saved", [False, True])
+    def test_restarts_at_any_moment_change_nothing(self, site, saved, monkeypatch):
+        if saved:
+            monkeypatch.setattr(module, "_SAVE_SAMPLES", 1)
+        for one in story():
+            site.push(one)
+            if int(one.number) % 17 == 5 or 84 <= int(one.number) <= 96:
+                site.stop() if int(one.number) % 2 else site.crash()
+                site.start()
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
+        assert len(site.told) == 2
+        series = site.files.series(site.job.id, points=0)
+        assert series.step.tolist() == list(range(200))
+        assert (series.samples == 4).all()
+
+    def test_events_wait_for_a_store_that_is_away(self, site, monkeypatch):
+        real, away = events.add, [True]
+
+        def add(engine, row):
+            if away[0]:
+                raise OSError("gone")
+            return real(engine, row)
+
+        monkeypatch.setattr(module.event_rows, "add", add)
+        for one in story(steps=110):
+            site.push(one)
+        site.stop()
+        assert site.events() == []
+        away[0] = False
+        site.start()
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset"]
+
+    def test_a_new_start_has_events_of_its_own(self, site):
+        for one in story(steps=110):
+            site.push(one)
+        for one in story(seed=2, steps=110, slow=slice(70, 100)):
+            site.push(of_step(int(one.number), one.durations_s, source="two/0", at=one.at + 500))
+        site.stop()
+        onsets = [since for kind, since, _ in site.events() if kind == "onset"]
+        assert len(onsets) == 2
+        assert abs(onsets[1] - 70) <= 3
+
+    def test_a_new_start_relieves_who_was_slow(self, site):
+        for one in story(steps=110):
+            site.push(one)
+        site.push(of_step(90, [1.0] * 4, source="two/0", at=2000.0))
+        site.stop()
+        (onset, *_), (relief, step, ranks) = site.events()
+        assert (onset, relief, step, ranks) == ("onset", "relief", 110, (0, 1, 2, 3))
+        assert site.row()["slow_since_step"] is None
+
+    @pytest.mark.parametrize("saved", [False, True])
+    def test_a_return_to_a_checkpoint_outlives_restarts(self, site, saved, monkeypatch):
+        if saved:
+            monkeypatch.setattr(module, "_SAVE_SAMPLES", 1)
+        first = [of_step(n, [1.0] * 2, source="") for n in range(30)]
+        again = [of_step(n, [1.0] * 2, source="", at=1040.0 + n) for n in range(10, 50)]
+        for one in first + [replace(each, number=f"again-{each.number}") for each in again]:
+            site.push(one)
+            if one.steps[0] % 7 == 3:
+                site.stop() if one.steps[0] % 2 else site.crash()
+                site.start()
+        site.stop()
+        row = site.row()
+        assert (row["last_step"], row["seen_at"]) == (49, 1089.0)
+        assert site.files.series(site.job.id, points=0).step.tolist() == list(range(10, 50))
+
+    def test_a_stop_does_not_wait_for_ever_and_the_next_start_reads_on(self, site, monkeypatch):
+        monkeypatch.setattr("paceline.monitor.detectors.STOP_S", 0.0)
+        for one in story(steps=60):
+            site.push(one)
+        site.stop()
+        monkeypatch.undo()
+        site.start()
+        site.stop()
+        assert site.row()["last_step"] == 59
+
+    def test_a_job_that_has_ended_stays_so_until_new_steps_come(self, site):
+        for one in story(steps=10):
+            site.push(one)
+        jobs.end(site.engine, site.job.id, 1050.0)
+        site.stop()  # shows the steps that came before the end
+        assert (site.row()["status"], site.row()["last_step"]) == ("ended", 9)
+        site.start()
+        site.push(of_step(10, [1.0] * 4, at=1100.0))
+        site.stop()
+        assert (site.row()["status"], site.row()["last_step"]) == ("running", 10)
+
+    def test_too_much_that_waits_is_refused(self, site, monkeypatch):
+        from paceline.monitor.refusal import Refusal
+
+        monkeypatch.setattr(module, "MOST_WAITING", 3)
+        site.stop()  # nobody works on it
+        site.detectors.feed(site.job, of_step(0, [1.0] * 4))
+        with pytest.raises(Refusal) as refused:
+            site.detectors.check_room()
+        assert (refused.value.status, refused.value.retry_s) == (429, 5)
