@@ -13,8 +13,15 @@ from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
 from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
-from paceline.whatif.doubts import clock_doubts, delay_doubts, judged, noop_doubts, peers_of
-from paceline.whatif.ideal import ideal_durations
+from paceline.whatif.doubts import (
+    clock_doubts,
+    delay_doubts,
+    judged,
+    noop_doubts,
+    peers_of,
+    reference_notes,
+)
+from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf
 from paceline.whatif.scenario import Part, Scenario
@@ -44,7 +51,8 @@ def analyze(
         GraphError: the ops do not form a step.
     """
     measured = trace if isinstance(trace, Measured) else from_trace(trace, keep_clocks=keep_clocks)
-    ideal = ideal_durations(measured.durations)
+    judged_by = reference(measured.durations)
+    ideal = judged_by.seconds
     slow = _simulate(measured, ideal, progress)
     shares = _Shares(measured.durations, ideal, slow)
     slowest = _slowest(slow.workers, slow.worker.mean)
@@ -59,10 +67,12 @@ def analyze(
     peers = peers_of(measured.graph)
     clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
+    t_paper = _ideal_by_paper(measured, judged_by, slow)
     return WhatIf(
         job=measured.job,
         steps=measured.steps,
         slowdown=t / slow.t_ideal,
+        slowdown_paper=t / t_paper,
         waste=1 - slow.t_ideal / t,
         discrepancy=discrepancy,
         launch_slowdown=traced / t,
@@ -90,12 +100,14 @@ def analyze(
         clocks=measured.clocks,
         microbatches=measured.microbatches,
         not_judged=tuple(label for label, n in peers.items() if n == 1),
+        slow_mode_shares={kind.label: modes.share for kind, modes in judged_by.modes.items()},
         left_out_steps=measured.left_out,
         warnings=(
             *measured.warnings,
             *delay_doubts(discrepancy, delay),
             *clock_doubts(replay_error, clamped),
             *noop_doubts(measured.durations, slow.t_ideal),
+            *reference_notes(judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper),
             *judged(peers),
         ),
     )
@@ -154,6 +166,14 @@ def _simulate(measured: Measured, ideal: Array, progress: Progress | None) -> _S
         for part in np.split(times[2:], cuts)
     ]
     return _Slowdowns(kinds, workers, times[0], ideal_s, *families)
+
+
+def _ideal_by_paper(measured: Measured, judged_by: Reference, slow: _Slowdowns) -> float:
+    """T_ideal by the reference of the paper, seconds."""
+    if not judged_by.differs:
+        return slow.t_ideal
+    times = simulate_scenarios(measured.durations, judged_by.paper, [Scenario.ideal()])
+    return float(times.mean())
 
 
 def _keyed(keys: Iterable[K], values: Array) -> dict[K, float]:

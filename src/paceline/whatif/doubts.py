@@ -7,6 +7,7 @@ import numpy as np
 from paceline.graph import Durations, StepGraph
 from paceline.trace import KIND_GROUPS, OpKind
 from paceline.trace.kinds import DP_KINDS, MEAN_KINDS, P2P_KINDS
+from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
 
@@ -37,9 +38,10 @@ def clock_doubts(replay_error: float, clamped: int) -> list[str]:
     if replay_error <= MAX_REPLAY_ERROR:
         return []
     return [
-        f"replaying the trace misses it by {replay_error:.1%} ({clamped} times were impossible and "
-        "became 0): clocks drift or jump within the trace, so what shares transfers is doubtful; "
-        "analyse fewer steps (--steps)"
+        f"replaying the trace misses it by {replay_error:.1%}: {clamped} times are impossible (a "
+        "transfer ends before its last member starts, or an operation starts before what it waits "
+        "for has ended) and became 0. What rests on transfers is doubtful. If the workers' clocks "
+        "drift, fewer steps help (--steps)"
     ]
 
 
@@ -52,6 +54,29 @@ def noop_doubts(durations: Durations, t_ideal: float) -> list[str]:
         "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
         f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
     ]
+
+
+def reference_notes(
+    judged_by: Reference, n_steps: int, slowdown: float, slowdown_paper: float
+) -> list[str]:
+    """What to know of the reference: kinds judged over time, and an ideal slower than the job."""
+    notes = []
+    if judged_by.modes:
+        named = ", ".join(
+            f"{kind.label} ({modes.slow.sum()} of {n_steps} steps, {modes.ratio:.3g}x)"
+            for kind, modes in judged_by.modes.items()
+        )
+        notes.append(
+            f"slow everywhere at once in part of the steps: {named}. The reference is the fast "
+            f"steps of the kind; by the paper's, its median over all steps, S would be "
+            f"{slowdown_paper:.3f}"
+        )
+    if slowdown < WhatIf.REFERENCE_FAILS_BELOW:
+        notes.append(
+            f"S is {slowdown:.3f}: the job is faster than its reference, so S says nothing here. "
+            "Most of a kind of operation is slow, and there are too few others to compare with"
+        )
+    return notes
 
 
 def peers_of(graph: StepGraph) -> dict[str, int]:
@@ -89,7 +114,7 @@ def judged(peers: dict[str, int]) -> list[str]:
         )
     if alone:
         notes.append(
-            "not judged, for want of peers to compare with (lasting slowness cannot show): "
+            "not judged, for want of peers to compare with (slowness in all steps cannot show): "
             + ", ".join(alone)
         )
     return notes

@@ -2,42 +2,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import Durations
+from paceline.graph import Durations, StepGraph
 from paceline.trace import OpKind
 from paceline.trace.kinds import MEAN_KINDS
+from paceline.whatif.modes import TwoModes, two_modes
+
+Array = npt.NDArray[np.float64]
+
+#: Values of a kind that tell its level in a step; more would cost time and change little.
+MAX_SAMPLES = 2048
+
+#: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
+MIN_SLOW_SHARE = 0.2
+
+#: A reference other than the paper's must change the operations of a stage by this share of their
+#: sum. Small collectives (gradient clipping) have two modes in healthy jobs, too, at no cost.
+MATERIAL = 0.005
 
 
-def ideal_durations(durations: Durations) -> npt.NDArray[np.float64]:
-    """[op] one duration per kind, over all steps, ranks and microbatches, seconds.
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What every op takes without stragglers.
 
-    The mean for forward, backward, gc and optimizer (their work could be rebalanced), the median
-    for everything else (a flapping link would drag a mean up). No-op sends and recvs do not count;
-    each gets the mean of its own durations.
+    The paper takes one duration per kind over all steps, ranks and microbatches: the mean for
+    forward, backward, gc and optimizer (their work could be rebalanced), the median for everything
+    else (a flapping link would drag a mean up). No-op sends and recvs do not count; each gets the
+    mean of its own durations.
+
+    The median fails where a kind is slow everywhere at once, in many of the steps: with half of the
+    steps slow, it is the slow time. Then the kind is judged against itself over time: its reference
+    is the paper's over the steps of its fast mode. Computes are judged so where one worker is the
+    whole job. (NVIDIA's resiliency extension calls such a score individual; its reference is the
+    best past performance, which one lucky step decides.)
+
+    Attributes:
+        seconds: [op] the reference.
+        paper: [op] the reference of the paper; the same where no kind has two modes.
+        modes: kind -> its steps in two modes, of the kinds judged against their fast mode.
     """
+
+    seconds: Array
+    paper: Array
+    modes: Mapping[OpKind, TwoModes]
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether a kind is judged by another reference than the paper's."""
+        return bool((self.seconds != self.paper).any())
+
+
+def reference(durations: Durations) -> Reference:
+    """The ideal duration of every op."""
     graph = durations.graph
-    ideal = np.zeros(graph.n_ops)
-    for kind in OpKind:
-        ops = np.flatnonzero((graph.kind == kind) & ~graph.noop)
-        if not len(ops):
-            continue
-        values = np.concatenate([_rows(durations, v, ops).ravel() for v in range(graph.n_variants)])
-        ideal[ops] = (
-            values.mean() if kind in MEAN_KINDS else np.median(values, overwrite_input=True)
-        )
+    paper = np.zeros(graph.n_ops)
+    for kind, ops in _ops_by_kind(graph):
+        paper[ops] = _usual(durations, ops, kind)
     for v in range(graph.n_variants):
         noops = np.flatnonzero(graph.noop & (graph.variant == v))
-        ideal[noops] = _rows(durations, v, noops).mean(axis=(1, 2))
-    return ideal
+        paper[noops] = _rows(durations, v, noops).mean(axis=(1, 2))
+    seconds, modes = paper.copy(), {}
+    alone = graph.n_dp * graph.n_pp == 1
+    for kind, ops in _ops_by_kind(graph):
+        if kind in MEAN_KINDS and not alone:
+            continue
+        over_time = two_modes(_levels(durations, ops))
+        if over_time is None or over_time.share < MIN_SLOW_SHARE:
+            continue
+        usual = _usual(durations, ops, kind, ~over_time.slow)
+        if _is_material(graph, paper, ops, usual):
+            seconds[ops] = usual
+            modes[kind] = over_time
+    return Reference(seconds, paper, modes)
 
 
-def _rows(
-    durations: Durations, variant: int, ops: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:
+    """The kinds there are, each with its ops that move or compute something."""
+    for kind in OpKind:
+        ops = np.flatnonzero((graph.kind == kind) & ~graph.noop)
+        if len(ops):
+            yield kind, ops
+
+
+def _is_material(graph: StepGraph, paper: Array, ops: npt.NDArray[np.int64], usual: float) -> bool:
+    """Whether another duration of some ops changes what a stage takes in all."""
+    first = graph.variant_ops(0)
+    by_stage = np.bincount(graph.pp[first], paper[first])
+    inside = ops[ops < first.stop]
+    change = np.bincount(graph.pp[inside], np.abs(paper[inside] - usual), len(by_stage))
+    return bool((change >= MATERIAL * by_stage).any())
+
+
+def ideal_durations(durations: Durations) -> Array:
+    """[op] what each op takes without stragglers, seconds (see :class:`Reference`)."""
+    return reference(durations).seconds
+
+
+def _usual(
+    durations: Durations,
+    ops: npt.NDArray[np.int64],
+    kind: OpKind,
+    steps: npt.NDArray[np.bool_] | None = None,
+) -> float:
+    """The mean or median of a kind over all values, or over those of some steps."""
+    tables = [_rows(durations, v, ops) for v in range(durations.graph.n_variants)]
+    if steps is not None:
+        tables = [table[:, steps] for table in tables]
+    values = np.concatenate([table.ravel() for table in tables])
+    return float(values.mean() if kind in MEAN_KINDS else np.median(values, overwrite_input=True))
+
+
+def _levels(durations: Durations, ops: npt.NDArray[np.int64]) -> Array:
+    """[step] the median duration of some ops, over a sample of ops and replicas."""
+    samples = []
+    for v in range(durations.graph.n_variants):
+        span = durations.graph.variant_ops(v)
+        inside = ops[(ops >= span.start) & (ops < span.stop)] - span.start
+        block = durations.block(v)
+        n_dp = block.shape[2]
+        every = -(-len(inside) * n_dp // MAX_SAMPLES)  # ops first: members of a group are alike
+        few = inside[:: min(every, max(1, len(inside)))]
+        dps = np.arange(0, n_dp, -(-len(few) * n_dp // MAX_SAMPLES))
+        rows = block[few][:, :, dps]
+        samples.append(np.moveaxis(rows, 1, 0).reshape(durations.n_steps, -1))
+    levels: Array = np.median(np.concatenate(samples, axis=1), axis=1)
+    return levels
+
+
+def _rows(durations: Durations, variant: int, ops: npt.NDArray[np.int64]) -> Array:
     """[op, step, dp] durations of those of ``ops`` that belong to the variant."""
     span = durations.graph.variant_ops(variant)
     inside = ops[(ops >= span.start) & (ops < span.stop)] - span.start
-    rows: npt.NDArray[np.float64] = durations.block(variant)[inside]
+    rows: Array = durations.block(variant)[inside]
     return rows

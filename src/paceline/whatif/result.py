@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import ClockOffsets
 from paceline.trace import Job
+from paceline.whatif.modes import TwoModes, two_modes
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class WhatIf:
         job: degrees of parallelism.
         steps: [step] step numbers analysed.
         slowdown: S = T / T_ideal (Eq. 1).
+        slowdown_paper: the same where T_ideal takes the paper's reference for every kind; differs
+            only where ``slow_mode_shares`` names kinds.
         waste: 1 - 1/S, the share of GPU time lost (Eq. 3).
         discrepancy: |T - traced mean step| / traced (paper, section 6).
         launch_slowdown: traced mean step / T.
@@ -62,6 +66,8 @@ class WhatIf:
         clocks: estimated clock offsets.
         microbatches: [dp] microbatches of each replica.
         not_judged: kinds whose lasting slowness cannot show, for want of peers.
+        slow_mode_shares: kinds judged against their own fast mode, not by the paper's median ->
+            share of the steps in which they are slow (:class:`paceline.whatif.ideal.Reference`).
         left_out_steps: step number -> why it was not analysed.
         warnings: what the user should know.
     """
@@ -69,6 +75,7 @@ class WhatIf:
     job: Job
     steps: npt.NDArray[np.int64]
     slowdown: float
+    slowdown_paper: float
     waste: float
     discrepancy: float
     launch_slowdown: float
@@ -96,18 +103,32 @@ class WhatIf:
     clocks: ClockOffsets
     microbatches: npt.NDArray[np.int64]
     not_judged: tuple[str, ...]
+    slow_mode_shares: Mapping[str, float]
     left_out_steps: Mapping[int, str]
     warnings: tuple[str, ...]
 
-    #: Below this slowdown a job counts as healthy.
+    #: Below this slowdown stragglers count as harmless.
     HEALTHY_BELOW = 1.03
+    #: Below this one the reference is slower than the job: it says nothing.
+    REFERENCE_FAILS_BELOW = 0.99
     #: Above this discrepancy the paper drops a trace (section 6).
     DOUBTFUL_ABOVE = 0.05
 
+    @cached_property
+    def step_modes(self) -> TwoModes | None:
+        """The traced step times in two modes; None where there is one."""
+        return two_modes(self.traced_s)
+
+    @property
+    def straggling(self) -> bool:
+        """Whether stragglers cost enough to look for causes."""
+        return self.slowdown >= self.HEALTHY_BELOW
+
     @property
     def healthy(self) -> bool:
-        """Whether stragglers cost next to nothing."""
-        return self.slowdown < self.HEALTHY_BELOW
+        """Whether stragglers cost next to nothing, as far as the reference and the steps say so."""
+        judged = self.slowdown >= self.REFERENCE_FAILS_BELOW and self.step_modes is None
+        return judged and not self.straggling
 
     @property
     def even(self) -> bool:

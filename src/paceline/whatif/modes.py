@@ -1,0 +1,66 @@
+"""Two modes of a time: steps in which something is fast, and steps in which it is slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+#: Fewer values show no modes, and a mode of fewer values is an outlier.
+MIN_VALUES, MIN_MODE = 4, 2
+
+#: The slow mode takes at least this many times as long as the fast one.
+MIN_RATIO = 1.1
+
+#: Distance of the modes in standard deviations within them: ``APART + APART_FEW / n**2``. The best
+#: split of n values of one mode exceeds it in under 1% of draws (normal, lognormal, uniform,
+#: exponential, Student t with 3 degrees of freedom, AR(1) 0.9; benchmarks/modes.py).
+APART, APART_FEW = 5.5, 420.0
+
+#: Recorded times are rounded: spreads below this share of the value are none.
+MIN_SPREAD = 1e-4
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TwoModes:
+    """Values in two modes.
+
+    Attributes:
+        slow: [value] whether it belongs to the slow mode.
+        ratio: median of the slow mode over that of the fast one.
+    """
+
+    slow: npt.NDArray[np.bool_]
+    ratio: float
+
+    @property
+    def share(self) -> float:
+        """Share of the values in the slow mode."""
+        return float(self.slow.mean())
+
+
+def two_modes(values: Array) -> TwoModes | None:
+    """The two modes of some positive times; None where there is one.
+
+    The split of the logarithms with the least sum of squares, where the modes lie far enough apart.
+    """
+    n = len(values)
+    if n < MIN_VALUES or not (values > 0).all():
+        return None
+    logs = np.log(values)
+    ranked = np.sort(logs)
+    sizes = np.arange(MIN_MODE, n - MIN_MODE + 1)
+    total, squares = np.cumsum(ranked), np.cumsum(ranked**2)
+    low, high = total[sizes - 1], total[-1] - total[sizes - 1]
+    within = squares[-1] - low**2 / sizes - high**2 / (n - sizes)
+    best = int(np.argmin(within))
+    size = int(sizes[best])
+    fast, slow = ranked[:size], ranked[size:]
+    spread = max(float(np.sqrt(max(within[best], 0.0) / (n - 2))), MIN_SPREAD)
+    ratio = float(np.exp(np.median(slow) - np.median(fast)))
+    if ratio < MIN_RATIO or slow.mean() - fast.mean() < spread * (APART + APART_FEW / n**2):
+        return None
+    return TwoModes(logs > (fast[-1] + slow[0]) / 2, ratio)
