@@ -1,4 +1,9 @@
-"""Clock offsets between workers, from transfers whose members end together."""
+"""Clock offsets between workers, from transfers whose members end together.
+
+A member that ends its transfers late looks like a clock that is ahead. Offsets are taken off only
+where the evidence is of clocks: times that are impossible without them, or agreement of all kinds
+of transfer that a worker takes part in.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph.graph import Durations, StepGraph
+from paceline.trace.kinds import P2P_KINDS, OpKind
+
+Array = npt.NDArray[np.float64]
 
 #: Ends of this many ops per link tell its offset well enough; more would only cost time.
 MAX_SAMPLES = 64
+
+#: Pairs of a replica that are looked at for impossible times.
+MAX_PAIRS = 512
+
+#: Offsets spread wider than this (standard deviation over the workers) matter; so does a single
+#: clock that is further off, which the standard deviation of a large job would hide.
+SPREAD_S, ONE_OFF_S = 0.002, 0.005
+
+#: Clocks explain the ends of a kind of transfer if they leave this share of the differences; they
+#: explain impossible times if they leave this share of their seconds.
+ENDS_LEFT, IMPOSSIBLE_LEFT = 0.6, 0.2
+
+#: Transfers that end this long before all members have started are impossible: clocks are read to
+#: about a microsecond, and the recorders stamp within tens of them.
+IMPOSSIBLE_S = 0.0005
 
 #: Rounds of reweighting, and the misfit (seconds) below which an observation keeps its full weight.
 ROUNDS, TOLERANCE_S = 5, 1e-4
@@ -24,54 +47,158 @@ class ClockOffsets:
         offset_s: [dp, pp] seconds.
         std_s: their standard deviation.
         corrected: whether they were taken off the times.
+        reason: why they were or were not; empty where they are too small to matter.
     """
 
-    offset_s: npt.NDArray[np.float64]
+    offset_s: Array
     std_s: float
     corrected: bool = False
+    reason: str = ""
+
+    @property
+    def furthest_s(self) -> float:
+        """The largest offset, seconds."""
+        return float(np.abs(self.offset_s).max())
+
+    @property
+    def matter(self) -> bool:
+        """Whether offsets of this size would change an analysis."""
+        return self.std_s > SPREAD_S or self.furthest_s > ONE_OFF_S
+
+    @property
+    def doubt_s(self) -> float:
+        """Seconds by which times of different workers may disagree."""
+        return self.furthest_s if self.matter and not self.corrected else 0.0
 
 
-def estimate_offsets(graph: StepGraph, end: Durations) -> ClockOffsets:
+@dataclass(frozen=True)
+class _Group:
+    """Groups of workers that take part in one kind of transfer.
+
+    Attributes:
+        kind: of the transfer (of the send, of a send and recv).
+        workers: [group, member] dp * n_pp + pp.
+        ahead: [group, member] the member's end after the members' mean, median over the steps, s.
+    """
+
+    kind: OpKind
+    workers: npt.NDArray[np.int64]
+    ahead: Array
+
+
+def estimate_offsets(graph: StepGraph, start: Durations, end: Durations) -> ClockOffsets:
     """Each worker's constant clock offset, by least squares over all transfers.
 
     The members of one transfer end together, so recorded ends that differ show how the clocks
     differ. Each group of workers that transfer to each other yields one observation, the median
     over steps and ops of each member's end against the group's mean, which the offsets should
-    reproduce.
+    reproduce. ``corrected`` says whether the evidence allows to take them off; it is for the caller
+    to do so.
 
     Args:
         graph: the ops.
-        end: recorded ends in the layout of the durations.
+        start: recorded starts in the layout of the durations.
+        end: recorded ends, alike.
     """
     n_dp, n_pp = graph.n_dp, graph.n_pp
     groups = [*_pair_groups(graph, end), *_collective_groups(graph, end)]
     offset = _fit(n_dp * n_pp, groups).reshape(n_dp, n_pp)
-    return ClockOffsets(offset, float(offset.std()))
+    clocks = ClockOffsets(offset, float(offset.std()))
+    if not clocks.matter:
+        return clocks
+    corrected, reason = _judge(graph, start, end, groups, offset)
+    return ClockOffsets(offset, clocks.std_s, corrected, reason)
 
 
-# A group: workers (dp * n_pp + pp) [group, member] and how far each member's clock shows the common
-# end after the members' mean [group, member], seconds.
-_Group = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+def _judge(
+    graph: StepGraph, start: Durations, end: Durations, groups: list[_Group], offset: Array
+) -> tuple[bool, str]:
+    """Whether the offsets are those of clocks, and why."""
+    before = impossible_s(graph, start, end, np.zeros_like(offset))
+    after = impossible_s(graph, start, end, offset)
+    if before > 0 and after <= IMPOSSIBLE_LEFT * before:
+        return True, "transfers would end before all members have started"
+    contradicted = _contradicted(groups, offset.ravel())
+    if contradicted:
+        return False, (
+            f"ends of {contradicted[0].label} do not show it: members that end late, not clocks"
+        )
+    if not any(group.kind in P2P_KINDS for group in groups):
+        return False, "with collectives only, a clock that is ahead and a late member look alike"
+    return True, "all kinds of transfer agree"
+
+
+def _contradicted(groups: list[_Group], offset: Array) -> list[OpKind]:
+    """Kinds of transfer whose ends the offsets do not explain."""
+    off = np.abs(offset) > SPREAD_S
+    before: dict[OpKind, float] = {}
+    after: dict[OpKind, float] = {}
+    for group in groups:
+        shown = off[group.workers]
+        ones = np.ones_like(group.ahead)
+        left = _centred(group.ahead - offset[group.workers], ones)
+        before[group.kind] = before.get(group.kind, 0.0) + float(np.abs(group.ahead)[shown].sum())
+        after[group.kind] = after.get(group.kind, 0.0) + float(np.abs(left)[shown].sum())
+    return [kind for kind in before if after[kind] > ENDS_LEFT * before[kind]]
+
+
+def impossible_s(graph: StepGraph, start: Durations, end: Durations, offset: Array) -> float:
+    """Seconds by which transfers end before their last member has started.
+
+    Args:
+        graph: the ops.
+        start: recorded starts.
+        end: recorded ends.
+        offset: [dp, pp] clock offsets to take off first, seconds.
+    """
+    total = 0.0
+    for v, dps in enumerate(graph.variant_dps):
+        pairs, pp = graph.variant_pairs(v), graph.pp[graph.variant_ops(v)]
+        few = pairs[np.linspace(0, len(pairs) - 1, min(len(pairs), MAX_PAIRS)).astype(int)]
+        one, other = few[:, 0], few[:, 1]
+        shift = offset[dps].T  # [pp, dp]
+        first, last = start.block(v), end.block(v)
+        latest = np.maximum(
+            first[one] - shift[pp[one], None], first[other] - shift[pp[other], None]
+        )
+        for side in (one, other):
+            total += _before(last[side] - shift[pp[side], None] - latest)
+    for members in graph.dp_groups:
+        launches, ends = [], []
+        for op in members.tolist():
+            shift = offset[graph.variant_dps[int(graph.variant[op])], graph.pp[op]]
+            launches.append(start.row(op) - shift)
+            ends.append(end.row(op) - shift)
+        latest = np.max([launch.max(axis=1) for launch in launches], axis=0)
+        total += sum(_before(row - latest[:, None]) for row in ends)
+    return total
+
+
+def _before(transfer: Array) -> float:
+    """Seconds that transfer times are impossible by."""
+    return float(np.where(transfer < -IMPOSSIBLE_S, -transfer, 0.0).sum())
 
 
 def _pair_groups(graph: StepGraph, end: Durations) -> list[_Group]:
-    """One group per pair of stages that send to each other, per data-parallel rank."""
+    """For each kind of pair and two stages, one group per data-parallel rank."""
     groups: list[_Group] = []
     for v, dps in enumerate(graph.variant_dps):
-        pp = graph.pp[graph.variant_ops(v)]
+        span = graph.variant_ops(v)
+        pp, kind = graph.pp[span], graph.kind[span]
         pairs = graph.variant_pairs(v)
         stages = np.sort(pp[pairs], axis=1)
+        keys = np.concatenate([stages, kind[pairs[:, :1]]], axis=1)
         block = end.block(v)
-        for low, high in np.unique(stages, axis=0):
+        for low, high, which in np.unique(keys, axis=0).tolist():
             if low == high:
                 continue
-            link = pairs[(stages == (low, high)).all(axis=1)]
+            link = pairs[(keys == (low, high, which)).all(axis=1)]
             link = link[np.linspace(0, len(link) - 1, min(len(link), MAX_SAMPLES)).astype(int)]
             sign = np.where(pp[link[:, 0]] == low, 1.0, -1.0)
             apart = (block[link[:, 0]] - block[link[:, 1]]) * sign[:, None, None]
             half = np.median(apart, axis=(0, 1)) / 2  # [dp]
             workers = np.stack([dps * graph.n_pp + low, dps * graph.n_pp + high], axis=1)
-            groups.append((workers, np.stack([half, -half], axis=1)))
+            groups.append(_Group(OpKind(which), workers, np.stack([half, -half], axis=1)))
     return groups
 
 
@@ -89,59 +216,56 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
         if table.shape[1] < 2:
             continue
         ahead = np.median(table - table.mean(axis=1, keepdims=True), axis=0)
-        groups.append((np.concatenate(workers)[None], ahead[None]))
+        kind = OpKind(int(graph.kind[members[0]]))
+        groups.append(_Group(kind, np.concatenate(workers)[None], ahead[None]))
     return groups
 
 
-def _fit(n_workers: int, groups: list[_Group]) -> npt.NDArray[np.float64]:
+def _fit(n_workers: int, groups: list[_Group]) -> Array:
     """Offsets x, mean 0, that fit best: least squares, then again with outliers weighing less.
 
     A rank whose slow NIC ends some collective late on every step is no rank whose clock is ahead:
     its other transfers disagree with that one.
     """
-    weights = [np.ones_like(ahead) for _, ahead in groups]
+    weights = [np.ones_like(group.ahead) for group in groups]
     x = _least_squares(n_workers, groups, weights)
     for _ in range(ROUNDS):
         weights = [
-            1 / np.maximum(np.abs(_centred(ahead - x[workers], weight)), TOLERANCE_S)
-            for (workers, ahead), weight in zip(groups, weights, strict=True)
+            1 / np.maximum(np.abs(_centred(group.ahead - x[group.workers], weight)), TOLERANCE_S)
+            for group, weight in zip(groups, weights, strict=True)
         ]
         x = _least_squares(n_workers, groups, weights)
     return x
 
 
-def _centred(
-    values: npt.NDArray[np.float64], weight: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _centred(values: Array, weight: Array) -> Array:
     """[group, member] deviations from each group's weighted mean."""
     mean = (values * weight).sum(axis=1, keepdims=True) / weight.sum(axis=1, keepdims=True)
-    deviations: npt.NDArray[np.float64] = values - mean
+    deviations: Array = values - mean
     return deviations
 
 
-def _least_squares(
-    n_workers: int, groups: list[_Group], weights: list[npt.NDArray[np.float64]]
-) -> npt.NDArray[np.float64]:
+def _least_squares(n_workers: int, groups: list[_Group], weights: list[Array]) -> Array:
     """Offsets x, mean 0, whose deviations from each group's mean fit the observed ones best.
 
     The normal equations are those of a graph Laplacian; conjugate gradients need only its product
     with a vector, which costs as much as the groups have members.
     """
 
-    def scatter(parts: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    def scatter(parts: list[Array]) -> Array:
         total = np.zeros(n_workers)
-        for (workers, _), part, weight in zip(groups, parts, weights, strict=True):
-            np.add.at(total, workers, _centred(part, weight) * weight)
+        for group, part, weight in zip(groups, parts, weights, strict=True):
+            np.add.at(total, group.workers, _centred(part, weight) * weight)
         return total
 
     x = np.zeros(n_workers)
-    residual = scatter([ahead for _, ahead in groups])
+    residual = scatter([group.ahead for group in groups])
     direction = residual.copy()
     norm = start_norm = float(residual @ residual)
     for _ in range(4 * n_workers):
         if norm <= 1e-24 * start_norm or norm < 1e-30:
             break
-        image = scatter([direction[workers] for workers, _ in groups])
+        image = scatter([direction[group.workers] for group in groups])
         step = norm / float(direction @ image)
         x += step * direction
         residual -= step * image

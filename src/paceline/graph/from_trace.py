@@ -17,9 +17,8 @@ from paceline.trace import Job, OpKind, Trace
 #: Clocks disagree by some ms, so slightly negative times are kept; below this they are noise.
 CLOCK_ERROR_S = -0.010
 
-#: Offsets spread wider than this (standard deviation over the workers) are corrected; so is a
-#: single clock that is further off, which the standard deviation of a large job would hide.
-CORRECT_ABOVE_S, CORRECT_ONE_ABOVE_S = 0.002, 0.005
+#: Why clocks that differ were not corrected, where the user said so.
+KEPT = "kept as they are"
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,12 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     start, end = _tables(trace, graph, structure.kept)
     left_out = {**trace.left_out, **structure.left_out}
     warnings = [*trace.warnings, *_structure_warnings(trace, graph, structure.left_out)]
-    clocks = estimate_offsets(graph, end)
-    furthest_s = float(np.abs(clocks.offset_s).max())
-    if clocks.std_s > CORRECT_ABOVE_S or furthest_s > CORRECT_ONE_ABOVE_S:
-        apart = f"std {clocks.std_s * 1e3:.1f} ms, at most {furthest_s * 1e3:.1f} ms"
-        if keep_clocks:
-            warnings.append(f"worker clocks differ ({apart}), kept as they are")
-        else:
-            clocks = replace(clocks, corrected=True)
-            traced = _correct(graph, start, end, clocks.offset_s)
-            warnings.append(f"worker clocks differ ({apart}); corrected")
+    clocks = estimate_offsets(graph, start, end)
+    if clocks.corrected and keep_clocks:
+        clocks = replace(clocks, corrected=False, reason=KEPT)
+    if clocks.corrected:
+        traced = _correct(graph, start, end, clocks.offset_s)
+    warnings += _clock_warnings(clocks)
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
         job=trace.job,
@@ -123,6 +118,20 @@ def _structure_warnings(trace: Trace, graph: StepGraph, left_out: Mapping[int, s
             f"{counts.mean():.1f}) does not show in S"
         )
     return warnings
+
+
+def _clock_warnings(clocks: ClockOffsets) -> list[str]:
+    if not clocks.matter:
+        return []
+    apart = f"std {clocks.std_s * 1e3:.1f} ms, at most {clocks.furthest_s * 1e3:.1f} ms"
+    if clocks.corrected:
+        return [f"worker clocks differ ({apart}): {clocks.reason}; corrected"]
+    if clocks.reason == KEPT:
+        return [f"worker clocks differ ({apart}), {KEPT}"]
+    return [
+        f"ends of the same transfers differ between workers ({apart}), not corrected: "
+        f"{clocks.reason}"
+    ]
 
 
 def microbatches_of(graph: StepGraph) -> npt.NDArray[np.int64]:
