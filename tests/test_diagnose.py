@@ -97,7 +97,9 @@ def test_a_worker_that_is_slow_in_some_steps_only():
     finding = diagnose(measured, analyze(measured)).findings[0]
     assert finding.cause == "worker"
     assert finding.where["workers"] == [[5, 2]]
-    assert finding.evidence["steps"] == 3
+    assert finding.evidence["steps"] == [7, 8, 9]
+    assert finding.evidence["factors"] == pytest.approx([1.6], rel=0.03)
+    assert "in 3 of 10 steps (7, 8, 9)" in finding.text
 
 
 def test_launch_delays_lie_outside_s():

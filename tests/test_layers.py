@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 LAYERS = (
     *(
         "errors",
+        "robust",
         "jit",
         "files",
         "blockfile",

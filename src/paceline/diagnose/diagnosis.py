@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.causes import Candidate, compute_causes
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.causes import compute_causes
+from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.garbage import garbage_cause
+from paceline.diagnose.groups import group_causes
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
+from paceline.diagnose.links import link_cause
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
-from paceline.diagnose.transfers import transfer_causes
 from paceline.graph import Durations, Measured
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
@@ -26,6 +29,9 @@ Array = npt.NDArray[np.float64]
 
 #: A cause is reported if it costs this share of the step and of T - T_ideal; less is noise.
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
+
+#: Resamples that lose less than this share of the usual gap say nothing of shares.
+MIN_GAP = 0.1
 
 RESAMPLES = 500
 INTERVAL = (5, 95)
@@ -65,7 +71,7 @@ def diagnose(
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
-    inside = [] if result.healthy else _inside(measured, result, resamples)
+    inside = _inside(measured, result, resamples) if result.straggling else []
     outside = outside_causes(measured, result, resamples)
     found = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in found)
@@ -98,11 +104,13 @@ def _resamples(n_steps: int) -> Array:
 def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
     durations = measured.durations
     fit = fit_computes(durations)
-    candidates = compute_causes(durations, fit)
+    candidates = compute_causes(durations, fit, result.steps)
     garbage = garbage_cause(durations, fit)
     candidates += [garbage] if garbage else []
     ideal = ideal_durations(durations)
-    candidates += transfer_causes(durations, ideal)
+    link = link_cause(durations, ideal)
+    candidates += [link] if link else []
+    candidates += group_causes(durations, ideal, result.steps)
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())
@@ -115,7 +123,7 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
             break
         kept = [cause for cause, drop in zip(kept, small, strict=True) if not drop]
         cost, error = savings.shapley(kept)
-    judge = _Judge(result, gap, resamples)
+    judge = _Judge(result, gap, resamples, Trust.of(measured, result))
     findings, explained = [], np.zeros_like(gap)
     for cause, seconds, sigma in zip(kept, cost, error, strict=True):
         finding = judge.finding(candidates[cause], seconds, float(sigma))
@@ -142,14 +150,17 @@ class _Judge:
     result: WhatIf
     gap: Array  # [step] T - T_ideal
     resamples: Array
+    trust: Trust
 
     def finding(self, candidate: Candidate, cost: Array, sampling_error: float) -> Finding:
         """The finding for a cause that costs ``cost`` [step] seconds."""
         gap = float(self.gap.mean())
-        shares = (self.resamples @ cost) / gap
-        of_step = (self.resamples @ cost) / (self.resamples @ self.result.traced_s)
+        costs, gaps = self.resamples @ cost, self.resamples @ self.gap
+        of_step = costs / (self.resamples @ self.result.traced_s)
+        # Both are of the same resample: steps without the cause have less to explain.
+        shares = costs[gaps > MIN_GAP * gap] / gaps[gaps > MIN_GAP * gap]
         low, high = (float(x) for x in np.percentile(shares, INTERVAL))
-        persists = (shares >= MIN_SHARE) & (of_step >= MIN_OF_STEP)
+        persists = (costs / gap >= MIN_SHARE) & (of_step >= MIN_OF_STEP)
         evidence = dict(candidate.evidence)
         if sampling_error:
             evidence["share_sampling_error"] = sampling_error / gap
@@ -160,10 +171,11 @@ class _Judge:
             share=float(cost.mean()) / gap,
             share_of_step=float(cost.mean() / self.result.traced_s.mean()),
             interval=(low, high),
-            confidence=float(persists.mean()),
+            confidence=self.trust.confidence(candidate, float(persists.mean())),
             where=candidate.where,
             evidence=evidence,
             ambiguous=candidate.ambiguous,
+            alternative=candidate.alternative,
         )
 
 

@@ -31,10 +31,11 @@ class Finding:
         share: share of T - T_ideal it explains; None outside S. May be negative.
         share_of_step: share of the actual step time.
         interval: 90% bootstrap interval of ``share`` (of ``share_of_step`` outside S).
-        confidence: share of bootstrap resamples of the steps in which the finding persists.
+        confidence: how likely the finding is true (:mod:`paceline.diagnose.confidence`).
         where: ``workers`` [[dp, pp], ...], ``stage``, ``link`` [[dp, pp], [dp, pp]] or ``group``.
         evidence: the numbers that show it, with thresholds and their sources.
         ambiguous: what else it may be, if that cannot be told apart.
+        alternative: the cause that it would be then, where it has a name.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Finding:
     where: Mapping[str, Any]
     evidence: Mapping[str, Any]
     ambiguous: str = ""
+    alternative: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """The finding as JSON holds it."""
@@ -63,6 +65,8 @@ class Finding:
         }
         if self.ambiguous:
             mapping["ambiguous"] = self.ambiguous
+        if self.alternative:
+            mapping["alternative"] = self.alternative
         return mapping
 
 

@@ -6,27 +6,43 @@ leak into the other factors.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.graph import Durations, StepGraph
 from paceline.graph.computes import KINDS, computes_of
 
 Array = npt.NDArray[np.float64]
 
-#: A whole replica counts as slower only if its level stands out by so many standard errors, and by
-#: this much; else the difference is that of its microbatches.
+#: A whole replica counts as slower only if its level stands out by this many standard errors, and
+#: by this much; else the difference is that of its microbatches.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
+
+#: Where most workers of a stage are slow, the fast ones show what is usual: if they are this share
+#: of the replicas at least, are faster by this much (logarithm), and by this many standard errors.
+FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
+
+#: Fast workers of a stage are the healthy ones if they agree with the other stages: to this share
+#: of the gap to the slow ones.
+AGREES = 0.25
 
 #: A compute is paused if it exceeds its fit by so many robust standard deviations of the residual,
 #: by this share, and by this many seconds (collections take tens to hundreds of ms: paper, 5.4).
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
+#: With fewer steps than this, microbatches show how sure a worker's factor is.
+MIN_STEPS = 4
+
 #: Microbatches that differ less than this (90% quantile of the logarithm) give no slope.
 MIN_SPREAD = 0.05
+
+#: Stands for whole replicas among the stages most of whose workers are slow.
+REPLICAS = -1
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
 
@@ -58,6 +74,10 @@ class Fit:
         stage_of_place: [place].
         level: [dp] of a whole replica.
         worker: [kind, stage, dp] of a worker beside its replica's level.
+        worker_error: [stage, dp] standard error of worker and replica together, from how much they
+            differ between steps; of few steps, between microbatches.
+        mostly_slow: stages most of whose workers are slower than a few that agree with the other
+            stages; ``REPLICAS``: most replicas are slower than a few.
         variants: microbatch factors and residuals, per replica structure.
         sigma: [kind] robust standard deviation of the residuals.
     """
@@ -67,6 +87,8 @@ class Fit:
     stage_of_place: npt.NDArray[np.int64]
     level: Array
     worker: Array
+    worker_error: Array
+    mostly_slow: frozenset[int]
     variants: tuple[VariantFit, ...]
     sigma: Array
 
@@ -93,31 +115,79 @@ def _fit(durations: Durations) -> Fit:
     logs = [
         np.log(np.maximum(durations.block(v)[ops[v]], _TINY_S)) for v in range(graph.n_variants)
     ]
-    # [kind, place, dp in any order], then the typical replica: of two the faster one, or a slow
-    # worker among two would look like a stage that is half as slow.
-    by_replica = np.concatenate([np.median(log, axis=(2, 3)) for log in logs], axis=2)
+    by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
+    for log, dps in zip(logs, graph.variant_dps, strict=True):
+        by_replica[..., dps] = np.median(log, axis=(2, 3))
+    # The typical replica: of two the faster one, or a slow worker among two would look like a
+    # stage that is half as slow.
     place = _lower_median(np.moveaxis(by_replica, 2, 0))
+    mostly_slow = _use_fast_workers(place, by_replica, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
     micro = [_lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
-    level = _levels(graph, micro)
+    level, level_error = _levels(graph, micro)
+    mostly_slow += [REPLICAS] if (level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
         logs[v] -= level[dps]
     slope = _slopes(logs, micro)
     for log, cost in zip(logs, micro, strict=True):
         log -= slope[:, :, None, None, None] * cost
-    worker = _workers(graph, logs, stage_of_place)
+    worker, error = _workers(graph, logs, stage_of_place, mostly_slow)
     for v, dps in enumerate(graph.variant_dps):
         logs[v] -= worker[:, stage_of_place][:, :, dps][:, :, None, None, :]
     sigma = np.array(
         [
-            1.4826 * np.median(np.concatenate([np.abs(log[k]).ravel() for log in logs]))
+            robust.SIGMA_OF_MAD
+            * np.median(np.concatenate([np.abs(log[k]).ravel() for log in logs]))
             for k in (0, 1)
         ]
     )
     variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
-    return Fit(place, slope, stage_of_place, level, worker, variants, sigma)
+    error = np.hypot(error, np.where(level == 0, 0.0, level_error))
+    return Fit(
+        *(place, slope, stage_of_place, level, worker, error),
+        *(frozenset(mostly_slow), variants, sigma),
+    )
+
+
+def _use_fast_workers(
+    place: Array, by_replica: Array, stage_of_place: npt.NDArray[np.int64]
+) -> list[int]:
+    """Take the fast workers of a stage as typical where most of its workers are slow, in place.
+
+    They are the healthy ones if they agree with what the other stages take. Returns the stages.
+    """
+    n_dp = by_replica.shape[2]
+    n_stages = int(stage_of_place[-1]) + 1
+    if n_stages < 2 or n_dp < 3:
+        return []
+    over = (by_replica - place[..., None]).mean(axis=0)  # [place, dp]
+    by_stage = np.stack([over[stage_of_place == s].mean(axis=0) for s in range(n_stages)])
+    by_stage = by_stage - _own_levels(by_stage)
+    typical = np.stack([place[:, stage_of_place == s].mean() for s in range(n_stages)])
+    changed = []
+    for stage in range(n_stages):
+        fast = by_stage[stage] <= -FAST_GAP
+        if not FAST_SHARE <= fast.mean() < 0.5:
+            continue
+        gap = -float(np.median(by_stage[stage][fast]))
+        others = float(np.median(np.delete(typical, stage)))
+        if abs(typical[stage] - gap - others) > AGREES * gap:
+            continue
+        here = stage_of_place == stage
+        place[:, here] = np.median(by_replica[:, here][..., fast], axis=2)
+        changed.append(stage)
+    return changed
+
+
+def _own_levels(by_stage: Array) -> Array:
+    """[dp] the level of whole replicas; of two stages' deviations the smaller one."""
+    if len(by_stage) > 2:
+        level: Array = np.median(by_stage, axis=0)
+        return level
+    smaller: Array = np.take_along_axis(by_stage, np.abs(by_stage).argmin(axis=0)[None], axis=0)[0]
+    return smaller
 
 
 def _lower_median(values: Array) -> Array:
@@ -127,17 +197,20 @@ def _lower_median(values: Array) -> Array:
     return median
 
 
-def _levels(graph: StepGraph, micro: list[Array]) -> Array:
+def _levels(graph: StepGraph, micro: list[Array]) -> tuple[Array, Array]:
     """[dp] how much slower whole replicas are, where that stands out of their microbatches."""
     level, error = np.zeros(graph.n_dp), np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         flat = cost.reshape(-1, len(dps))
         level[dps] = np.median(flat, axis=0)
-        spread = 1.4826 * np.median(np.abs(flat - level[dps]), axis=0)
-        error[dps] = 1.2533 * spread / np.sqrt(len(flat))
+        by_step = np.median(cost, axis=0)  # [step, dp]
+        error[dps] = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
     level -= _lower_median(level)
+    fast = level <= -np.maximum(FAST_GAP, FAST_ERRORS * error)
+    if graph.n_dp > 2 and FAST_SHARE <= fast.mean() < 0.5:
+        level -= np.median(level[fast])
     level[np.abs(level) < np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)] = 0.0
-    return level
+    return level, error
 
 
 def _slopes(logs: list[Array], micro: list[Array]) -> Array:
@@ -158,17 +231,32 @@ def _slopes(logs: list[Array], micro: list[Array]) -> Array:
 
 
 def _workers(
-    graph: StepGraph, residual: list[Array], stage_of_place: npt.NDArray[np.int64]
-) -> Array:
-    """[kind, stage, dp] median over the worker's ops, against the typical worker of its stage."""
+    graph: StepGraph,
+    residual: list[Array],
+    stage_of_place: npt.NDArray[np.int64],
+    mostly_slow: Collection[int],
+) -> tuple[Array, Array]:
+    """[kind, stage, dp] median over the worker's ops, against the typical worker of its stage.
+
+    And [stage, dp] its standard error.
+    """
     worker = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
+    error = np.zeros((graph.n_pp, graph.n_dp))
     for rest, dps in zip(residual, graph.variant_dps, strict=True):
         for stage in range(graph.n_pp):
             of_stage = rest[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
             flat = of_stage.reshape(len(KINDS), -1, len(dps))
             worker[:, stage, dps] = np.median(flat, axis=1)
-    worker -= _lower_median(np.moveaxis(worker, 2, 0))[:, :, None]
-    return worker
+            by_step = of_stage.reshape(-1, *of_stage.shape[-2:])
+            error[stage, dps] = robust.error_over_time(np.median(by_step, axis=0))
+            if by_step.shape[1] < MIN_STEPS:
+                apart = flat - worker[:, stage, dps][:, None]
+                one = robust.median_error(np.concatenate(list(apart)))
+                error[stage, dps] = np.maximum(error[stage, dps], one)
+    usual = _lower_median(np.moveaxis(worker, 2, 0))
+    usual[:, [stage for stage in mostly_slow if stage != REPLICAS]] = 0.0
+    worker -= usual[:, :, None]
+    return worker, error
 
 
 def pause_residual(fit: Fit) -> Array:

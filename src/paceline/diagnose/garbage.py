@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.causes import Candidate
+from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import Fit, pauses
 from paceline.diagnose.remove import Effect
 from paceline.graph import Durations

@@ -32,12 +32,12 @@ MIN_STEPS = 8
 
 def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
     """Findings outside S by share of the step, largest first."""
-    found = (
-        _delays(result, resamples),
-        _drift(result, resamples),
-        _odd_steps(measured, result, resamples),
-    )
-    return sorted((f for f in found if f is not None), key=lambda finding: -finding.share_of_step)
+    delays = _delays(result, resamples)
+    over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
+    if over_time == [None, None] and not result.straggling:
+        over_time = [_two_modes(measured, result, resamples)]
+    findings = [finding for finding in (delays, *over_time) if finding is not None]
+    return sorted(findings, key=lambda finding: -finding.share_of_step)
 
 
 def _delays(result: WhatIf, resamples: Array) -> Finding | None:
@@ -172,6 +172,52 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         where=NOWHERE,
         evidence={"steps": numbers, "threshold": ODD_TIMES, "typical_s": typical},
     )
+
+
+def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+    """Steps of two lengths, with nothing in S that explains them."""
+    modes = result.step_modes
+    if modes is None:
+        return None
+    slow = modes.slow
+    fast_s, slow_s = (float(np.median(result.traced_s[which])) for which in (~slow, slow))
+    excess = np.where(slow, result.traced_s - fast_s, 0.0)
+    lost = (resamples @ excess) / (resamples @ result.traced_s)
+    low, high = (float(x) for x in np.percentile(lost, (5, 95)))
+    growth = _growth_by_kind(measured, slow)
+    longer = [label for label, ratio in growth.items() if ratio >= ODD_TIMES]
+    what = f"; longer then: {', '.join(longer[:3])}" if longer else ""
+    return Finding(
+        id="two-modes",
+        cause="drift",
+        text=f"{slow.sum()} of {len(slow)} steps take {slow_s:.4g} s, the others {fast_s:.4g} s"
+        f"{what}",
+        share=None,
+        share_of_step=float(excess.mean() / result.traced_s.mean()),
+        interval=(low, high),
+        confidence=float((lost > 0).mean()),
+        where=NOWHERE,
+        evidence={
+            "steps": result.steps[slow].tolist(),
+            "fast_s": fast_s,
+            "slow_s": slow_s,
+            "slow_over_fast_by_kind": growth,
+        },
+        ambiguous="the work of these steps may differ (batch shapes, evaluation), or all workers "
+        "are slow at once",
+    )
+
+
+def _growth_by_kind(measured: Measured, slow: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Kind -> its seconds in slow steps over those in the others, largest first."""
+    kind = measured.graph.kind
+    total = np.zeros((len(OpKind), len(slow)))
+    for v, block in enumerate(measured.durations.blocks):
+        np.add.at(total, kind[measured.graph.variant_ops(v)], block.sum(axis=2))
+    there = np.flatnonzero((total > 0).all(axis=1))
+    ratio = total[there][:, slow].mean(axis=1) / total[there][:, ~slow].mean(axis=1)
+    order = np.argsort(-ratio)
+    return {OpKind(int(there[i])).label: float(ratio[i]) for i in order}
 
 
 def _theil_sen(x: Array, y: Array) -> float:

@@ -1,7 +1,7 @@
 """Take causes out of durations: what the job would do without them.
 
-A cause owns a factor of the computes, an excess of some computes, or transfers above the typical
-one. Removing a factor or an excess keeps the total work of each kind, as rebalancing it would.
+A cause owns a factor of the computes, an excess of some computes, or a factor of some transfers.
+Removing a factor or an excess of computes keeps the total work of each kind, as rebalancing would.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Capped:
-    """Transfers that never take longer than usual once their cause is gone.
+class Scaled:
+    """Transfers that take another share of their time once their cause is gone.
+
+    They are scaled, not capped at the usual time: healthy transfers jitter, too, and to cut off
+    what is above the middle would promise more than a repair can give.
 
     Attributes:
         variant: replica structure.
         ops: ops, counted from the variant's first.
         dp_index: the replica, counted within its variant; None: all of them.
-        seconds: [op] the usual time.
+        factor: broadcasts to [op, step, replica].
     """
 
     variant: int
     ops: npt.NDArray[np.int64]
     dp_index: int | None
-    seconds: Array
+    factor: Array
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class Effect:
     Attributes:
         factor: per variant, logarithms that broadcast to [kind, place, microbatch, step, dp].
         excess: per variant, [place, microbatch, step, dp] seconds added to forwards.
-        capped: transfers.
+        scaled: transfers.
     """
 
     factor: tuple[Array, ...] | None = None
     excess: tuple[Array, ...] | None = None
-    capped: tuple[Capped, ...] = ()
+    scaled: tuple[Scaled, ...] = ()
 
 
 def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durations:
@@ -58,11 +61,12 @@ def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durati
         for k in range(len(KINDS)):
             _computes_without(changed, fit, effects, k)
     for effect in effects:
-        for cap in effect.capped:
-            block = changed.block(cap.variant)
-            where = slice(None) if cap.dp_index is None else slice(cap.dp_index, cap.dp_index + 1)
-            kept = np.minimum(block[cap.ops, :, where], cap.seconds[:, None, None])
-            block[cap.ops, :, where] = kept
+        for part in effect.scaled:
+            block = changed.block(part.variant)
+            if part.dp_index is None:
+                block[part.ops] *= part.factor
+            else:
+                block[part.ops, :, part.dp_index] *= part.factor[..., 0]
     return changed
 
 

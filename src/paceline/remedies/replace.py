@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Finding
-from paceline.diagnose.transfers import SLOW_TIMES
+from paceline.diagnose.links import SLOW_TIMES
 from paceline.errors import RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of

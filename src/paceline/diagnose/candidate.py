@@ -1,0 +1,30 @@
+"""Candidate: a cause that a detector sees; whether it matters is for the simulation to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.diagnose.remove import Effect
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One pattern that a detector sees, with its evidence and its effect.
+
+    Attributes:
+        cause, text, where, evidence, ambiguous: as in :class:`paceline.diagnose.finding.Finding`.
+        effect: what the cause does to durations.
+        chance: bound on the chance that noise alone shows the pattern somewhere in the job.
+        alternative: the cause that it may be instead, where ``ambiguous`` names one.
+    """
+
+    cause: str
+    text: str
+    where: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+    effect: Effect
+    ambiguous: str = ""
+    chance: float = 0.0
+    alternative: str = ""

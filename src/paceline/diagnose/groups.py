@@ -1,0 +1,271 @@
+"""Slow or flapping data-parallel groups, and members that end a collective late.
+
+A group's time in a step is the median over its members, so that members that jitter each on their
+own are no slow group. Groups are compared with the groups of other stages, and with themselves over
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import robust
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.links import CHANCE, LATE_TIMES, OUTSIDE, RARE, SLOW_TIMES
+from paceline.diagnose.remove import Effect, Scaled
+from paceline.graph import Durations
+from paceline.trace import OpKind
+from paceline.trace.kinds import DP_KINDS
+from paceline.whatif.modes import two_modes
+
+Array = npt.NDArray[np.float64]
+
+#: A group flaps if it is late in this many steps at least, and in this share of them.
+FLAP_STEPS, FLAP_SHARE = 2, 0.02
+
+#: A member is late if it ends this share of the group's time after the middle one, in the typical
+#: step, and this many standard errors beyond chance.
+MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
+
+#: Late members are few; where more are late the group's members are simply unlike.
+FEW_MEMBERS = 0.25
+
+MOST_LISTED = 16
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One collective of a stage.
+
+    Attributes:
+        kind, stage, seq: which.
+        ops: members' ops, of all variants.
+        times: [step, member] transfer times over the usual one of the kind.
+        workers: [member] (dp, pp).
+        usual_s: the usual time, seconds.
+    """
+
+    kind: OpKind
+    stage: int
+    seq: int
+    ops: npt.NDArray[np.int64]
+    times: Array
+    workers: Sequence[tuple[int, int]]
+    usual_s: float
+
+    @property
+    def level(self) -> Array:
+        """[step] the middle member's time over the usual one."""
+        middle: Array = np.median(self.times, axis=1)
+        return middle
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """A group that is slow: always, or in some steps."""
+
+    group: _Group
+    factor: float
+    steps: npt.NDArray[np.bool_]
+    lasting: bool
+
+    @property
+    def excess_s(self) -> float:
+        """Mean seconds a step above the usual time."""
+        over = np.where(self.steps, self.group.level - 1, 0.0)
+        return float(np.maximum(over, 0).mean()) * self.group.usual_s
+
+
+def group_causes(
+    durations: Durations, ideal: Array, steps: npt.NDArray[np.int64]
+) -> list[Candidate]:
+    """Slow groups, and members that end late.
+
+    Args:
+        durations: as measured.
+        ideal: [op] the usual transfer time of the op's kind, seconds.
+        steps: [step] step numbers.
+    """
+    groups = list(_groups(durations, ideal))
+    slow = _slow_groups(groups)
+    blamed = {id(entry.group) for entry in slow}
+    late = [] if slow else _late_members([g for g in groups if id(g) not in blamed])
+    candidates = [_of_groups(durations, slow, steps, len(groups))] if slow else []
+    return candidates + ([_of_members(durations, late)] if late else [])
+
+
+def _groups(durations: Durations, ideal: Array) -> list[_Group]:
+    graph = durations.graph
+    groups = []
+    for members in graph.dp_groups:
+        kind = OpKind(int(graph.kind[members[0]]))
+        if kind not in DP_KINDS or kind == OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
+            continue
+        usual_s = max(float(ideal[members[0]]), 1e-9)
+        times = np.concatenate([durations.row(op) for op in members.tolist()], axis=1) / usual_s
+        workers = [
+            (int(dp), int(graph.pp[op]))
+            for op in members.tolist()
+            for dp in graph.variant_dps[int(graph.variant[op])]
+        ]
+        first = int(members[0])
+        stage, seq = int(graph.pp[first]), int(graph.seq[first])
+        groups.append(_Group(kind, stage, seq, members, times, workers, usual_s))
+    return groups
+
+
+def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
+    """The slow groups, those that cost most first; none where most of a kind are slow alike."""
+    slow = []
+    for kind in {group.kind for group in groups}:
+        alike = [group for group in groups if group.kind == kind]
+        judged = [_judge(group, [g for g in alike if g is not group]) for group in alike]
+        blamed = [entry for entry in judged if entry is not None]
+        if len(alike) > 2 and 2 * len(blamed) > len(alike):
+            continue
+        slow += blamed
+    return sorted(slow, key=lambda entry: -entry.excess_s)
+
+
+def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
+    """Whether a group is slow beside the others of its kind, or beside itself over time."""
+    level = group.level
+    levels = np.array([np.median(other.level) for other in others])
+    usual = float(np.median(levels)) if len(levels) > 1 else 1.0
+    factor = float(np.median(level)) / max(usual, 1e-9)
+    noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
+    if len(levels) > 2:
+        noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))
+    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTSIDE * noise.max(), 50.0)))):
+        return _Slow(group, factor, np.ones(len(level), dtype=bool), True)
+    late = level > LATE_TIMES * usual
+    if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
+        return None
+    modes = two_modes(np.maximum(level, 1e-9))
+    apart = modes is not None and bool((modes.slow == late).all())
+    rare = max([RARE, *(float((other.level > LATE_TIMES * usual).mean()) for other in others)])
+    chance = robust.chance_of_count(int(late.sum()), len(late), rare)
+    # Alone, a group shows no usual share of late steps: only a mode of their own does.
+    if not (apart or (others and chance < CHANCE)):
+        return None
+    return _Slow(group, float(np.median(level[late])) / usual, late, False)
+
+
+def _of_groups(
+    durations: Durations, slow: Sequence[_Slow], steps: npt.NDArray[np.int64], n_groups: int
+) -> Candidate:
+    worst = slow[0]
+    stage, label = worst.group.stage, worst.group.kind.label
+    n, of = int(worst.steps.sum()), len(steps)
+    when = "" if worst.lasting else f" in {n} of {of} steps"
+    evidence: dict[str, Any] = {
+        "median_over_usual": worst.factor,
+        "slow_share": n / of,
+        "groups": [
+            {
+                "stage": entry.group.stage,
+                "kind": entry.group.kind.label,
+                "median_over_usual": entry.factor,
+                "slow_share": float(entry.steps.mean()),
+            }
+            for entry in slow[:MOST_LISTED]
+        ],
+        "n_groups": n_groups,
+        "threshold": SLOW_TIMES if worst.lasting else LATE_TIMES,
+        "source": "what-if paper, 4.3; falcon paper, 3",
+    }
+    if not worst.lasting:
+        evidence["steps"] = steps[worst.steps].tolist()
+    return Candidate(
+        "dp-network",
+        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{when} ({label})",
+        {"group": {"stage": stage, "kind": label}},
+        evidence,
+        Effect(scaled=tuple(part for entry in slow for part in _healthy(durations, entry))),
+        _ambiguity(worst),
+    )
+
+
+def _ambiguity(worst: _Slow) -> str:
+    if not worst.lasting or worst.factor >= LATE_TIMES:
+        return ""
+    return "a stage with more parameters (embedding, output layer) takes longer in all steps, too"
+
+
+def _healthy(durations: Durations, entry: _Slow) -> list[Scaled]:
+    """What the group's members would take."""
+    level = entry.group.level
+    by_step = np.where(entry.steps, 1 / (entry.factor if entry.lasting else level), 1.0)
+    return [
+        Scaled(variant, rows, None, by_step[None, :, None])
+        for variant, rows in _rows(durations, entry.group.ops)
+    ]
+
+
+def _rows(
+    durations: Durations, ops: npt.NDArray[np.int64]
+) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """(variant, [op] counted from its first) of a group's members."""
+    graph = durations.graph
+    variants = graph.variant[ops]
+    return [(int(v), ops[variants == v] - int(graph.variant_ptr[v])) for v in np.unique(variants)]
+
+
+def _late_members(groups: Sequence[_Group]) -> list[tuple[_Group, int, float]]:
+    """(group, member, seconds) of members that end a collective after the others, worst first."""
+    late = []
+    for group in groups:
+        n_steps, n_members = group.times.shape
+        if n_members < 3 or n_steps < FLAP_STEPS:
+            continue
+        behind = group.times - group.level[:, None]
+        typical = np.median(behind, axis=0)
+        # Members of a healthy group end late by turns; their own spread and the others' both count.
+        error = np.maximum(robust.median_error(behind), robust.spread(typical))
+        blamed = np.flatnonzero(
+            typical >= np.maximum(MEMBER_SHARE * np.median(group.level), MEMBER_ERRORS * error)
+        )
+        if len(blamed) <= FEW_MEMBERS * n_members:
+            late += [(group, int(m), float(typical[m]) * group.usual_s) for m in blamed]
+    return sorted(late, key=lambda entry: -entry[2])
+
+
+def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]]) -> Candidate:
+    group, member, seconds = late[0]
+    dp, pp = group.workers[member]
+    workers = list(dict.fromkeys(group.workers[member] for group, member, _ in late))
+    more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
+    return Candidate(
+        "dp-network",
+        f"worker dp {dp}, stage {pp} ends {group.kind.label} {seconds * 1e3:.3g} ms after the "
+        f"other members of its group{more}",
+        {"workers": [list(worker) for worker in workers[:MOST_LISTED]]},
+        {
+            "late_s": seconds,
+            "late_share": seconds / (group.usual_s * float(np.median(group.level))),
+            "kinds": sorted({entry.kind.label for entry, _, _ in late}),
+            "threshold": MEMBER_SHARE,
+            "source": "falcon paper, 4.3",
+        },
+        Effect(scaled=tuple(_on_time(durations, *entry[:2]) for entry in late)),
+        "a clock that is ahead looks alike where a worker takes part in collectives only",
+    )
+
+
+def _on_time(durations: Durations, group: _Group, member: int) -> Scaled:
+    """The member ends with the middle one, its jitter kept."""
+    graph = durations.graph
+    dp, _ = group.workers[member]
+    v = int(graph.replica_variant[dp])
+    op = next(int(op) for op in group.ops.tolist() if graph.variant[op] == v)
+    behind = group.times[:, member] - group.level
+    own = group.times[:, member]
+    left = np.maximum(own - max(float(np.median(behind)), 0.0), 0.0)
+    factor = np.where(own > 0, left / np.maximum(own, 1e-12), 1.0)
+    rows = np.array([op - int(graph.variant_ptr[v])])
+    return Scaled(v, rows, int(graph.dp_index[dp]), factor[None, :, None])

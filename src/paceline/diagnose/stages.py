@@ -1,0 +1,87 @@
+"""Stages with more to compute than the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import robust
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.fit import Fit
+from paceline.diagnose.remove import Effect
+from paceline.graph import Durations
+from paceline.graph.computes import KINDS
+
+Array = npt.NDArray[np.float64]
+
+#: A stage is overfull from here on, if noise allows to see it: one layer more among 50.
+OVERFULL = 0.02
+
+#: ... and by this many standard errors, which steps that differ make large.
+ERRORS = 4.0
+
+#: Replicas that show a stage's load in a step; more would cost time only.
+MAX_REPLICAS = 16
+
+
+def loads(fit: Fit) -> Array:
+    """[kind, stage] typical seconds of a microbatch on all chunks of a stage."""
+    seconds = np.exp(fit.place)
+    n_stages = int(fit.stage_of_place[-1]) + 1
+    of_stages: Array = seconds.reshape(len(KINDS), n_stages, -1).sum(axis=2)
+    return of_stages
+
+
+def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
+    """The stage that computes longest, if it stands out; None otherwise."""
+    of_kinds = loads(fit)
+    total = of_kinds.sum(axis=0)
+    stage = int(np.argmax(total))
+    relative = float(total[stage] / total.mean())
+    if len(total) < 2 or relative < 1 + OVERFULL:
+        return None
+    error = _relative_error(durations, fit, stage)
+    if relative - 1 < ERRORS * error:
+        return None
+    others = np.delete(of_kinds, stage, axis=1).mean(axis=1)
+    forward, backward = (float(x) for x in of_kinds[:, stage] / others)
+    typical = np.log(np.exp(fit.place).mean(axis=1, keepdims=True))
+    factor = (fit.place - typical)[:, :, None, None, None]
+    place = {0: " (the first: embedding)", len(total) - 1: " (the last: loss layer)"}.get(stage, "")
+    alone = durations.graph.n_dp == 1
+    t = (relative - 1) / max(error, 1e-12)
+    n_steps = durations.n_steps
+    chance = float(robust.student_chance(np.array(t), n_steps)) if n_steps > 1 else 0.0
+    return Candidate(
+        "stage-imbalance",
+        f"stage {stage}{place} computes {forward:.2f}x (forward) and {backward:.2f}x "
+        "(backward) as long as the other stages",
+        {"stage": stage},
+        {
+            "forward_ratio": forward,
+            "backward_ratio": backward,
+            "load_over_mean": relative,
+            "threshold": 1 + OVERFULL,
+            "loads_s": total.tolist(),
+            "source": "what-if paper, 5.2",
+        },
+        Effect(factor=(factor,) * len(fit.variants)),
+        "with one replica a slow worker and an overfull stage look alike" if alone else "",
+        min(chance * len(total), 1.0),
+        "worker" if alone else "",
+    )
+
+
+def _relative_error(durations: Durations, fit: Fit, stage: int) -> float:
+    """Standard error of a stage's load over the mean, from how much it differs between steps."""
+    by_place = np.zeros((len(fit.stage_of_place), durations.n_steps))
+    for v, variant in enumerate(fit.variants):
+        block = durations.block(v)
+        few = slice(None, None, -(-block.shape[2] // MAX_REPLICAS))
+        for place in range(len(by_place)):
+            for kind in range(len(KINDS)):
+                rows = block[variant.ops[kind, place], :, few]
+                by_place[place] += np.median(rows, axis=(0, 2)) / len(fit.variants)
+    n_stages = int(fit.stage_of_place[-1]) + 1
+    by_stage = by_place.reshape(n_stages, -1, durations.n_steps).sum(axis=1)
+    return float(robust.error_over_time(by_stage[stage] / by_stage.mean(axis=0)))

@@ -1,0 +1,199 @@
+"""Slow workers: in all steps, or in some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import robust
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.fit import REPLICAS, Fit
+from paceline.diagnose.remove import Effect
+from paceline.diagnose.stages import loads
+from paceline.graph import Durations
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+#: A worker is slow from here on, if noise allows to see it: healthy GPUs of one sort differ by 1 to
+#: 2% (Sinha et al., Not All GPUs Are Created Equal, SC 2022).
+SLOW = 0.02
+
+#: ... and by this many standard errors, which steps that differ make large.
+ERRORS = 4.0
+
+#: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
+SPREADS, SPREAD_UP_TO = 4.0, 0.05
+
+#: Fewer workers have no spread to speak of.
+MIN_WORKERS = 8
+
+#: A worker is slow in a single step by this much and by this many standard errors.
+STEP_SLOW, STEP_ERRORS = 0.05, 6.0
+
+#: At one stage, fewer microbatches do not show how much those of a step differ.
+MIN_MICROBATCHES = 4
+
+#: Where more of the workers than this are slow in single steps, it is noise, not a worker.
+FEW_WORKERS = 0.2
+
+#: Steps named in a sentence.
+STEPS_NAMED = 6
+
+
+def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -> Candidate | None:
+    """The slow workers; None where there are none.
+
+    Args:
+        durations: as measured.
+        fit: of these durations.
+        steps: [step] step numbers.
+    """
+    of_kinds = loads(fit)
+    weight = of_kinds / of_kinds.sum(axis=0)
+    lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
+    slow = lasting >= _bar(lasting, fit)
+    by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
+    at_times = (by_step > 0).any(axis=1) & ~slow
+    if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
+        at_times[:] = False
+    by_step *= (slow | at_times)[:, None, :]
+    if not slow.any() and not at_times.any():
+        return None
+    log_factor = np.where(slow[None, :, None, :], fit.worker_total[:, :, None, :], 0.0) + by_step
+    effects = tuple(
+        log_factor[:, fit.stage_of_place][:, :, None][..., dps]
+        for dps in durations.graph.variant_dps
+    )
+    cost = lasting * slow + np.expm1(by_step).mean(axis=1)
+    order = np.argsort(-cost, axis=None)[: int((slow | at_times).sum())]
+    cells = [(int(i // slow.shape[1]), int(i % slow.shape[1])) for i in order]
+    slow_steps = [_steps_of(cell, slow, by_step) for cell in cells]
+    factors = [
+        float(
+            1 + lasting[cell] if slow[cell] else np.exp(_while_slow(by_step[cell[0], :, cell[1]]))
+        )
+        for cell in cells
+    ]
+    workers = [[dp, stage] for stage, dp in cells]
+    ambiguous, alternative = _other_reading(fit, workers)
+    evidence: dict[str, Any] = {
+        "factors": factors,
+        "threshold": 1 + SLOW,
+        "pattern": _pattern(workers, slow.shape),
+        "steps": "all" if slow_steps[0] is None else steps[slow_steps[0]].tolist(),
+        "source": "what-if paper, 5.1",
+    }
+    return Candidate(
+        "worker",
+        _text(workers, factors[0], slow_steps[0], steps),
+        {"workers": workers},
+        evidence,
+        Effect(factor=effects),
+        ambiguous,
+        _chance(cells[0], lasting, slow, fit, durations.n_steps),
+        alternative,
+    )
+
+
+def _bar(lasting: Array, fit: Fit) -> Array:
+    """[stage, dp] from which slowness on a worker counts."""
+    bar = np.maximum(SLOW, ERRORS * fit.worker_error)
+    if lasting.size >= MIN_WORKERS:
+        of_workers: Array = np.asarray(SPREADS * robust.spread(lasting))
+        bar = np.maximum(bar, np.minimum(of_workers, SPREAD_UP_TO))
+    return bar
+
+
+def _steps_of(cell: tuple[int, int], slow: Mask, by_step: Array) -> Mask | None:
+    """[step] in which a worker is slow; None: in all."""
+    return None if slow[cell] else by_step[cell[0], :, cell[1]] > 0
+
+
+def _while_slow(deviations: Array) -> float:
+    return float(np.median(deviations[deviations > 0]))
+
+
+def _text(
+    workers: Sequence[Sequence[int]],
+    factor: float,
+    slow_steps: Mask | None,
+    steps: npt.NDArray[np.int64],
+) -> str:
+    dp, stage = workers[0]
+    when = ""
+    if slow_steps is not None:
+        numbers = steps[slow_steps].tolist()
+        named = ", ".join(map(str, numbers[:STEPS_NAMED]))
+        more = ", ..." if len(numbers) > STEPS_NAMED else ""
+        when = f" in {len(numbers)} of {len(steps)} steps ({named}{more})"
+    if len(workers) == 1:
+        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{when}"
+    return (
+        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) {factor:.2f}x{when}"
+    )
+
+
+def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str]:
+    """What else it may be where most workers are slow, and the cause that this would be."""
+    stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
+    if stages:
+        named = ", ".join(map(str, stages))
+        return (
+            f"most workers of stage {named} are slow: it may have too much work instead, and its "
+            "other workers be faster than they should be; then another split of the layers helps",
+            "stage-imbalance",
+        )
+    if REPLICAS in fit.mostly_slow:
+        return (
+            "most replicas are slow beside a few: these may have less work instead (shorter "
+            "sequences); then sharing the work out evenly helps",
+            "sequence-length",
+        )
+    return "", ""
+
+
+def _chance(worst: tuple[int, int], lasting: Array, slow: Mask, fit: Fit, n_steps: int) -> float:
+    """Bound on the chance that noise shows a worker as slow as the worst one."""
+    if not slow[worst] or n_steps < 2:
+        return 0.0  # single steps are held to STEP_ERRORS
+    t = lasting[worst] / max(float(fit.worker_error[worst]), 1e-12)
+    return min(1.0, float(robust.student_chance(np.array(t), n_steps)) * lasting.size)
+
+
+def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
+    """How slow workers lie."""
+    replicas, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
+    if len(workers) == 1:
+        return "one worker"
+    if len(replicas) == 1:
+        return "all of one dp rank" if len(stages) == shape[0] else "one dp rank"
+    return "one stage" if len(stages) == 1 else "several workers"
+
+
+def _step_deviations(durations: Durations, fit: Fit) -> Array:
+    """[stage, step, dp] how much slower a worker is in single steps (logarithm); 0 where not.
+
+    At one stage a worker's step is told from its microbatches by how much these differ.
+    """
+    graph = durations.graph
+    deviations = np.zeros((graph.n_pp, durations.n_steps, graph.n_dp))
+    for variant, dps in zip(fit.variants, graph.variant_dps, strict=True):
+        for stage in range(graph.n_pp):
+            if graph.n_pp == 1:
+                flat = variant.micro
+                sigma = robust.spread(flat - np.median(flat, axis=0))
+            else:
+                rest = variant.residual[:, fit.stage_of_place == stage]
+                flat = rest.reshape(-1, *rest.shape[-2:])  # [kind x chunk x microbatch, step, dp]
+                sigma = float(fit.sigma.max())
+            if len(flat) < MIN_MICROBATCHES:
+                continue
+            middle = np.median(flat, axis=0)
+            error = robust.MEDIAN_ERROR * sigma / np.sqrt(len(flat))
+            bar = max(STEP_SLOW, STEP_ERRORS * error)
+            deviations[stage][:, dps] = np.where(middle > bar, middle, 0.0)
+    return deviations
