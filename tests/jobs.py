@@ -129,6 +129,11 @@ def make_rows(spec: Spec) -> list[dict]:
             seconds = shared.setdefault(oracle.group[i], seconds)
         durations.append(seconds)
         delays.append(rng.expovariate(50) if spec.delays and rng.random() < 0.5 else 0.0)
+    return timed(rows, oracle, durations, delays)
+
+
+def timed(rows, oracle, durations, delays) -> list[dict]:
+    """The rows as they run with these durations and delays, each step from 0 on."""
     launch, end = oracle.run(durations, delays)
     first: dict[int, float] = {}
     for row, at in zip(rows, launch, strict=True):
@@ -137,6 +142,13 @@ def make_rows(spec: Spec) -> list[dict]:
         row | {"start": at - first[row["step"]], "duration": until - at}
         for row, at, until in zip(rows, launch, end, strict=True)
     ]
+
+
+def retimed(rows: list[dict], spec: Spec, longer) -> list[dict]:
+    """The rows of a job whose operations take ``longer(row)`` seconds more, timed again."""
+    oracle = Oracle(rows, spec.pp, spec.vpp)
+    durations = [d + longer(row) for d, row in zip(oracle.durations, rows, strict=True)]
+    return timed(rows, oracle, durations, oracle.delays)
 
 
 def random_spec(seed: int) -> Spec:

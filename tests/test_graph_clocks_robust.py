@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs import Spec, make_rows, trace_of
+from jobs import Spec, make_rows, retimed, trace_of
 from paceline.graph import from_trace
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import OpKind
@@ -116,3 +116,56 @@ def test_clocks_that_jump_within_the_trace_are_said():
     assert result.replay_error > 0.001
     (note,) = [warning for warning in result.warnings if "times are impossible" in warning]
     assert "--steps" in note
+
+
+COLLECTIVES = ("params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad")
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("kinds", [COLLECTIVES, COLLECTIVES[:1], COLLECTIVES[1:2]])
+@pytest.mark.parametrize("late_s", [0.006, 0.030])
+def test_a_member_that_always_ends_late_is_no_clock(pp, kinds, late_s):
+    """Issue 12.5: the correction invented skew, and the discrepancy rose from 0 to 8.9%."""
+    spec = replace(EVEN, pp=pp, microbatches=(4,) * 4, steps=4)
+    rows = retimed(
+        make_rows(spec),
+        spec,
+        lambda row: late_s * ((row["dp"], row["pp"]) == (2, 0) and row["kind"] in kinds),
+    )
+    result = analyze(trace_of(rows))
+    assert not result.clocks.corrected
+    assert result.discrepancy < 1e-3
+    assert result.replay_error < 1e-9
+
+
+def test_ends_that_differ_are_said_and_not_called_clocks():
+    """All collectives of one rank end 30 ms late; its sends and recvs do not."""
+    rows = make_rows(replace(EVEN, pp=2, microbatches=(4,) * 3))
+    for row in rows:
+        if (row["dp"], row["pp"]) == (1, 0) and row["kind"] in COLLECTIVES:
+            row["duration"] += 0.030
+    measured = from_trace(trace_of(rows))
+    assert not measured.clocks.corrected
+    for warning in measured.warnings:
+        assert "corrected:" in warning or "clock" not in warning
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_skew_that_makes_times_impossible_is_corrected(pp):
+    """40 ms ahead with collectives of 10 ms: they would end before the others have started."""
+    rows = make_rows(replace(EVEN, pp=pp, microbatches=(4,) * 4, steps=4))
+    clocks = from_trace(trace_of(shifted(rows, {(1, 0): 0.040}))).clocks
+    assert clocks.corrected
+    assert "before all members have started" in clocks.reason
+    apart = clocks.offset_s[1, 0] - np.delete(clocks.offset_s[:, 0], 1)
+    np.testing.assert_allclose(apart, 0.040, atol=1e-3)
+
+
+def test_with_collectives_only_a_small_skew_stays_and_is_said():
+    """8 ms ahead with collectives of 10 ms: a clock, or a member that ends late?"""
+    rows = make_rows(replace(EVEN, pp=1, microbatches=(4,) * 4, steps=4, seed=3))
+    measured = from_trace(trace_of(shifted(rows, {(1, 0): 0.008})))
+    assert not measured.clocks.corrected
+    assert measured.clocks.doubt_s > 0.004
+    (warning,) = [w for w in measured.warnings if "look alike" in w]
+    assert "not corrected" in warning
