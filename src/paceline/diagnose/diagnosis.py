@@ -30,6 +30,9 @@ Array = npt.NDArray[np.float64]
 #: A cause is reported if it costs this share of the step and of T - T_ideal; less is noise.
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
 
+#: Causes are looked for above this slowdown, in healthy jobs too: what repeats may be worth mending.
+LOOK_ABOVE = 1.005
+
 #: Resamples that lose less than this share of the usual gap say nothing of shares.
 MIN_GAP = 0.1
 
@@ -71,7 +74,7 @@ def diagnose(
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
-    inside = _inside(measured, result, resamples) if result.straggling else []
+    inside = _inside(measured, result, resamples) if result.slowdown >= LOOK_ABOVE else []
     outside = outside_causes(measured, result, resamples)
     found = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in found)
@@ -130,7 +133,8 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
         if finding.share is not None and finding.share >= MIN_SHARE:
             findings.append(finding)
             explained += seconds
-    findings.append(judge.finding(UNEXPLAINED, gap - explained, 0.0))
+    if findings or result.straggling:
+        findings.append(judge.finding(UNEXPLAINED, gap - explained, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0))
 
 
