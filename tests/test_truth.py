@@ -1,4 +1,4 @@
-"""The independent world: its simulator, its regenerated jobs, and what the benchmark makes of them."""
+"""The independent world: its simulator, its jobs, and what the benchmark makes of them."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,18 @@ import pytest
 import jobs
 from oracle import Oracle
 from world.programs import (
-    CLIP, EMBEDDING, GATHER, GC, LAYERNORM, OPTIMIZER, SCATTER, SEPARATE, SCHEDULES, Shape,
+    CLIP,
+    EMBEDDING,
+    GATHER,
+    GC,
+    LAYERNORM,
+    OPTIMIZER,
+    SCATTER,
+    SEPARATE,
+    Shape,
     program_of,
 )  # fmt: skip
+from world.schedules import SCHEDULES
 from world.walk import run
 
 OPTIONAL = {

@@ -9,7 +9,15 @@ from typing import Any
 
 from world.data import Lengths, lengths_of
 from world.faults import (
-    Delay, HeavyEnds, LateMember, Loading, Pauses, SlowLink, SlowMachine, SlowNic, UnevenData,
+    Delay,
+    HeavyEnds,
+    LateMember,
+    Loading,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
+    UnevenData,
 )  # fmt: skip
 from world.plant import Setup, World
 from world.programs import FORWARD, GATHER, SCATTER, SEPARATE
@@ -112,7 +120,7 @@ def named(finding: Mapping[str, Any]) -> list[Place]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a finding is true: all places that it names, the first of them, and which it lacks."""
+    """Whether all places that a finding names are true, whether the first is, how many it lacks."""
 
     true: bool
     first: bool

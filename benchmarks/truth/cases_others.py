@@ -7,11 +7,27 @@ import numpy as np
 from truth.case import Case
 from truth.cases_remedies import Size, name_of
 from world.faults import (
-    Fault, HeavyEnds, LateMember, Pauses, SlowLink, SlowMachine, SlowNic, UnevenData,
+    Fault,
+    HeavyEnds,
+    LateMember,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
+    UnevenData,
 )  # fmt: skip
 from world.noise import (
-    Bursts, Clocks, CommonSteps, GaussianOps, HeavyTails, LognormalMembers, LognormalOps, Noise,
-    Spread, TwoClocks, Wander,
+    Bursts,
+    Clocks,
+    CommonSteps,
+    GaussianOps,
+    HeavyTails,
+    LognormalMembers,
+    LognormalOps,
+    Noise,
+    Spread,
+    TwoClocks,
+    Wander,
 )  # fmt: skip
 from world.plant import World, even_setup
 from world.programs import CLIP, GATHER, SCATTER

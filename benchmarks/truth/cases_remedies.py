@@ -9,9 +9,25 @@ import numpy as np
 
 from truth.case import Case
 from world.faults import (
-    Delay, Fault, HeavyEnds, Loading, Pauses, SlowLink, SlowMachine, SlowNic, UnevenData,
+    Delay,
+    Fault,
+    HeavyEnds,
+    Loading,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
+    UnevenData,
 )  # fmt: skip
-from world.noise import LognormalOps
+from world.noise import (
+    CommonSteps,
+    HeavyTails,
+    LognormalMembers,
+    LognormalOps,
+    Noise,
+    Spread,
+    Wander,
+)  # fmt: skip
 from world.plant import World, even_setup
 from world.programs import BACKWARD, FORWARD
 
@@ -76,6 +92,7 @@ CAUSES: dict[str, Cause] = {
     "loading": Cause(lambda size, rng: (Loading(0.4),)),
     "jitter": Cause(lambda size, rng: ()),
     "gpipe": Cause(lambda size, rng: (SlowMachine(*_at(size, rng), 1.3),), stages=2),
+    "overlapped": Cause(lambda size, rng: (SlowMachine(*_at(size, rng), 1.3),), dp=2),
 }
 
 #: What else is wrong, so that a prediction has to keep apart what does not belong together.
@@ -83,12 +100,26 @@ SECONDS = ("", "delay", "link", "worker", "last-stage", "jitter")
 
 JITTER = LognormalOps(0.15)
 
+#: What a job does beside its faults, in turn.
+BACKGROUNDS: tuple[tuple[Noise, ...], ...] = (
+    (LognormalOps(0.005),),
+    (LognormalOps(0.015), LognormalMembers(0.05)),
+    (LognormalOps(0.01), Wander(0.01, 0.9), CommonSteps(0.006), Spread(0.004)),
+    (LognormalOps(0.02), HeavyTails("pareto", 0.3), LognormalMembers(0.1), Spread(0.007)),
+)
+
+#: The product lists an assignment of up to 512 microbatches or sequences: small jobs for these.
+FEW = {"sequences": 64, "lengths": 16}
+
 
 def fits(cause: str, size: Size) -> bool:
     """Whether a job of a size can have it."""
     need = CAUSES[cause]
-    single = cause != "gpipe" or size[3] == 1
-    return size[0] >= need.dp and size[1] >= need.stages and single
+    dp, stages, microbatches, chunks = size
+    if cause == "gpipe" and chunks > 1:
+        return False
+    few = dp * microbatches <= FEW.get(cause, dp * microbatches)  # in a step
+    return few and dp >= need.dp and stages >= need.stages
 
 
 def faulty_cases(seed: int) -> list[Case]:
@@ -108,19 +139,44 @@ def faulty_cases(seed: int) -> list[Case]:
 
 def _case(seed: int, number: int, cause: str, second: str, size: Size) -> Case:
     rng = np.random.default_rng([seed, number])
-    faults = CAUSES[cause].faults(size, rng)
-    if second:
-        faults += CAUSES[second].faults(size, rng)
-    noise = (LognormalOps(0.01),) + ((JITTER,) if "jitter" in (cause, second) else ())
+    faults = _faults(cause, second, size, rng)
+    noise = BACKGROUNDS[number % len(BACKGROUNDS)]
+    noise += (JITTER,) if "jitter" in (cause, second) else ()
     dp, stages, microbatches, chunks = size
-    world = World(seed * 1000 + number, dp, stages, STEPS, microbatches, faults=faults, noise=noise)
+    steps = STEPS // 2 if cause == "lengths" else STEPS
+    world = World(seed * 1000 + number, dp, stages, steps, microbatches, faults=faults, noise=noise)
     setup = even_setup(world, microbatches, chunks)
     if cause == "gpipe":
         setup = replace(setup, schedule="gpipe")
+    if cause == "overlapped":
+        setup = replace(setup, overlap=True, separate=True)
     name = cause + (f"+{second}" if second else "")
     id_ = f"s{seed}/remedies/{number:03d}-{name}/{name_of(size)}"
     tags = {"cause": cause, "second": second, "size": name_of(size)}
     return Case(id_, "remedies", world, setup, tags, lengths=cause == "lengths")
+
+
+def _faults(cause: str, second: str, size: Size, rng: Rng) -> tuple[Fault, ...]:
+    """A cause and an unrelated one: not both on one machine, where the size allows."""
+    faults = CAUSES[cause].faults(size, rng)
+    if not second:
+        return faults
+    for _ in range(20):
+        others = CAUSES[second].faults(size, rng)
+        if not _places(faults) & _places(others):
+            break
+    return faults + others
+
+
+def _places(faults: tuple[Fault, ...]) -> set[tuple[int, int]]:
+    """Machines that faults touch: of a link the one that sends forward."""
+    found = set()
+    for fault in faults:
+        if isinstance(fault, SlowMachine | SlowNic):
+            found.add((fault.dp, fault.stage))
+        elif isinstance(fault, SlowLink):
+            found.add((fault.dp, fault.low))
+    return found
 
 
 def name_of(size: Size) -> str:

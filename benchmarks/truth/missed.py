@@ -11,7 +11,14 @@ from truth.apply import interleaved, swapped, with_counts
 from truth.case import Case
 from world.data import contents_of
 from world.faults import (
-    Delay, HeavyEnds, LateMember, Loading, Pauses, SlowLink, SlowMachine, SlowNic, UnevenData,
+    Delay,
+    LateMember,
+    Loading,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
+    UnevenData,
 )  # fmt: skip
 from world.plant import Setup, machine_number
 from world.record import step_s, with_gc_every
@@ -64,9 +71,7 @@ def _layout(case: Case) -> Iterator[Setup]:
     if case.world.stages == 1:
         return
     extra = np.zeros(len(case.setup.layers))
-    for ends in (case.world.model.ends, *case.world.of(HeavyEnds)):
-        extra[0] += ends.first
-        extra[-1] += ends.last
+    extra[0], extra[-1] = case.world.ends
     layers = np.array(case.setup.layers)
     while True:
         load = layers + extra

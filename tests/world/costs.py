@@ -7,12 +7,27 @@ import numpy as np
 from world.data import contents_of
 from world.draws import exactly, lognormal, uniform
 from world.faults import (
-    Delay, HeavyEnds, LateMember, Loading, Pauses, SlowLink, SlowMachine, SlowNic,
+    Delay,
+    LateMember,
+    Loading,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
 )  # fmt: skip
 from world.ops import Array, Ops
 from world.plant import Setup, World, machine_number, placement
 from world.programs import (
-    BACKWARD, CLIP, EMBEDDING, FORWARD, GATHER, GC, LAYERNORM, OPTIMIZER, SCATTER, SEPARATE,
+    BACKWARD,
+    CLIP,
+    EMBEDDING,
+    FORWARD,
+    GATHER,
+    GC,
+    LAYERNORM,
+    OPTIMIZER,
+    SCATTER,
+    SEPARATE,
     Program,
 )  # fmt: skip
 
@@ -49,8 +64,7 @@ def _computes(world: World, setup: Setup, ops: Ops, table: Array) -> None:
     """Layers, and at the ends of the model embedding and loss, on machines of their own speed."""
     attention, tokens = setup.contents or contents_of(world, setup.microbatches)
     layers, last = np.array(setup.layers), len(setup.layers) - 1
-    ends = [world.model.ends, *world.of(HeavyEnds)]
-    first_part, last_part = sum(e.first for e in ends), sum(e.last for e in ends)
+    first_part, last_part = world.ends
     for kind, layer_s in zip((FORWARD, BACKWARD), world.model.layer_s, strict=True):
         at = np.flatnonzero(ops.kind == kind)
         place, where = ops.place[at], (slice(None), ops.dp[at], ops.microbatch[at])

@@ -10,7 +10,15 @@ from world.faults import Fault, HeavyEnds, Position
 from world.noise import Clocks, LognormalOps, Noise
 from world.ops import Array, Ints
 from world.programs import (
-    CLIP, EMBEDDING, GATHER, GC, LAYERNORM, OPTIMIZER, SCATTER, SEPARATE, Shape,
+    CLIP,
+    EMBEDDING,
+    GATHER,
+    GC,
+    LAYERNORM,
+    OPTIMIZER,
+    SCATTER,
+    SEPARATE,
+    Shape,
 )  # fmt: skip
 
 
@@ -24,7 +32,7 @@ class Model:
     """
 
     layer_s: tuple[float, float] = (0.005, 0.010)
-    ends: HeavyEnds = HeavyEnds(0.1, 0.2)  # layers' worth; a healthy model is nearly even
+    ends: tuple[float, float] = (0.1, 0.2)  # embedding and loss, in layers: nearly even
     message_s: float = 0.001
     latency_s: float = 0.002
     gather_s: float = 0.0015
@@ -35,6 +43,9 @@ class Model:
     separate_s: float = 0.005
     clip_s: float = 0.004
     attention: float = 0.3  # share of a layer that grows with the squares of sequence lengths
+
+
+PERFECT = Clocks()
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,14 @@ class World:
     model: Model = Model()
     faults: tuple[Fault, ...] = ()
     noise: tuple[Noise, ...] = (LognormalOps(0.01),)
-    clocks: Clocks = Clocks()
+    clocks: Clocks = PERFECT
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What embedding and loss cost, in layers."""
+        heavy = [fault for fault in self.faults if isinstance(fault, HeavyEnds)]
+        first, last = self.model.ends
+        return first + sum(f.first for f in heavy), last + sum(f.last for f in heavy)
 
     def of(self, *kinds: type) -> list[Fault]:
         """The faults of some kinds."""
@@ -69,6 +87,7 @@ class Setup:
         chunks: virtual stages per stage.
         schedule: "gpipe", "1f1b" or "interleaved".
         overlap, buckets: gradients are reduced during the backward pass, a chunk's in parts.
+        separate: some gradients are not part of the chunks' buffers and are reduced on their own.
         machine_at: [dp, stage] machine that works there; None: number dp * stages + stage.
         new_machines: numbers of machines that were replaced by typical ones.
         repaired_links: (dp, low, high) stages whose messages take the usual time.
@@ -86,6 +105,7 @@ class Setup:
     schedule: str = "1f1b"
     overlap: bool = False
     buckets: int = 1
+    separate: bool = False
     machine_at: Ints | None = None
     new_machines: frozenset[int] = frozenset()
     repaired_links: frozenset[tuple[int, int, int]] = frozenset()
@@ -109,7 +129,7 @@ def shape_of(world: World, setup: Setup) -> Shape:
     kinds = {LAYERNORM, CLIP, OPTIMIZER}
     kinds |= {EMBEDDING} if world.stages > 1 else set()
     kinds |= {GATHER, SCATTER} if world.dp > 1 else set()
-    kinds |= {SEPARATE} if setup.overlap and world.dp > 1 else set()
+    kinds |= {SEPARATE} if setup.separate and world.dp > 1 else set()
     kinds |= {GC} if setup.planned_gc_s else set()
     return Shape(
         stages=world.stages,

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
+
+from world.schedules import SCHEDULES, Work
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
@@ -22,50 +25,6 @@ CLIP, OPTIMIZER = "optimizer-clip-main-grad", "optimizer"
 SENDS = {"F": "forward-send", "B": "backward-send"}
 RECVS = {"F": "forward-recv", "B": "backward-recv"}
 COMPUTE = {"F": FORWARD, "B": BACKWARD}
-
-#: (direction "F" or "B", chunk, microbatch)
-Work = tuple[str, int, int]
-
-
-def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
-    """All forwards, then all backwards (Huang et al. 2019)."""
-    forward = [("F", c, m) for c in range(chunks) for m in range(microbatches)]
-    return forward + [("B", chunks - 1 - c, m) for _, c, m in forward]
-
-
-def one_f_one_b(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
-    """1F1B (Narayanan et al. 2021, Figure 4, top)."""
-    assert chunks == 1, "1F1B has one chunk per stage"
-    line = list(range(microbatches))
-    forward, backward = [("F", 0, m) for m in line], [("B", 0, m) for m in line]
-    return _turns(forward, backward, stages - 1 - stage)
-
-
-def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Work]:
-    """Interleaved 1F1B (Narayanan et al. 2021, 2.2) with the warm-up of Megatron-LM."""
-    assert microbatches % stages == 0, "interleaving works on groups of as many as stages"
-    forward: list[Work] = []
-    for group in range(0, microbatches, stages):
-        forward += [("F", c, group + i) for c in range(chunks) for i in range(stages)]
-    backward = [("B", chunks - 1 - c, m) for _, c, m in forward]
-    ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages
-    return _turns(forward, backward, len(forward) if microbatches == stages else ahead)
-
-
-def _turns(forward: list[Work], backward: list[Work], ahead: int) -> list[Work]:
-    """Some forwards ahead, then one forward and one backward in turn, then the other backwards."""
-    ahead = min(ahead, len(forward))
-    order = forward[:ahead]
-    for f, b in zip(forward[ahead:], backward, strict=False):
-        order += [f, b]
-    return order + backward[len(forward) - ahead :]
-
-
-SCHEDULES: dict[str, Callable[[int, int, int, int], list[Work]]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-}
 
 
 @dataclass(frozen=True)
@@ -171,7 +130,7 @@ class _Worker:
 
     def stream(self, ops: Sequence[int]) -> None:
         """One after the other."""
-        for earlier, op in zip(ops, ops[1:], strict=False):
+        for earlier, op in pairwise(ops):
             self.after(op, earlier)
 
     def meet(self, op: int, *key: object) -> None:
@@ -203,7 +162,7 @@ class _Worker:
         return ops
 
     def transfers(self, direction: str) -> None:
-        """Receives and sends of activations (F, towards the loss) or gradients (B, away from it)."""
+        """Receives and sends of activations (F) towards the loss, or gradients (B) back."""
         shape = self.shape
         if shape.stages == 1 and not shape.noops:
             return
@@ -235,7 +194,7 @@ class _Worker:
         self, op: int, direction: str, microbatch: int, source: int, target: int, last: int
     ) -> None:
         """Two ends of one message meet; at the ends of the model there is nobody."""
-        if 0 <= min(source, target) and max(source, target) <= last:
+        if min(source, target) >= 0 and max(source, target) <= last:
             self.meet(op, direction, self.dp, microbatch, source, target)
         else:
             self.program.noop[op] = True
@@ -280,7 +239,7 @@ class _Worker:
             self.after(end[0], scatters[-1])
 
     def scatters(self) -> list[int]:
-        """Gradients are reduced chunk by chunk, the last first; bucket by bucket where overlapped."""
+        """Gradients are reduced chunk by chunk, the last first; where overlapped in buckets."""
         shape, ops = self.shape, []
         if SCATTER not in shape.kinds:
             return ops
