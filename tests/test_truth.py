@@ -1,13 +1,42 @@
 """The independent world: its simulator, its jobs, and what the benchmark makes of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import jobs
 from oracle import Oracle
+from world.draws import exactly, normal
+from world.faults import (
+    Delay,
+    HeavyEnds,
+    LateMember,
+    Loading,
+    Pauses,
+    SlowLink,
+    SlowMachine,
+    SlowNic,
+    UnevenData,
+)
+from world.noise import (
+    Bursts,
+    Clocks,
+    CommonSteps,
+    GaussianOps,
+    HeavyTails,
+    LognormalMembers,
+    LognormalOps,
+    Spread,
+    TwoClocks,
+    Wander,
+)
+from world.plant import World, even_setup
 from world.programs import (
+    BACKWARD,
     CLIP,
     EMBEDDING,
+    FORWARD,
     GATHER,
     GC,
     LAYERNORM,
@@ -16,7 +45,8 @@ from world.programs import (
     SEPARATE,
     Shape,
     program_of,
-)  # fmt: skip
+)
+from world.record import rows_of, simulate, with_gc_every
 from world.schedules import SCHEDULES
 from world.walk import run
 
@@ -50,7 +80,7 @@ def shape_of(spec):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_walk_equals_the_oracle_on_random_jobs(seed):
-    spec = jobs.replace(jobs.random_spec(seed), named_chunks=True)
+    spec = replace(jobs.random_spec(seed), named_chunks=True)
     rows = jobs.make_rows(spec)
     oracle = Oracle(rows, spec.pp, spec.vpp)
     program = program_of(shape_of(spec))
@@ -137,3 +167,142 @@ def test_buckets_start_when_their_share_of_the_last_backward_is_over():
     scatter = program.column("kind") == SCATTER
     assert timeline.launch[scatter, 0].tolist() == [1.5, 2.5, 3.5, 4.5]
     assert float(timeline.step_s[0]) == 5.75
+
+
+def small_world(*faults, **more):
+    values = {"seed": 3, "dp": 2, "stages": 2, "steps": 3, "slots": 4, "faults": faults} | more
+    return World(**values)
+
+
+def ops_that_differ(one, other):
+    """(kind, dp, stage) of the operations whose durations or delays differ."""
+    assert one.ops.program.kind == other.ops.program.kind
+    same = (one.seconds == other.seconds) & (one.delay == other.delay)
+    at = np.flatnonzero(~same.all(axis=1))
+    return {(one.ops.program.kind[i], int(one.ops.dp[i]), int(one.ops.stage[i])) for i in at}
+
+
+EVERY_NOISE = (
+    GaussianOps(0.003), LognormalOps(0.01), LognormalMembers(0.2), HeavyTails("student", 0.15),
+    HeavyTails("pareto", 0.3), Wander(0.01, 0.9), CommonSteps(0.01), Bursts(1.5, 0.1, 3),
+    TwoClocks(0.05), Spread(0.01),
+)  # fmt: skip
+
+
+def test_a_job_regenerated_is_equal():
+    faults = (SlowMachine(0, 1, 1.5), Pauses(0.3, 0.2), UnevenData(0.3), Delay(FORWARD, 0.006))
+    world = small_world(*faults, noise=EVERY_NOISE, clocks=Clocks(0.001, 0.001, 1e-5))
+    setup = even_setup(world, 4)
+    one, other = simulate(world, setup), simulate(world, setup)
+    assert ops_that_differ(one, other) == set()
+    first, second = rows_of(world, one), rows_of(world, other)
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.parametrize(
+    ("fault", "touched"),
+    [
+        (SlowMachine(0, 1, 1.5), {(FORWARD, 0, 1), (BACKWARD, 0, 1)}),
+        (SlowNic(1, 0, 5.0), {(k, dp, 0) for k in (GATHER, SCATTER) for dp in (0, 1)}),
+        (LateMember(1, 0, 0.02, (SCATTER,)), {(SCATTER, 1, 0)}),
+        (Loading(0.3), {(FORWARD, 0, 0), (FORWARD, 1, 0)}),
+        (Delay(BACKWARD, 0.006), {(BACKWARD, dp, pp) for dp in (0, 1) for pp in (0, 1)}),
+        (
+            SlowLink(1, 0, 10.0),
+            {
+                ("forward-send", 1, 0), ("forward-recv", 1, 1),
+                ("backward-send", 1, 1), ("backward-recv", 1, 0),
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_changes_its_own_operations_only(fault, touched):
+    other = (Pauses(0.3, 0.2), UnevenData(0.3))
+    healthy = small_world(*other, noise=EVERY_NOISE)
+    ill = small_world(*other, fault, noise=EVERY_NOISE)
+    setup = even_setup(healthy, 4)
+    assert ops_that_differ(simulate(healthy, setup), simulate(ill, setup)) == touched
+
+
+def test_a_replaced_machine_is_a_typical_one():
+    ill, healthy = small_world(SlowMachine(0, 1, 1.5)), small_world()
+    setup = even_setup(ill, 4)
+    replaced = replace(setup, new_machines=frozenset({1}))  # dp 0 x 2 stages + stage 1
+    assert ops_that_differ(simulate(ill, replaced), simulate(healthy, setup)) == set()
+
+
+def test_machines_take_their_speed_along_and_leave_the_work():
+    world = small_world(SlowMachine(0, 1, 1.5), noise=())
+    setup = even_setup(world, 4)
+    swapped = replace(setup, machine_at=np.array([[1, 0], [2, 3]]))  # dp 0: stages 0 and 1
+    before, after = simulate(world, setup), simulate(world, swapped)
+    forward = (before.ops.kind == FORWARD) & (before.ops.dp == 0)
+    by_stage = [
+        [float(job.seconds[forward & (job.ops.stage == stage)][0, 0]) for stage in (0, 1)]
+        for job in (before, after)
+    ]
+    # Twelve layers of 5 ms, embedding 0.1 and loss 0.2 layers more.
+    assert by_stage[0] == pytest.approx([0.0605, 0.061 * 1.5])
+    assert by_stage[1] == pytest.approx([0.0605 * 1.5, 0.061])
+
+
+def test_a_broken_path_idles_once_its_ends_are_no_neighbours():
+    world = small_world(SlowLink(0, 0, 50.0), noise=())
+    setup = even_setup(world, 4)
+    healthy = simulate(small_world(noise=()), setup).step_s
+    apart = replace(setup, machine_at=np.array([[2, 1], [0, 3]]))
+    repaired = replace(setup, repaired_links=frozenset({(0, 0, 1)}))
+    assert (simulate(world, setup).step_s > healthy).all()
+    assert (simulate(world, apart).step_s == healthy).all()
+    assert (simulate(world, repaired).step_s == healthy).all()
+
+
+def test_chunks_hold_their_own_layers_and_only_the_last_one_the_loss():
+    world = small_world(HeavyEnds(first=1.0, last=4.0), noise=())
+    job = simulate(world, even_setup(world, 4, chunks=2))
+    forward = job.ops.kind == FORWARD
+    seconds = {
+        place: set(np.round(job.seconds[forward & (job.ops.place == place)], 9).ravel().tolist())
+        for place in range(4)
+    }
+    # Six layers of 5 ms each; embedding 1.1 and loss 4.2 layers.
+    assert seconds == {0: {0.0355}, 1: {0.03}, 2: {0.03}, 3: {0.051}}
+
+
+def test_planned_collections_are_paid_once_in_so_many_steps():
+    world = small_world(Pauses(0.5, 0.2), noise=())
+    setup = even_setup(world, 4)
+    calm = float(simulate(small_world(noise=()), setup).step_s.mean())
+    assert with_gc_every(world, setup, 0.3, 10) == pytest.approx(calm + 0.03)
+    assert simulate(world, setup).step_s.mean() > calm
+
+
+def test_collections_hit_as_often_with_chunks():
+    world = small_world(Pauses(0.3, 1.0), steps=8, noise=())
+    calm = small_world(steps=8, noise=())
+    pauses = []
+    for chunks in (1, 2):
+        setup = even_setup(world, 4, chunks=chunks)
+        excess = simulate(world, setup).seconds - simulate(calm, setup).seconds
+        pauses.append(np.sort(excess[excess > 0]))
+    np.testing.assert_allclose(pauses[0], pauses[1], rtol=0, atol=1e-12)
+
+
+def test_workers_read_their_own_clocks():
+    exact, skewed = small_world(), small_world(clocks=Clocks(skew_s=0.01))
+    setup = even_setup(exact, 4)
+    job = simulate(exact, setup)
+    first, second = rows_of(exact, job), rows_of(skewed, job)
+    for worker in range(4):
+        own = first["rank"] == worker
+        apart = second["start"][own] - first["start"][own]
+        assert np.ptp(apart) < 1e-12
+        assert abs(apart[0]) > 1e-4
+
+
+def test_draws_depend_on_their_names_only():
+    many = normal(1, "op", np.arange(100)[:, None], np.arange(7))
+    assert float(normal(1, "op", 41, 5)[0]) == many[41, 5]
+    assert abs(float(normal(1, "op", np.arange(10**5)).std()) - 1) < 0.01
+    assert float(np.corrcoef(many[:, 0], many[:, 1])[0, 1]) < 0.3
+    assert exactly(0.25, 8, 1, "nic").sum() == 2

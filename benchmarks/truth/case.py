@@ -18,7 +18,7 @@ from world.faults import (
     SlowMachine,
     SlowNic,
     UnevenData,
-)  # fmt: skip
+)
 from world.plant import Setup, World
 from world.programs import FORWARD, GATHER, SCATTER, SEPARATE
 

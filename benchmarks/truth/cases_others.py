@@ -15,7 +15,7 @@ from world.faults import (
     SlowMachine,
     SlowNic,
     UnevenData,
-)  # fmt: skip
+)
 from world.noise import (
     Bursts,
     Clocks,
@@ -28,7 +28,7 @@ from world.noise import (
     Spread,
     TwoClocks,
     Wander,
-)  # fmt: skip
+)
 from world.plant import World, even_setup
 from world.programs import CLIP, GATHER, SCATTER
 

@@ -18,7 +18,7 @@ from world.faults import (
     SlowMachine,
     SlowNic,
     UnevenData,
-)  # fmt: skip
+)
 from world.noise import (
     CommonSteps,
     HeavyTails,
@@ -27,7 +27,7 @@ from world.noise import (
     Noise,
     Spread,
     Wander,
-)  # fmt: skip
+)
 from world.plant import World, even_setup
 from world.programs import BACKWARD, FORWARD
 

@@ -19,7 +19,7 @@ from world.faults import (
     SlowMachine,
     SlowNic,
     UnevenData,
-)  # fmt: skip
+)
 from world.plant import Setup, machine_number
 from world.record import step_s, with_gc_every
 

@@ -13,18 +13,22 @@ from truth.tables_findings import (
     healthy_table,
     reliability_table,
     weak_table,
-)  # fmt: skip
+)
 from truth.tables_remedies import (
+    agreement_line,
+    fault_table,
     flapping_table,
     missed_table,
     remedy_table,
     waste_table,
     worst_by_remedy,
-)  # fmt: skip
+)
 
 TABLES: dict[str, tuple[Callable[[Sequence[Record]], Iterator[str]], ...]] = {
     "remedies": (
+        agreement_line,
         remedy_table,
+        fault_table,
         worst_by_remedy,
         missed_table,
         waste_table,

@@ -92,6 +92,53 @@ def worst_by_remedy(records: Sequence[Record], n: int = 3) -> Iterator[str]:
     yield ""
 
 
+#: Columns of the table by fault: a word, and the causes and second causes that it stands for.
+FAULTS = {
+    "worker": ("worker", "mild-worker", "two-workers", "replica", "worker-at-times", "gpipe"),
+    "stage": ("last-stage",),
+    "data": ("sequences", "lengths"),
+    "gc": ("gc",),
+    "link": ("link", "flapping-link"),
+    "nic": ("nic", "flapping-nic", "port"),
+    "delay": ("delay", "delay-backward"),
+    "loading": ("loading",),
+    "jitter": ("jitter",),
+}
+
+
+def fault_table(records: Sequence[Record]) -> Iterator[str]:
+    """Where predictions err: each remedy on jobs that have a fault, whatever else they have."""
+    yield "Gain errors in points (median/largest) on jobs with this fault, alone or beside another:"
+    yield f"  {'remedy':17}" + "".join(f"{fault:>12}" for fault in FAULTS)
+    rows = [row for row in outcomes_of(records) if "skipped" not in row]
+    for name in sorted({row["remedy"] for row in rows}):
+        cells = []
+        for causes in FAULTS.values():
+            own = [
+                abs(row["gain_error"]) * 100
+                for row in rows
+                if row["remedy"] == name
+                and {row["tags"]["cause"], row["tags"]["second"]} & set(causes)
+            ]
+            cells.append(f"{np.median(own):.1f}/{max(own):.1f}" if own else "-")
+        yield f"  {name:17}" + "".join(f"{cell:>12}" for cell in cells)
+    yield ""
+
+
+def agreement_line(records: Sequence[Record]) -> Iterator[str]:
+    """Two simulators, written apart, on the same jobs."""
+    apart = [
+        abs(record["answer"]["simulated_s"] / record["true_undelayed_s"] - 1)
+        for record in records
+        if "answer" in record and not record["answer"]["clocks_corrected"]
+    ]
+    yield (
+        f"Step times without launch delays, simulated here and by the product, differ by at most "
+        f"{max(apart):.1e} on {len(apart)} jobs."
+    )
+    yield ""
+
+
 def missed_table(records: Sequence[Record]) -> Iterator[str]:
     """Remedies that were refused although the obvious change gains."""
     refused: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from world.faults import (
     SlowLink,
     SlowMachine,
     SlowNic,
-)  # fmt: skip
+)
 from world.ops import Array, Ops
 from world.plant import Setup, World, machine_number, placement
 from world.programs import (
@@ -29,7 +29,7 @@ from world.programs import (
     SCATTER,
     SEPARATE,
     Program,
-)  # fmt: skip
+)
 
 
 def ops_of(world: World, setup: Setup, program: Program) -> Ops:

@@ -19,7 +19,7 @@ from world.programs import (
     SCATTER,
     SEPARATE,
     Shape,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Model:
     layer_s: tuple[float, float] = (0.005, 0.010)
     ends: tuple[float, float] = (0.1, 0.2)  # embedding and loss, in layers: nearly even
     message_s: float = 0.001
-    latency_s: float = 0.002
+    latency_s: float = 0.0005
     gather_s: float = 0.0015
     scatter_s: float = 0.003
     optimizer_s: float = 0.0015
