@@ -1,0 +1,1 @@
+"""The benchmark of ``benchmarks/truth.py``: cases, what the product says, what is true, tables."""
