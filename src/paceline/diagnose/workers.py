@@ -28,6 +28,9 @@ ERRORS = 4.0
 #: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
 SPREADS, SPREAD_UP_TO = 4.0, 0.05
 
+#: Beside a worker this many times as far off, one under 5% is not worth naming.
+DWARFED = 2.0
+
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
 
@@ -56,6 +59,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     weight = of_kinds / of_kinds.sum(axis=0)
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
     slow = lasting >= _bar(lasting, fit)
+    slow &= (lasting >= SPREAD_UP_TO) | (lasting >= lasting.max() / DWARFED)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):

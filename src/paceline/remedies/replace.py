@@ -125,7 +125,7 @@ def fix_nic(case: Case) -> Remedy:
         RemedyError: no group is slow, or none shows how fast a healthy one is.
     """
     finding = needed_finding(case, "dp-network", "slow data-parallel group")
-    entries: Sequence[dict[str, Any]] = finding.evidence.get("groups") or [finding.where["group"]]
+    entries: Sequence[dict[str, Any]] = finding.evidence.get("groups") or []
     changed = copy_of(case.measured.durations)
     blamed = {(str(entry["kind"]), int(entry["stage"])) for entry in entries}
     for entry in entries:
