@@ -30,6 +30,7 @@ PUBLIC = {
     "plot",
     "predict",
     "synthesize",
+    "write",
 }
 HEAVY = ("numpy", "numba", "pyarrow", "rich", "yaml", "shtab")
 

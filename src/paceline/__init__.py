@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
     from paceline.plan.predict import Prediction, predict
-    from paceline.sources import load
+    from paceline.sources import load, write
     from paceline.synth import SynthSpec, synthesize
     from paceline.trace import Job, OpKind, Trace
     from paceline.whatif import Part, Scenario, WhatIf, analyze
@@ -59,6 +59,7 @@ __all__ = [
     "plot",
     "predict",
     "synthesize",
+    "write",
 ]
 
 _HOME = {
@@ -83,6 +84,7 @@ _HOME = {
     "plot": "paceline.plot",
     "predict": "paceline.plan.predict",
     "synthesize": "paceline.synth",
+    "write": "paceline.sources",
 }
 
 
