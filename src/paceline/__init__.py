@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline import plot
+    from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
     from paceline.graph import from_trace
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Cluster",
+    "Comparison",
     "Detector",
     "Job",
     "OpKind",
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "analyze",
     "cluster_preset",
+    "compare",
     "from_trace",
     "llm_preset",
     "load",
@@ -64,6 +67,7 @@ __all__ = [
 
 _HOME = {
     "Cluster": "paceline.model.cluster",
+    "Comparison": "paceline.comparison",
     "Detector": "paceline.detect.detector",
     "Job": "paceline.trace",
     "LLM": "paceline.model.llm",
@@ -78,6 +82,7 @@ _HOME = {
     "WhatIf": "paceline.whatif",
     "analyze": "paceline.whatif",
     "cluster_preset": "paceline.model.cluster_presets",
+    "compare": "paceline.comparison",
     "from_trace": "paceline.graph",
     "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
