@@ -161,11 +161,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_output(args: argparse.Namespace) -> None:
     """Before the long work: may the page be written?"""
-    from paceline.files import check_not_input, check_targets
+    from paceline.files import check_folder_of, check_not_input, check_targets
 
     if args.output is None:
         return
     check_targets([args.output], force=args.force)
+    check_folder_of(args.output)
     inputs = ("before", "after", "job", "job_after", "hosts")
     sides = (f"{what}_{side}" for what in ("hosts", "seqlens") for side in _SIDES)
     check_not_input([args.output], [getattr(args, name) for name in (*inputs, *sides)])

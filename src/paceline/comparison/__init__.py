@@ -1,7 +1,7 @@
 """Two traces beside each other: what changed, by how much, and how sure that is."""
 
 from paceline.comparison.agreement import Disagreement, check_alike
-from paceline.comparison.compare import compare
+from paceline.comparison.analysis import compare
 from paceline.comparison.result import (
     CauseChange,
     Change,

@@ -121,11 +121,18 @@ def _kinds(before: StepGraph, after: StepGraph) -> list[Disagreement]:
     one, other = (set(np.unique(graph.kind).tolist()) for graph in (before, after))
     if one == other:
         return []
+    only = [_labels(one - other), _labels(other - one)]
     texts = [
-        ", ".join(OpKind(kind).label for kind in sorted(mine - others)) or "nothing more"
-        for mine, others in ((one, other), (other, one))
+        ", ".join(
+            f"{word} {kinds}" for word, kinds in (("with", mine), ("without", others)) if kinds
+        )
+        for mine, others in (only, only[::-1])
     ]
-    return [Disagreement("kinds", f"also {texts[0]}", f"also {texts[1]}")]
+    return [Disagreement("kinds", texts[0], texts[1])]
+
+
+def _labels(kinds: set[int]) -> str:
+    return " and ".join(OpKind(kind).label for kind in sorted(kinds))
 
 
 def _structure(before: Measured, after: Measured) -> list[Disagreement]:

@@ -200,6 +200,8 @@ class Comparison:
 
     @property
     def same_steps(self) -> bool:
-        """Whether both traces hold the very same step times."""
+        """Whether both traces hold the very same steps of the same job."""
+        if self.disagreements:
+            return False
         one, other = self.before.result.traced_s, self.after.result.traced_s
         return len(one) == len(other) and bool((one == other).all())

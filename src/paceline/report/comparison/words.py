@@ -116,23 +116,27 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _median(comparison: Comparison) -> str:
+    """Where a few odd steps, or two sorts of step, make the mean say something else."""
     mean, median = comparison.time, comparison.median
-    if "unknown" in (mean.verdict, median.verdict) or mean.verdict == median.verdict:
-        return ""
-    if abs(mean.change - median.change) < OTHERWISE:
-        return ""
-    unit = comparison.unit
-    if median.verdict == "no-difference":
-        text = f"the median {unit} shows no difference"
-    else:
-        text = _became(median, unit, f"the median {unit}")
     odd = [
         f"{_some(steps)} {when}"
         for steps, when in zip(comparison.odd_steps, ("before", "after"), strict=True)
         if steps
     ]
-    why = f": a few odd steps decide the mean ({', '.join(odd)})" if odd else ""
-    return f"{text}; the mean says otherwise, and is what is paid{why}"
+    if abs(mean.change - median.change) < OTHERWISE or (mean.verdict == median.verdict and not odd):
+        return ""
+    unit = comparison.unit
+    if median.verdict == "no-difference" and median.interval is not None:
+        low, high = (share(end, sign=True, digits=1) for end in median.interval)
+        text = f"the median {unit} shows no difference ({low} to {high})"
+    else:
+        text = _became(median, unit, f"the median {unit}")
+    if odd:
+        return (
+            f"{text}; odd steps decide the mean ({', '.join(odd)}): they are paid for, but leave "
+            "them out (--steps) where they do not belong to the comparison"
+        )
+    return f"{text}; the mean says otherwise, and is what is paid"
 
 
 def _some(steps: tuple[int, ...]) -> str:
