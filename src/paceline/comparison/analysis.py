@@ -146,8 +146,8 @@ def _load(case: Case, tokens: float | None) -> Load:
 def _unit(unlike: tuple[Disagreement, ...], one: Load, other: Load) -> Unit:
     if not unlike:
         return "step"
-    known = one.tokens is not None and other.tokens is not None
-    return "token" if known else "microbatch"
+    counted = one.tokens is not None and other.tokens is not None
+    return "token" if counted else "microbatch"
 
 
 @dataclass(frozen=True)
@@ -266,12 +266,11 @@ class _Tables:
         return worker_changes(self._lost(self.one), self._lost(self.other))
 
     def _hosts(self, left_out: dict[str, str]) -> tuple[HostChange, ...]:
-        known = [bool(job.hosts) for job in (self.one, self.other)]
-        if not all(known):
-            if any(known):
-                left_out["hosts"] = (
-                    f"the hosts of {'AFTER' if known[0] else 'BEFORE'} are not known"
-                )
+        named = [bool(job.hosts) for job in (self.one, self.other)]
+        if any(named) and not all(named):
+            unnamed = "AFTER" if named[0] else "BEFORE"
+            left_out["hosts"] = f"the hosts of {unnamed} are not known"
+        if not all(named):
             return ()
         return host_changes(self._lost(self.one), self._lost(self.other))
 

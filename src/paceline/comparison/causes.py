@@ -64,10 +64,10 @@ def absent_cause(result: WhatIf) -> Means:
     unnoticed = MIN_OF_STEP * float(result.simulated_s.mean())
     if result.healthy:
         unnoticed = max(float((result.simulated_s - result.ideal_s).mean()), 0.0)
-    known = certain(np.array(0.0))
+    nothing = certain(np.array(0.0))
     if len(result.steps) < MIN_STEPS:
-        return replace(known, variance=np.array(np.nan))
-    return replace(known, variance=np.array((unnoticed / _one_sigma()) ** 2))
+        return replace(nothing, variance=np.array(np.nan))
+    return replace(nothing, variance=np.array((unnoticed / _one_sigma()) ** 2))
 
 
 def _one_sigma() -> float:

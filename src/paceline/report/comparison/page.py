@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from string import Template
+from typing import BinaryIO
 
 from paceline.comparison import Change, Comparison, Side
 from paceline.files import Writer
@@ -23,16 +24,16 @@ def page_writer(comparison: Comparison) -> Writer:
     # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
     content = _page(comparison).encode("utf-8", "replace")
 
-    def write(file: object) -> None:
-        file.write(content)  # type: ignore[attr-defined]
+    def write(file: BinaryIO) -> None:
+        file.write(content)
 
     return write
 
 
 def _page(comparison: Comparison) -> str:
     script = "\n".join(_static(name) for name in _SCRIPTS)
-    shown = tables(comparison, _MOST)
-    scale = _scale([row for each in shown for row in each.rows])
+    sections = tables(comparison, _MOST)
+    scale = _scale([row for section in sections for row in section.rows])
     return Template(_static("comparison.html")).substitute(
         title=escaped(f"{_name(comparison)} · Paceline"),
         policy=escaped(_policy(script)),
@@ -42,8 +43,8 @@ def _page(comparison: Comparison) -> str:
         mood=_MOODS.get(comparison.verdict, "same"),
         worth=escaped(words.worth(comparison)),
         notes=_notes(comparison),
-        nav=" ".join(f'<a href="#{t.name}">{escaped(t.title)}</a>' for t in shown),
-        tables="\n".join(_section(comparison, t, scale) for t in shown),
+        nav=" ".join(f'<a href="#{t.name}">{escaped(t.title)}</a>' for t in sections),
+        tables="\n".join(_section(comparison, t, scale) for t in sections),
         unit=comparison.unit,
         numbers=_numbers(comparison),
         before=_job(comparison.before, "Before"),
@@ -77,25 +78,25 @@ def _notes(comparison: Comparison) -> str:
     return f'<ul class="note">{"".join(f"<li>{foreign(note)}</li>" for note in notes)}</ul>'
 
 
-def _section(comparison: Comparison, shown: Table, scale: float) -> str:
+def _section(comparison: Comparison, content: Table, scale: float) -> str:
     """A table with its heading and what its numbers are."""
     parts = [
-        f'<section id="{shown.name}" aria-labelledby="h-{shown.name}">',
-        f'<h2 id="h-{shown.name}">{escaped(shown.title)}</h2>',
-        f"<p>{foreign(_sentence(shown.about))}</p>",
+        f'<section id="{content.name}" aria-labelledby="h-{content.name}">',
+        f'<h2 id="h-{content.name}">{escaped(content.title)}</h2>',
+        f"<p>{foreign(_sentence(content.about))}</p>",
     ]
-    if shown.rows:
+    if content.rows:
         head = (
-            shown.heads[0],
+            content.heads[0],
             "",
-            *shown.heads[1:],
+            *content.heads[1:],
             f"change per {comparison.unit}",
             "90%, all rows at once",
         )
-        cells = (_cells(row, scale) for row in shown.rows)
+        cells = (_cells(row, scale) for row in content.rows)
         parts.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
-    if shown.note:
-        parts.append(f'<p class="note">{foreign(_sentence(shown.note))}</p>')
+    if content.note:
+        parts.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
     return "\n".join([*parts, "</section>"])
 
 

@@ -54,14 +54,14 @@ class Table:
 
 def tables(comparison: Comparison, most: int) -> list[Table]:
     """All tables that have rows; of workers and hosts ``most`` rows at most."""
-    made = (
+    all_tables = (
         _causes(comparison),
         _kinds(comparison),
         _stages(comparison),
         _workers(comparison, most),
         _hosts(comparison, most),
     )
-    return [table for table in made if table.n_rows]
+    return [table for table in all_tables if table.n_rows]
 
 
 def _causes(comparison: Comparison) -> Table:
@@ -114,11 +114,11 @@ def _folded(
     least = SMALL * comparison.time.before_s
     if all(row.change is None for row in rows):
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
-    shown = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= least)
-    rest = len(rows) - len(shown)
-    which = "" if not rest else f"{rest} more" if shown else f"all {rest}"
+    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= least)
+    rest = len(rows) - len(large)
+    which = "" if not rest else f"{rest} more" if large else f"all {rest}"
     note = which and f"{which} changed by under {SMALL:.1%} of the {comparison.unit}"
-    return Table(name, title, about, heads, shown, len(rows), note)
+    return Table(name, title, about, heads, large, len(rows), note)
 
 
 def _largest(
