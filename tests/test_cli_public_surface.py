@@ -13,6 +13,7 @@ PUBLIC = {
     "PacelineError",
     "Part",
     "Cluster",
+    "Comparison",
     "Detector",
     "LLM",
     "Plan",
@@ -24,12 +25,14 @@ PUBLIC = {
     "__version__",
     "analyze",
     "cluster_preset",
+    "compare",
     "from_trace",
     "llm_preset",
     "load",
     "plot",
     "predict",
     "synthesize",
+    "write",
 }
 HEAVY = ("numpy", "numba", "pyarrow", "rich", "yaml", "shtab")
 

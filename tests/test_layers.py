@@ -23,7 +23,17 @@ LAYERS = (
         "synth",
         "whatif",
     ),
-    *("diagnose", "remedies", "plan", "detect", "mitigate", "record", "fleet", "report"),
+    *(
+        "diagnose",
+        "remedies",
+        "plan",
+        "comparison",
+        "detect",
+        "mitigate",
+        "record",
+        "fleet",
+        "report",
+    ),
     *("plot", "monitor", "demo", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.

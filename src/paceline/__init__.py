@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline import plot
+    from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
     from paceline.graph import from_trace
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
     from paceline.plan.predict import Prediction, predict
-    from paceline.sources import load
+    from paceline.sources import load, write
     from paceline.synth import SynthSpec, synthesize
     from paceline.trace import Job, OpKind, Trace
     from paceline.whatif import Part, Scenario, WhatIf, analyze
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Cluster",
+    "Comparison",
     "Detector",
     "Job",
     "OpKind",
@@ -53,16 +55,19 @@ __all__ = [
     "__version__",
     "analyze",
     "cluster_preset",
+    "compare",
     "from_trace",
     "llm_preset",
     "load",
     "plot",
     "predict",
     "synthesize",
+    "write",
 ]
 
 _HOME = {
     "Cluster": "paceline.model.cluster",
+    "Comparison": "paceline.comparison",
     "Detector": "paceline.detect.detector",
     "Job": "paceline.trace",
     "LLM": "paceline.model.llm",
@@ -77,12 +82,14 @@ _HOME = {
     "WhatIf": "paceline.whatif",
     "analyze": "paceline.whatif",
     "cluster_preset": "paceline.model.cluster_presets",
+    "compare": "paceline.comparison",
     "from_trace": "paceline.graph",
     "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
     "plot": "paceline.plot",
     "predict": "paceline.plan.predict",
     "synthesize": "paceline.synth",
+    "write": "paceline.sources",
 }
 
 

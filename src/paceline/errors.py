@@ -7,6 +7,7 @@
     ├── ScenarioError       a what-if scenario names something that the job does not have
     ├── SynthError          a job that cannot be synthesised was asked for
     ├── RemedyError         a remedy does not apply to this job, or lacks what it needs to know
+    ├── ComparisonError     two jobs are unlike, so that their steps cannot be compared
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
     ├── DetectError         samples that a detector cannot take
@@ -47,6 +48,14 @@ class SynthError(PacelineError):
 
 class RemedyError(PacelineError):
     """A remedy does not apply to this job, or lacks what it needs to know."""
+
+
+class ComparisonError(PacelineError):
+    """Two jobs are unlike; ``disagreements`` lists (what, before, after)."""
+
+    def __init__(self, message: str, disagreements: tuple[tuple[str, str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.disagreements = disagreements
 
 
 class ModelError(PacelineError):

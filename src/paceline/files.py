@@ -59,6 +59,19 @@ def check_not_input(outputs: Sequence[Path], inputs: Sequence[Path | None]) -> N
                 raise OutputError(f"{output} is an input of this command; choose another name")
 
 
+def check_folder_of(path: Path) -> None:
+    """Make sure that a file can be made beside where it shall be; call it before the work.
+
+    Raises:
+        OutputError: its folder does not exist, or may not be written to.
+    """
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} cannot be written: the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{path} cannot be written: the folder {folder} may not be written to")
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents where they are missing.
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--layers",
         metavar="N,N,...",
-        type=_layers,
+        type=parse_layers,
         help="transformer layers of each stage (9,9,9,9)",
     )
     group.add_argument(
@@ -85,7 +85,12 @@ def _price(text: str) -> float:
     return price
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layers of each stage, such as 9,9,9,9.
+
+    Raises:
+        argparse.ArgumentTypeError: they are no whole numbers.
+    """
     try:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from pathlib import Path
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.numbers import parse_numbers
+from paceline.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from paceline.comparison import Comparison
+    from paceline.graph import Measured
+    from paceline.remedies import Case
+
+DESCRIPTION = """\
+Analyse and diagnose two traces, and say what changed from one to the other: the step
+time, and what each cause, kind of operation, stage, worker and host accounts for, with
+90% intervals. Unlike jobs are refused, unless --anyway asks for time per microbatch.
+"""
+
+EXAMPLES = """\
+examples:
+  paceline compare before.parquet after.parquet
+  paceline compare before.parquet after.parquet --steps 10-40 -o comparison.html
+  paceline compare week1.parquet week2.parquet --hosts hosts.csv --json
+  paceline compare dp2.parquet dp4.parquet --anyway
+"""
+
+_SIDES = ("before", "after")
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -14,37 +39,200 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "compare",
         help="two traces side by side: did the fix work?",
-        description="Analyse and diagnose two traces; print step times, S, waste and what each "
-        "cause costs, side by side.",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     trace_input.add_arguments(parser, name="before", help_text="the trace before the change")
-    parser.add_argument("after", metavar="AFTER", type=Path, help="the trace after the change")
     parser.add_argument(
-        "--job-after", metavar="YAML", type=Path, help="the job of AFTER, if another than --job"
+        "after", metavar="AFTER", type=trace_input.file_name, help="the trace after the change"
     )
+    parser.add_argument(
+        "--job-after",
+        metavar="YAML",
+        type=trace_input.file_name,
+        help="the job of AFTER, if another than --job",
+    )
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="compare unlike jobs: per microbatch, or per token where both sides' are given",
+    )
+    _add_known(parser)
     case_input.add_json(parser)
-    parser.set_defaults(run=run, steps=None, layers=None, seqlens=None, hosts=None)
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--out",
+        type=trace_input.file_name,
+        metavar="FILE",
+        help="write the comparison as a page (HTML) that opens from disk",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.set_defaults(run=run)
+
+
+def _add_known(parser: argparse.ArgumentParser) -> None:
+    """What is known beside the traces, for both or for one of them."""
+    case_input.add_steps(parser)
+    group = parser.add_argument_group("what is known beside the traces")
+    group.add_argument(
+        "--hosts",
+        metavar="FILE",
+        type=trace_input.file_name,
+        help="where ranks run (CSV: rank, host, gpu), in both jobs",
+    )
+    for side in _SIDES:
+        name = side.upper()
+        parser.add_argument(
+            f"--steps-{side}",
+            metavar="N-M,...",
+            type=parse_numbers,
+            help=f"the steps of {name}, instead of --steps",
+        )
+        group.add_argument(
+            f"--hosts-{side}",
+            metavar="FILE",
+            type=trace_input.file_name,
+            help=f"where the ranks of {name} run, instead of --hosts",
+        )
+        group.add_argument(
+            f"--seqlens-{side}",
+            metavar="FILE",
+            type=trace_input.file_name,
+            help=f"sequence lengths of {name}: its tokens have to agree, or are what is counted",
+        )
+        group.add_argument(
+            f"--tokens-{side}",
+            metavar="N",
+            type=_tokens,
+            help=f"tokens of a step of {name}, where there are no sequence lengths",
+        )
+        group.add_argument(
+            f"--layers-{side}",
+            metavar="N,N,...",
+            type=case_input.parse_layers,
+            help=f"layers of each stage of {name}: their sums have to agree",
+        )
+
+
+def _tokens(text: str) -> float:
+    try:
+        tokens = float(text)
+    except ValueError:
+        tokens = math.nan
+    if not (math.isfinite(tokens) and tokens > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a positive number, such as 1048576")
+    return tokens
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse both and print."""
-    from paceline.remedies import advise
+    """Analyse both, print, and write the page if it is asked for."""
+    from paceline.errors import ComparisonError
 
-    sides = []
-    for trace, job in ((args.before, args.job), (args.after, args.job_after or args.job)):
-        given = argparse.Namespace(**{**vars(args), "trace": trace, "job": job})
-        case = case_input.load_case(given)
-        sides.append((case.result, advise(case, ())))
+    _check_output(args)
+    try:
+        comparison = _compare(args)
+    except ComparisonError as error:
+        from paceline.report.comparison import refusal_lines
+
+        first, *rest = refusal_lines(error)
+        print(f"paceline: error: {first}", *rest, sep="\n", file=sys.stderr)
+        return 2
+    if args.output is not None:
+        from paceline.files import write_files
+        from paceline.report.comparison import page_writer
+
+        write_files({args.output: page_writer(comparison)}, force=args.force)
     if args.json:
-        from paceline.report.result_json import lines_of_json, to_mapping
+        from paceline.report.comparison import dumps
 
-        names = ("before", "after")
-        both = {n: to_mapping(*side) for n, side in zip(names, sides, strict=True)}
-        sys.stdout.write(lines_of_json(both))
-        return 0
-    from paceline.report.terminal import print_lines, standard_output
-    from paceline.report.why import compare_lines
+        sys.stdout.write(dumps(comparison))
+    else:
+        from paceline.report.comparison import comparison_lines
+        from paceline.report.terminal import print_lines, standard_output
 
-    console = standard_output()
-    print_lines(compare_lines(sides[0], sides[1], min(console.width, 120)), console)
+        console = standard_output()
+        print_lines(comparison_lines(comparison, min(console.width, 132)), console)
+    if args.output is not None:
+        print(f"wrote {args.output}", file=sys.stderr)
     return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Before the long work: may the page be written?"""
+    from paceline.files import check_folder_of, check_not_input, check_targets
+
+    if args.output is None:
+        return
+    check_targets([args.output], force=args.force)
+    check_folder_of(args.output)
+    inputs = ("before", "after", "job", "job_after", "hosts")
+    sides = (f"{what}_{side}" for what in ("hosts", "seqlens") for side in _SIDES)
+    check_not_input([args.output], [getattr(args, name) for name in (*inputs, *sides)])
+
+
+def _compare(args: argparse.Namespace) -> Comparison:
+    from paceline.comparison import check_alike, compare
+
+    sides = [_arguments_of(args, side) for side in _SIDES]
+    measured = [_measured(side) for side in sides]
+    if not args.anyway:
+        check_alike(measured[0], measured[1])  # before the analysis, which may take a while
+    cases = [_case(side, of_side) for side, of_side in zip(sides, measured, strict=True)]
+    hosts = [case_input.hosts(side, of_side) for side, of_side in zip(sides, measured, strict=True)]
+    with Bars() as bars:
+        return compare(
+            cases[0],
+            cases[1],
+            anyway=args.anyway,
+            hosts_before=hosts[0],
+            hosts_after=hosts[1],
+            tokens_before=args.tokens_before,
+            tokens_after=args.tokens_after,
+            names=(str(args.before), str(args.after)),
+            progress=bars.bar,
+        )
+
+
+class Bars:
+    """A progress bar for each piece of work, one after the other."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def bar(self, what: str) -> ProgressBar:
+        """The next one."""
+        self._stack.close()
+        return self._stack.enter_context(ProgressBar(what))
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _measured(args: argparse.Namespace) -> Measured:
+    from paceline.graph import from_trace
+
+    return from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
+
+
+def _case(args: argparse.Namespace, measured: Measured) -> Case:
+    from paceline.whatif import analyze
+
+    with ProgressBar("simulating") as progress:
+        result = analyze(measured, progress=progress)
+    return case_input.diagnosed(args, measured, result)
+
+
+def _arguments_of(args: argparse.Namespace, side: str) -> argparse.Namespace:
+    """The arguments of one trace, as the commands for one trace have them."""
+    names = ("steps", "hosts", "seqlens", "layers")
+    own = {name: getattr(args, f"{name}_{side}") for name in names}
+    own["steps"] = own["steps"] or args.steps
+    own["hosts"] = own["hosts"] or args.hosts
+    own["trace"] = getattr(args, side)
+    own["job"] = (args.job_after if side == "after" else None) or args.job
+    return argparse.Namespace(**{**vars(args), **own})

@@ -149,32 +149,3 @@ def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
     for note in remedy.notes:
         lines += wrapped(f"  note: {note}", width, indent="    ", style="dim")
     return lines
-
-
-def compare_lines(
-    before: tuple[WhatIf, Advice], after: tuple[WhatIf, Advice], width: int
-) -> list[Text]:
-    """Two analyses side by side."""
-    (one, first), (other, second) = before, after
-    lines = [Text(f"{'':22}{'before':>12}{'after':>12}{'change':>12}", style="dim")]
-    for name, a, b, percent in (
-        ("mean step (s)", one.traced_s.mean(), other.traced_s.mean(), False),
-        ("without delays (s)", one.simulated_s.mean(), other.simulated_s.mean(), False),
-        ("ideal (s)", one.ideal_s.mean(), other.ideal_s.mean(), False),
-        ("S", one.slowdown, other.slowdown, False),
-        ("waste", one.waste, other.waste, True),
-    ):
-        lines.append(_compared(name, float(a), float(b), percent))
-    lines += [Text(""), _title("causes", "seconds per step")]
-    drops = [{d.name: d.seconds for d in advice.fall.drops} for advice in (first, second)]
-    for name in dict.fromkeys([*drops[0], *drops[1]]):
-        lines.append(_compared(name, drops[0].get(name, 0.0), drops[1].get(name, 0.0), False))
-    saved = 1 - float(other.traced_s.mean() / one.traced_s.mean())
-    verdict = f"The step became {abs(saved):.1%} {'shorter' if saved >= 0 else 'longer'}."
-    return [*lines, Text(""), *wrapped(verdict, width, style="bold")]
-
-
-def _compared(name: str, before: float, after: float, percent: bool) -> Text:
-    if percent:
-        return Text(f"{name:22}{before:12.1%}{after:12.1%}{after - before:+12.1%}")
-    return Text(f"{name:22}{before:12.3f}{after:12.3f}{after - before:+12.3f}")

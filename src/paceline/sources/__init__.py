@@ -1,4 +1,4 @@
-"""Readers: a path of some format -> a :class:`paceline.trace.Trace`.
+"""Readers: a path of some format -> a :class:`paceline.trace.Trace`; and :func:`write`.
 
 ``SOURCES`` lists Paceline's own formats in the order in which they are asked whether a path is
 theirs; other tools' are in :mod:`paceline.sources.importers`.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import TraceError
+from paceline.errors import OutputError, TraceError
 from paceline.sources import parquet, recording
 from paceline.sources.job_file import read_job
 from paceline.trace import Job, Trace
@@ -81,4 +81,28 @@ def _imported(
     return replace(imported.trace, warnings=warnings)
 
 
-__all__ = ["SOURCES", "Source", "load", "read_job"]
+def write(trace: Trace, path: str | Path, *, force: bool = False) -> None:
+    """Write a trace as the parquet file that :func:`load` reads (``docs/trace-format.md``).
+
+    Reading gives the same rows, job, truth, warnings and steps left out; an end may differ in the
+    last bit, since files hold durations. The file is written beside its place and then renamed, so
+    it is never half there.
+
+    Args:
+        trace: what happened.
+        path: the file, by custom ``*.parquet``.
+        force: replace a file that exists.
+
+    Raises:
+        OutputError: the file exists and ``force`` is not given, or it cannot be written.
+        TraceError: the trace has no rows, which no file can say.
+    """
+    path = Path(path)
+    if len(trace) == 0:
+        raise TraceError("the trace has no rows; there is nothing to write")
+    if path.is_file() and not force:
+        raise OutputError(f"{path} exists already; choose another name or pass force=True")
+    parquet.write(trace, path, force=force)
+
+
+__all__ = ["SOURCES", "Source", "load", "read_job", "write"]

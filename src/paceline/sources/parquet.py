@@ -1,14 +1,12 @@
 """Parquet traces: the columns of the public what-if artifact, which are ours too.
 
 Written files carry the job (and, when synthesised, the injected truth) as JSON in the schema
-metadata under ``paceline``. ``docs/trace-format.md`` describes the format.
+metadata (:mod:`paceline.sources.parquet_metadata`). ``docs/trace-format.md`` describes the format.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.files import Writer, check_targets, write_files
+from paceline.sources.parquet_metadata import metadata_of, stored_in, with_stored
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
@@ -34,9 +33,6 @@ COLUMNS = {
     "mb_id": "microbatch",
     "gmc": "gmc",
 }
-
-METADATA_KEY = b"paceline"
-FORMAT_VERSION = 1
 
 
 def matches(path: Path) -> bool:
@@ -97,17 +93,17 @@ def read(
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
-    stored = _stored(schema.metadata or {}, path, forgive=job is not None)
+    stored = stored_in(schema.metadata or {}, path, forgive=job is not None)
     if job is None and "job" in stored:
         job = Job.from_mapping(stored["job"], where=f"the job in {path}")
     columns, gmc, n_ignored = _columns(table, ignore_kinds, str(path))
     del table
     trace = arrange(columns, job, where=str(path))
     _check_gmc(columns, gmc, trace.job, str(path))
-    warnings = trace.warnings
+    trace = with_stored(trace, stored)
     if ignore_kinds:
-        warnings += (f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped",)
-    trace = replace(trace, truth=stored.get("truth"), warnings=warnings)
+        dropped = f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped"
+        trace = replace(trace, warnings=(*trace.warnings, dropped))
     return trace if steps is None else trace.select_steps(steps)
 
 
@@ -130,26 +126,6 @@ def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:
     chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(list(COLUMNS))
     # Nothing there: read all, so that the error can say which steps there are.
     return chosen if chosen.num_rows else file.read(columns=list(COLUMNS))
-
-
-def _stored(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
-    """What Paceline stored in the file; nothing where that is broken and ``forgive`` is given."""
-    text = metadata.get(METADATA_KEY)
-    if text is None:
-        return {}
-    try:
-        stored = json.loads(text)
-        version = stored["version"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        if forgive:  # the job is known without it
-            return {}
-        raise TraceError(f"{path}: its paceline metadata is broken; pass --job") from None
-    if version != FORMAT_VERSION:
-        raise TraceError(
-            f"{path} was written in trace format {version}; this Paceline reads format "
-            f"{FORMAT_VERSION}: update it"
-        )
-    return dict(stored)
 
 
 def _columns(
@@ -244,7 +220,7 @@ def _check_gmc(columns: Columns, gmc: npt.NDArray[Any], job: Job, where: str) ->
 
 
 def write(trace: Trace, path: Path, *, force: bool = False) -> None:
-    """Write a trace; its job and truth go into the metadata.
+    """Write a trace; its job, truth and warnings go into the metadata.
 
     Raises:
         OutputError: the file exists and ``force`` is not given, or it cannot be written.
@@ -277,8 +253,7 @@ def writer(trace: Trace) -> Writer:
         "mb_id": trace.microbatch,
         "gmc": gmc,
     }
-    stored = {"version": FORMAT_VERSION, "job": trace.job.to_mapping(), "truth": trace.truth}
-    table = pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(stored)})
+    table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))
 
     # Times hardly compress; all else repeats.
     repeating = [name for name in COLUMNS if name not in ("start_ts", "duration")]

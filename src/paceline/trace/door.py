@@ -11,6 +11,7 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.trace.job import Job
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.trace.plausible import check_lengths
 from paceline.trace.trace import N_KINDS, Trace
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
@@ -80,7 +81,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
 
     Raises:
         TraceError: empty, NaN or negative times, times too coarse, ranks or stages that contradict
-            the job, duplicated rows.
+            the job, duplicated rows, times that no job can have.
     """
     if len(columns) == 0:
         raise TraceError(f"{where} has no rows; is it the right file?")
@@ -91,7 +92,8 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
-    if (np.take(rank, worker) != columns.rank).any() and _has_peers(columns.rank, cell):
+    merged = bool((np.take(rank, worker) != columns.rank).any()) and _has_peers(columns.rank, cell)
+    if merged:
         columns, left_out, note = _merge_peers(columns, worker, cell, job.workers, where)
         warnings.append(note)
         if len(columns) == 0:
@@ -105,7 +107,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
             f"seq_id does not rise with start_ts in {renumbered} places; renumbered by start_ts"
         )
     start, end, step_start_s = _times(columns, place, counts.reshape(shape))
-    return Trace(
+    trace = Trace(
         job=job,
         steps=steps,
         counts=counts.reshape(shape),
@@ -115,9 +117,10 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         end=end,
         step_start_s=step_start_s,
         rank=rank.reshape(job.dp_size, job.pp_size),
-        warnings=tuple(warnings),
         left_out=left_out,
     )
+    warnings += check_lengths(trace, where, None if merged else place)
+    return replace(trace, warnings=tuple(warnings))
 
 
 def _whole_numbers(columns: Columns, where: str) -> Columns:

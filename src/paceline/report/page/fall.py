@@ -11,7 +11,7 @@ from paceline.report.page.markup import bar, escaped, foreign, percent, seconds,
 from paceline.whatif import WhatIf
 
 #: Drops that are no finding: their names, and what they are.
-_OTHERS = {
+OTHERS = {
     "launch-delay": ("Launch delays", "time between operations"),
     "unexplained": ("Other stragglers", "no known pattern"),
     "p2p": ("Transfers between stages", "sends and recvs"),
@@ -72,7 +72,7 @@ def _waterfall_rows(fall: Waterfall) -> list[_Row]:
     left = fall.actual_s
     after = {"launch-delay": "Without launch delays", "unexplained": "Ideal: without stragglers"}
     for drop in fall.drops:
-        name, text = _OTHERS.get(drop.name, (CAUSES.get(drop.name, drop.name), drop.text))
+        name, text = OTHERS.get(drop.name, (CAUSES.get(drop.name, drop.name), drop.text))
         rows.append(_Row(name, text, drop.seconds, left, left - drop.seconds, False))
         left -= drop.seconds
         if drop.name in after:

@@ -1,0 +1,28 @@
+"""Two traces beside each other: what changed, by how much, and how sure that is."""
+
+from paceline.comparison.agreement import Disagreement, check_alike
+from paceline.comparison.analysis import compare
+from paceline.comparison.result import (
+    CauseChange,
+    Change,
+    Comparison,
+    HostChange,
+    PartChange,
+    Side,
+    TimeChange,
+    WorkerChange,
+)
+
+__all__ = [
+    "CauseChange",
+    "Change",
+    "Comparison",
+    "Disagreement",
+    "HostChange",
+    "PartChange",
+    "Side",
+    "TimeChange",
+    "WorkerChange",
+    "check_alike",
+    "compare",
+]

@@ -1,0 +1,183 @@
+"""What two jobs must have in common before their steps can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ComparisonError
+from paceline.graph import Measured, StepGraph
+from paceline.trace import OpKind
+
+#: Tokens per step may differ by this share: packing rarely fills every step alike.
+TOKENS_AGREE = 0.01
+
+_DEGREES = tuple((name, f"{name}_size") for name in ("dp", "pp", "tp", "dsp", "vpp"))
+
+#: What makes two graphs the same.
+_ARRAYS = (
+    *("kind", "pp", "seq", "chunk", "microbatch", "dep_ptr", "dep", "group", "spans_dp", "noop"),
+    *("variant_ptr", "replica_variant"),
+)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Something that differs, so that a step of one job is not a step of the other.
+
+    Attributes:
+        what: dp, pp, tp, dsp, vpp, microbatches, kinds, schedule, dependencies, layers or tokens.
+        before, after: its values, for people.
+    """
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is known of a job's work beside its trace; None = unknown.
+
+    Attributes:
+        layers: transformer layers of the model.
+        tokens: [step] tokens of each step.
+    """
+
+    layers: int | None = None
+    tokens: npt.NDArray[np.float64] | None = None
+
+
+NOTHING_KNOWN = Load()
+
+
+def check_alike(
+    before: Measured,
+    after: Measured,
+    load_before: Load = NOTHING_KNOWN,
+    load_after: Load = NOTHING_KNOWN,
+) -> None:
+    """Refuse jobs of which a step is not a step of the other.
+
+    Raises:
+        ComparisonError: the jobs are unlike; it lists how.
+    """
+    unlike = disagreements(before, after, load_before, load_after)
+    if unlike:
+        raise ComparisonError(
+            "these are unlike jobs: "
+            + "; ".join(f"{row.what}: {row.before} before, {row.after} after" for row in unlike),
+            tuple((row.what, row.before, row.after) for row in unlike),
+        )
+
+
+def disagreements(
+    before: Measured, after: Measured, load_before: Load, load_after: Load
+) -> tuple[Disagreement, ...]:
+    """What differs, the most general first; empty where a step is a step."""
+    return (
+        *_degrees(before, after),
+        *_microbatches(before, after),
+        *_kinds(before.graph, after.graph),
+        *_structure(before, after),
+        *_work(load_before, load_after),
+    )
+
+
+def _degrees(before: Measured, after: Measured) -> list[Disagreement]:
+    pairs = [(name, getattr(before.job, f), getattr(after.job, f)) for name, f in _DEGREES]
+    return [Disagreement(name, str(one), str(other)) for name, one, other in pairs if one != other]
+
+
+def _microbatches(before: Measured, after: Measured) -> list[Disagreement]:
+    one, other = before.microbatches, after.microbatches
+    if len(one) == len(other):
+        agree = bool((one == other).all())
+    else:  # what a replica has is what can agree
+        agree = set(one.tolist()) == set(other.tolist())
+    if agree:
+        return []
+    texts = [_per_replica(counts) for counts in (one, other)]
+    if texts[0] == texts[1]:
+        dp = int(np.argmax(one != other))
+        texts = [
+            f"{text}; {counts[dp]} on dp {dp}"
+            for text, counts in zip(texts, (one, other), strict=True)
+        ]
+    return [Disagreement("microbatches", texts[0], texts[1])]
+
+
+def _per_replica(counts: npt.NDArray[np.int64]) -> str:
+    """``16 per replica``, or ``12 to 18 per replica, 64 in all``."""
+    low, high = int(counts.min()), int(counts.max())
+    if low == high:
+        return f"{low} per replica"
+    return f"{low} to {high} per replica, {int(counts.sum())} in all"
+
+
+def _kinds(before: StepGraph, after: StepGraph) -> list[Disagreement]:
+    one, other = (set(np.unique(graph.kind).tolist()) for graph in (before, after))
+    if one == other:
+        return []
+    only = [_labels(one - other), _labels(other - one)]
+    texts = [
+        ", ".join(
+            f"{word} {kinds}" for word, kinds in (("with", mine), ("without", others)) if kinds
+        )
+        for mine, others in (only, only[::-1])
+    ]
+    return [Disagreement("kinds", texts[0], texts[1])]
+
+
+def _labels(kinds: set[int]) -> str:
+    return " and ".join(OpKind(kind).label for kind in sorted(kinds))
+
+
+def _structure(before: Measured, after: Measured) -> list[Disagreement]:
+    """Another order of the same operations; asked only where the operations agree."""
+    one, other = before.graph, after.graph
+    if same_operations(one, other) or _degrees(before, after) or _microbatches(before, after):
+        return []
+    for pp in range(one.n_pp):
+        first, second = _order(one, pp), _order(other, pp)
+        if len(first) == len(second) and not (first == second).all():
+            at = int(np.argmax((first != second).any(axis=1)))
+            texts = (f"{_words(row[at])} is compute {at} of stage {pp}" for row in (first, second))
+            return [Disagreement("schedule", *texts)]
+    if _kinds(one, other):
+        return []
+    texts = (f"{g.n_ops:,} operations, {len(g.dep):,} dependencies in a step" for g in (one, other))
+    return [Disagreement("dependencies", *texts)]
+
+
+def same_operations(one: StepGraph, other: StepGraph) -> bool:
+    """Whether both graphs have the same operations and dependencies, place by place."""
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _ARRAYS)
+
+
+def _order(graph: StepGraph, pp: int) -> npt.NDArray[np.int64]:
+    """[compute, 3] kind, chunk and microbatch of a stage's computes in the order they run."""
+    ops = graph.order[(graph.pp[graph.order] == pp) & (graph.variant[graph.order] == 0)]
+    ops = ops[graph.kind[ops] <= OpKind.BACKWARD_COMPUTE]
+    return np.stack([graph.kind[ops], graph.chunk[ops], graph.microbatch[ops]], axis=1).astype(
+        np.int64
+    )
+
+
+def _words(compute: npt.NDArray[np.int64]) -> str:
+    kind, chunk, microbatch = compute.tolist()
+    of_chunk = f", chunk {chunk}" if chunk > 0 else ""
+    return f"{OpKind(kind).label} of microbatch {microbatch}{of_chunk}"
+
+
+def _work(before: Load, after: Load) -> list[Disagreement]:
+    rows = []
+    if before.layers is not None and after.layers is not None and before.layers != after.layers:
+        rows.append(Disagreement("layers", str(before.layers), str(after.layers)))
+    if before.tokens is not None and after.tokens is not None:
+        one, other = float(before.tokens.mean()), float(after.tokens.mean())
+        if abs(other - one) > TOKENS_AGREE * max(one, other):
+            rows.append(Disagreement("tokens", f"{one:,.0f} per step", f"{other:,.0f} per step"))
+    return rows

@@ -1,0 +1,158 @@
+"""What each cause costs a job, with how sure that is: the waterfall and its variances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.comparison.interval import (
+    MIN_STEPS,
+    MISSES,
+    Means,
+    certain,
+    means_of,
+    t_quantile,
+)
+from paceline.diagnose import MIN_OF_STEP, Finding
+from paceline.graph import Measured
+from paceline.remedies import Advice
+from paceline.simulate import Lanes, Rules, step_times
+from paceline.trace import OpKind
+from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS
+from paceline.whatif import WhatIf
+
+Array = npt.NDArray[np.float64]
+
+#: The last row: what no drop takes away.
+COMPUTE = "compute"
+
+
+def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str, Means]:
+    """Mean seconds per step of each drop of the waterfall and of ``compute``, in its order.
+
+    The means are those of the waterfall, and add up to the mean step. The variances are those of
+    the steps: of launch delays and of the loss directly, of a cause from the interval of its share,
+    widened as the autocorrelation of the loss asks, of the drops below T_ideal from the ideal step
+    of each step alone.
+    """
+    spreads = _by_step(measured, result)
+    gap = spreads["unexplained"]
+    shares = {(f.cause, f.text): f for f in advice.diagnosis.findings if f.share is not None}
+    shares |= {(f.cause, ""): f for (cause, _), f in shares.items() if cause == "unexplained"}
+    means: dict[str, Means] = {}
+    for drop in advice.fall.drops:
+        key = (drop.name, "" if drop.name == "unexplained" else drop.text)
+        # Of a healthy job there are no findings: all of the loss is unexplained.
+        spread = spreads.get(drop.name, gap)
+        if key in shares:
+            spread = _of_finding(shares[key], gap)
+        mean = np.array(drop.seconds)
+        if drop.name in means:  # two findings of one cause
+            mean, spread = mean + means[drop.name].mean, _sum(spread, means[drop.name])
+        means[drop.name] = replace(spread, mean=mean)
+    return means | {COMPUTE: replace(spreads[COMPUTE], mean=np.array(advice.fall.compute_s))}
+
+
+def absent_cause(result: WhatIf) -> Means:
+    """What a cause that a job does not have costs it: nothing, but it may have gone unnoticed.
+
+    Causes under half a percent of the step are not reported, and none are of a healthy job.
+    """
+    unnoticed = MIN_OF_STEP * float(result.simulated_s.mean())
+    if result.healthy:
+        unnoticed = max(float((result.simulated_s - result.ideal_s).mean()), 0.0)
+    nothing = certain(np.array(0.0))
+    if len(result.steps) < MIN_STEPS:
+        return replace(nothing, variance=np.array(np.nan))
+    return replace(nothing, variance=np.array((unnoticed / _one_sigma()) ** 2))
+
+
+def _one_sigma() -> float:
+    """How many standard errors half of a 90% interval is, where the error is known."""
+    return float(t_quantile(MISSES, np.array(np.inf)))
+
+
+def _of_finding(finding: Finding, gap: Means) -> Means:
+    """The variance of a finding's seconds: its interval is a bootstrap of independent steps."""
+    if gap.n_steps < MIN_STEPS:
+        return gap
+    low, high = finding.interval
+    error = (high - low) / (2 * _one_sigma()) * float(gap.mean)
+    return replace(gap, variance=np.array(error**2) * gap.n_steps / gap.effective)
+
+
+def _sum(one: Means, other: Means) -> Means:
+    """Of what may rise and fall together: the errors add up."""
+    return replace(one, variance=(np.sqrt(one.variance) + np.sqrt(other.variance)) ** 2)
+
+
+def _by_step(measured: Measured, result: WhatIf) -> dict[str, Means]:
+    """The drops that every step has, as rows of one table."""
+    series = {
+        "launch-delay": result.traced_s - result.simulated_s,
+        "unexplained": result.simulated_s - result.ideal_s,
+        **_below_ideal(measured),
+    }
+    table = means_of(np.stack(list(series.values()), axis=1))
+    return {name: table.row(i) for i, name in enumerate(series)}
+
+
+def _below_ideal(measured: Measured) -> dict[str, Array]:
+    """[step] the drops below T_ideal and ``compute``, each step with its own ideal durations."""
+    kind, graph = measured.graph.kind, measured.graph
+    ideal = _ideal_by_step(measured)
+    computes = kind <= OpKind.BACKWARD_COMPUTE
+    p2p = np.isin(kind, [int(k) for k in P2P_KINDS])
+    lanes = _one_lane_each(measured)
+
+    def steps(seconds: Array) -> Array:
+        rules = Rules(np.zeros((1, graph.n_ops), dtype=bool), seconds)
+        return step_times(measured.durations, rules, lanes)
+
+    chosen: tuple[Callable[[Array], Array], ...] = (
+        lambda values: values,
+        lambda values: np.where(p2p, 0.0, values),
+        lambda values: np.where(computes, values, 0.0),
+    )
+    whole, without_p2p, only_compute = np.array(
+        [[float(steps(choose(values))[0]) for choose in chosen] for values in ideal]
+    ).T
+    replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[computes]]
+    compute = ideal[:, computes] @ replicas / (graph.n_pp * graph.n_dp)
+    return {
+        "p2p": whole - without_p2p,
+        "collectives": without_p2p - only_compute,
+        "bubble": only_compute - compute,
+        COMPUTE: compute,
+    }
+
+
+def _ideal_by_step(measured: Measured) -> Array:
+    """[step, op] ideal durations (``whatif.ideal``) of each step by itself."""
+    graph = measured.graph
+    ideal = np.zeros((measured.durations.n_steps, graph.n_ops))
+    blocks = measured.durations.blocks
+    for kind in OpKind:
+        of_kind = (graph.kind == kind) & ~graph.noop
+        if not of_kind.any():
+            continue
+        rows = [block[of_kind[graph.variant_ops(v)]] for v, block in enumerate(blocks)]
+        values = np.concatenate(
+            [np.moveaxis(row, 1, 0).reshape(row.shape[1], -1) for row in rows], axis=1
+        )
+        middle = values.mean(axis=1) if kind in MEAN_KINDS else np.median(values, axis=1)
+        ideal[:, of_kind] = middle[:, None]
+    for v, block in enumerate(blocks):
+        noops = np.flatnonzero(graph.noop[graph.variant_ops(v)])
+        ideal[:, noops + graph.variant_ops(v).start] = block[noops].mean(axis=2).T
+    return ideal
+
+
+def _one_lane_each(measured: Measured) -> Lanes:
+    """One step in which one replica of each structure stands for all: they take equal times."""
+    variants = np.arange(measured.graph.n_variants)
+    none = np.zeros_like(variants)
+    return Lanes(set=none, variant=variants, rule=none, column=none, n_sets=1)

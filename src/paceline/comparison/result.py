@@ -1,0 +1,207 @@
+"""The finished comparison of two traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.comparison.agreement import Disagreement
+from paceline.remedies import Advice
+from paceline.whatif import WhatIf
+
+Unit = Literal["step", "microbatch", "token"]
+Verdict = Literal["shorter", "longer", "no-difference", "unknown"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change in seconds per unit.
+
+    Attributes:
+        seconds: after minus before.
+        interval: 90%, for all rows of its table at once; None where it cannot be known.
+    """
+
+    seconds: float
+    interval: tuple[float, float] | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether chance alone would hardly show it."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
+
+@dataclass(frozen=True)
+class TimeChange:
+    """A time before and after.
+
+    Attributes:
+        before_s, after_s: seconds per unit.
+        change: ``after_s`` / ``before_s`` - 1.
+        interval: 90% of ``change``; None with under 4 steps on a side.
+    """
+
+    before_s: float
+    after_s: float
+    change: float
+    interval: tuple[float, float] | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What these steps can show."""
+        if self.interval is None:
+            return "unknown"
+        low, high = self.interval
+        return "longer" if low > 0 else "shorter" if high < 0 else "no-difference"
+
+    def times(self, factor: float) -> TimeChange:
+        """The same with ``after_s`` times ``factor``."""
+        interval = None
+        if self.interval is not None:
+            low, high = ((1 + end) * factor - 1 for end in self.interval)
+            interval = (low, high)
+        change = (1 + self.change) * factor - 1
+        return TimeChange(self.before_s, self.after_s * factor, change, interval)
+
+
+@dataclass(frozen=True)
+class CauseChange:
+    """One drop of the waterfalls (``compute``: what remains).
+
+    Attributes:
+        name: as in :class:`paceline.diagnose.Drop`.
+        before_s, after_s: seconds per unit; 0 where a side does not have the cause.
+        change: their difference; all of them add up to the change of the step.
+    """
+
+    name: str
+    before_s: float
+    after_s: float
+    change: Change
+
+
+@dataclass(frozen=True)
+class PartChange:
+    """A kind of operation, launch delays, or a stage.
+
+    Attributes:
+        name: kind label, "launch-delay-start", "launch-delay", or the stage's number.
+        change: the change of the step that it accounts for (Shapley value); None where the
+            operations of the jobs differ.
+        mean_s: mean seconds before and after: of an operation of the kind, of a step's computes on
+            a worker of the stage; None where there is none.
+        slowdown: S_x before and after; None for launch delays.
+    """
+
+    name: str
+    change: Change | None
+    mean_s: tuple[float | None, float | None]
+    slowdown: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class WorkerChange:
+    """A worker beside its peers.
+
+    Attributes:
+        dp, pp: the worker.
+        slowdown: exact S_w before and after.
+        loss_s: T with only this worker as measured, minus the same of the typical worker, before
+            and after, per unit; negative for a worker that is faster than is typical.
+        change: their difference.
+        hosts: host and GPU before and after, as far as they are known.
+    """
+
+    dp: int
+    pp: int
+    slowdown: tuple[float, float]
+    loss_s: tuple[float, float]
+    change: Change
+    hosts: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class HostChange:
+    """The workers of a host beside their peers.
+
+    Attributes:
+        host: its name.
+        workers: how many of the job's workers it has before and after.
+        loss_s: T with only these workers as measured, minus the same of the typical host, per unit;
+            None on a side where the job does not use the host.
+        change: their difference, 0 standing for None.
+    """
+
+    host: str
+    workers: tuple[int, int]
+    loss_s: tuple[float | None, float | None]
+    change: Change
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two jobs.
+
+    Attributes:
+        name: what the reader calls it, such as its file; may be empty.
+        result: its what-if analysis.
+        advice: its diagnosis and waterfall, without remedies.
+        units_per_step: microbatches (of all replicas) or tokens in a step, 1 per step.
+        effective_steps: how many independent steps its steps are worth.
+    """
+
+    name: str
+    result: WhatIf
+    advice: Advice
+    units_per_step: float
+    effective_steps: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed from one trace to another.
+
+    Attributes:
+        before, after: the two jobs.
+        unit: what seconds are counted per.
+        disagreements: what makes the jobs unlike; empty unless asked to compare them anyway.
+        time: the mean time of a unit: what is paid.
+        median: its median, for when a few odd steps decide the mean.
+        gpu_time: GPU-seconds of a unit; None where both jobs have as many GPUs.
+        causes: drops of the waterfall, by size of the change.
+        kinds: by size of the change; with the interplay they add up to the change of the step.
+        stages: in order.
+        workers: by size of the change.
+        hosts: by size of the change.
+        odd_steps: step numbers before and after that take over 1.3 times the median.
+        left_out: table -> why it is empty or has no changes.
+    """
+
+    before: Side
+    after: Side
+    unit: Unit
+    disagreements: tuple[Disagreement, ...]
+    time: TimeChange
+    median: TimeChange
+    gpu_time: TimeChange | None
+    causes: tuple[CauseChange, ...]
+    kinds: tuple[PartChange, ...]
+    stages: tuple[PartChange, ...]
+    workers: tuple[WorkerChange, ...]
+    hosts: tuple[HostChange, ...]
+    odd_steps: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Shorter, longer, no difference that these steps can show, or unknown (too few steps)."""
+        return "no-difference" if self.same_steps else self.time.verdict
+
+    @property
+    def same_steps(self) -> bool:
+        """Whether both traces hold the very same steps of the same job."""
+        if self.disagreements:
+            return False
+        one, other = self.before.result.traced_s, self.after.result.traced_s
+        return len(one) == len(other) and bool((one == other).all())

@@ -1,0 +1,158 @@
+"""The page of a comparison: one HTML file that opens from disk, fetches nothing and prints."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from string import Template
+from typing import BinaryIO
+
+from paceline.comparison import Change, Comparison, Side
+from paceline.files import Writer
+from paceline.report.comparison import words
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
+from paceline.report.comparison.terminal import warnings_of
+from paceline.report.html import _job_line, _policy, _version
+from paceline.report.page.markup import bar, escaped, foreign, table
+
+_MOST = 20  # rows of workers and hosts
+_SCRIPTS = ("base.js", "comparison.js")
+_MOODS = {"shorter": "healthy", "longer": "slow"}
+
+
+def page_writer(comparison: Comparison) -> Writer:
+    """What writes the page."""
+    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    content = _page(comparison).encode("utf-8", "replace")
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return write
+
+
+def _page(comparison: Comparison) -> str:
+    script = "\n".join(_static(name) for name in _SCRIPTS)
+    sections = tables(comparison, _MOST)
+    scale = _scale([row for section in sections for row in section.rows])
+    return Template(_static("comparison.html")).substitute(
+        title=escaped(f"{_name(comparison)} · Paceline"),
+        policy=escaped(_policy(script)),
+        style=_static("page.css"),
+        name=foreign(_name(comparison)),
+        headline=escaped(words.verdict(comparison)),
+        mood=_MOODS.get(comparison.verdict, "same"),
+        worth=escaped(words.worth(comparison)),
+        notes=_notes(comparison),
+        nav=" ".join(f'<a href="#{t.name}">{escaped(t.title)}</a>' for t in sections),
+        tables="\n".join(_section(comparison, t, scale) for t in sections),
+        unit=comparison.unit,
+        numbers=_numbers(comparison),
+        before=_job(comparison.before, "Before"),
+        after=_job(comparison.after, "After"),
+        warnings="".join(
+            _warnings(side, when)
+            for side, when in ((comparison.before, "Before"), (comparison.after, "After"))
+        ),
+        version=escaped(_version()),
+        script=script,
+    )
+
+
+def _static(name: str) -> str:
+    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
+
+
+def _name(comparison: Comparison) -> str:
+    """The job's name, or those of the two files."""
+    jobs = {side.result.job.name for side in (comparison.before, comparison.after)}
+    if len(jobs) == 1 and jobs != {""}:
+        return f"{jobs.pop()}: before and after"
+    names = [side.name for side in (comparison.before, comparison.after)]
+    return f"{names[0]} → {names[1]}" if all(names) else "Before and after"
+
+
+def _notes(comparison: Comparison) -> str:
+    notes = words.notes(comparison)
+    if not notes:
+        return ""
+    return f'<ul class="note">{"".join(f"<li>{foreign(note)}</li>" for note in notes)}</ul>'
+
+
+def _section(comparison: Comparison, content: Table, scale: float) -> str:
+    """A table with its heading and what its numbers are."""
+    parts = [
+        f'<section id="{content.name}" aria-labelledby="h-{content.name}">',
+        f'<h2 id="h-{content.name}">{escaped(content.title)}</h2>',
+        f"<p>{foreign(_sentence(content.about))}</p>",
+    ]
+    if content.rows:
+        head = (
+            content.heads[0],
+            "",
+            *content.heads[1:],
+            f"change per {comparison.unit}",
+            "90%, all rows at once",
+        )
+        cells = (_cells(row, scale) for row in content.rows)
+        parts.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
+    if content.note:
+        parts.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
+    return "\n".join([*parts, "</section>"])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _cells(row: Row, scale: float) -> list[str]:
+    change, interval = change_cells(row.change)
+    clear = row.change is not None and row.change.clear
+    unsure = row.change is not None and row.change.interval is not None and not clear
+    text = f"<strong>{escaped(change)}</strong>" if clear else escaped(change)
+    more = "<small>no difference</small>" if unsure else ""
+    drawing = "" if row.change is None else _bar(row.change, scale)
+    return [
+        foreign(row.name),
+        drawing,
+        escaped(row.before),
+        escaped(row.after),
+        text,
+        escaped(interval) + more,
+    ]
+
+
+def _scale(rows: list[Row]) -> float:
+    """Seconds at either end of all bars' tracks: the largest change and a bit of its interval."""
+    largest = max((abs(row.change.seconds) for row in rows if row.change), default=0.0)
+    return 1.3 * largest or 1.0
+
+
+def _bar(change: Change, scale: float) -> str:
+    """From the middle to the left where the step became shorter, to the right where longer."""
+    end = 0.5 + 0.5 * max(-1.0, min(1.0, change.seconds / scale))
+    name = "level" if not change.clear else "gain" if change.seconds < 0 else "share"
+    track = bar(min(0.5, end), max(0.5, end), name=name, base=0.5)
+    if change.interval is None:
+        return track
+    low, high = (0.5 + 0.5 * max(-1.0, min(1.0, x / scale)) for x in change.interval)
+    whisker = f'<i class="whisker" style="left:{low:.2%};width:{high - low:.2%}"></i>'
+    return track.replace("</span>", f"{whisker}</span>")
+
+
+def _numbers(comparison: Comparison) -> str:
+    rows = [
+        [escaped(name), form(one), form(other), escaped(signed(form(other - one)))]
+        for name, one, other, form in key_numbers(comparison)
+    ]
+    return table(("", "before", "after", "change"), rows, numeric_from=1)
+
+
+def _job(side: Side, when: str) -> str:
+    name = f": {foreign(side.name)}" if side.name else ""
+    return f"<div><dt>{when}{name}</dt><dd>{_job_line(side.result)}</dd></div>"
+
+
+def _warnings(side: Side, when: str) -> str:
+    notes = warnings_of(side)
+    items = "".join(f"<li>{foreign(note)}</li>" for note in notes)
+    return f"<h3>{when}</h3>" + (f"<ul>{items}</ul>" if notes else "<p>None.</p>")

@@ -1,0 +1,212 @@
+"""The tables of a comparison: which rows are shown, and their cells as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.comparison import Change, Comparison, WorkerChange
+from paceline.comparison.parts import DELAY, DELAY_AT_START
+from paceline.report.page.fall import OTHERS
+from paceline.report.page.findings import CAUSES
+from paceline.report.page.markup import percent, seconds
+
+Form = Callable[[float], str]
+
+#: Rows whose change is a smaller share of the step are counted, not listed.
+SMALL = 0.001
+
+_KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: what it is, its values before and after as text, its change in seconds per unit."""
+
+    name: str
+    before: str
+    after: str
+    change: Change | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        name: causes, kinds, stages, workers or hosts.
+        title: its heading.
+        about: what its numbers are.
+        heads: of the columns of ``Row``'s name, before and after.
+        rows: those that are worth showing, in order.
+        n_rows: how many there are in all.
+        note: what to say instead of rows, or of those that are not shown; may be empty.
+    """
+
+    name: str
+    title: str
+    about: str
+    heads: tuple[str, str, str]
+    rows: tuple[Row, ...]
+    n_rows: int
+    note: str = ""
+
+
+def tables(comparison: Comparison, most: int) -> list[Table]:
+    """All tables that have rows; of workers and hosts ``most`` rows at most."""
+    all_tables = (
+        _causes(comparison),
+        _kinds(comparison),
+        _stages(comparison),
+        _workers(comparison, most),
+        _hosts(comparison, most),
+    )
+    return [table for table in all_tables if table.n_rows]
+
+
+def _causes(comparison: Comparison) -> Table:
+    rows = [
+        Row(cause_name(r.name), seconds(r.before_s), seconds(r.after_s), r.change)
+        for r in comparison.causes
+    ]
+    about = "drops of both waterfalls, and compute; the changes add up to that of the step"
+    return _folded(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
+
+
+def _kinds(comparison: Comparison) -> Table:
+    rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
+    about = "what the durations of each kind account for; they add up to the change of the step"
+    heads = ("kind", "an operation, before", "after")
+    return _folded(comparison, "kinds", "By kind of operation", about, heads, rows)
+
+
+def _stages(comparison: Comparison) -> Table:
+    rows = [Row(f"stage {r.name}", *_seconds(r.mean_s), r.change) for r in comparison.stages]
+    about = "what durations and delays of each stage account for; they add up, too"
+    heads = ("stage", "computes, before", "after")
+    return _folded(comparison, "stages", "By stage", about, heads, rows)
+
+
+def _workers(comparison: Comparison, most: int) -> Table:
+    rows = [
+        Row(worker_name(r), f"S {r.slowdown[0]:.3f}", f"S {r.slowdown[1]:.3f}", r.change)
+        for r in comparison.workers
+    ]
+    about = "what each costs beside its peers (S_w); these do not add up"
+    return _largest(comparison, ("workers", "By worker", about), rows, most)
+
+
+def _hosts(comparison: Comparison, most: int) -> Table:
+    rows = [Row(_host(r.host, r.workers), *_seconds(r.loss_s), r.change) for r in comparison.hosts]
+    about = "what the workers of each cost beside their peers; these do not add up"
+    return _largest(comparison, ("hosts", "By host", about), rows, most)
+
+
+def _folded(
+    comparison: Comparison,
+    name: str,
+    title: str,
+    about: str,
+    heads: tuple[str, str, str],
+    rows: Sequence[Row],
+) -> Table:
+    """All rows but those that hardly change."""
+    least = SMALL * comparison.time.before_s
+    if all(row.change is None for row in rows):
+        about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
+    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= least)
+    rest = len(rows) - len(large)
+    which = "" if not rest else f"{rest} more" if large else f"all {rest}"
+    note = which and f"{which} changed by under {SMALL:.1%} of the {comparison.unit}"
+    return Table(name, title, about, heads, large, len(rows), note)
+
+
+def _largest(
+    comparison: Comparison, head: tuple[str, str, str], rows: Sequence[Row], most: int
+) -> Table:
+    """The largest changes that chance does not explain."""
+    heads = (head[0].rstrip("s"), "before", "after")
+    few = comparison.time.interval is None
+    clear = [r for r in rows if r.change is not None and (few or r.change.clear)]
+    least = SMALL * comparison.time.before_s
+    large = [r for r in clear if r.change is not None and abs(r.change.seconds) >= least]
+    note = ""
+    if rows and not large:
+        note = (
+            f"none of {len(rows):,} changed by {SMALL:.1%} of the {comparison.unit} and by more "
+            f"than chance shows among as many; the largest change is that of {rows[0].name}, "
+            f"{seconds(rows[0].change.seconds if rows[0].change else 0.0)}"
+        )
+    elif len(large) > most:
+        note = f"{len(large) - most:,} more changed, by less"
+    elif few:
+        note = "without intervals, the largest of many changes may be chance"
+    return Table(*head, heads, tuple(large[:most]), len(rows), note)
+
+
+def cause_name(name: str) -> str:
+    """A drop of the waterfall, for people."""
+    if name == "compute":
+        return "Compute of a worker"
+    return CAUSES.get(name) or OTHERS.get(name, (name,))[0]
+
+
+def kind_name(name: str) -> str:
+    """A kind of operation or of launch delay, for people."""
+    return _KINDS.get(name, name)
+
+
+def worker_name(row: WorkerChange) -> str:
+    """``dp 3, stage 1 (node-7, GPU 5)``; where it moved, both hosts."""
+    hosts = list(dict.fromkeys(host for host in row.hosts if host))
+    return f"dp {row.dp}, stage {row.pp}" + (f" ({' -> '.join(hosts)})" if hosts else "")
+
+
+def _host(name: str, workers: tuple[int, int]) -> str:
+    one, other = workers
+    counts = f"{one}" if one == other else f"{one} -> {other}"
+    return f"{name} ({counts} worker{'s' * (workers != (1, 1))})"
+
+
+def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
+    one, other = ("\N{EN DASH}" if s is None else seconds(s) for s in pair)
+    return one, other
+
+
+def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
+    """Name, before, after, and how to write them: what a reader takes to a meeting."""
+    sides = (comparison.before, comparison.after)
+    unit = comparison.unit
+
+    def per_unit(name: str) -> tuple[float, float]:
+        one, other = (float(getattr(s.result, name).mean()) / s.units_per_step for s in sides)
+        return one, other
+
+    one, other = (side.result for side in sides)
+    return [
+        (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),
+        (f"median {unit}", comparison.median.before_s, comparison.median.after_s, seconds),
+        ("without launch delays", *per_unit("simulated_s"), seconds),
+        ("ideal: without stragglers", *per_unit("ideal_s"), seconds),
+        ("slowdown S", one.slowdown, other.slowdown, _ratio),
+        ("waste, 1 - 1/S", one.waste, other.waste, percent),
+    ]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(text: str) -> str:
+    """With a plus where it is neither negative nor nothing."""
+    return f"+{text}" if text[:1].isdigit() and any(c in text for c in "123456789") else text
+
+
+def change_cells(change: Change | None) -> tuple[str, str]:
+    """The change, and its interval."""
+    if change is None:
+        return "\N{EN DASH}", ""
+    if change.interval is None:
+        return signed(seconds(change.seconds)), "unknown"
+    low, high = (signed(seconds(end)) for end in change.interval)
+    return signed(seconds(change.seconds)), f"{low} to {high}"

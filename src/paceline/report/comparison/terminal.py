@@ -1,0 +1,107 @@
+"""A comparison on the terminal: verdict, what changed, key numbers, warnings."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from paceline.comparison import Comparison, Side
+from paceline.errors import ComparisonError
+from paceline.report.comparison import words
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
+from paceline.report.layout import wrapped
+
+_MOST = 5  # rows of workers and hosts
+_NUMBER = 11  # width of a column of numbers
+_COLOURS = {"shorter": "bold green", "longer": "bold red"}
+
+
+def refusal_lines(error: ComparisonError) -> list[str]:
+    """Why two jobs are not compared: a line for each thing that differs, and what to do."""
+    if not error.disagreements:
+        return [str(error)]
+    return [
+        "these jobs are unlike, so a step of one is not a step of the other:",
+        *(f"  {what}: {one} before, {other} after" for what, one, other in error.disagreements),
+        "pass --anyway to compare them per microbatch (per token, where tokens are given); where "
+        "only a job file is missing, pass --job or --job-after",
+    ]
+
+
+def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
+    """The screen, in lines of ``width`` characters where tables allow it."""
+    width = max(width, 40)
+    style = _COLOURS.get(comparison.verdict, "bold")
+    lines = [
+        *wrapped(words.verdict(comparison), width, style=style),
+        *wrapped(words.worth(comparison), width, style="dim"),
+    ]
+    for note in words.notes(comparison):
+        lines += wrapped(f"! {note}", width, indent="  ", style="yellow")
+    for table in tables(comparison, _MOST):
+        lines += [Text(""), *_table_lines(table, width)]
+    return [*lines, Text(""), *_key_lines(comparison), *_warnings(comparison, width)]
+
+
+def _table_lines(table: Table, width: int) -> list[Text]:
+    lines = [Text().append(table.title, style="bold").append(f": {table.about}", style="dim")]
+    lines = [line for text in lines for line in _wrapped(text, width)]
+    if table.rows:
+        space = _name_width([row.name for row in table.rows])
+        head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
+        # Long words of a head would only widen the columns of short numbers.
+        lines.append(Text(f"{head}  90% interval, for all rows at once", style="dim"))
+        lines += [_row_line(row, space) for row in table.rows]
+    return lines + (wrapped(table.note, width, style="dim") if table.note else [])
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Lines of a text that has styles."""
+    bold = text.spans[0].end if text.spans else 0
+    lines = wrapped(text.plain, width, style="dim")
+    lines[0] = Text(lines[0].plain, style="dim")
+    lines[0].stylize("not dim bold", 0, bold)
+    return lines
+
+
+def _row_line(row: Row, space: int) -> Text:
+    change, interval = change_cells(row.change)
+    clear = row.change is not None and row.change.clear
+    mark = "" if clear or row.change is None or row.change.interval is None else " (no difference)"
+    numbers = f"{row.before:>{_NUMBER}}{row.after:>{_NUMBER}}{change:>{_NUMBER}}  {interval}{mark}"
+    return Text(f"{row.name:{space}}{numbers}".rstrip(), style="" if clear or not mark else "dim")
+
+
+def _name_width(names: list[str]) -> int:
+    return max(24, *(len(name) + 1 for name in names))
+
+
+def _key_lines(comparison: Comparison) -> list[Text]:
+    numbers = key_numbers(comparison)
+    space = _name_width([name for name, *_ in numbers])
+    head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
+    lines = [Text("Both jobs", style="bold"), Text(head, style="dim")]
+    for name, one, other, form in numbers:
+        cells = (form(one), form(other), signed(form(other - one)))
+        lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{_NUMBER}}" for cell in cells)))
+    return lines
+
+
+def _warnings(comparison: Comparison, width: int) -> list[Text]:
+    sides = [warnings_of(side) for side in (comparison.before, comparison.after)]
+    lines: list[Text] = []
+    for warning in dict.fromkeys([*sides[0], *sides[1]]):
+        when = [
+            name for name, side in zip(("before", "after"), sides, strict=True) if warning in side
+        ]
+        lines += wrapped(f"! {' and '.join(when)}: {warning}", width, indent="  ", style="yellow")
+    return [Text(""), *lines] if lines else []
+
+
+def warnings_of(side: Side) -> list[str]:
+    """What to know before trusting the numbers of a side."""
+    left_out = side.result.left_out_steps
+    more = []
+    if left_out and not any("steps left out" in text for text in side.result.warnings):
+        step, why = next(iter(left_out.items()))
+        more = [f"{len(left_out)} steps left out, for example step {step}: {why}"]
+    return [*side.result.warnings, *more]

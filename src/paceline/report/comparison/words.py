@@ -1,0 +1,169 @@
+"""Sentences of a comparison, made once from its fields: the verdict, and what to know beside it."""
+
+from __future__ import annotations
+
+from paceline.comparison import Comparison, Side, TimeChange
+from paceline.comparison.interval import MIN_STEPS
+from paceline.report.page.markup import seconds
+
+#: Nine of ten pairs of runs of one job on one system differ by less than this, with equal software
+#: and machines (MLPerf Training v5.1, 20 steps of each; docs/compare.md).
+RUN_TO_RUN = 0.007
+
+#: The median is worth a sentence if it differs from the mean by this share of the step.
+OTHERWISE = 0.01
+
+_MOST_STEPS = 5
+
+
+def share(value: float, *, sign: bool = False, digits: int | None = None) -> str:
+    """``12.3%``, or ``0.42%`` below one percent; a real minus."""
+    digits = digits_of(value) if digits is None else digits
+    text = f"{abs(value):.{digits}%}"
+    nothing = not text.strip("0.%")
+    head = "" if nothing else "\N{MINUS SIGN}" if value < 0 else "+" if sign else ""
+    return head + text
+
+
+def digits_of(*values: float) -> int:
+    """Digits behind the point of percentages of this size."""
+    return 2 if max(abs(value) for value in values) < 0.01 else 1
+
+
+def verdict(comparison: Comparison) -> str:
+    """The answer, in a sentence."""
+    change, unit = comparison.time, comparison.unit
+    if comparison.same_steps:
+        return "No difference: both traces hold the very same steps."
+    if comparison.verdict == "no-difference" and change.interval is not None:
+        low, high = change.interval
+        digits = digits_of(low, high)
+        low_text, high_text = (share(x, sign=True, digits=digits) for x in (low, high))
+        return (
+            f"No difference that these steps can show: the time of a {unit} changed by between "
+            f"{low_text} and {high_text} (90%)."
+        )
+    sure = "" if change.interval else "; too few steps to say how sure that is"
+    times = f"{seconds(change.before_s)} before, {seconds(change.after_s)} after"
+    return f"{_became(change, unit, f'The {unit}')}: {times}{sure}."
+
+
+def _became(change: TimeChange, unit: str, what: str) -> str:
+    longer = change.change > 0
+    if unit == "step":
+        word = "longer" if longer else "shorter"
+        text = f"{what} became {share(abs(change.change))} {word}"
+    else:
+        word = "more" if longer else "less"
+        text = f"{what.replace('The', 'A')} takes {share(abs(change.change))} {word} time"
+    return text + _sure(change)
+
+
+def _sure(change: TimeChange) -> str:
+    if change.interval is None:
+        return ""
+    low, high = sorted(abs(end) for end in change.interval)
+    digits = digits_of(change.change)
+    low_text, high_text = (share(x, digits=digits) for x in (low, high))
+    return f" (90%: {low_text.rstrip('%')} to {high_text})"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What to know beside the verdict, most important first."""
+    rows = (
+        _unlike(comparison),
+        _gpu_time(comparison),
+        _too_few(comparison),
+        _median(comparison),
+        _run_to_run(comparison),
+        *(
+            f"not compared: {table}: {why}"
+            for table, why in comparison.left_out.items()
+            if not getattr(comparison, table)
+        ),
+    )
+    return [row for row in rows if row]
+
+
+def _unlike(comparison: Comparison) -> str:
+    if not comparison.disagreements:
+        return ""
+    rows = (f"{d.what}: {d.before} before, {d.after} after" for d in comparison.disagreements)
+    units = {"microbatch": "the microbatches of all replicas", "token": "the tokens of a step"}
+    per = units.get(comparison.unit, "the step")
+    return f"unlike jobs, compared by their time over {per}: {'; '.join(rows)}"
+
+
+def _gpu_time(comparison: Comparison) -> str:
+    change = comparison.gpu_time
+    if change is None:
+        return ""
+    gpus = [side.result.job.world_size for side in (comparison.before, comparison.after)]
+    unit = comparison.unit
+    if change.verdict == "no-difference":
+        text = f"the GPU time of a {unit} shows no difference"
+    else:
+        word = "more" if change.change > 0 else "less"
+        text = f"a {unit} takes {share(abs(change.change))} {word} GPU time{_sure(change)}"
+    return f"{gpus[0]:,} GPUs before, {gpus[1]:,} after: {text}"
+
+
+def _too_few(comparison: Comparison) -> str:
+    if comparison.time.interval is not None:
+        return ""
+    n, m = (len(side.result.steps) for side in (comparison.before, comparison.after))
+    return f"{n} and {m} steps: an interval needs {MIN_STEPS} on each side, and 20 tell much more"
+
+
+def _median(comparison: Comparison) -> str:
+    """Where a few odd steps, or two sorts of step, make the mean say something else."""
+    mean, median = comparison.time, comparison.median
+    odd = [
+        f"{_some(steps)} {when}"
+        for steps, when in zip(comparison.odd_steps, ("before", "after"), strict=True)
+        if steps
+    ]
+    if abs(mean.change - median.change) < OTHERWISE or (mean.verdict == median.verdict and not odd):
+        return ""
+    unit = comparison.unit
+    if median.verdict == "no-difference" and median.interval is not None:
+        low, high = (share(end, sign=True, digits=1) for end in median.interval)
+        text = f"the median {unit} shows no difference ({low} to {high})"
+    else:
+        text = _became(median, unit, f"the median {unit}")
+    if odd:
+        return (
+            f"{text}; odd steps decide the mean ({', '.join(odd)}): they are paid for, but leave "
+            "them out (--steps) where they do not belong to the comparison"
+        )
+    return f"{text}; the mean says otherwise, and is what is paid"
+
+
+def _some(steps: tuple[int, ...]) -> str:
+    more = ", ..." if len(steps) > _MOST_STEPS else ""
+    return f"{', '.join(map(str, steps[:_MOST_STEPS]))}{more}"
+
+
+def _run_to_run(comparison: Comparison) -> str:
+    clear = comparison.verdict in ("shorter", "longer")
+    if not clear or abs(comparison.time.change) >= RUN_TO_RUN:
+        return ""
+    return (
+        f"a change under {RUN_TO_RUN:.1%} is also seen between two runs of one job on one system; "
+        "the interval knows these steps only"
+    )
+
+
+def worth(comparison: Comparison) -> str:
+    """How many steps there are, and how many independent ones they are worth."""
+    sides = (comparison.before, comparison.after)
+    texts = [_worth(side) for side in sides]
+    return f"{texts[0]} before, {texts[1]} after"
+
+
+def _worth(side: Side) -> str:
+    n = len(side.result.steps)
+    steps = f"{n} step{'s' * (n != 1)}"
+    if n < MIN_STEPS or side.effective_steps > 0.95 * n:
+        return steps
+    return f"{steps} (worth {side.effective_steps:.1f} independent ones)"

@@ -1,0 +1,95 @@
+"""What a parquet trace says beside its rows: the job, what was injected, and what was noticed.
+
+JSON in the schema metadata, under ``paceline``; ``docs/trace-format.md`` lists the keys. Format 1
+began with ``job`` and ``truth``; readers ignore keys that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.trace import Trace
+
+METADATA_KEY = b"paceline"
+FORMAT_VERSION = 1
+
+#: Of what was noticed, the file holds this much at most: it is for people.
+MOST_NOTES, MOST_CHARACTERS = 200, 2000
+
+
+def metadata_of(trace: Trace) -> dict[bytes, str]:
+    """The schema metadata of a trace's file."""
+    starts = zip(trace.steps.tolist(), trace.step_start_s.tolist(), strict=True)
+    stored = {
+        "version": FORMAT_VERSION,
+        "job": trace.job.to_mapping(),
+        "truth": trace.truth,
+        "warnings": [text[:MOST_CHARACTERS] for text in trace.warnings[:MOST_NOTES]],
+        "left_out": {
+            str(step): why[:MOST_CHARACTERS]
+            for step, why in list(trace.left_out.items())[:MOST_NOTES]
+        },
+        "step_start_s": {str(step): start for step, start in starts if math.isfinite(start)},
+    }
+    return {METADATA_KEY: json.dumps(stored)}
+
+
+def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
+    """What Paceline stored in the file; nothing where that is broken and ``forgive`` is given.
+
+    Raises:
+        TraceError: it is broken, or of another version of the format.
+    """
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        return {}
+    try:
+        stored = json.loads(text)
+        version = stored["version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        if forgive:  # the job is known without it
+            return {}
+        raise TraceError(f"{path}: its paceline metadata is broken; pass --job") from None
+    if version != FORMAT_VERSION:
+        raise TraceError(
+            f"{path} was written in trace format {version}; this Paceline reads format "
+            f"{FORMAT_VERSION}: update it"
+        )
+    return dict(stored)
+
+
+def with_stored(trace: Trace, stored: Mapping[str, Any]) -> Trace:
+    """The trace with what its file says beside the rows; entries of another form are ignored."""
+    warnings = stored.get("warnings")
+    noticed = [w for w in warnings if isinstance(w, str)] if isinstance(warnings, list) else []
+    step_start_s = trace.step_start_s
+    if np.isnan(step_start_s).all():
+        starts = _by_step(stored.get("step_start_s"), (int, float))
+        step_start_s = np.array([float(starts.get(s, math.nan)) for s in trace.steps.tolist()])
+    return replace(
+        trace,
+        truth=stored.get("truth"),
+        # Some of them the door has noticed again.
+        warnings=tuple(dict.fromkeys((*noticed[:MOST_NOTES], *trace.warnings))),
+        left_out={**_by_step(stored.get("left_out"), (str,)), **trace.left_out},
+        step_start_s=step_start_s,
+    )
+
+
+def _by_step(values: Any, types: tuple[type, ...]) -> dict[int, Any]:
+    """Step number -> value, of those entries that have the form."""
+    if not isinstance(values, Mapping):
+        return {}
+    return {
+        int(key): value
+        for key, value in values.items()
+        if key.isdecimal() and len(key) < 20 and isinstance(value, types)
+    }

@@ -1,0 +1,125 @@
+"""Times that no job can have: one operation of 30,000 years, a pause of a month inside a step.
+
+Such a row is a broken clock, a wrong unit or a damaged file, and one of them is enough to spoil
+every mean. What is merely long (a hang, a checkpoint) is told, not refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace.kinds import OpKind
+from paceline.trace.trace import Trace
+
+#: An operation this many times as long as is typical of its kind, and longer than a typical step,
+#: is told. In the three real traces of the what-if paper none is.
+ODD_TIMES = 1000.0
+
+#: If it is also longer than this it is refused: collectives time out after 10 to 30 minutes, and a
+#: launcher ends a job that hangs for hours.
+LONGEST_S = 86_400.0
+
+#: Without another step to compare with, a step may take this many times the work of its busiest
+#: worker: the pipeline's bubble and slow transfers.
+IDLE_TIMES = 10.0
+
+_MOST_ROWS = 1_000_000
+
+Array = npt.NDArray[np.float64]
+
+
+def check_lengths(
+    trace: Trace, where: str, place: npt.NDArray[np.int64] | None = None
+) -> list[str]:
+    """Warnings about operations that last suspiciously long.
+
+    Args:
+        trace: validated otherwise.
+        where: the name of the source, for messages.
+        place: [row of the source] its row in the trace; None where rows were merged.
+
+    Raises:
+        TraceError: an operation, or the time between two of a worker, is longer than any job has.
+    """
+    kind, duration = trace.kind, trace.end - trace.start
+    typical = _typical(trace, kind, duration)
+    long = np.flatnonzero(duration > _typical_step_s(trace, typical))
+    long = long[duration[long] > ODD_TIMES * typical[kind[long]]]
+    _check_pauses(trace, duration, where)
+    if not len(long):
+        return []
+    worst = int(long[np.argmax(duration[long])])
+    source = "" if place is None else f"row {int(np.flatnonzero(place == worst)[0])}, "
+    text = (
+        f"{source}{_describe(trace, worst)} lasts {duration[worst]:.4g} s, typical of its kind is "
+        f"{typical[kind[worst]]:.3g} s"
+    )
+    count = "1 operation lasts" if len(long) == 1 else f"{len(long)} operations last"
+    if duration[worst] > LONGEST_S:
+        raise TraceError(
+            f"{where}: {count} longer than any job has: {text}. Drop such rows, leave their steps "
+            "out (--steps), or check the unit: times are seconds"
+        )
+    return [
+        f"{count} over {ODD_TIMES:.0f} times as long as is typical, and longer than a step: {text}"
+    ]
+
+
+def _typical(trace: Trace, kind: npt.NDArray[np.int8], duration: Array) -> npt.NDArray[np.float64]:
+    """[kind] seconds of a typical operation: the lower median, which one odd row cannot be."""
+    rows = np.arange(len(trace))
+    if len(rows) > _MOST_ROWS:  # the middle operation of each kind of each worker in each step
+        counts = trace.counts.ravel()
+        first = np.cumsum(counts, dtype=np.int64) - counts
+        rows = (first + counts // 2)[counts > 0]
+    positive = duration[rows][duration[rows] > 0]
+    typical = np.full(len(OpKind), _lower_median(positive) if len(positive) else 0.0)
+    for number in range(len(OpKind)):
+        values = duration[rows[kind[rows] == number]]
+        if len(values) > 1:  # alone, an operation would be typical of itself
+            typical[number] = _lower_median(values)
+    return typical
+
+
+def _lower_median(values: Array) -> float:
+    middle = (len(values) - 1) // 2
+    return float(np.partition(values, middle)[middle])
+
+
+def _typical_step_s(trace: Trace, typical: npt.NDArray[np.float64]) -> float:
+    """Seconds of a typical step."""
+    if trace.n_steps > 1:
+        return _lower_median(trace.traced_step_s())
+    return IDLE_TIMES * float((trace.counts[0] @ typical).max())
+
+
+def _check_pauses(trace: Trace, duration: Array, where: str) -> None:
+    """Refuse a pause inside a step of one worker; between workers, clocks may differ by years."""
+    counts = trace.counts.sum(axis=3, dtype=np.int64)
+    present = np.flatnonzero(counts.ravel())
+    first = (np.cumsum(counts) - counts.ravel())[present]
+    span = np.maximum.reduceat(trace.end, first) - np.minimum.reduceat(trace.start, first)
+    if span.max() <= LONGEST_S:
+        return
+    busy = np.add.reduceat(duration, first)
+    paused = np.flatnonzero((span > LONGEST_S) & (span > ODD_TIMES * busy))
+    if not len(paused):
+        return
+    worst = int(paused[np.argmax(span[paused] - busy[paused])])
+    step, dp, pp = np.unravel_index(present[worst], counts.shape)
+    raise TraceError(
+        f"{where}: {len(paused)} workers pause inside a step for longer than any job does, for "
+        f"example dp {dp}, stage {pp} in step {trace.steps[step]}: {busy[worst]:.3g} s of "
+        f"operations within {span[worst]:.4g} s. Drop the rows that start too early or too late, "
+        "leave the step out (--steps), or check the unit: times are seconds"
+    )
+
+
+def _describe(trace: Trace, row: int) -> str:
+    """An operation in words."""
+    cell = int(np.searchsorted(np.cumsum(trace.counts.ravel()), row, side="right"))
+    step, dp, pp, kind = np.unravel_index(cell, trace.counts.shape)
+    seq = row - int(trace.counts.ravel()[:cell].sum())
+    return f"step {trace.steps[step]}, dp {dp}, stage {pp}, {OpKind(int(kind)).label} {seq},"
