@@ -1,8 +1,8 @@
 """Why a job is slow: causes, where they are, what each costs, how sure."""
 
-from paceline.diagnose.causes import forward_backward_correlation
 from paceline.diagnose.diagnosis import MIN_OF_STEP, Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
+from paceline.diagnose.microbatches import forward_backward_correlation
 from paceline.diagnose.waterfall import Drop, Waterfall, waterfall
 
 __all__ = [

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.causes import compute_causes
 from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
@@ -17,10 +16,13 @@ from paceline.diagnose.garbage import garbage_cause
 from paceline.diagnose.groups import group_causes
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
+from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
+from paceline.diagnose.stages import stage_cause
+from paceline.diagnose.workers import worker_cause
 from paceline.graph import Durations, Measured
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
@@ -30,7 +32,7 @@ Array = npt.NDArray[np.float64]
 #: A cause is reported if it costs this share of the step and of T - T_ideal; less is noise.
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
 
-#: Causes are looked for above this slowdown, in healthy jobs too: what repeats may be worth mending.
+#: Causes are looked for above this slowdown, in healthy jobs too: what repeats is worth naming.
 LOOK_ABOVE = 1.005
 
 #: Resamples that lose less than this share of the usual gap say nothing of shares.
@@ -107,13 +109,16 @@ def _resamples(n_steps: int) -> Array:
 def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
     durations = measured.durations
     fit = fit_computes(durations)
-    candidates = compute_causes(durations, fit, result.steps)
-    garbage = garbage_cause(durations, fit)
-    candidates += [garbage] if garbage else []
     ideal = ideal_durations(durations)
-    link = link_cause(durations, ideal)
-    candidates += [link] if link else []
-    candidates += group_causes(durations, ideal, result.steps)
+    patterns = (
+        stage_cause(durations, fit),
+        worker_cause(durations, fit, result.steps),
+        sequence_cause(durations, fit),
+        garbage_cause(durations, fit),
+        link_cause(durations, ideal),
+        *group_causes(durations, ideal, result.steps),
+    )
+    candidates = [pattern for pattern in patterns if pattern is not None]
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())

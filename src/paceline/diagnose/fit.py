@@ -14,6 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import robust
+from paceline.diagnose.levels import (
+    REPLICAS,
+    from_the_fast,
+    lower_median,
+    places_and_levels,
+    use_fast_workers,
+)
 from paceline.graph import Durations, StepGraph
 from paceline.graph.computes import KINDS, computes_of
 
@@ -22,14 +29,6 @@ Array = npt.NDArray[np.float64]
 #: A whole replica counts as slower only if its level stands out by this many standard errors, and
 #: by this much; else the difference is that of its microbatches.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
-
-#: Where most workers of a stage are slow, the fast ones show what is usual: if they are this share
-#: of the replicas at least, are faster by this much (logarithm), and by this many standard errors.
-FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
-
-#: Fast workers of a stage are the healthy ones if they agree with the other stages: to this share
-#: of the gap to the slow ones.
-AGREES = 0.25
 
 #: A compute is paused if it exceeds its fit by so many robust standard deviations of the residual,
 #: by this share, and by this many seconds (collections take tens to hundreds of ms: paper, 5.4).
@@ -40,9 +39,6 @@ MIN_STEPS = 4
 
 #: Microbatches that differ less than this (90% quantile of the logarithm) give no slope.
 MIN_SPREAD = 0.05
-
-#: Stands for whole replicas among the stages most of whose workers are slow.
-REPLICAS = -1
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
 
@@ -72,7 +68,8 @@ class Fit:
         slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer,
             whose cost depends on the tokens only, dilutes it); 1 where microbatches hardly differ.
         stage_of_place: [place].
-        level: [dp] of a whole replica.
+        level: [dp] of a whole replica, 0 where it may be that of its microbatches.
+        level_seen: [dp] the same before that is decided.
         worker: [kind, stage, dp] of a worker beside its replica's level.
         worker_error: [stage, dp] standard error of worker and replica together, from how much they
             differ between steps; of few steps, between microbatches.
@@ -86,6 +83,7 @@ class Fit:
     slope: Array
     stage_of_place: npt.NDArray[np.int64]
     level: Array
+    level_seen: Array
     worker: Array
     worker_error: Array
     mostly_slow: frozenset[int]
@@ -118,14 +116,12 @@ def _fit(durations: Durations) -> Fit:
     by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
     for log, dps in zip(logs, graph.variant_dps, strict=True):
         by_replica[..., dps] = np.median(log, axis=(2, 3))
-    # The typical replica: of two the faster one, or a slow worker among two would look like a
-    # stage that is half as slow.
-    place = _lower_median(np.moveaxis(by_replica, 2, 0))
-    mostly_slow = _use_fast_workers(place, by_replica, stage_of_place)
+    place, seen = places_and_levels(by_replica, stage_of_place)
+    mostly_slow = use_fast_workers(place, by_replica - seen, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
-    micro = [_lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
-    level, level_error = _levels(graph, micro)
+    micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
+    level, level_error = _levels(graph, micro, seen)
     mostly_slow += [REPLICAS] if (level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
@@ -146,71 +142,26 @@ def _fit(durations: Durations) -> Fit:
     variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
     error = np.hypot(error, np.where(level == 0, 0.0, level_error))
     return Fit(
-        *(place, slope, stage_of_place, level, worker, error),
+        *(place, slope, stage_of_place, level, seen, worker, error),
         *(frozenset(mostly_slow), variants, sigma),
     )
 
 
-def _use_fast_workers(
-    place: Array, by_replica: Array, stage_of_place: npt.NDArray[np.int64]
-) -> list[int]:
-    """Take the fast workers of a stage as typical where most of its workers are slow, in place.
+def _levels(graph: StepGraph, micro: list[Array], seen: Array) -> tuple[Array, Array]:
+    """[dp] how much slower whole replicas are, where that stands out of their microbatches.
 
-    They are the healthy ones if they agree with what the other stages take. Returns the stages.
+    And its standard error. The costs of microbatches get the levels that were ``seen``: the lower
+    median of few noisy places, one of them slow, lies too high.
     """
-    n_dp = by_replica.shape[2]
-    n_stages = int(stage_of_place[-1]) + 1
-    if n_stages < 2 or n_dp < 3:
-        return []
-    over = (by_replica - place[..., None]).mean(axis=0)  # [place, dp]
-    by_stage = np.stack([over[stage_of_place == s].mean(axis=0) for s in range(n_stages)])
-    by_stage = by_stage - _own_levels(by_stage)
-    typical = np.stack([place[:, stage_of_place == s].mean() for s in range(n_stages)])
-    changed = []
-    for stage in range(n_stages):
-        fast = by_stage[stage] <= -FAST_GAP
-        if not FAST_SHARE <= fast.mean() < 0.5:
-            continue
-        gap = -float(np.median(by_stage[stage][fast]))
-        others = float(np.median(np.delete(typical, stage)))
-        if abs(typical[stage] - gap - others) > AGREES * gap:
-            continue
-        here = stage_of_place == stage
-        place[:, here] = np.median(by_replica[:, here][..., fast], axis=2)
-        changed.append(stage)
-    return changed
-
-
-def _own_levels(by_stage: Array) -> Array:
-    """[dp] the level of whole replicas; of two stages' deviations the smaller one."""
-    if len(by_stage) > 2:
-        level: Array = np.median(by_stage, axis=0)
-        return level
-    smaller: Array = np.take_along_axis(by_stage, np.abs(by_stage).argmin(axis=0)[None], axis=0)[0]
-    return smaller
-
-
-def _lower_median(values: Array) -> Array:
-    """The lower median along the first axis: of two values the smaller, which no pause raised."""
-    middle = (len(values) - 1) // 2
-    median: Array = np.partition(values, middle, axis=0)[middle]
-    return median
-
-
-def _levels(graph: StepGraph, micro: list[Array]) -> tuple[Array, Array]:
-    """[dp] how much slower whole replicas are, where that stands out of their microbatches."""
-    level, error = np.zeros(graph.n_dp), np.zeros(graph.n_dp)
+    error = np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         flat = cost.reshape(-1, len(dps))
-        level[dps] = np.median(flat, axis=0)
+        cost += seen[dps] - np.median(flat, axis=0)
         by_step = np.median(cost, axis=0)  # [step, dp]
         error[dps] = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
-    level -= _lower_median(level)
-    fast = level <= -np.maximum(FAST_GAP, FAST_ERRORS * error)
-    if graph.n_dp > 2 and FAST_SHARE <= fast.mean() < 0.5:
-        level -= np.median(level[fast])
-    level[np.abs(level) < np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)] = 0.0
-    return level, error
+    level = from_the_fast(seen, error)
+    stands_out = np.abs(level) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)
+    return np.where(stands_out, level, 0.0), error
 
 
 def _slopes(logs: list[Array], micro: list[Array]) -> Array:
@@ -253,7 +204,7 @@ def _workers(
                 apart = flat - worker[:, stage, dps][:, None]
                 one = robust.median_error(np.concatenate(list(apart)))
                 error[stage, dps] = np.maximum(error[stage, dps], one)
-    usual = _lower_median(np.moveaxis(worker, 2, 0))
+    usual = lower_median(np.moveaxis(worker, 2, 0))
     usual[:, [stage for stage in mostly_slow if stage != REPLICAS]] = 0.0
     worker -= usual[:, :, None]
     return worker, error

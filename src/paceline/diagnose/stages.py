@@ -20,6 +20,9 @@ OVERFULL = 0.02
 #: ... and by this many standard errors, which steps that differ make large.
 ERRORS = 4.0
 
+#: Of two replicas, workers of an overfull stage differ by less than this.
+UNLIKE = 0.03
+
 #: Replicas that show a stage's load in a step; more would cost time only.
 MAX_REPLICAS = 16
 
@@ -48,7 +51,7 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     typical = np.log(np.exp(fit.place).mean(axis=1, keepdims=True))
     factor = (fit.place - typical)[:, :, None, None, None]
     place = {0: " (the first: embedding)", len(total) - 1: " (the last: loss layer)"}.get(stage, "")
-    alone = durations.graph.n_dp == 1
+    ambiguous = _ambiguity(fit, stage, durations.graph.n_dp)
     t = (relative - 1) / max(error, 1e-12)
     n_steps = durations.n_steps
     chance = float(robust.student_chance(np.array(t), n_steps)) if n_steps > 1 else 0.0
@@ -66,10 +69,24 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "source": "what-if paper, 5.2",
         },
         Effect(factor=(factor,) * len(fit.variants)),
-        "with one replica a slow worker and an overfull stage look alike" if alone else "",
+        ambiguous,
         min(chance * len(total), 1.0),
-        "worker" if alone else "",
+        "worker" if ambiguous else "",
     )
+
+
+def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:
+    """What else it may be: with few replicas, slow workers."""
+    if n_dp == 1:
+        return "with one replica a slow worker and an overfull stage look alike"
+    if n_dp == 2:
+        apart = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
+        if apart > max(UNLIKE, ERRORS * float(fit.worker_error[stage].max())):
+            return (
+                f"the stage's two workers differ by {np.expm1(apart):.0%}: both may be slow, each "
+                "in its own way"
+            )
+    return ""
 
 
 def _relative_error(durations: Durations, fit: Fit, stage: int) -> float:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from paceline import robust
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.fit import REPLICAS, Fit
+from paceline.diagnose.fit import Fit
+from paceline.diagnose.levels import REPLICAS
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.stages import loads
 from paceline.graph import Durations
@@ -34,14 +35,15 @@ DWARFED = 2.0
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
 
-#: A worker is slow in a single step by this much and by this many standard errors.
+#: A worker is slow in a single step by this much, by this many standard errors of its operations,
+#: and by as many times the spread of all workers' steps.
 STEP_SLOW, STEP_ERRORS = 0.05, 6.0
 
 #: At one stage, fewer microbatches do not show how much those of a step differ.
 MIN_MICROBATCHES = 4
 
 #: Where more of the workers than this are slow in single steps, it is noise, not a worker.
-FEW_WORKERS = 0.2
+FEW_WORKERS = 0.1
 
 #: Steps named in a sentence.
 STEPS_NAMED = 6
@@ -58,7 +60,8 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     of_kinds = loads(fit)
     weight = of_kinds / of_kinds.sum(axis=0)
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
-    slow = lasting >= _bar(lasting, fit)
+    seen = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
+    slow = lasting >= _bar(seen, fit)
     slow &= (lasting >= SPREAD_UP_TO) | (lasting >= lasting.max() / DWARFED)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
@@ -103,11 +106,11 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     )
 
 
-def _bar(lasting: Array, fit: Fit) -> Array:
-    """[stage, dp] from which slowness on a worker counts."""
+def _bar(seen: Array, fit: Fit) -> Array:
+    """[stage, dp] from which slowness on a worker counts, among workers ``seen`` to be as slow."""
     bar = np.maximum(SLOW, ERRORS * fit.worker_error)
-    if lasting.size >= MIN_WORKERS:
-        of_workers: Array = np.asarray(SPREADS * robust.spread(lasting))
+    if seen.size >= MIN_WORKERS:
+        of_workers: Array = np.asarray(SPREADS * robust.spread(seen))
         bar = np.maximum(bar, np.minimum(of_workers, SPREAD_UP_TO))
     return bar
 
@@ -185,6 +188,7 @@ def _step_deviations(durations: Durations, fit: Fit) -> Array:
     """
     graph = durations.graph
     deviations = np.zeros((graph.n_pp, durations.n_steps, graph.n_dp))
+    errors = np.zeros((graph.n_pp, graph.n_dp))
     for variant, dps in zip(fit.variants, graph.variant_dps, strict=True):
         for stage in range(graph.n_pp):
             if graph.n_pp == 1:
@@ -197,7 +201,9 @@ def _step_deviations(durations: Durations, fit: Fit) -> Array:
             if len(flat) < MIN_MICROBATCHES:
                 continue
             middle = np.median(flat, axis=0)
-            error = robust.MEDIAN_ERROR * sigma / np.sqrt(len(flat))
-            bar = max(STEP_SLOW, STEP_ERRORS * error)
-            deviations[stage][:, dps] = np.where(middle > bar, middle, 0.0)
-    return deviations
+            errors[stage, dps] = robust.MEDIAN_ERROR * sigma / np.sqrt(len(flat))
+            deviations[stage][:, dps] = middle
+    noise = np.maximum(errors[:, None], robust.spread(deviations))
+    bar = np.maximum(STEP_SLOW, STEP_ERRORS * noise)
+    slow: Array = np.where(deviations > bar, deviations, 0.0)
+    return slow
