@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutputError, ScenarioError, TraceError
-from paceline.graph import Durations, Measured, StepGraph, from_trace
+from paceline.graph import Durations, Measured, from_trace
 from paceline.report import events, perfetto
 from paceline.report.events import Events
 from paceline.simulate import Rules, timeline
@@ -169,23 +169,14 @@ def _simulated(
     chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
     ops = np.diff(graph.variant_ptr)[graph.replica_variant[chosen]].sum()
     perfetto.check_size(int(ops) * len(index), len(index), len(chosen))
-    durations = _of_steps(measured.durations, index)
+    durations = measured.durations.of_steps(index)
     if scenario == REPLAYED:
-        result = timeline(durations, delays=_of_steps(measured.delays, index))
+        result = timeline(durations, delays=measured.delays.of_steps(index))
     else:
         ideal = ideal_durations(measured.durations)
         rules, rule_of_dp = rules_of(graph, durations, ideal, Scenario.parse(scenario))
         result = timeline(durations, rules, rule_of_dp=rule_of_dp)
     return events.from_timeline(result, measured.steps[index], replicas), notes
-
-
-def _of_steps(durations: Durations, index: npt.NDArray[np.int64]) -> Durations:
-    """The same for some steps, given by index."""
-    graph: StepGraph = durations.graph
-    part = Durations.empty(graph, len(index))
-    for v in range(graph.n_variants):
-        part.block(v)[:] = durations.block(v)[:, index]
-    return part
 
 
 def _not_drawn(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
 from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
+from paceline.whatif.critical_path import critical_path
 from paceline.whatif.doubts import clock_doubts, delay_doubts, judged, noop_doubts, peers_of
 from paceline.whatif.ideal import ideal_durations
 from paceline.whatif.layout import simulate_scenarios
@@ -86,6 +87,7 @@ def analyze(
         m_w_only=m_w_only,
         m_s_only=0.0 if one_stage else m_s_only,
         launch_delay=delay,
+        critical_path=critical_path(measured),
         clamped=measured.clamped,
         clocks=measured.clocks,
         microbatches=measured.microbatches,

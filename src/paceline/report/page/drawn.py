@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import Durations, Measured
+from paceline.graph import Measured
 from paceline.report import events
 from paceline.report.events import Events
 from paceline.report.page.pack import MISSING, base64_of
@@ -31,7 +31,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     slowest_first, typical = _order(result, index)
     replicas = _choose(measured, slowest_first, typical)
     one = np.array([index])
-    actual = timeline(_of_step(measured.durations, index), delays=_of_step(measured.delays, index))
+    actual = timeline(measured.durations.of_steps(one), delays=measured.delays.of_steps(one))
     real = events.from_timeline(actual, measured.steps[one], replicas)
     variant = int(measured.graph.replica_variant[replicas[0]])
     ideal = draw_ideal(measured).events
@@ -103,14 +103,6 @@ def _pack(
         "length": base64_of((end - start)[order].astype("<f4")),
     }
     return packed, [kind.label for kind in OpKind]
-
-
-def _of_step(durations: Durations, index: int) -> Durations:
-    """The same for one step."""
-    part = Durations.empty(durations.graph, 1)
-    for v in range(durations.graph.n_variants):
-        part.block(v)[:] = durations.block(v)[:, index : index + 1]
-    return part
 
 
 def scatter_data(measured: Measured) -> dict[str, Any]:
