@@ -18,11 +18,13 @@ from paceline.graph import Durations, from_trace
 from paceline.simulate import ends, timeline
 from paceline.trace import OpKind
 from paceline.whatif import analyze
-from paceline.whatif.critical_path import Sort, critical_path, path_of
+from paceline.whatif.critical_path import critical_path, path_of
+from paceline.whatif.segments import Replay, Sort
 from paceline.whatif.slack import slack, slack_of
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
+OWN = (Sort.COMPUTE, Sort.TRANSFER)
 BY_HAND = {  # (stage, kind) -> start, duration: forward 1 s, backward 2 s, transfers 0.5 s
     (0, "forward-compute"): (0, 1),
     (0, "forward-send"): (1, 0.5),
@@ -46,11 +48,6 @@ def by_hand():
         row = {"step": 0, "dp": 0, "pp": pp, "kind": kind, "seq": 0, "chunk": 0, "microbatch": 0}
         rows.append(row | {"start": float(start), "duration": float(duration)})
     return from_trace(trace_of(rows))
-
-
-def replayed(measured, durations=None):
-    parts = ends(durations or measured.durations, delays=measured.delays)
-    return path_of(measured.graph, measured.steps, parts, measured.delays)
 
 
 def step_times(measured, durations):
@@ -107,12 +104,54 @@ def test_two_stages_by_hand():
         (0, "backward-compute", "compute", 2.0),
     ]
     assert path.step_s.tolist() == [7.25]
-    assert path.by_sort == {"compute": 6 / 7.25, "transfer": 1 / 7.25, "delay": 0.25 / 7.25}
+    shares = {"compute": 6 / 7.25, "transfer": 1 / 7.25, "delay": 0.25 / 7.25, "occupied": 0}
+    assert path.by_sort == shares
     assert path.by_kind["launch-delay"] == 0.25 / 7.25
     assert path.by_stage == {0: 3.5 / 7.25, 1: 3.75 / 7.25}
     assert path.leading_worker.name == (0, 1)
     assert (path.leading_kind.name, path.leading_kind.n_steps) == ("backward-compute", 1)
     assert path.microbatch.tolist() == [0] * 7
+
+
+def test_a_worker_that_computes_while_a_transfer_is_not_launched_is_occupied():
+    """Stage 0 runs backward 0, forward 1, and only then posts the recv of backward 1, at 6.75 s.
+
+    The recv depends on backward 0 alone, which ended at 5 s; forward 1 ran from 5.5 to 6.5 s.
+    """
+    spans = {
+        (0, "forward-compute"): [(0, 1), (5.5, 1)],
+        (0, "backward-compute"): [(3, 2), (7, 2)],
+        (0, "forward-send"): [(1, 0.1), (6.5, 0.1)],
+        (0, "backward-recv"): [(0, 3), (6.75, 0.25)],
+        (1, "forward-recv"): [(0, 1.1), (1.5, 5.1)],
+        (1, "forward-compute"): [(1.1, 0.1), (6.6, 0.05)],
+        (1, "backward-compute"): [(1.2, 0.1), (6.65, 0.05)],
+        (1, "backward-send"): [(1.3, 1.7), (6.7, 0.3)],
+    }
+    rows = [
+        {"step": 0, "dp": 0, "pp": pp, "kind": kind, "seq": seq, "chunk": 0, "microbatch": seq}
+        | {"start": float(start), "duration": float(duration)}
+        for (pp, kind), pairs in spans.items()
+        for seq, (start, duration) in enumerate(pairs)
+    ]
+    path = critical_path(from_trace(trace_of(rows), keep_clocks=True))
+    expect_tiles(path)
+    named = [
+        (OpKind(kind).label, int(microbatch), Sort(sort).label, round(float(end - start), 9))
+        for kind, microbatch, sort, start, end in zip(
+            path.kind, path.microbatch, path.sort, path.start_s, path.end_s, strict=True
+        )
+    ]
+    assert named[-6:] == [
+        ("backward-compute", 0, "compute", 2.0),
+        ("backward-recv", 1, "delay", 0.5),
+        ("forward-compute", 1, "occupied", 1.0),
+        ("backward-recv", 1, "delay", 0.25),
+        ("backward-recv", 1, "transfer", 0.25),
+        ("backward-compute", 1, "compute", 2.0),
+    ]
+    assert path.by_kind["launch-delay"] == pytest.approx(0.75 / 9)
+    assert path.by_sort["occupied"] == pytest.approx(1 / 9)
 
 
 def test_slack_by_hand():
@@ -187,7 +226,7 @@ def test_the_path_is_what_the_oracle_waits_for(seed):
     on_path = {
         (int(dp), int(op))
         for dp, op, sort in zip(path.dp, path.op, path.sort, strict=True)
-        if sort != Sort.DELAY
+        if sort in OWN
     }
     before, little = oracle_steps(oracle, oracle.durations)[0], 1e-9
     for (_, dp, op), i in of_oracle(measured, rows).items():
@@ -205,7 +244,7 @@ def test_a_nanosecond_off_an_op_on_the_path_moves_the_step(seed):
     _, measured = measured_of(spec)
     path = critical_path(measured)
     rng = np.random.default_rng(seed)
-    real = np.flatnonzero((path.sort != Sort.DELAY) & ~measured.graph.noop[path.op])
+    real = np.flatnonzero(np.isin(path.sort, OWN) & ~measured.graph.noop[path.op])
     for segment in rng.choice(real, min(6, len(real)), replace=False):
         step = int(path.step_index[segment])
         changed = longer(measured, path.op[segment], path.dp[segment], step, -1e-9)
@@ -242,7 +281,7 @@ def test_slack_is_how_much_longer_an_op_may_take(seed):
 def test_there_is_no_slack_on_the_path(seed):
     _, measured = measured_of(random_spec(seed))
     path, table = critical_path(measured), slack_of(measured)
-    own = np.flatnonzero(path.sort != Sort.DELAY)
+    own = np.flatnonzero(np.isin(path.sort, OWN))
     for segment in own:
         v, row, rank = place(measured, path.op[segment], path.dp[segment])
         assert abs(table.block(v)[row, path.step_index[segment], rank]) < 1e-12
@@ -278,7 +317,7 @@ def test_negative_transfers_run_backwards_and_the_sum_holds(seed):
         row[:] = np.where(rng.random(row.shape) < 0.5, rng.uniform(-0.009, 0, row.shape), row)
         late = delays.row(op)
         late[:] = np.where(rng.random(late.shape) < 0.3, rng.uniform(-0.009, 0, late.shape), late)
-    path = path_of(graph, measured.steps, ends(durations, delays=delays), delays)
+    path = path_of(graph, measured.steps, ends(durations, delays=delays), Replay(durations, delays))
     expect_tiles(path)
     before = timeline(durations, delays=delays).step_times()
     np.testing.assert_array_equal(path.step_s, before)

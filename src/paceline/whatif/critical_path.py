@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,41 +19,30 @@ from paceline.graph import Durations, Measured, StepGraph
 from paceline.graph.served import served
 from paceline.simulate import ends
 from paceline.trace import KIND_GROUPS, OpKind
-from paceline.trace.kinds import LOCAL_KINDS
+from paceline.whatif.segments import Replay, Sort
 from paceline.whatif.slack import Slack, slack_summary
-from paceline.whatif.trace_back import Segments, Walker
+from paceline.whatif.trace_back import Walker
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+Name = TypeVar("Name")
 
 #: What ``by_kind`` calls the time between operations.
 LAUNCH_DELAY = "launch-delay"
 
 
-class Sort(IntEnum):
-    """What a segment of a path is."""
-
-    COMPUTE = 0
-    TRANSFER = 1
-    DELAY = 2
-
-    @property
-    def label(self) -> str:
-        """Its name in results: ``compute``, ``transfer``, ``delay``."""
-        return self.name.lower()
-
-
 @dataclass(frozen=True)
-class Lead:
-    """What most often has the largest share of a step's path.
+class Lead(Generic[Name]):
+    """What has the largest share of all paths together.
 
     Attributes:
         name: a kind's label, or a worker (dp, pp).
-        share: its share of all paths together.
-        n_steps: steps in which its share is the largest.
+        share: its share of the mean step.
+        n_steps: steps in which no other has a larger share.
     """
 
-    name: str | tuple[int, int]
+    name: Name
     share: float
     n_steps: int
 
@@ -146,7 +135,7 @@ class CriticalPath:
 
     @property
     def by_sort(self) -> Mapping[str, float]:
-        """Compute, transfer and delay -> share of the mean step; they sum to 1."""
+        """Label of each :class:`Sort` -> share of the mean step; they sum to 1."""
         shares = self._shares(self.sort_s).tolist()
         return {sort.label: share for sort, share in zip(Sort, shares, strict=True)}
 
@@ -166,7 +155,7 @@ class CriticalPath:
         return self._shares(self.worker_s)
 
     @property
-    def leading_worker(self) -> Lead:
+    def leading_worker(self) -> Lead[tuple[int, int]]:
         """The worker (dp, pp) with the largest share of all paths together."""
         flat = self.worker_s.reshape(len(self.steps), -1)
         best = int(flat.sum(axis=0).argmax())
@@ -175,7 +164,7 @@ class CriticalPath:
         return Lead((dp, pp), share, int((flat.argmax(axis=1) == best).sum()))
 
     @property
-    def leading_kind(self) -> Lead:
+    def leading_kind(self) -> Lead[str]:
         """The kind (or the launch delays) with the largest share of all paths together."""
         labels, table = list(self.kind_s), np.stack(list(self.kind_s.values()), axis=1)
         best = int(table.sum(axis=0).argmax())
@@ -185,8 +174,9 @@ class CriticalPath:
 
 def critical_path(measured: Measured) -> CriticalPath:
     """The critical path of every step as it was: measured durations, launch delays replayed."""
-    durations, delays = measured.durations, measured.delays
-    path = path_of(measured.graph, measured.steps, ends(durations, delays=delays), delays)
+    parts = ends(measured.durations, delays=measured.delays)
+    replay = Replay(measured.durations, measured.delays)
+    path = path_of(measured.graph, measured.steps, parts, replay)
     return replace(path, slack=slack_summary(measured, path.step_s))
 
 
@@ -194,7 +184,7 @@ def path_of(
     graph: StepGraph,
     steps: Ints,
     end: Iterable[tuple[int, Durations]],
-    delays: Durations | None = None,
+    replay: Replay | None = None,
 ) -> CriticalPath:
     """The critical path of simulated steps.
 
@@ -203,34 +193,28 @@ def path_of(
         steps: [step] step numbers.
         end: (index of the first step, ends of it and the next ones), as :func:`simulate.ends`
             yields them.
-        delays: launch delays, where they were replayed.
+        replay: where launch delays were replayed, what the steps were simulated from.
     """
     walker = Walker(graph, len(steps))
-    parts = [walker.walk(part, delays, first) for first, part in end]
-    joined = Segments(
-        *(np.concatenate(column) for column in zip(*map(_columns, parts), strict=True))
+    paths = [path for first, part in end for path in walker.walk(part, replay, first)]
+    op, dp, sort, start_s, end_s = (
+        np.concatenate([getattr(path, name) for path in paths])
+        for name in ("op", "dp", "sort", "start_s", "end_s")
     )
-    ptr = np.append(0, np.cumsum(joined.length))
-    kind = graph.kind[joined.op].astype(np.int64)
-    local = np.isin(kind, [int(k) for k in LOCAL_KINDS])
-    sort = np.where(joined.delay, Sort.DELAY, np.where(local, Sort.COMPUTE, Sort.TRANSFER))
+    ptr = np.append(0, np.cumsum([len(path.op) for path in paths]))
     _, microbatch = served(graph)
     return CriticalPath(
         steps=np.asarray(steps, dtype=np.int64),
         n_dp=graph.n_dp,
         n_pp=graph.n_pp,
-        step_s=joined.end_s[ptr[1:] - 1],
+        step_s=end_s[ptr[1:] - 1],
         ptr=ptr,
-        op=joined.op,
-        dp=joined.dp,
-        pp=graph.pp[joined.op].astype(np.int64),
-        kind=kind,
-        microbatch=microbatch[joined.op],
-        sort=sort.astype(np.int64),
-        start_s=joined.start_s,
-        end_s=joined.end_s,
+        op=op,
+        dp=dp,
+        pp=graph.pp[op].astype(np.int64),
+        kind=graph.kind[op].astype(np.int64),
+        microbatch=microbatch[op],
+        sort=sort,
+        start_s=start_s,
+        end_s=end_s,
     )
-
-
-def _columns(part: Segments) -> tuple[npt.NDArray[np.generic], ...]:
-    return (part.length, part.op, part.dp, part.delay, part.start_s, part.end_s)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.graph import Durations, StepGraph
 from paceline.jit import compiled
+from paceline.whatif.segments import Busy, Replay, Segments, Sort, Workers, cut_occupied
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -21,26 +21,7 @@ Floats = npt.NDArray[np.float64]
 WARM_ABOVE_S, COLD_ABOVE_S = 0.3, 1.5
 _SEGMENT_S, _MEMBER_S = 6e-6, 1e-6
 
-
-@dataclass(frozen=True)
-class Segments:
-    """Paths of some steps, segment after segment, from the start of each step to its end.
-
-    Attributes:
-        length: [step] segments of each step.
-        op: [segment] op that runs, or whose launch is delayed.
-        dp: [segment] its data-parallel rank.
-        delay: [segment] whether it is the launch delay before the op.
-        start_s: [segment] seconds since the step's start; where the segment before it ends.
-        end_s: [segment] alike.
-    """
-
-    length: Ints
-    op: Ints
-    dp: Ints
-    delay: npt.NDArray[np.bool_]
-    start_s: Floats
-    end_s: Floats
+_NONE = np.empty(0)
 
 
 class Walker:
@@ -61,6 +42,8 @@ class Walker:
             *(node_of, graph.node_ptr, graph.order, spans, graph.variant, graph.dep_ptr, graph.dep),
             *(n_dp, np.append(0, np.cumsum(n_dp)), np.concatenate(dps), graph.dp_index),
         )
+        self.workers = Workers(graph)
+        self.sort_of = np.where(self.workers.local, Sort.COMPUTE, Sort.TRANSFER)
         self.fast = self._worth_compiling(n_steps)
         self.loop: Callable[..., int] = compiled(_walk_back) if self.fast else _walk_back
         self.arrays = arrays if self.fast else tuple(array.tolist() for array in arrays)
@@ -71,32 +54,45 @@ class Walker:
         estimate = n_steps * (_SEGMENT_S * graph.n_ops / graph.n_pp + _MEMBER_S * wide / graph.n_pp)
         return bool(estimate > (WARM_ABOVE_S if "numba" in sys.modules else COLD_ABOVE_S))
 
-    def walk(self, end: Durations, delays: Durations | None = None, first: int = 0) -> Segments:
-        """The paths of all steps of ``end``.
+    def walk(
+        self, end: Durations, replay: Replay | None = None, first: int = 0
+    ) -> Iterator[Segments]:
+        """The path of every step of ``end``.
 
         Args:
             end: when every op ends, seconds.
-            delays: launch delays as replayed; None where none were.
-            first: index of the first step of ``end`` among those of ``delays``.
+            replay: the launch delays in it; None where none were replayed.
+            first: index of the first step of ``end`` among those of ``replay``.
         """
         room = 2 * (len(self.graph.node_ptr) - 1)  # a path passes every node once, with its delay
         op, dp = np.empty((2, room), dtype=np.int64)
-        delay, start = np.empty(room, dtype=np.bool_), np.empty(room)
-        out = (op, dp, delay, start)
-        parts: list[tuple[npt.NDArray[Any], ...]] = []
+        late, start = np.empty(room, dtype=np.bool_), np.empty(room)
+        out = (op, dp, late, start)
+        delays = end if replay is None else replay.delays
+        shift = np.append(self.n_dp, 0)  # from one step to the next in the row of an op
         for step, (last, rank, total) in enumerate(_last_ends(end)):
             n = self.loop(
                 *(last, rank, *self.arrays),
-                *(end.values, end.row_ptr + step * np.append(self.n_dp, 0)),
-                delays.values if delays is not None else np.empty(0),
-                (end if delays is None else delays).row_ptr
-                + (first + step) * np.append(self.n_dp, 0),
+                *(end.values, end.row_ptr + step * shift),
+                *(delays.values if replay else _NONE, delays.row_ptr + (first + step) * shift),
                 *out,
             )
-            back = tuple(column[:n][::-1].copy() for column in out)
-            parts.append((*back, np.append(back[-1][1:], total)))
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return Segments(np.array([len(part[0]) for part in parts]), *columns)
+            ops, starts = op[:n][::-1].copy(), start[:n][::-1].copy()
+            sort = np.where(late[:n][::-1], Sort.DELAY, self.sort_of[ops])
+            path = Segments(ops, dp[:n][::-1].copy(), sort, starts, np.append(starts[1:], total))
+            yield path if replay is None else self._cut(path, end, step, replay, first + step)
+
+    def _cut(
+        self, path: Segments, end: Durations, step: int, replay: Replay, step_of_replay: int
+    ) -> Segments:
+        """The path with what its workers run while the next of its ops is not launched."""
+
+        def busy(op: int, dp: int) -> Busy:
+            v = int(self.graph.variant[op])
+            durations = replay.durations.block(v)[:, step_of_replay]
+            return self.workers.busy(op, dp, end.block(v)[:, step], durations)
+
+        return cut_occupied(path, busy)
 
 
 def _last_ends(end: Durations) -> list[tuple[int, int, float]]:
