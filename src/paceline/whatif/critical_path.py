@@ -63,7 +63,7 @@ class CriticalPath:
         op: [segment] op of the graph that runs or, in a delay, that is launched late.
         dp, pp: [segment] its worker.
         kind: [segment] its :class:`OpKind`.
-        microbatch: [segment] its microbatch, or of the compute that a transfer serves; -1 = none.
+        chunk, microbatch: [segment] its own, or of the compute that a transfer serves; -1 = none.
         sort: [segment] :class:`Sort`.
         start_s, end_s: [segment] seconds since the step's start.
         slack: how far the other operations are from the path; None where it was not computed.
@@ -78,6 +78,7 @@ class CriticalPath:
     dp: Ints
     pp: Ints
     kind: Ints
+    chunk: Ints
     microbatch: Ints
     sort: Ints
     start_s: Floats
@@ -202,7 +203,7 @@ def path_of(
         for name in ("op", "dp", "sort", "start_s", "end_s")
     )
     ptr = np.append(0, np.cumsum([len(path.op) for path in paths]))
-    _, microbatch = served(graph)
+    chunk, microbatch = served(graph)
     return CriticalPath(
         steps=np.asarray(steps, dtype=np.int64),
         n_dp=graph.n_dp,
@@ -213,6 +214,7 @@ def path_of(
         dp=dp,
         pp=graph.pp[op].astype(np.int64),
         kind=graph.kind[op].astype(np.int64),
+        chunk=chunk[op],
         microbatch=microbatch[op],
         sort=sort,
         start_s=start_s,
