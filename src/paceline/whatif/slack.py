@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Operations of whole steps that the summary looks at; all steps of small jobs, few of large ones.
-MAX_OPS = 1_000_000
+MAX_OPS = 300_000
 
 #: Workers whose computes come closer to the path than this share of the step are near it.
 NEAR = 0.01

@@ -22,31 +22,22 @@ Floats = npt.NDArray[np.float64]
 WARM_ABOVE_S, COLD_ABOVE_S = 0.3, 1.5
 _SEGMENT_S = 5e-6
 
-_NONE = np.empty(0)
-
 
 @dataclass(frozen=True)
-class _Tables:
-    """When the ops of one step end, and how long their launches were delayed.
+class _Last:
+    """The last launched members of a collective, step by step.
 
-    An op's row of data-parallel ranks (of its variant) starts at its pointer in the flat values.
+    Attributes:
+        op, dp: [step] the member; of equal ones the first.
+        ready, at: [step] when it could be launched, and when it was, seconds.
+        before: [step] the op it waited for, -1 = none.
     """
 
-    end: Floats
-    end_ptr: Ints
-    delays: Floats  # empty where none were replayed
-    delay_ptr: Ints
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """An op of a rank, when it was ready and when launched, and after which op (-1 = none)."""
-
-    op: int
-    dp: int
-    ready: float
-    at: float
-    before: int
+    op: list[int]
+    dp: list[int]
+    ready: list[float]
+    at: list[float]
+    before: list[int]
 
 
 class Walker:
@@ -69,6 +60,9 @@ class Walker:
         arrays = (self.node_of, graph.node_ptr, graph.order, self.wide, graph.dep_ptr, graph.dep)
         self.loop: Callable[..., tuple[int, int]] = compiled(_walk_back) if fast else _walk_back
         self.arrays = arrays if fast else tuple(array.tolist() for array in arrays)
+        room = 2 * len(sizes)  # a path passes every node once, with its delay
+        self.ops, self.dps = np.empty((2, room), dtype=np.int64)
+        self.late, self.start = np.empty(room, dtype=np.bool_), np.empty(room)
 
     def walk(
         self, end: Durations, replay: Replay | None = None, first: int = 0
@@ -80,34 +74,44 @@ class Walker:
             replay: the launch delays in it; None where none were replayed.
             first: index of the first step of ``end`` among those of ``replay``.
         """
-        shift = np.append(self.n_dp, 0)  # from one step to the next in the row of an op
+        meetings = _Meetings(self.graph, end, replay, first)
         for step, (op, dp, total) in enumerate(_last_ends(end)):
-            ends = (end.values, end.row_ptr + step * shift)
-            delays = (_NONE, ends[1])
-            if replay is not None:
-                delays = (replay.delays.values, replay.delays.row_ptr + (first + step) * shift)
-            path = self._walk(op, dp, total, _Tables(*ends, *delays))
+            path = self._walk(op, dp, total, step, end, replay, first, meetings)
             yield path if replay is None else self._cut(path, end, step, replay, first + step)
 
-    def _walk(self, op: int, dp: int, total: float, tables: _Tables) -> Segments:
-        """The path of a step that an op ends at ``total`` seconds."""
-        room = 2 * (len(self.graph.node_ptr) - 1)  # a path passes every node once, with its delay
-        ops, dps = np.empty((2, room), dtype=np.int64)
-        late, start = np.empty(room, dtype=np.bool_), np.empty(room)
-        arrays = (tables.end, tables.end_ptr, tables.delays, tables.delay_ptr, ops, late, start)
+    def _walk(
+        self,
+        op: int,
+        dp: int,
+        total: float,
+        step: int,
+        end: Durations,
+        replay: Replay | None,
+        first: int,
+        meetings: _Meetings,
+    ) -> Segments:
+        """The path of a step that an op of a rank ends at ``total`` seconds."""
+        ops, dps, late, start = self.ops, self.dps, self.late, self.start
+        delays = (np.empty(0), end.row_ptr)
+        if replay is not None:
+            delays = (replay.delays.values, replay.delays.row_ptr)
         n = 0
         while op >= 0:
             if self.wide[op]:
-                last = self._last_member(op, dp, tables)
-                ops[n], dps[n], late[n], start[n] = op, dp, False, last.at
+                last = meetings.last(int(self.node_of[op]))
+                at, ready = last.at[step], last.ready[step]
+                ops[n], dps[n], late[n], start[n] = op, dp, False, at
+                op, dp = last.op[step], last.dp[step]
                 n += 1
-                if last.at != last.ready:
-                    ops[n], dps[n], late[n], start[n] = last.op, last.dp, True, last.ready
+                if at != ready:
+                    ops[n], dps[n], late[n], start[n] = op, dp, True, ready
                     n += 1
-                op, dp = last.before, last.dp
+                op = last.before[step]
             else:
-                low = n
-                n, op = self.loop(op, int(self.graph.dp_index[dp]), n, *self.arrays, *arrays)
+                low, n_dp, rank = n, int(self.n_dp[op]), int(self.graph.dp_index[dp])
+                columns = (step * n_dp + rank, (first + step) * n_dp + rank)
+                tables = (end.values, end.row_ptr, *delays)
+                n, op = self.loop(op, *columns, n, *self.arrays, *tables, ops, late, start)
                 dps[low:n] = dp
         sort = np.where(late[:n], Sort.DELAY, self.sort_of[ops[:n]])
         starts = start[:n][::-1].copy()
@@ -118,29 +122,6 @@ class Walker:
             start_s=starts,
             end_s=np.append(starts[1:], total),
         )
-
-    def _last_member(self, op: int, dp: int, tables: _Tables) -> _Launch:
-        """The last launched member of an op's collective; of equal ones itself, else the first."""
-        graph, node = self.graph, self.node_of[op]
-        best = _Launch(op, dp, 0.0, -np.inf, -1)
-        for member in graph.order[graph.node_ptr[node] : graph.node_ptr[node + 1]].tolist():
-            n_dp, dps = int(self.n_dp[member]), graph.variant_dps[graph.variant[member]]
-            deps = graph.dep[graph.dep_ptr[member] : graph.dep_ptr[member + 1]]
-            ends = tables.end[tables.end_ptr[deps][:, None] + np.arange(n_dp)]  # [dep, dp]
-            ready = ends.max(axis=0) if len(deps) else np.zeros(n_dp)
-            at = ready
-            if len(tables.delays):
-                low = int(tables.delay_ptr[member])
-                at = ready + tables.delays[low : low + n_dp]
-            lane = int(at.argmax())
-            own = int(graph.dp_index[dp])
-            if member == op and at[own] == at[lane]:
-                lane = own
-            itself = member == op and lane == own
-            if at[lane] > best.at or (itself and at[lane] == best.at):
-                before = int(deps[ends[:, lane].argmax()]) if len(deps) else -1
-                best = _Launch(member, int(dps[lane]), float(ready[lane]), float(at[lane]), before)
-        return best
 
     def _cut(
         self, path: Segments, end: Durations, step: int, replay: Replay, step_of_replay: int
@@ -153,6 +134,44 @@ class Walker:
             return self.workers.busy(op, dp, end.block(v)[:, step], durations)
 
         return cut_occupied(path, busy)
+
+
+class _Meetings:
+    """Whom the collectives over the data-parallel ranks waited for, in some steps."""
+
+    def __init__(self, graph: StepGraph, end: Durations, replay: Replay | None, first: int) -> None:
+        self.graph, self.end, self.replay, self.first = graph, end, replay, first
+        self.cache: dict[int, _Last] = {}
+
+    def last(self, node: int) -> _Last:
+        """The last launched members of the collective that is a node of the graph."""
+        if node not in self.cache:
+            self.cache[node] = self._last(node)
+        return self.cache[node]
+
+    def _last(self, node: int) -> _Last:
+        graph, n_steps = self.graph, self.end.n_steps
+        steps = np.arange(n_steps)
+        op, dp, before = np.full((3, n_steps), -1)
+        ready, at = np.zeros(n_steps), np.full(n_steps, -np.inf)
+        for member in graph.order[graph.node_ptr[node] : graph.node_ptr[node + 1]].tolist():
+            dps = graph.variant_dps[graph.variant[member]]
+            deps = graph.dep[graph.dep_ptr[member] : graph.dep_ptr[member + 1]]
+            ends = np.zeros((1, n_steps, len(dps)))
+            if len(deps):
+                ends = np.stack([self.end.row(dep) for dep in deps.tolist()])  # [dep, step, dp]
+            latest = ends.max(axis=0)
+            launch = latest
+            if self.replay is not None:
+                launch = latest + self.replay.delays.row(member)[self.first :][:n_steps]
+            lane = launch.argmax(axis=1)
+            own = launch[steps, lane]
+            source = deps[ends.argmax(axis=0)[steps, lane]] if len(deps) else np.full(n_steps, -1)
+            later = own > at
+            at, ready = np.where(later, own, at), np.where(later, latest[steps, lane], ready)
+            op, dp = np.where(later, member, op), np.where(later, dps[lane], dp)
+            before = np.where(later, source, before)
+        return _Last(op.tolist(), dp.tolist(), ready.tolist(), at.tolist(), before.tolist())
 
 
 def _last_ends(end: Durations) -> list[tuple[int, int, float]]:
@@ -171,7 +190,8 @@ def _last_ends(end: Durations) -> list[tuple[int, int, float]]:
 
 def _walk_back(
     op: Any,
-    lane: Any,
+    column: Any,
+    delay_column: Any,
     n: Any,
     node_of: Any,
     node_ptr: Any,
@@ -204,12 +224,12 @@ def _walk_back(
             member = order[place]
             latest, source = 0.0, -1
             for edge in range(dep_ptr[member], dep_ptr[member + 1]):
-                at = end[end_ptr[dep[edge]] + lane]
+                at = end[end_ptr[dep[edge]] + column]
                 if source < 0 or at > latest:
                     latest, source = at, dep[edge]
             launch = latest
             if len(delays) > 0:
-                launch = latest + delays[delay_ptr[member] + lane]
+                launch = latest + delays[delay_ptr[member] + delay_column]
             if launch > meeting or (launch == meeting and member == op):
                 meeting, ready, peer, before = launch, latest, member, source
         out_op[n], out_late[n], out_start[n] = op, False, meeting
