@@ -82,7 +82,7 @@ def path_lines(path: CriticalPath, width: int) -> list[Text]:
     from paceline.report.layout import wrapped
 
     title = Text().append("critical path", style="bold")
-    title.append(": the operations that make up the step, end to end", style="dim")
+    title.append(": what makes up the step", style="dim")
     lines = [title, *wrapped(kinds_text(path), width)]
     workers = path.n_dp * path.n_pp
     if workers > 1:
