@@ -275,6 +275,11 @@ def test_traced_rows_have_no_arrows_and_no_path(trace: Trace) -> None:
     drawing = draw(trace, "traced,actual")
     assert drawing.scenes[0].links is None
     assert drawing.scenes[0].path is None
+    assert [c.name for c in drawing.scenes[1].counters] == [
+        "slowdown",
+        "launch delay",
+        "workers in launch delay",
+    ]
     events = events_of(drawing, trace)
     processes = named(events, "process_name")
     assert not [e for e in events if e["ph"] in "sf" and processes[e["pid"]].startswith("traced")]

@@ -121,13 +121,15 @@ def draw(
             )
     chosen = np.unique(np.asarray(steps, dtype=np.int64))
     scenes: list[Scene] = []
+    simulation = None
     for name in names:
         title = name if len(names) > 1 else ""
         if name == TRACED or measured is None:
             scene, more = _traced(trace, chosen, replicas, title, len(names))
         else:
-            simulation = _Simulation(measured, chosen, len(names))
-            scene, more = simulation.scene(name, title, replicas, first=not scenes)
+            first = simulation is None
+            simulation = simulation or _Simulation(measured, chosen, len(names))
+            scene, more = simulation.scene(name, title, replicas, first=first)
         scenes.append(scene)
         notes += more
     about = {
@@ -211,12 +213,14 @@ class _Simulation:
                 f"{measured.steps[0]} to {measured.steps[-1]}"
             )
         self.graph, self.steps, self.n_scenes = measured.graph, measured.steps[index], n_scenes
-        self.measured, self.index = measured, index
+        self.durations = measured.durations.of_steps(index)
+        self.delays = measured.delays.of_steps(index)
+        self.ideal = ideal_durations(measured.durations)
 
     def scene(
         self, name: str, title: str, replicas: Sequence[int] | None, *, first: bool
     ) -> tuple[Scene, tuple[str, ...]]:
-        """One scenario; the first scene of a file has the counters of the job.
+        """One scenario; the first one simulated has the counters of the job.
 
         Raises:
             OutputError: too many events for a viewer.
@@ -225,9 +229,7 @@ class _Simulation:
         chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
         ops = np.diff(graph.variant_ptr)[graph.replica_variant[chosen]].sum()
         perfetto.check_size(int(ops) * n_steps * self.n_scenes, n_steps, len(chosen))
-        durations = self.measured.durations.of_steps(self.index)
-        ideal = ideal_durations(self.measured.durations)
-        delays = self.measured.delays.of_steps(self.index)
+        durations, delays, ideal = self.durations, self.delays, self.ideal
         replay = None
         counters: tuple[Counter, ...] = ()
         if first:
