@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.graph import from_trace
-from paceline.report.page import drawn, figures
+from paceline.report.page import drawn, figures, scatter
 from paceline.report.page.markup import percent, seconds, value
 from paceline.report.page.pack import safe_json, slowdowns
 from paceline.synth import SlowWorker, SynthSpec, synthesize
@@ -54,30 +54,75 @@ def floats(text: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype="<f4")
 
 
-def test_the_timeline_ends_when_the_slowest_step_did():
+def ints(text: str, kind: str = "<i4") -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype=kind)
+
+
+def test_every_step_ends_when_it_did():
     spec = replace(SLOW, launch_delay=(0.05, 0.5), microbatches=(4, 6, 4, 4))
     result, measured = analysed(spec)
     data = drawn.timeline_data(measured, result)
-    row = np.frombuffer(base64.b64decode(data["row"]), dtype="<u2")
-    end = floats(data["start"]) + floats(data["length"])
-    ideal = np.array([entry["ideal"] for entry in data["rows"]])[row]
-    assert data["step"] == int(result.steps[np.argmax(result.traced_s)])
-    assert end[~ideal].max() == pytest.approx(result.traced_s.max(), rel=1e-5)
-    assert end[ideal].max() <= result.ideal_s.max() * 1.00001
+    assert [step["step"] for step in data["steps"]] == result.steps.tolist()
+    assert data["first"] == int(np.argmax(result.traced_s))
+    for index, step in enumerate(data["steps"]):
+        start, length = floats(step["start"]), floats(step["length"])
+        variants = ints(data["replica_variant"])[step["replicas"]]
+        assert len(start) == sum(
+            len(base64.b64decode(data["variants"][v]["kind"])) for v in variants
+        )
+        assert (start + length).max() == pytest.approx(result.traced_s[index], rel=1e-5)
+        assert step["replicas"][0] == np.argmax(result.by_replica_by_step[index])
+    ideal = floats(data["ideal"]["start"]) + floats(data["ideal"]["length"])
+    assert ideal.max() <= result.ideal_s.max() * 1.00001
+
+
+def test_every_step_carries_its_critical_path():
+    result, measured = analysed(replace(SLOW, microbatches=(4, 6, 4, 4)))
+    data = drawn.timeline_data(measured, result)
+    graph, path = measured.graph, result.critical_path
+    for index, step in enumerate(data["steps"]):
+        part = slice(path.ptr[index], path.ptr[index + 1])
+        assert ints(step["path"]["dp"]).tolist() == path.dp[part].tolist()
+        variants = [data["variants"][graph.replica_variant[dp]] for dp in path.dp[part]]
+        for op, variant, kind, pp in zip(
+            ints(step["path"]["op"]), variants, path.kind[part], path.pp[part], strict=True
+        ):
+            assert ints(variant["kind"], "u1")[op] == kind
+            assert ints(variant["pp"], "<u2")[op] == pp
+        assert step["path"]["end_s"] == path.step_s[index]
+    ideal = data["ideal"]["path"]
+    assert ideal["end_s"] == pytest.approx(result.ideal_s[0], rel=1e-12)
+    assert set(ints(ideal["dp"])) <= {0, 1}  # one of each structure
+
+
+def test_of_many_steps_the_slowest_the_typical_the_fastest_and_others_are_drawn(monkeypatch):
+    step_s = np.array([5.0, 9.0, 1.0, 4.0, 3.0, 2.0, 6.0, 7.0, 8.0])
+    assert drawn.chosen_steps(step_s, 1).tolist() == [1]
+    assert drawn.chosen_steps(step_s, 3).tolist() == [0, 1, 2]
+    assert drawn.chosen_steps(step_s, 5).tolist() == [0, 1, 2, 3, 8]
+    assert drawn.chosen_steps(step_s, 9).tolist() == list(range(9))
+    result, measured = analysed(replace(SLOW, steps=12))
+    monkeypatch.setattr(drawn, "MAX_ALL_EVENTS", 5 * 4 * measured.graph.n_ops)
+    data = drawn.timeline_data(measured, result)
+    assert len(data["steps"]) == 5
+    assert data["n_steps"] == 12
+    first = data["steps"][data["first"]]
+    assert first["step"] == int(result.steps[np.argmax(result.traced_s)])
 
 
 def test_large_jobs_show_the_slowest_replicas_and_a_typical_one():
     spec = SynthSpec(dp=16, pp=8, microbatches=8, steps=2, slow_workers=(SlowWorker(11, 3, 1.5),))
     result, measured = analysed(spec)
     data = drawn.timeline_data(measured, result)
-    assert data["replicas"][0] == 11
-    assert len(data["rows"]) <= drawn.MAX_ROWS
-    assert [row["what"] for row in data["rows"]].count("typical") == 8
+    for step in data["steps"]:
+        assert step["replicas"][0] == step["slowest"] == 11
+        assert (len(step["replicas"]) + 1) * data["n_pp"] <= drawn.MAX_ROWS
+        assert step["typical"] in step["replicas"]
 
 
 def test_scatter_pairs_forward_and_backward_of_one_microbatch():
     _, measured = analysed(replace(SLOW, sequence_imbalance=0.3))
-    data = drawn.scatter_data(measured)
+    data = scatter.scatter_data(measured)
     forward, backward = floats(data["x"]), floats(data["y"])
     assert data["stage"] == 1
     assert len(forward) == data["n_all"] == 4 * 4 * 3
@@ -85,8 +130,8 @@ def test_scatter_pairs_forward_and_backward_of_one_microbatch():
 
 
 def test_scatter_is_sampled(monkeypatch):
-    monkeypatch.setattr(drawn, "MAX_POINTS", 10)
-    data = drawn.scatter_data(analysed(SLOW)[1])
+    monkeypatch.setattr(scatter, "MAX_POINTS", 10)
+    data = scatter.scatter_data(analysed(SLOW)[1])
     assert len(floats(data["x"])) == 10
     assert data["n_all"] == 48
 

@@ -14,11 +14,13 @@ from paceline.graph import from_trace
 from paceline.report import perfetto
 from paceline.report.events import Events, from_rows, label
 from paceline.report.perfetto import trace_writer
-from paceline.report.scenario import check_scenario, draw, draw_ideal
+from paceline.report.scenario import Drawing, draw, draw_ideal, scenarios_of
+from paceline.report.scene import Scene
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import Job, OpKind, Trace
 from paceline.whatif import analyze
 
+OTHERS = ("step", "critical", "transfer")  # slices that are no operations
 SCENARIOS = ["traced", "replayed", "measured", "ideal", "only:stage=1", "without:worker=2,1"]
 
 
@@ -32,15 +34,18 @@ def trace() -> Trace:
     return job_trace()
 
 
-def written(events: Events, job: Job, *, compress: bool = False, **about: Any) -> dict[str, Any]:
+def written(
+    drawn: Drawing | Events, job: Job, *, compress: bool = False, **about: Any
+) -> dict[str, Any]:
     file = io.BytesIO()
-    trace_writer(events, job, about, compress=compress)(file)
+    scenes = drawn.scenes if isinstance(drawn, Drawing) else [Scene(drawn)]
+    trace_writer(scenes, job, about, compress=compress)(file)
     content = file.getvalue()
     return dict(json.loads(gzip.decompress(content) if compress else content))
 
 
 def slices(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [e for e in document["traceEvents"] if e["ph"] == "X" and e["cat"] != "step"]
+    return [e for e in document["traceEvents"] if e["ph"] == "X" and e["cat"] not in OTHERS]
 
 
 def names(document: dict[str, Any], what: str) -> dict[tuple[int, int], str]:
@@ -63,7 +68,7 @@ def events_of(*rows: tuple[OpKind, float, float]) -> Events:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_draws_every_op_without_overlaps(trace: Trace, scenario: str) -> None:
     drawing = draw(trace, scenario, steps=trace.steps.tolist())
-    document = written(drawing.events, trace.job, **drawing.about)
+    document = written(drawing, trace.job, **drawing.about)
     drawn = slices(document)
     assert len(drawn) == len(trace)
     assert document["otherData"]["scenario"] == scenario
@@ -174,7 +179,7 @@ def test_the_ideal_is_drawn_once_and_takes_as_long_as_the_analysis_says(trace: T
     assert drawing.replica_names == {0: "dp 0 and 2 alike"}
     file = io.BytesIO()
     trace_writer(
-        drawing.events, trace.job, {}, replica_names=drawing.replica_names, compress=False
+        drawing.scenes, trace.job, {}, replica_names=drawing.replica_names, compress=False
     )(file)
     document = json.loads(file.getvalue())
     assert "dp 0 and 2 alike · stage 1" in names(document, "process_name").values()
@@ -194,8 +199,8 @@ def test_compressed_files_hold_the_same_and_are_reproducible(trace: Trace) -> No
     events = draw(trace, "traced").events
     assert written(events, trace.job, compress=True) == written(events, trace.job)
     one, other = io.BytesIO(), io.BytesIO()
-    trace_writer(events, trace.job, {}, compress=True)(one)
-    trace_writer(events, trace.job, {}, compress=True)(other)
+    trace_writer([Scene(events)], trace.job, {}, compress=True)(one)
+    trace_writer([Scene(events)], trace.job, {}, compress=True)(other)
     assert one.getvalue() == other.getvalue()
 
 
@@ -248,7 +253,7 @@ def test_too_many_events_are_refused_before_they_are_made(
 @pytest.mark.parametrize("scenario", ["", "idea", "only", "only:stage=x", "without:", "traced:x"])
 def test_unknown_scenarios(scenario: str) -> None:
     with pytest.raises(ScenarioError, match="is no scenario"):
-        check_scenario(scenario)
+        scenarios_of(scenario)
 
 
 def test_steps_and_replicas_that_are_not_there(trace: Trace) -> None:

@@ -38,6 +38,7 @@ KEYS = [
     "m_s_only",
     "replay_error",
     "launch_delay",
+    "critical_path",
     "clamped",
     "clock_offsets_s",
     "left_out_steps",

@@ -85,3 +85,18 @@ def test_the_exact_slowdown_of_workers_names_the_slowed_one(job):
     assert slowdown == result.by_worker.max() == result.by_worker[pp, dp]
     if name == "ST":  # the last stage is long in every replica
         assert {pp for _, pp, _ in result.slowest_workers} == {3}
+
+
+def test_the_critical_path_sums_to_the_step_and_blames_no_idle_worker(job):
+    """Recvs are posted behind the compute before them: what looks like delay is an occupied worker.
+
+    So what is left of the delays is about what the discrepancy says, not a third of the step.
+    """
+    name, result, _ = job
+    path = result.critical_path
+    assert path.step_s == pytest.approx(result.traced_s, rel=1e-3)
+    assert path.by_sort["delay"] < 0.06
+    assert path.by_sort["occupied"] > 0.1
+    if name == "AR":
+        assert path.leading_worker.name == (0, 0)
+        assert path.leading_worker.n_steps == len(result.steps)

@@ -17,17 +17,31 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import SimulationError
 from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.lanes import Block, Lanes, all_lanes, lane_blocks
 from paceline.jit import compiled
 
+__all__ = [
+    "Lanes",
+    "Progress",
+    "Rules",
+    "Timeline",
+    "all_lanes",
+    "ends",
+    "step_times",
+    "timeline",
+]
+
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 #: Interpreted, an op costs about 8 us, 1.5 us for each rule in the block and 4 ns for each lane
 #: (benchmarks/kernel.py measures it); above this estimate the compiled walk repays the 0.4 s that
@@ -38,28 +52,7 @@ _OP_S, _RULE_OP_S, _LANE_OP_S = 8e-6, 1.5e-6, 4e-9
 
 _INTERPRETED_BYTES = 64 << 20  # rows of one interpreted block: as many lanes as memory allows
 _COMPILED_BYTES = 2 << 20  # rows of one compiled block: inside the cache of a core
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """What to simulate: lanes, and which of them form one job in one step.
-
-    Attributes:
-        set: [lane] the set it belongs to, 0..n_sets-1, ascending.
-        variant: [lane] which replica structure.
-        rule: [lane] row of ``Rules.keep`` that says which ops keep their own duration.
-        column: [lane] which (step, dp) of its variant's block: step * n_dp_of_variant + dp index.
-        n_sets: number of sets.
-    """
-
-    set: npt.NDArray[np.int64]
-    variant: npt.NDArray[np.int64]
-    rule: npt.NDArray[np.int64]
-    column: npt.NDArray[np.int64]
-    n_sets: int
-
-    def __len__(self) -> int:
-        return len(self.set)
+_ENDS_BYTES = 8 << 20  # rows of all ops: what the allocator hands out again instead of fresh pages
 
 
 @dataclass(frozen=True)
@@ -119,10 +112,10 @@ def step_times(
     walk = _prepare(durations, rules, delays, durations.graph.slots)
     fast = _worth_compiling(durations.graph.n_ops, len(lanes), len(rules.keep))
     result = np.zeros(lanes.n_sets)
-    blocks = list(_blocks(lanes, walk.block_lanes(fast)))
+    blocks = list(lane_blocks(lanes, walk.block_lanes(fast)))
     done = 0
 
-    def one(block: _Block) -> _Block:
+    def one(block: Block) -> Block:
         result[block.first_set : block.first_set + block.n_sets] = walk.run(block, fast)
         return block
 
@@ -148,21 +141,11 @@ def timeline(
         rule_of_dp: [dp] the row of ``rules`` that each replica follows; None: the first.
     """
     graph, n_steps = durations.graph, durations.n_steps
-    if rules is None:
-        every = np.ones((1, graph.n_ops), dtype=bool)
-        rules = Rules(every, np.zeros(graph.n_ops), every if delays is not None else None)
-    lanes = all_lanes(graph, n_steps, rule_of_dp)
-    _check(durations, rules, lanes, delays)
-    walk = _prepare(durations, rules, delays, (np.arange(graph.n_ops), graph.n_ops))
-    fast = _worth_compiling(graph.n_ops, len(lanes), len(rules.keep))
+    rules = rules or _everything(graph, delays)
     end = Durations.empty(graph, n_steps)
-    for block in _blocks(lanes, max(1, _INTERPRETED_BYTES // (8 * graph.n_ops))):
-        rows = np.empty((graph.n_ops, len(block.column)))
-        walk.run(block, fast, rows)
+    for first, part in ends(durations, rules, delays, rule_of_dp):
         for v in range(graph.n_variants):
-            low, high = block.variant_ptr[v], block.variant_ptr[v + 1]
-            flat = end.block(v).reshape(len(end.block(v)), -1)
-            flat[:, block.column[low:high]] = rows[graph.variant_ops(v), low:high]
+            end.block(v)[:, first : first + part.n_steps] = part.block(v)
     start = Durations.empty(graph, n_steps)
     for v in range(graph.n_variants):
         for ops, latest in graph.latest_dependency_ends(v, end.block(v)):
@@ -175,15 +158,59 @@ def timeline(
     return Timeline(graph, start, end)
 
 
-def all_lanes(
-    graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int64] | None = None
-) -> Lanes:
-    """Every replica of every step; the steps are the sets."""
-    step, dp = np.divmod(np.arange(n_steps * graph.n_dp), graph.n_dp)
-    variant = graph.replica_variant[dp]
-    n_dp = np.array([len(dps) for dps in graph.variant_dps])
-    rule = np.zeros(len(dp), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dp]
-    return Lanes(step, variant, rule, step * n_dp[variant] + graph.dp_index[dp], n_steps)
+def ends(
+    durations: Durations,
+    rules: Rules | None = None,
+    delays: Durations | None = None,
+    rule_of_dp: npt.NDArray[np.int64] | None = None,
+) -> Iterator[tuple[int, Durations]]:
+    """When every op ends, some steps at a time; arguments as for :func:`timeline`.
+
+    Yields:
+        the index of the first step, and the ends of it and the next ones, seconds.
+    """
+    graph = durations.graph
+    rules = rules or _everything(graph, delays)
+    lanes = all_lanes(graph, durations.n_steps, rule_of_dp)
+    _check(durations, rules, lanes, delays)
+    walk = _prepare(durations, rules, delays, (np.arange(graph.n_ops), graph.n_ops))
+    fast = _worth_compiling(graph.n_ops, len(lanes), len(rules.keep))
+    rows_bytes = _ENDS_BYTES if fast else _INTERPRETED_BYTES
+    blocks = lane_blocks(lanes, rows_bytes // (8 * graph.n_ops))
+
+    def one(block: Block) -> tuple[int, Durations]:
+        rows = np.empty((graph.n_ops, len(block.column)))
+        walk.run(block, fast, rows)
+        return block.first_set, _by_step(graph, block, rows)
+
+    while few := list(islice(blocks, _cores())):
+        yield from _map(one, few, fast)
+
+
+def _by_step(graph: StepGraph, block: Block, rows: npt.NDArray[np.float64]) -> Durations:
+    """Rows [op, lane] of a block as durations [op, step, dp] of its steps."""
+    if len(block.segment_end) == 1 and block.segment_column[0] >= 0:
+        return Durations(graph, block.n_sets, rows.ravel())
+    end = Durations.empty(graph, block.n_sets)
+    low = 0
+    for v, dps in enumerate(graph.variant_dps):
+        flat = end.block(v).reshape(len(end.block(v)), -1)
+        before = block.first_set * len(dps)
+        for segment in range(block.segment_ptr[v], block.segment_ptr[v + 1]):
+            high = int(block.segment_end[segment])
+            first = int(block.segment_column[segment]) - before
+            if block.segment_column[segment] >= 0:  # a slice copies ten times as fast
+                flat[:, first : first + high - low] = rows[graph.variant_ops(v), low:high]
+            else:
+                flat[:, block.column[low:high] - before] = rows[graph.variant_ops(v), low:high]
+            low = high
+    return end
+
+
+def _everything(graph: StepGraph, delays: Durations | None) -> Rules:
+    """One rule: each op keeps its own duration and, where there are delays, its own delay."""
+    every = np.ones((1, graph.n_ops), dtype=bool)
+    return Rules(every, np.zeros(graph.n_ops), every if delays is not None else None)
 
 
 def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations | None) -> None:
@@ -215,7 +242,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _map(one: Callable[[_Block], _Block], blocks: list[_Block], fast: bool) -> Iterator[_Block]:
+def _map(one: Callable[[Block], T], blocks: list[Block], fast: bool) -> Iterator[T]:
     """Blocks in order, on all cores where the walk is compiled (it then runs without the GIL)."""
     workers = min(_cores(), len(blocks))
     if not fast or workers < 2:
@@ -227,60 +254,6 @@ def _map(one: Callable[[_Block], _Block], blocks: list[_Block], fast: bool) -> I
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Lanes that are walked together, sorted by variant, then rule."""
-
-    first_set: int
-    n_sets: int
-    set: npt.NDArray[np.int64]
-    column: npt.NDArray[np.int64]
-    variant_ptr: npt.NDArray[np.int64]  # [variant + 1] lanes of each variant
-    segment_ptr: npt.NDArray[np.int64]  # [variant + 1] segments of each variant
-    segment_rule: npt.NDArray[np.int64]  # [segment] lanes next to each other with one rule
-    segment_end: npt.NDArray[np.int64]  # [segment] where its lanes end
-    segment_column: npt.NDArray[np.int64]  # [segment] first column if they are consecutive, or -1
-
-
-def _blocks(lanes: Lanes, block_lanes: int) -> Iterator[_Block]:
-    """Cut the lanes into blocks of about ``block_lanes``, never inside a set."""
-    if not len(lanes):
-        return
-    first_lane = np.searchsorted(lanes.set, np.arange(lanes.n_sets + 1))
-    low = 0
-    while low < lanes.n_sets:
-        room = first_lane[low] + max(block_lanes, 1)
-        high = max(low + 1, int(np.searchsorted(first_lane, room, side="right")) - 1)
-        high = min(high, lanes.n_sets)
-        yield _block(lanes, low, high, slice(first_lane[low], first_lane[high]))
-        low = high
-
-
-def _block(lanes: Lanes, low: int, high: int, cut: slice) -> _Block:
-    variant, rule, column = lanes.variant[cut], lanes.rule[cut], lanes.column[cut]
-    n_variants = int(lanes.variant.max()) + 1
-    order = np.lexsort((column, rule, variant))
-    variant, rule = variant[order], rule[order]
-    key = variant * (int(rule.max()) + 1) + rule
-    ends = np.append(np.flatnonzero(np.diff(key)) + 1, len(key))
-    begins = np.append(0, ends[:-1])
-    column = column[order]
-    steady = np.append(0, np.cumsum(np.diff(column) == 1))  # steps of one column so far
-    consecutive = steady[ends - 1] - steady[begins] == ends - 1 - begins
-    bounds = np.arange(n_variants + 1)
-    return _Block(
-        first_set=low,
-        n_sets=high - low,
-        set=lanes.set[cut][order] - low,
-        column=column,
-        variant_ptr=np.searchsorted(variant, bounds),
-        segment_ptr=np.searchsorted(variant[ends - 1], bounds),
-        segment_rule=rule[ends - 1],
-        segment_end=ends,
-        segment_column=np.where(consecutive, column[begins], -1),
-    )
 
 
 @dataclass(frozen=True)
@@ -309,7 +282,7 @@ class _Prepared:
         return max(64, rows_bytes // (8 * max(1, self.n_rows)))
 
     def run(
-        self, block: _Block, fast: bool, rows: npt.NDArray[np.float64] | None = None
+        self, block: Block, fast: bool, rows: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.float64]:
         """[set] step times of a block; ``rows`` receives the ends of the ops' rows."""
         n_lanes = len(block.column)

@@ -166,6 +166,57 @@ def test_timeline_tells_operations_by_keyboard(open_page, report):
     assert "dp 3, stage 1" in page.locator("#fig-timeline .readout").inner_text()
 
 
+def test_the_timeline_shows_any_step(open_page, report):
+    page = open_page(report).page
+    slider, said = page.locator("#timeline-step"), page.locator("#fig-timeline > p").first
+    pictures, texts = [picture(page)], [said.inner_text()]
+    for key in ("Home", "ArrowRight"):
+        slider.press(key)
+        pictures.append(picture(page))
+        texts.append(said.inner_text())
+    assert texts[1].startswith("Step 0 took ")
+    assert texts[2].startswith("Step 1 took ")
+    assert pictures[1] != pictures[2]
+    assert slider.get_attribute("aria-valuetext").startswith("step 1")
+    label = page.locator("#fig-timeline canvas").get_attribute("aria-label")
+    assert label.startswith("Timeline of step 1: actual")
+    slider.press("End")
+    slider.press("ArrowLeft")
+    slider.press("ArrowRight")
+    assert said.inner_text().startswith("Step 3 took ")
+
+
+def test_the_critical_path_by_keyboard_and_table(open_page, report):
+    page = open_page(report).page
+    page.locator("#fig-timeline canvas").focus()
+    readout = page.locator("#fig-timeline .readout")
+    visited = []
+    for _ in range(6):
+        page.keyboard.press("c")
+        visited.append(readout.inner_text())
+    assert len(set(visited)) == 6
+    assert all("on the critical path" in text for text in visited)
+    page.keyboard.press("Shift+C")
+    assert readout.inner_text() == visited[-2]
+    table = page.locator("#fig-timeline details").first
+    table.locator("summary").click()
+    rows = table.locator("tr").all_inner_texts()
+    assert rows[0].split("\t") == ["operation", "dp", "stage", "start", "length"]
+    assert any(row.startswith("backward-compute of microbatch") for row in rows)
+    page.locator("#timeline-step").press("Home")
+    assert table.count() == 1
+
+
+def test_the_critical_path_has_its_section(open_page, report):
+    page = open_page(report).page
+    page.get_by_role("link", name="Critical path").click()
+    for name in ("path-kinds", "path-stages", "path-workers"):
+        assert page.locator(f"#fig-{name}").bounding_box()["height"] > 50
+    first = page.locator("#fig-path-workers tbody tr").first.inner_text()
+    assert first.startswith("dp 3, stage 1")
+    assert "4 of 4 steps" in first
+
+
 def background(page) -> str:
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 

@@ -10,15 +10,18 @@ from paceline.cli.numbers import parse_numbers
 
 EPILOG = """\
 scenarios:
-  traced            the operations as recorded
-  replayed          simulated with measured durations and launch delays
-  measured          simulated with measured durations, without launch delays
+  traced            the operations as recorded (no arrows, no critical path)
+  actual, replayed  simulated with measured durations and launch delays: the job as it was
+  simulated, measured
+                    simulated with measured durations, without launch delays
   ideal             simulated with the ideal duration of each kind: no stragglers
   only:X            X as measured, all else ideal
   without:X         X ideal, all else as measured
 with X one of kind=LABEL, stage=N, replica=N, worker=DP,PP
+Several, with commas between them, lie above one another in one file.
 
 examples:
+  paceline timeline trace.parquet --scenario actual,simulated,ideal --steps 7 -o step7.json.gz
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
   paceline timeline trace.parquet --scenario without:worker=3,1 --steps 5-6 -o fixed.json.gz
 
@@ -37,7 +40,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     trace_input.add_arguments(parser)
     parser.add_argument(
-        "--scenario", metavar="S", required=True, help="what to draw; see scenarios below"
+        "--scenario",
+        metavar="S[,S...]",
+        required=True,
+        help="what to draw; see scenarios below",
     )
     trace_input.add_output(parser, "the file to write; gzipped if its name ends in .gz")
     parser.add_argument(
@@ -59,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Draw and write."""
     from paceline.files import check_not_input, check_targets, write_files
     from paceline.report.perfetto import trace_writer
-    from paceline.report.scenario import check_scenario, draw
+    from paceline.report.scenario import draw, scenarios_of
 
-    check_scenario(args.scenario)
+    scenarios_of(args.scenario)
     check_not_input([args.output], [args.trace, args.job])
     check_targets([args.output], force=args.force)
     trace = trace_input.load_trace(args)
@@ -73,9 +79,10 @@ def run(args: argparse.Namespace) -> int:
         keep_clocks=args.keep_clocks,
     )
     compress = args.output.suffix == ".gz"
-    writer = trace_writer(drawing.events, trace.job, drawing.about, compress=compress)
+    writer = trace_writer(drawing.scenes, trace.job, drawing.about, compress=compress)
     write_files({args.output: writer}, force=args.force)
     for note in drawing.notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"wrote {args.output}: {len(drawing.events):,} operations; open it in ui.perfetto.dev")
+    n_events = sum(len(scene.events) for scene in drawing.scenes)
+    print(f"wrote {args.output}: {n_events:,} operations; open it in ui.perfetto.dev")
     return 0

@@ -272,6 +272,13 @@ class Durations:
         flat = self.values[self.row_ptr[op] : self.row_ptr[op + 1]]
         return flat.reshape(self.n_steps, -1)
 
+    def of_steps(self, index: npt.NDArray[np.int64]) -> Durations:
+        """A copy for some steps, given by index."""
+        part = Durations.empty(self.graph, len(index))
+        for v in range(self.graph.n_variants):
+            part.block(v)[:] = self.block(v)[:, index]
+        return part
+
     @property
     def blocks(self) -> tuple[npt.NDArray[np.float64], ...]:
         """The views of all variants."""

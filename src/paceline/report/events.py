@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import StepGraph
+from paceline.graph.served import served
 from paceline.simulate import Timeline
 from paceline.trace import OpKind, Trace
 from paceline.trace.kinds import TRANSFERS
@@ -57,7 +57,7 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
     """
     graph = timeline.graph
     chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
-    chunk, microbatch = _served(graph)
+    chunk, microbatch = served(graph)
     parts: list[list[npt.NDArray[Any]]] = []
     for v, all_dps in enumerate(graph.variant_dps):
         dps = np.intersect1d(all_dps, chosen)
@@ -91,20 +91,6 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
     labels = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
     columns: list[npt.NDArray[Any]] = [*labels, trace.start, trace.end]
     return Events(*(column[keep] for column in columns))
-
-
-def _served(graph: StepGraph) -> tuple[Ints, Ints]:
-    """[op] chunk and microbatch; a transfer takes those of the compute it feeds or follows."""
-    chunk, microbatch = graph.chunk.astype(np.int64), graph.microbatch.astype(np.int64)
-    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
-    before = graph.dep
-    for transfer, (compute, _) in TRANSFERS.items():
-        receives = transfer in (OpKind.FORWARD_RECV, OpKind.BACKWARD_RECV)
-        first, second = (before, after) if receives else (after, before)
-        tied = (graph.kind[first] == transfer) & (graph.kind[second] == compute)
-        chunk[first[tied]] = graph.chunk[second[tied]]
-        microbatch[first[tied]] = graph.microbatch[second[tied]]
-    return chunk, microbatch
 
 
 def _served_rows(trace: Trace) -> tuple[Ints, Ints]:

@@ -75,7 +75,7 @@ def write_folder(
     try:
         drawing = draw_ideal(measured)
         writers[folder / IDEAL] = trace_writer(
-            drawing.events,
+            drawing.scenes,
             measured.job,
             drawing.about,
             replica_names=drawing.replica_names,

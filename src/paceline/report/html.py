@@ -21,18 +21,28 @@ from paceline.diagnose import Diagnosis, Waterfall
 from paceline.graph import Measured
 from paceline.remedies import Remedy
 from paceline.report.headline import headline, is_healthy
-from paceline.report.page.drawn import scatter_data, timeline_data
+from paceline.report.page.drawn import timeline_data
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import Hosts, blamed, figure_data
 from paceline.report.page.findings import findings_html, remedies_html
 from paceline.report.page.markup import escaped, foreign, percent
 from paceline.report.page.pack import safe_json
+from paceline.report.page.path import path_html
+from paceline.report.page.scatter import scatter_data
 from paceline.whatif import WhatIf
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 #: In this order: each uses what the ones before it define.
-SCRIPTS = ("base.js", "heatmap.js", "chart.js", "timeline_view.js", "timeline.js", "page.js")
+SCRIPTS = (
+    "base.js",
+    "heatmap.js",
+    "chart.js",
+    "timeline_view.js",
+    "timeline_step.js",
+    "timeline.js",
+    "page.js",
+)
 
 
 #: Up to so many replicas the two heatmaps have room beside each other.
@@ -136,6 +146,7 @@ def _figures(told: _Told) -> str:
         heatmaps="columns" if few else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
+        **path_html(result.critical_path),
         waterfall=waterfall_html(result, told.fall, told.gpu_hour_cost),
         findings=findings_html(told.diagnosis, told.remedies, told.hosts),
         remedies=remedies_html(told.remedies, told.diagnosis.findings, told.not_applicable),

@@ -1,10 +1,11 @@
-"""Events as a Chrome trace (JSON, gzipped or not), which Perfetto and chrome://tracing open."""
+"""Scenes as a Chrome trace (JSON, gzipped or not), which Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -12,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutputError
+from paceline.report.arrows import Slices, Ties, nanoseconds
 from paceline.report.events import Events, label
+from paceline.report.overview import meta, overview
+from paceline.report.scene import Scene
 from paceline.trace import Job, OpKind
 
 #: What a browser still opens; beyond it Perfetto's page runs out of memory.
@@ -24,6 +28,11 @@ _ROUNDING_NS = 1_000_000
 
 _AT_ONCE = 8192  # events formatted per write
 _GZIP_LEVEL = 4  # a third of the time of the default 9, for 15% more bytes
+
+#: Threads of one process; their ids differ from the process's, which would make one its main one.
+THREADS = 100
+
+Ints = npt.NDArray[np.int64]
 
 _STREAMS = ("compute", "DP comm", "forward-send", "forward-recv", "backward-send", "backward-recv")
 _STREAM_OF = {
@@ -66,21 +75,33 @@ def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
         )
 
 
+def fitting(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
+    """The scenes; without their arrows where these would make a viewer's page run out of memory."""
+    ties = [scene.links for scene in scenes if scene.links is not None]
+    arrows = sum(int(np.isfinite(tie.begin_s).sum()) + 2 * len(tie.source) for tie in ties)
+    if sum(len(scene.events) for scene in scenes) + arrows <= MAX_EVENTS:
+        return tuple(scenes)
+    return tuple(
+        replace(scene, links=scene.links and scene.links.without_arrows()) for scene in scenes
+    )
+
+
 def trace_writer(
-    events: Events,
+    scenes: Sequence[Scene],
     job: Job,
     about: Mapping[str, Any],
     *,
     replica_names: Mapping[int, str] = MappingProxyType({}),
     compress: bool,
 ) -> Callable[[BinaryIO], None]:
-    """What writes the Chrome trace of some events.
+    """What writes the Chrome trace of some scenes.
 
-    One process per worker and one thread per stream; several steps lie one after another, named in
-    a process of their own.
+    One process per scene and worker and one thread per stream. Several steps lie one after another;
+    a step starts at the same time in all scenes. An overview process per scene has the steps, the
+    critical path and the counters.
 
     Args:
-        events: what to draw.
+        scenes: what to draw.
         job: degrees of parallelism.
         about: what the file says of itself, under ``otherData``.
         replica_names: what to call data-parallel ranks other than ``dp 3``.
@@ -89,13 +110,15 @@ def trace_writer(
     Raises:
         OutputError: too many events.
     """
-    steps, replicas = np.unique(events.step), np.unique(events.dp)
-    check_size(len(events), len(steps), len(replicas))
+    steps = np.unique(np.concatenate([scene.events.step for scene in scenes]))
+    replicas = np.unique(np.concatenate([scene.events.dp for scene in scenes]))
+    check_size(sum(len(scene.events) for scene in scenes), len(steps), len(replicas))
+    drawn = fitting(scenes)
 
     def write(file: BinaryIO) -> None:
         head = {"displayTimeUnit": "ms", "otherData": {**about, "job": job.to_mapping()}}
         _write_to(file, json.dumps(head, ensure_ascii=False)[:-1] + ', "traceEvents": [\n')
-        for number, block in enumerate(_blocks(events, job, replica_names)):
+        for number, block in enumerate(_blocks(drawn, steps, job, replica_names)):
             _write_to(file, (",\n" if number else "") + block)
         _write_to(file, "\n]}\n")
 
@@ -114,49 +137,103 @@ def _write_to(file: BinaryIO, text: str) -> None:
     file.write(text.encode())
 
 
-def _blocks(events: Events, job: Job, replica_names: Mapping[int, str]) -> Iterator[str]:
+def _blocks(
+    scenes: Sequence[Scene], steps: Ints, job: Job, replica_names: Mapping[int, str]
+) -> Iterator[str]:
     """Pieces of the event list, without the commas between the pieces."""
-    steps, index = np.unique(events.step, return_inverse=True)
-    start_ns, end_ns, length_ns = _laid_out(events, index, len(steps))
-    pid = events.dp * job.pp_size + events.pp + 1  # 0 is the kernel's idle process to Perfetto
-    stream = np.array([_STREAM_OF.get(kind, 0) for kind in OpKind])[events.kind]
-    order = np.lexsort((end_ns, start_ns, stream, pid))
-    # Thread ids that differ from their process's, which would make them its main thread.
-    row = pid * 100 + stream
-    end_ns, second = _disjoint(row[order], start_ns[order], end_ns[order])
-    row = row[order] + len(_STREAMS) * second
-    yield ",\n".join(_names(pid, row, job, replica_names))
-    yield ",\n".join(_step_events(steps.tolist(), length_ns, job))
-    head, which = _heads(events, job)
-    columns = (which[order], events.step[order], events.seq[order], pid[order], row)
-    start_ns = start_ns[order]
-    for low in range(0, len(order), _AT_ONCE):
-        part = slice(low, low + _AT_ONCE)
-        times = start_ns[part] / 1e3, (end_ns[part] - start_ns[part]) / 1e3
+    times = [_Times.of(scene, steps) for scene in scenes]
+    longest = np.max([t.length_ns for t in times], axis=0)
+    slot_ns = np.cumsum(longest) - longest  # [step] where a step begins, in every scene
+    arrow_id = 1
+    for number, (scene, t) in enumerate(zip(scenes, times, strict=True)):
+        first_pid = 1 + number * (job.workers + 1)  # 0 is the kernel's idle process to Perfetto
+        shift_ns = slot_ns - t.first_ns
         yield ",\n".join(
-            f'{{{head[h]},"step":{step},"seq":{seq}}},"pid":{p},"tid":{t},"ts":{ts:.3f},"dur":{dur:.3f}}}'
-            for h, step, seq, p, t, ts, dur in zip(
-                *(column[part].tolist() for column in columns),
-                *(time.tolist() for time in times),
-                strict=True,
+            overview(
+                scene, steps, shift_ns, slot_ns, t.length_ns, first_pid + job.workers, first_pid
             )
         )
+        yield from _scene_blocks(scene, t, shift_ns, first_pid, job, replica_names, arrow_id)
+        arrow_id += 0 if scene.links is None else len(scene.links.source)
 
 
-def _laid_out(
-    events: Events, index: npt.NDArray[np.int64], n_steps: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[event] starts and ends with the steps one after another, and [step] lengths; nanoseconds.
+@dataclass(frozen=True)
+class _Times:
+    """Times of a scene's events in whole nanoseconds, so that what meets still meets in print.
 
-    Whole nanoseconds, so that what meets still meets when it has been printed.
+    Attributes:
+        index: [event] index of its step.
+        start_ns, end_ns: [event] since its step's start; no event ends before its start (clock
+            errors may make a transfer end before its launch).
+        first_ns, length_ns: [step] first start, and time to the last end; 0 where nothing is drawn.
     """
-    start, end = (np.rint(t * 1e9).astype(np.int64) for t in (events.start_s, events.end_s))
-    end = np.maximum(start, end)  # clock errors may make a transfer end before its launch
-    first, last = np.full(n_steps, 2**62), np.full(n_steps, -(2**62))
-    np.minimum.at(first, index, start)
-    np.maximum.at(last, index, end)
-    shift = (np.cumsum(last - first) - last)[index]
-    return start + shift, end + shift, last - first
+
+    index: Ints
+    start_ns: Ints
+    end_ns: Ints
+    first_ns: Ints
+    length_ns: Ints
+
+    @classmethod
+    def of(cls, scene: Scene, steps: Ints) -> _Times:
+        events = scene.events
+        index = np.searchsorted(steps, events.step)
+        start, end = (nanoseconds(seconds) for seconds in (events.start_s, events.end_s))
+        end = np.maximum(start, end)
+        first, last = np.full(len(steps), 2**62), np.full(len(steps), -(2**62))
+        np.minimum.at(first, index, start)
+        np.maximum.at(last, index, end)
+        if scene.path is not None:  # it may pass replicas that are not drawn
+            whole = np.searchsorted(steps, scene.path.steps)
+            first[whole] = np.minimum(first[whole], 0)
+            last[whole] = np.maximum(last[whole], nanoseconds(scene.path.step_s))
+        drawn = last >= first
+        return cls(index, start, end, np.where(drawn, first, 0), np.where(drawn, last - first, 0))
+
+
+def _scene_blocks(
+    scene: Scene,
+    times: _Times,
+    shift_ns: Ints,
+    first_pid: int,
+    job: Job,
+    replica_names: Mapping[int, str],
+    arrow_id: int,
+) -> Iterator[str]:
+    """The workers of one scene."""
+    events = scene.events
+    slices = _slices(events, times, shift_ns, first_pid, job)
+    yield ",\n".join(_names(slices, first_pid, job, scene.name, replica_names))
+    critical = np.zeros(len(events), bool) if scene.links is None else scene.links.critical
+    heads, which = _heads(events, critical, job)
+    order, start_ns, end_ns = slices.order, slices.start_ns, slices.end_ns
+    columns = (which[order], events.step[order], events.seq[order], slices.pid, slices.row)
+    ties = Ties(scene.events, scene.links, slices, arrow_id) if scene.links is not None else None
+    for low in range(0, len(order), _AT_ONCE):
+        part = slice(low, low + _AT_ONCE)
+        stamps = start_ns[part] / 1e3, (end_ns[part] - start_ns[part]) / 1e3
+        texts = [
+            f'{{{heads[h]},"step":{step},"seq":{seq}}},"pid":{p},"tid":{t},"ts":{ts:.3f},"dur":{dur:.3f}}}'
+            for h, step, seq, p, t, ts, dur in zip(
+                *(column[part].tolist() for column in columns),
+                *(stamp.tolist() for stamp in stamps),
+                strict=True,
+            )
+        ]
+        for place, text in ties.within(low, low + len(texts)) if ties is not None else ():
+            texts[place - low] += ",\n" + text  # behind its slice: equal times keep their order
+        yield ",\n".join(texts)
+
+
+def _slices(events: Events, times: _Times, shift_ns: Ints, first_pid: int, job: Job) -> Slices:
+    shift = shift_ns[times.index]
+    start_ns, end_ns = times.start_ns + shift, times.end_ns + shift
+    pid = first_pid + events.dp * job.pp_size + events.pp
+    stream = np.array([_STREAM_OF.get(kind, 0) for kind in OpKind])[events.kind]
+    order = np.lexsort((end_ns, start_ns, stream, pid))
+    pid, row, start_ns, stream = (a[order] for a in (pid, pid * THREADS + stream, start_ns, stream))
+    end_ns, second = _disjoint(row, start_ns, end_ns[order])
+    return Slices(order, pid, row + len(_STREAMS) * second, start_ns, end_ns, shift[order])
 
 
 def _disjoint(
@@ -182,12 +259,14 @@ def _disjoint(
     return end, second
 
 
-def _heads(events: Events, job: Job) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _heads(
+    events: Events, critical: npt.NDArray[np.bool_], job: Job
+) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The text that events of one kind, microbatch and chunk share; [event] which text."""
     chunk = events.chunk if job.vpp_size > 1 else np.full(len(events), -1)
     # Names count by seq only where the microbatch is unknown.
     seq = np.where(events.microbatch < 0, events.seq, 0)
-    table = np.stack([events.kind, events.microbatch, chunk, seq], axis=1)
+    table = np.stack([events.kind, events.microbatch, chunk, seq, critical], axis=1)
     packed = np.zeros(len(events), dtype=np.int64)
     for column in table.T:
         packed = packed * (int(column.max(initial=0)) + 2) + column + 1
@@ -195,48 +274,34 @@ def _heads(events: Events, job: Job) -> tuple[list[str], npt.NDArray[np.int64]]:
     return [_head(*table[event].tolist()) for event in first], which.reshape(-1)
 
 
-def _head(kind: int, microbatch: int, chunk: int, seq: int) -> str:
+def _head(kind: int, microbatch: int, chunk: int, seq: int, critical: int) -> str:
     op = OpKind(kind)
     args: dict[str, Any] = {"kind": op.label}
     args |= {"microbatch": microbatch} if microbatch >= 0 else {}
     args |= {"chunk": chunk} if chunk >= 0 else {}
+    args |= {"critical": True} if critical else {}
     name = label(op, microbatch, chunk, seq)
     event = {"ph": "X", "name": name, "cat": op.label, "cname": _COLOURS[op], "args": args}
     return json.dumps(event, separators=(",", ":"))[1:-2]
 
 
 def _names(
-    pid: npt.NDArray[np.int64],
-    row: npt.NDArray[np.int64],
+    slices: Slices,
+    first_pid: int,
     job: Job,
+    scene: str,
     replica_names: Mapping[int, str],
 ) -> Iterator[str]:
     """Names and places of processes and threads."""
-    for process in np.unique(pid).tolist():
-        dp, pp = divmod(process - 1, job.pp_size)
+    before = f"{scene}: " if scene else ""
+    for process in np.unique(slices.pid).tolist():
+        dp, pp = divmod(process - first_pid, job.pp_size)
         replica = replica_names.get(dp, f"dp {dp}")
-        yield _meta("process_name", process, 0, name=f"{replica} · stage {pp}")
-        yield _meta("process_sort_index", process, 0, sort_index=process)
-    for thread in np.unique(row).tolist():
-        process, stream = divmod(thread, 100)
+        yield meta("process_name", process, 0, name=f"{before}{replica} · stage {pp}")
+        yield meta("process_sort_index", process, 0, sort_index=process + 1)
+    for thread in np.unique(slices.row).tolist():
+        process, stream = divmod(thread, THREADS)
         again, stream = divmod(stream, len(_STREAMS))
         name = _STREAMS[stream] + (" (overlapping)" if again else "")
-        yield _meta("thread_name", process, thread, name=name)
-        yield _meta("thread_sort_index", process, thread, sort_index=2 * stream + again)
-
-
-def _meta(what: str, pid: int, tid: int, **args: Any) -> str:
-    event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-    return json.dumps(event, ensure_ascii=False)
-
-
-def _step_events(steps: list[int], length_ns: npt.NDArray[np.int64], job: Job) -> Iterator[str]:
-    """A ruler above the workers: one event per step."""
-    pid = job.workers + 1
-    yield _meta("process_name", pid, 0, name="steps")
-    yield _meta("process_sort_index", pid, 0, sort_index=0)
-    yield _meta("thread_name", pid, pid * 100, name="steps")
-    ends = np.cumsum(length_ns)
-    for step, end, length in zip(steps, ends.tolist(), length_ns.tolist(), strict=True):
-        event = {"ph": "X", "name": f"step {step}", "cat": "step", "pid": pid, "tid": pid * 100}
-        yield json.dumps({**event, "ts": (end - length) / 1e3, "dur": length / 1e3})
+        yield meta("thread_name", process, thread, name=name)
+        yield meta("thread_sort_index", process, thread, sort_index=2 * stream + again)

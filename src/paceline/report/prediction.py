@@ -10,8 +10,9 @@ import numpy as np
 from rich.text import Text
 
 from paceline.plan.predict import Prediction
-from paceline.report import events, perfetto
+from paceline.report import perfetto
 from paceline.report.layout import wrapped
+from paceline.report.scene import scene_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,8 +188,8 @@ def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[Bina
     Raises:
         OutputError: too many operations for a viewer.
     """
-    drawn = events.from_timeline(prediction.timeline, np.zeros(1, dtype=np.int64))
-    perfetto.check_size(len(drawn), 1, 1)
+    perfetto.check_size(prediction.timeline.graph.n_ops, 1, 1)
+    scene = scene_of(prediction.timeline, np.zeros(1, dtype=np.int64))
     about = {
         "model": prediction.llm.name,
         "plan": prediction.plan.describe(),
@@ -197,7 +198,7 @@ def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[Bina
     }
     names = {0: f"one of {prediction.plan.dp} equal replicas"}
     return perfetto.trace_writer(
-        drawn, prediction.planned.job, about, replica_names=names, compress=compress
+        [scene], prediction.planned.job, about, replica_names=names, compress=compress
     )
 
 

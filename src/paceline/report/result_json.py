@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from paceline.plan.expect import Expectation
 from paceline.remedies import Advice
+from paceline.report.critical_path import path_mapping
 from paceline.whatif import WhatIf
 
 SCHEMA = 1
@@ -70,6 +71,7 @@ def to_mapping(
             "by_kind": _keyed(result.launch_delay.by_kind),
             "step_start": _number(result.launch_delay.step_start),
         },
+        "critical_path": path_mapping(result.critical_path),
         "clamped": {what: dict(counts) for what, counts in result.clamped.items()},
         "clock_offsets_s": {
             "std": _number(result.clocks.std_s),

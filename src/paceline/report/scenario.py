@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -11,44 +12,72 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutputError, ScenarioError, TraceError
-from paceline.graph import Durations, Measured, StepGraph, from_trace
+from paceline.graph import Durations, Measured, from_trace
 from paceline.report import events, perfetto
+from paceline.report.counters import job_counters, waiting_counter
 from paceline.report.events import Events
+from paceline.report.scene import Counter, Scene, scene_of
 from paceline.simulate import Rules, timeline
 from paceline.trace import Trace
 from paceline.whatif import Scenario, ideal_durations, rules_of
+from paceline.whatif.segments import Replay
 
 #: Scenarios that are no what-if: the rows themselves, and the simulation with launch delays.
 TRACED, REPLAYED = "traced", "replayed"
 
+#: Other names for scenarios.
+ALIASES = MappingProxyType({"actual": REPLAYED, "simulated": "measured"})
+
+#: Where a list of scenarios is cut: not inside ``worker=3,1``.
+_BETWEEN = re.compile(r",(?=\s*[a-z])")
+
 
 @dataclass(frozen=True)
 class Drawing:
-    """A timeline ready to be written.
+    """Scenes ready to be written.
 
     Attributes:
-        events: what to draw.
+        scenes: what to draw, one per scenario.
         about: what the file says of itself.
         notes: what the user should know.
         replica_names: what to call replicas that stand for others.
     """
 
-    events: Events
+    scenes: tuple[Scene, ...]
     about: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     replica_names: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def events(self) -> Events:
+        """The events of the first scene."""
+        return self.scenes[0].events
 
-def check_scenario(name: str) -> None:
-    """ScenarioError where ``name`` is no scenario that can be drawn."""
-    if name in (TRACED, REPLAYED):
-        return
-    try:
-        Scenario.parse(name)
-    except ScenarioError as error:
-        if ":" in name:
-            raise
-        raise ScenarioError(f"{error}; timelines can also be {TRACED} or {REPLAYED}") from None
+
+def scenarios_of(text: str) -> tuple[str, ...]:
+    """The scenarios of a list ``actual,ideal,only:worker=3,1``, as the user names them.
+
+    Raises:
+        ScenarioError: one of them is no scenario that can be drawn, or comes twice.
+    """
+    names = tuple(name.strip() for name in _BETWEEN.split(text))
+    for name in names:
+        if ALIASES.get(name, name) in (TRACED, REPLAYED):
+            continue
+        try:
+            Scenario.parse(ALIASES.get(name, name))
+        except ScenarioError as error:
+            if ":" in name:
+                raise
+            raise ScenarioError(
+                f"{error}; timelines can also be {TRACED} or {REPLAYED} (or actual), or several, "
+                "with commas between them"
+            ) from None
+    meant = [ALIASES.get(name, name) for name in names]
+    twice = next((name for name in meant if meant.count(name) > 1), None)
+    if twice is not None:
+        raise ScenarioError(f"the scenario {twice} comes twice in {text!r}")
+    return names
 
 
 def draw(
@@ -59,15 +88,16 @@ def draw(
     replicas: Sequence[int] | None = None,
     keep_clocks: bool = False,
 ) -> Drawing:
-    """The timeline of a trace under a scenario.
+    """The timelines of a trace under one or more scenarios.
 
     Ideal durations are taken over all steps of the trace, as the analysis does, whichever are
     drawn.
 
     Args:
         trace: what happened.
-        scenario: ``traced`` (the rows as they are), ``replayed`` (simulated, with launch delays),
-            or what :meth:`Scenario.parse` takes (simulated, without).
+        scenario: ``traced`` (the rows as they are), ``replayed`` or ``actual`` (simulated, with
+            launch delays), ``simulated``, or what :meth:`Scenario.parse` takes (simulated,
+            without); or several, with commas between them.
         steps: step numbers to draw; None draws the first that is analysed.
         replicas: data-parallel ranks to draw; None draws all.
         keep_clocks: do not correct clock offsets between workers.
@@ -77,11 +107,11 @@ def draw(
         TraceError: the trace has no such step or replica.
         OutputError: too many events for a viewer.
     """
-    check_scenario(scenario)
+    names = scenarios_of(scenario)
     _check_replicas(replicas, trace.job.dp_size)
     notes: tuple[str, ...] = ()
     measured = None
-    if steps is None or scenario != TRACED:
+    if steps is None or names != (TRACED,):
         measured = from_trace(trace, keep_clocks=keep_clocks)
     if steps is None and measured is not None:
         steps = [int(measured.steps[0])]
@@ -90,17 +120,25 @@ def draw(
                 f"step {steps[0]} only, the first of {len(measured.steps)}; --steps for others",
             )
     chosen = np.unique(np.asarray(steps, dtype=np.int64))
-    if scenario == TRACED or measured is None:
-        drawn, more = _traced(trace, chosen, replicas)
-    else:
-        drawn, more = _simulated(measured, scenario, chosen, replicas)
+    scenes: list[Scene] = []
+    simulation = None
+    for name in names:
+        title = name if len(names) > 1 else ""
+        if name == TRACED or measured is None:
+            scene, more = _traced(trace, chosen, replicas, title, len(names))
+        else:
+            first = simulation is None
+            simulation = simulation or _Simulation(measured, chosen, len(names))
+            scene, more = simulation.scene(name, title, replicas, first=first)
+        scenes.append(scene)
+        notes += more
     about = {
         "tool": "paceline",
         "scenario": scenario,
-        "steps": np.unique(drawn.step).tolist(),
+        "steps": np.unique(np.concatenate([scene.events.step for scene in scenes])).tolist(),
         "replicas": "all" if replicas is None else sorted(set(replicas)),
     }
-    return Drawing(drawn, about, notes + more)
+    return Drawing(tuple(scenes), about, tuple(dict.fromkeys(notes)))
 
 
 def draw_ideal(measured: Measured) -> Drawing:
@@ -116,8 +154,9 @@ def draw_ideal(measured: Measured) -> Drawing:
     small = replace(graph, replica_variant=np.arange(graph.n_variants))
     ideal = Rules(np.zeros((1, graph.n_ops), dtype=bool), ideal_durations(measured.durations))
     alone = timeline(Durations.empty(small, 1), ideal)
-    drawn = events.from_timeline(alone, measured.steps[:1])
-    drawn = replace(drawn, dp=np.array(first)[drawn.dp])
+    scene = scene_of(alone, measured.steps[:1])
+    drawn = replace(scene.events, dp=np.array(first)[scene.events.dp])
+    path = scene.path and replace(scene.path, dp=np.array(first)[scene.path.dp])
     note = (
         "in the ideal, all steps and all replicas of one structure are alike: one of each is drawn"
     )
@@ -128,7 +167,7 @@ def draw_ideal(measured: Measured) -> Drawing:
         for dps in graph.variant_dps
         if len(dps) > 1
     }
-    return Drawing(drawn, about, replica_names=names)
+    return Drawing((replace(scene, events=drawn, path=path),), about, replica_names=names)
 
 
 def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
@@ -138,54 +177,73 @@ def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
 
 
 def _traced(
-    trace: Trace, steps: npt.NDArray[np.int64], replicas: Sequence[int] | None
-) -> tuple[Events, tuple[str, ...]]:
+    trace: Trace,
+    steps: npt.NDArray[np.int64],
+    replicas: Sequence[int] | None,
+    title: str,
+    n_scenes: int,
+) -> tuple[Scene, tuple[str, ...]]:
     absent = steps[~np.isin(steps, trace.steps)]
     part = trace.select_steps(steps.tolist())
     per_replica = part.counts.sum(axis=(0, 2, 3))
     chosen = np.arange(len(per_replica)) if replicas is None else np.unique(np.asarray(replicas))
-    perfetto.check_size(int(per_replica[chosen].sum()), part.n_steps, len(chosen))
+    n_events = int(per_replica[chosen].sum()) * n_scenes
+    perfetto.check_size(n_events, part.n_steps, len(chosen))
     drawn = events.from_rows(part, replicas)
     if not len(drawn):
         raise OutputError("these replicas have no operations in these steps; nothing to draw")
-    return drawn, _not_drawn(absent, trace.left_out)
+    return Scene(drawn, title), _not_drawn(absent, trace.left_out)
 
 
-def _simulated(
-    measured: Measured,
-    scenario: str,
-    steps: npt.NDArray[np.int64],
-    replicas: Sequence[int] | None,
-) -> tuple[Events, tuple[str, ...]]:
-    index = np.flatnonzero(np.isin(measured.steps, steps))
-    absent = steps[~np.isin(steps, measured.steps)]
-    notes = _not_drawn(absent, measured.left_out)
-    if not len(index):
-        raise TraceError(
-            f"none of the steps asked for is analysed ({notes[0]}); analysed are "
-            f"{measured.steps[0]} to {measured.steps[-1]}"
-        )
-    graph = measured.graph
-    chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
-    ops = np.diff(graph.variant_ptr)[graph.replica_variant[chosen]].sum()
-    perfetto.check_size(int(ops) * len(index), len(index), len(chosen))
-    durations = _of_steps(measured.durations, index)
-    if scenario == REPLAYED:
-        result = timeline(durations, delays=_of_steps(measured.delays, index))
-    else:
-        ideal = ideal_durations(measured.durations)
-        rules, rule_of_dp = rules_of(graph, durations, ideal, Scenario.parse(scenario))
-        result = timeline(durations, rules, rule_of_dp=rule_of_dp)
-    return events.from_timeline(result, measured.steps[index], replicas), notes
+class _Simulation:
+    """Some steps of a job, simulated under one scenario or another."""
 
+    def __init__(self, measured: Measured, steps: npt.NDArray[np.int64], n_scenes: int) -> None:
+        """Chooses the steps; ``n_scenes`` of them will lie in one file.
 
-def _of_steps(durations: Durations, index: npt.NDArray[np.int64]) -> Durations:
-    """The same for some steps, given by index."""
-    graph: StepGraph = durations.graph
-    part = Durations.empty(graph, len(index))
-    for v in range(graph.n_variants):
-        part.block(v)[:] = durations.block(v)[:, index]
-    return part
+        Raises:
+            TraceError: none of them is analysed.
+        """
+        index = np.flatnonzero(np.isin(measured.steps, steps))
+        absent = steps[~np.isin(steps, measured.steps)]
+        self.notes = _not_drawn(absent, measured.left_out)
+        if not len(index):
+            raise TraceError(
+                f"none of the steps asked for is analysed ({self.notes[0]}); analysed are "
+                f"{measured.steps[0]} to {measured.steps[-1]}"
+            )
+        self.graph, self.steps, self.n_scenes = measured.graph, measured.steps[index], n_scenes
+        self.durations = measured.durations.of_steps(index)
+        self.delays = measured.delays.of_steps(index)
+        self.ideal = ideal_durations(measured.durations)
+
+    def scene(
+        self, name: str, title: str, replicas: Sequence[int] | None, *, first: bool
+    ) -> tuple[Scene, tuple[str, ...]]:
+        """One scenario; the first one simulated has the counters of the job.
+
+        Raises:
+            OutputError: too many events for a viewer.
+        """
+        graph, n_steps = self.graph, len(self.steps)
+        chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+        ops = np.diff(graph.variant_ptr)[graph.replica_variant[chosen]].sum()
+        perfetto.check_size(int(ops) * n_steps * self.n_scenes, n_steps, len(chosen))
+        durations, delays, ideal = self.durations, self.delays, self.ideal
+        replay = None
+        counters: tuple[Counter, ...] = ()
+        if first:
+            counters = job_counters(durations, delays, ideal, self.steps)
+        if ALIASES.get(name, name) == REPLAYED:
+            replay = Replay(durations, delays)
+            result = timeline(durations, delays=delays)
+            counters += (waiting_counter(result, delays, self.steps),)
+        else:
+            scenario = Scenario.parse(ALIASES.get(name, name))
+            rules, rule_of_dp = rules_of(graph, durations, ideal, scenario)
+            result = timeline(durations, rules, rule_of_dp=rule_of_dp)
+        scene = scene_of(result, self.steps, replicas, name=title, replay=replay, counters=counters)
+        return scene, self.notes
 
 
 def _not_drawn(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from paceline.remedies import Advice
+from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
 from paceline.report.why import why_lines
@@ -77,6 +78,7 @@ def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = 
         why_lines(advice, width) if advice else [],
         _worst(result, width),
         _shares(result, width),
+        path_lines(result.critical_path, width),
         heatmap(result.by_worker, full_width, colour=colour) if result.by_worker.size > 1 else [],
         _notes(result, width),
     ]

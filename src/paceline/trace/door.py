@@ -388,7 +388,7 @@ def _places(
     if dense:
         start = np.empty(len(cell), dtype=np.float64)
         start[place] = columns.start
-        back = np.flatnonzero(np.diff(start) < 0) + 1
+        back = np.flatnonzero(start[1:] < start[:-1]) + 1  # np.diff would make another such array
         starts_cell = np.zeros(len(cell) + 1, dtype=bool)
         starts_cell[first] = True
         if starts_cell[back].all():

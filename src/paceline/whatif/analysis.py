@@ -13,6 +13,7 @@ from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
 from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
+from paceline.whatif.critical_path import critical_path
 from paceline.whatif.doubts import (
     clock_doubts,
     delay_doubts,
@@ -61,9 +62,10 @@ def analyze(
     m_w, m_w_paper, m_s = shares.vanishing([blamed, Part.of_workers(paper), last_stage])
     m_w_only, m_s_only = shares.remaining([blamed, last_stage])
     one_stage = measured.graph.n_pp == 1
-    delay, replayed = _launch_delays(measured)
+    path = critical_path(measured)
+    delay = _launch_delays(measured, slow.simulated)
     t, traced = float(slow.simulated.mean()), float(measured.traced_step_s.mean())
-    discrepancy, replay_error = (abs(float(x) / traced - 1) for x in (t, replayed.mean()))
+    discrepancy, replay_error = (abs(float(x) / traced - 1) for x in (t, path.step_s.mean()))
     peers = peers_of(measured.graph)
     clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
@@ -96,6 +98,7 @@ def analyze(
         m_w_only=m_w_only,
         m_s_only=0.0 if one_stage else m_s_only,
         launch_delay=delay,
+        critical_path=path,
         clamped=measured.clamped,
         clocks=measured.clocks,
         microbatches=measured.microbatches,
@@ -216,15 +219,13 @@ class _Shares:
         )
 
 
-def _launch_delays(measured: Measured) -> tuple[LaunchDelay, Array]:
-    """What delays cost, and [step] times with all of them replayed."""
+def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
+    """What delays cost; ``without`` them the steps take [step] seconds."""
     graph, n_steps = measured.graph, measured.durations.n_steps
     labels = [kind for kind in OpKind if (graph.kind == kind).any()]
     first = np.zeros(graph.n_ops, dtype=bool)
     first[_first_computes(graph)] = True
     masks = [
-        np.zeros(graph.n_ops, dtype=bool),
-        np.ones(graph.n_ops, dtype=bool),
         graph.sources | first,
         *(graph.kind == kind for kind in labels),
     ]
@@ -239,12 +240,12 @@ def _launch_delays(measured: Measured) -> tuple[LaunchDelay, Array]:
         n_sets=n * n_steps,
     )
     times = step_times(measured.durations, rules, repeated, measured.delays).reshape(n, n_steps)
-    without, replayed, start, *by_kind = times
+    start, *by_kind = times
     factors = {
         kind.label: float(t.mean() / without.mean())
         for kind, t in zip(labels, by_kind, strict=True)
     }
-    return LaunchDelay(factors, float(start.mean() / without.mean())), replayed
+    return LaunchDelay(factors, float(start.mean() / without.mean()))
 
 
 def _first_computes(graph: StepGraph) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.graph import ClockOffsets
 from paceline.trace import Job
+from paceline.whatif.critical_path import CriticalPath
 from paceline.whatif.modes import TwoModes, two_modes
 
 
@@ -62,6 +63,8 @@ class WhatIf:
         m_s: the same for the last stage; 0 where there is one stage.
         m_w_only, m_s_only: the converse: (T with only these measured - T_ideal) / (T - T_ideal).
         launch_delay: what launch delays cost, by kind.
+        critical_path: which operations on which workers make up each step as it was (launch delays
+            replayed).
         clamped: values below -10 ms that became 0, by kind.
         clocks: estimated clock offsets.
         microbatches: [dp] microbatches of each replica.
@@ -99,6 +102,7 @@ class WhatIf:
     m_w_only: float | None
     m_s_only: float | None
     launch_delay: LaunchDelay
+    critical_path: CriticalPath
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
     microbatches: npt.NDArray[np.int64]

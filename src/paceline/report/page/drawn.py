@@ -1,51 +1,172 @@
-"""The timeline of the worst step, and forward against backward of single microbatches."""
+"""The timelines of single steps, as they were above the ideal, with their critical paths."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations, Measured
-from paceline.report import events
-from paceline.report.events import Events
+from paceline.graph.served import served
 from paceline.report.page.pack import MISSING, base64_of
 from paceline.report.scenario import draw_ideal
-from paceline.simulate import timeline
+from paceline.simulate import Timeline, timeline
 from paceline.trace import OpKind
 from paceline.whatif import WhatIf
+from paceline.whatif.critical_path import CriticalPath
 
-#: Rows and events that a page still shows at ease; they decide how many replicas are drawn.
+#: Rows and events of one step that a page still shows at ease; they decide how many replicas are
+#: drawn.
 MAX_ROWS, MAX_REPLICAS, MAX_EVENTS = 48, 4, 40_000
 
-MAX_POINTS = 3000
+#: Events of all steps together (11 bytes each in the page, so about 1 MB), and steps.
+MAX_ALL_EVENTS, MAX_STEPS = 100_000, 100
+
+_VALUES_AT_ONCE = 1 << 19
 
 Ints = npt.NDArray[np.int64]
 
 
 def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
-    """The longest step as it was, and the ideal one, of the replicas that matter."""
-    index = int(np.argmax(result.traced_s))
-    slowest_first, typical = _order(result, index)
-    replicas = _choose(measured, slowest_first, typical)
-    one = np.array([index])
-    actual = timeline(_of_step(measured.durations, index), delays=_of_step(measured.delays, index))
-    real = events.from_timeline(actual, measured.steps[one], replicas)
-    variant = int(measured.graph.replica_variant[replicas[0]])
-    ideal = draw_ideal(measured).events
-    stands_for_it = ideal.dp == int(measured.graph.variant_dps[variant][0])
-    packed, kinds = _pack(measured, replicas, real, ideal, stands_for_it)
+    """Some steps as they were, each of the replicas that matter in it, and the ideal one.
+
+    The slowest step comes along always, then the typical and the fastest one, then others evenly,
+    as far as there is room.
+    """
+    graph = measured.graph
+    n_replicas = _n_replicas(measured)
+    room = max(1, MAX_ALL_EVENTS // (n_replicas * _largest(measured)))
+    index = chosen_steps(result.traced_s, min(room, MAX_STEPS))
+    slowest = int(np.argmax(result.traced_s))
+    steps = [
+        _step_data(result, actual, place, step, n_replicas)
+        for few, actual in _simulated(measured, index)
+        for place, step in enumerate(few.tolist())
+    ]
+    first = int(np.flatnonzero(index == slowest)[0])
+    variant = int(graph.replica_variant[steps[first]["replicas"][0]])
     return {
-        "step": int(result.steps[index]),
-        "actual_s": float(result.traced_s[index]),
-        "ideal_s": float(result.ideal_s[index]),
-        "kinds": kinds,
-        "rows": _rows(measured.graph.n_pp, replicas, slowest_first, typical),
-        "n_dp": measured.graph.n_dp,
-        "replicas": list(replicas),
-        **packed,
+        "kinds": [kind.label for kind in OpKind],
+        "n_dp": graph.n_dp,
+        "n_pp": graph.n_pp,
+        "variants": [_ops_data(measured, v) for v in range(graph.n_variants)],
+        "replica_variant": base64_of(graph.replica_variant.astype("<i4")),
+        "steps": steps,
+        "n_steps": len(result.steps),
+        "first": first,
+        "ideal": _ideal_data(measured, variant),
+    }
+
+
+def _simulated(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
+    """Steps as they were, as many at a time as make little memory."""
+    per_step = len(measured.durations.values) // len(measured.steps)
+    at_once = max(1, _VALUES_AT_ONCE // per_step)
+    for low in range(0, len(index), at_once):
+        few = index[low : low + at_once]
+        durations, delays = measured.durations.of_steps(few), measured.delays.of_steps(few)
+        yield few, timeline(durations, delays=delays)
+
+
+def chosen_steps(step_s: npt.NDArray[np.float64], room: int) -> Ints:
+    """Indices of at most ``room`` steps: the slowest, the typical, the fastest, others evenly."""
+    if len(step_s) <= room:
+        return np.arange(len(step_s))
+    order = np.argsort(-step_s, kind="stable")
+    wanted = [order[0], order[len(order) // 2], order[-1]][:room]
+    others = np.setdiff1d(np.arange(len(step_s)), wanted)
+    spread = np.linspace(0, len(others) - 1, room - len(wanted)).round().astype(np.int64)
+    return np.sort(np.concatenate([np.array(wanted), others[spread]]))
+
+
+def _largest(measured: Measured) -> int:
+    """Ops of the largest replica."""
+    return int(np.diff(measured.graph.variant_ptr).max())
+
+
+def _n_replicas(measured: Measured) -> int:
+    """How many replicas are drawn of each step."""
+    graph = measured.graph
+    room = min(MAX_ROWS // graph.n_pp - 1, MAX_EVENTS // _largest(measured) - 1, MAX_REPLICAS)
+    return min(graph.n_dp, max(room, 1))
+
+
+def _ops_data(measured: Measured, variant: int) -> dict[str, Any]:
+    """What the ops of a replica are; the same in every step."""
+    graph = measured.graph
+    ops = graph.variant_ops(variant)
+    _, microbatch = served(graph)
+    return {
+        "kind": base64_of(graph.kind[ops].astype("<u1")),
+        "pp": base64_of(graph.pp[ops].astype("<u2")),
+        "microbatch": base64_of(np.where(microbatch < 0, MISSING, microbatch)[ops].astype("<u2")),
+    }
+
+
+def _step_data(
+    result: WhatIf, actual: Timeline, place: int, step: int, n_replicas: int
+) -> dict[str, Any]:
+    """One step: ``place`` among those simulated, ``step`` among those analysed."""
+    slowest_first, typical = _order(result, step)
+    replicas = _choose(slowest_first, typical, n_replicas)
+    path = result.critical_path
+    return {
+        "step": int(result.steps[step]),
+        "actual_s": float(result.traced_s[step]),
+        "ideal_s": float(result.ideal_s[step]),
+        "replicas": replicas,
+        "slowest": slowest_first[0] if len(slowest_first) > 1 else -1,
+        "typical": typical if len(slowest_first) > 1 else -1,
+        **_times(actual.start, actual.end, place, replicas),
+        "path": _path_data(path, step, actual.graph.variant_ptr[actual.graph.replica_variant]),
+    }
+
+
+def _times(start: Durations, end: Durations, place: int, replicas: Sequence[int]) -> dict[str, str]:
+    """Starts and lengths of the ops of some replicas, one replica after another."""
+    graph = start.graph
+    columns = []
+    for table in (start, end):
+        lanes = [
+            table.block(int(graph.replica_variant[dp]))[:, place, graph.dp_index[dp]]
+            for dp in replicas
+        ]
+        columns.append(np.concatenate(lanes))
+    starts, ends = columns
+    return {
+        "start": base64_of(starts.astype("<f4")),
+        "length": base64_of((ends - starts).astype("<f4")),
+    }
+
+
+def _path_data(path: CriticalPath, step: int, first_op: Ints) -> dict[str, Any]:
+    """The segments of a step's path; ``first_op`` [dp] is the first op of a replica's variant."""
+    part = slice(int(path.ptr[step]), int(path.ptr[step + 1]))
+    op, dp = path.op[part], path.dp[part]
+    return {
+        "op": base64_of((op - first_op[dp]).astype("<i4")),
+        "dp": base64_of(dp.astype("<i4")),
+        "sort": base64_of(path.sort[part].astype("<u1")),
+        "start": base64_of(path.start_s[part].astype("<f4")),
+        "end_s": float(path.step_s[step]),
+    }
+
+
+def _ideal_data(measured: Measured, variant: int) -> dict[str, Any]:
+    """The ideal step of one replica structure; in the ideal, its replicas and steps are alike."""
+    drawing = draw_ideal(measured)
+    scene, events = drawing.scenes[0], drawing.events
+    own = events.dp == int(measured.graph.variant_dps[variant][0])
+    start, end = events.start_s[own], events.end_s[own]
+    first_op = measured.graph.variant_ptr[measured.graph.replica_variant]
+    return {
+        "variant": variant,
+        "dp": int(measured.graph.variant_dps[variant][0]),
+        "start": base64_of(start.astype("<f4")),
+        "length": base64_of((end - start).astype("<f4")),
+        "path": None if scene.path is None else _path_data(scene.path, 0, first_op),
     }
 
 
@@ -56,100 +177,8 @@ def _order(result: WhatIf, index: int) -> tuple[list[int], int]:
     return order.tolist(), int(order[len(order) // 2])
 
 
-def _choose(measured: Measured, slowest_first: Sequence[int], typical: int) -> list[int]:
-    graph = measured.graph
-    ops = int(np.diff(graph.variant_ptr).max())
-    room = min(MAX_ROWS // graph.n_pp - 1, MAX_EVENTS // ops - 1, MAX_REPLICAS)
-    if graph.n_dp <= room:
+def _choose(slowest_first: Sequence[int], typical: int, room: int) -> list[int]:
+    if len(slowest_first) <= room:
         return list(slowest_first)
     slow = [dp for dp in slowest_first if dp != typical][: max(room - 1, 1)]
     return [*slow, typical] if room > 1 else slow
-
-
-def _rows(
-    n_pp: int, replicas: Sequence[int], slowest_first: Sequence[int], typical: int
-) -> list[dict[str, Any]]:
-    rows = []
-    for dp in replicas:
-        what = "slowest" if dp == slowest_first[0] else "typical" if dp == typical else ""
-        what = what if len(slowest_first) > 1 else ""
-        rows += [{"dp": dp, "pp": pp, "what": what, "ideal": False} for pp in range(n_pp)]
-    return [*rows, *({"dp": -1, "pp": pp, "what": "", "ideal": True} for pp in range(n_pp))]
-
-
-def _pack(
-    measured: Measured,
-    replicas: Sequence[int],
-    real: Events,
-    ideal: Events,
-    kept: npt.NDArray[np.bool_],
-) -> tuple[dict[str, str], list[str]]:
-    """Events as columns, by row and start."""
-    n_pp = measured.graph.n_pp
-    place = np.zeros(measured.graph.n_dp, dtype=np.int64)
-    place[list(replicas)] = np.arange(len(replicas))
-    row = np.concatenate([place[real.dp] * n_pp + real.pp, len(replicas) * n_pp + ideal.pp[kept]])
-    kind, microbatch, start, end = (
-        np.concatenate([getattr(real, name), getattr(ideal, name)[kept]])
-        for name in ("kind", "microbatch", "start_s", "end_s")
-    )
-    order = np.lexsort((start, row))
-    order = order[(end > start)[order]]
-    packed = {
-        "row": base64_of(row[order].astype("<u2")),
-        "kind": base64_of(kind[order].astype("<u1")),
-        "microbatch": base64_of(np.where(microbatch < 0, MISSING, microbatch)[order].astype("<u2")),
-        "start": base64_of(start[order].astype("<f4")),
-        "length": base64_of((end - start)[order].astype("<f4")),
-    }
-    return packed, [kind.label for kind in OpKind]
-
-
-def _of_step(durations: Durations, index: int) -> Durations:
-    """The same for one step."""
-    part = Durations.empty(durations.graph, 1)
-    for v in range(durations.graph.n_variants):
-        part.block(v)[:] = durations.block(v)[:, index : index + 1]
-    return part
-
-
-def scatter_data(measured: Measured) -> dict[str, Any]:
-    """Forward and backward of the same microbatch, where the paper looks (5.3), sampled.
-
-    That is on the second stage (the first where there is one only), without the first chunk if
-    there are several.
-    """
-    graph = measured.graph
-    stage = 1 if graph.n_pp > 1 else 0
-    parts = []
-    for v, dps in enumerate(graph.variant_dps):
-        forward, backward, microbatch = _pairs(measured, v, stage)
-        block = measured.durations.block(v)
-        shape = (len(forward), measured.durations.n_steps, len(dps))
-        axes = (microbatch[:, None, None], measured.steps[:, None], dps)
-        labels = (np.broadcast_to(axis, shape).ravel() for axis in axes)
-        parts.append([block[forward].ravel(), block[backward].ravel(), *labels])
-    x, y, microbatch, step, dp = (np.concatenate(column) for column in zip(*parts, strict=True))
-    chosen = np.arange(len(x))
-    if len(x) > MAX_POINTS:
-        chosen = np.sort(np.random.default_rng(0).choice(len(x), MAX_POINTS, replace=False))
-    columns = {"x": (x, "<f4"), "y": (y, "<f4"), "microbatch": (microbatch, "<i4")}
-    columns |= {"step": (step, "<i4"), "dp": (dp, "<i4")}
-    packed = {name: base64_of(c[chosen].astype(kind)) for name, (c, kind) in columns.items()}
-    return {"stage": stage, "n_all": len(x), **packed}
-
-
-def _pairs(measured: Measured, variant: int, stage: int) -> tuple[Ints, Ints, Ints]:
-    """Ops (within the variant) of forward and backward, and their microbatch."""
-    graph = measured.graph
-    ops = graph.variant_ops(variant)
-    here = graph.pp[ops] == stage
-    if measured.job.vpp_size > 1:
-        here &= graph.chunk[ops] > 0
-    sides = []
-    for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
-        found = np.flatnonzero(here & (graph.kind[ops] == kind))
-        by_microbatch = np.lexsort((graph.microbatch[ops][found], graph.chunk[ops][found]))
-        sides.append(found[by_microbatch])
-    forward, backward = sides
-    return forward, backward, graph.microbatch[ops][forward].astype(np.int64)

@@ -112,12 +112,31 @@
   };
 
   const timeline = () => {
-    const { step, actual_s, ideal_s, replicas, n_dp } = data.timeline;
-    const which = replicas.length > 1 ? "the slowest and a typical one" : "the slowest";
-    const part = replicas.length < n_dp ? ` Of ${n_dp} replicas ${which} are drawn.` : "";
-    const text = `Step ${step} took ${seconds(actual_s)} and would take ${seconds(ideal_s)} (dashed lines).${part}`;
-    box("timeline").append(el("p", {}, text));
-    Paceline.timeline(box("timeline"), data.timeline);
+    const { steps, n_steps, n_dp, first } = data.timeline;
+    const stepAt = Paceline.timelineSteps(data.timeline);
+    const textOf = ({ step, actual_s, ideal_s, replicas }) => {
+      const which = replicas.length > 1 ? "the slowest and a typical one" : "the slowest";
+      const part = replicas.length < n_dp ? ` Of ${n_dp} replicas ${which} are drawn.` : "";
+      return `Step ${step} took ${seconds(actual_s)} and would take ${seconds(ideal_s)} (dashed lines).${part}`;
+    };
+    const said = el("p", { "aria-live": "polite" }, textOf(steps[first]));
+    box("timeline").append(said);
+    if (steps.length > 1) {
+      const nameOf = (k) => `step ${steps[k].step}${k === first ? " (the slowest)" : ""}: ${seconds(steps[k].actual_s)}`;
+      const slider = el("input", { type: "range", min: 0, max: steps.length - 1, step: 1, id: "timeline-step" });
+      slider.value = first;
+      const output = el("output", { for: "timeline-step" }, nameOf(first));
+      const part = steps.length < n_steps ? ` (${steps.length} of ${n_steps}: the slowest, a typical one, the fastest, and others evenly)` : "";
+      box("timeline").append(el("p", { class: "slider" }, el("label", { for: "timeline-step" }, `Step${part} `), slider, output));
+      slider.setAttribute("aria-valuetext", nameOf(first));
+      slider.addEventListener("input", () => {
+        const k = Number(slider.value);
+        [said.textContent, output.textContent] = [textOf(steps[k]), nameOf(k)];
+        slider.setAttribute("aria-valuetext", nameOf(k));
+        show(stepAt(k));
+      });
+    }
+    const show = Paceline.timeline(box("timeline"), stepAt(first));
   };
 
   const scatter = () => {

@@ -1,21 +1,9 @@
 "use strict";
-/* A timeline to zoom and pan with mouse, touch and keyboard. Needs base.js and timeline_view.js. */
+/* A timeline to zoom and pan with mouse, touch and keyboard. Needs base.js, timeline_view.js, timeline_step.js. */
 (() => {
   const { el, svg, clamp, seconds } = Paceline;
-  const HINT = "Drag to pan, Ctrl + wheel or pinch to zoom, or focus the timeline: arrows pan and change the row, + and − zoom, , and . go from operation to operation, 0 shows all.";
+  const HINT = "Drag to pan, Ctrl + wheel or pinch to zoom, or focus the timeline: arrows pan and change the row, + and − zoom, , and . go from operation to operation, c along the critical path, 0 shows all.";
   const CLOSEST = 2000; // how far one may zoom in
-
-  const unpack = (packed) => {
-    const events = {
-      row: Paceline.shorts(packed.row),
-      kind: Paceline.octets(packed.kind),
-      microbatch: Paceline.shorts(packed.microbatch),
-      start: Paceline.floats(packed.start),
-      length: Paceline.floats(packed.length),
-    };
-    events.n = events.row.length;
-    return events;
-  };
 
   const legend = (data) => {
     const seen = new Set(data.events.kind);
@@ -25,6 +13,10 @@
       rect.style.fill = `var(${colour})`;
       return el("span", {}, svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, rect), ` ${words}  `);
     });
+    const line = svg("rect", { y: 4, width: 22, height: 3 });
+    line.style.fill = "var(--text)";
+    const path = svg("svg", { width: 22, height: 12, "aria-hidden": "true" }, line);
+    items.push(el("span", {}, path, " critical path (thin: launch delay)"));
     return el("p", { class: "legend" }, ...items);
   };
 
@@ -58,10 +50,12 @@
     const who = row.ideal ? `ideal, stage ${row.pp}` : `dp ${row.dp}, stage ${row.pp}`;
     const number = events.microbatch[i] === 65535 ? "" : ` of microbatch ${events.microbatch[i]}`;
     const end = events.start[i] + events.length[i];
+    const path = events.critical[i] ? ["on the critical path"] : [];
     return [
       `${kinds[events.kind[i]]}${number}`,
       who,
       `${seconds(events.length[i])}, from ${seconds(events.start[i])} to ${seconds(end)}`,
+      ...path,
     ];
   };
 
@@ -87,6 +81,12 @@
       return [...cells, seconds(events.start[i]), seconds(events.length[i])].map(String);
     });
   };
+
+  const pathRows = (data) =>
+    data.path.map((segment) => {
+      const cells = [Paceline.segmentName(data, segment), segment.dp, segment.pp];
+      return [...cells, seconds(segment.start), seconds(segment.end - segment.start)].map(String);
+    });
 
   const buttons = (view, repaint) => {
     const make = (text, label, action) => {
@@ -144,17 +144,12 @@
     canvas.addEventListener("wheel", wheel, { passive: false });
   };
 
-  /** Draws the timeline that report/page/drawn.py packed. */
-  Paceline.timeline = (box, packed) => {
-    const data = { ...packed, events: unpack(packed) };
-    const { events } = data;
-    const view = new View(Math.max(data.actual_s, data.ideal_s) * 1.01);
-    const canvas = el("canvas", {
-      tabindex: 0,
-      role: "application",
-      "aria-roledescription": "timeline",
-      "aria-label": `Timeline of step ${data.step}: actual ${seconds(data.actual_s)}, ideal ${seconds(data.ideal_s)}`,
-    });
+  /** Draws a timeline of a step (see timelineSteps); returns a function that shows another one. */
+  Paceline.timeline = (box, step) => {
+    let data = step;
+    let { events } = data;
+    const view = new View(0);
+    const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline" });
     const readout = Paceline.readout(HINT);
     let [place, selected, row] = [null, null, 0];
 
@@ -169,6 +164,7 @@
       pen.setTransform(sharp, 0, 0, sharp, 0, 0);
       const colours = Paceline.timelineColours(data.kinds);
       Paceline.paintTimeline(pen, data, place, view, colours);
+      Paceline.paintPath(pen, data, place, view, colours);
       Paceline.paintEnds(pen, data, place, view, colours);
       if (selected !== null) {
         const scale = (place.width - place.left) / (view.to - view.from);
@@ -203,12 +199,25 @@
       readout.textContent = describe(data, selected).join(" · ");
       view.show(events.start[selected], events.start[selected] + events.length[selected]);
     };
-    const step = (direction) => {
+    const neighbour = (direction) => {
       const here = [...events.row.keys()].filter((i) => events.row[i] === row && events.kind[i] !== 255);
       const from = here.indexOf(selected);
       const first = here.findIndex((i) => events.start[i] >= view.from);
       selected = here[from < 0 ? Math.max(first, 0) : clamp(from + direction, 0, here.length - 1)] ?? null;
       if (selected !== null) say();
+    };
+    /** To the next drawn operation on the path of the part (actual or ideal) one is in. */
+    const along = (direction) => {
+      const ideal = selected !== null && data.rows[events.row[selected]].ideal;
+      const onPath = [...events.row.keys()].filter((i) => events.critical[i] && data.rows[events.row[i]].ideal === ideal);
+      onPath.sort((a, b) => events.start[a] + events.length[a] - events.start[b] - events.length[b]);
+      const at = onPath.indexOf(selected);
+      const now = selected === null ? view.from : events.start[selected];
+      const from = at >= 0 ? at + direction : Math.max(onPath.findIndex((i) => events.start[i] >= now), 0);
+      selected = onPath[clamp(from, 0, onPath.length - 1)] ?? null;
+      if (selected === null) return;
+      row = events.row[selected];
+      say();
     };
     const changeRow = (direction) => {
       row = clamp(row + direction, 0, data.rows.length - 1);
@@ -225,8 +234,10 @@
       "=": () => view.zoom(1.5),
       "-": () => view.zoom(1 / 1.5),
       0: () => view.set(0, view.end),
-      ".": () => step(1),
-      ",": () => step(-1),
+      ".": () => neighbour(1),
+      ",": () => neighbour(-1),
+      c: () => along(1),
+      C: () => along(-1),
     };
     canvas.addEventListener("keydown", (event) => {
       const action = keys[event.key];
@@ -237,14 +248,31 @@
     });
     pointers(canvas, view, timeAt, repaint, look);
     const head = ["kind", "dp", "stage", "microbatch", "start", "length"];
-    box.append(buttons(view, repaint), canvas, legend(data), readout);
-    box.append(Paceline.tableOf("Table: the longest computes of those drawn", head, () => longest(data)));
+    const below = el("div"); // what changes with the step
+    box.append(buttons(view, repaint), canvas, below, readout);
     const draw = (width) => {
       place = Paceline.timelineRows(data.rows, width);
       canvas.style.aspectRatio = `${place.width} / ${place.total}`;
       paint();
     };
+    const show = (next) => {
+      data = next;
+      ({ events } = data);
+      [selected, row] = [null, 0];
+      readout.textContent = HINT;
+      view.end = Math.max(data.actual_s, data.ideal_s) * 1.01;
+      view.set(0, view.end);
+      const took = `actual ${seconds(data.actual_s)}, ideal ${seconds(data.ideal_s)}`;
+      canvas.setAttribute("aria-label", `Timeline of step ${data.step}: ${took}`);
+      below.replaceChildren(
+        legend(data),
+        Paceline.tableOf("Table: the critical path of the step", ["operation", "dp", "stage", "start", "length"], () => pathRows(data)),
+        Paceline.tableOf("Table: the longest computes of those drawn", head, () => longest(data)),
+      );
+      if (place) draw(place.width);
+    };
+    show(data);
     Paceline.drawn(box, draw, { colours: true });
-    return { view, repaint };
+    return show;
   };
 })();

@@ -141,6 +141,34 @@
     pen.restore();
   };
 
+  /** The critical paths: a line along each segment, thin in launch delays, and where it changes rows. */
+  Paceline.paintPath = (pen, data, place, view, colours) => {
+    const scale = (place.width - place.left) / (view.to - view.from);
+    const at = (time) => place.left + (time - view.from) * scale;
+    const top = (row) => place.tops[row] - 1;
+    pen.save();
+    pen.beginPath();
+    pen.rect(place.left, 0, place.width - place.left, place.total);
+    pen.clip();
+    pen.fillStyle = colours.text;
+    for (const path of [data.path, data.idealPath]) {
+      let before = null;
+      for (const segment of path) {
+        const { row, start, end } = segment;
+        if (row !== null && end >= view.from && start <= view.to) {
+          const thick = Paceline.isIdle(segment) ? 1 : 3;
+          pen.fillRect(at(start), top(row) - thick / 2, Math.max(at(end) - at(start), 0.5), thick);
+          if (before !== null && before !== row) {
+            const [high, low] = [top(Math.min(before, row)), top(Math.max(before, row))];
+            pen.fillRect(at(start) - 0.5, high, 1, low - high);
+          }
+        }
+        before = row;
+      }
+    }
+    pen.restore();
+  };
+
   /** Lines at the ends of the two steps. */
   Paceline.paintEnds = (pen, data, place, view, colours) => {
     const scale = (place.width - place.left) / (view.to - view.from);

@@ -1,0 +1,98 @@
+"""Lanes: what is simulated side by side, and the blocks in which the kernel walks over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph.graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What to simulate: lanes, and which of them form one job in one step.
+
+    Attributes:
+        set: [lane] the set it belongs to, 0..n_sets-1, ascending.
+        variant: [lane] which replica structure.
+        rule: [lane] row of ``Rules.keep`` that says which ops keep their own duration.
+        column: [lane] which (step, dp) of its variant's block: step * n_dp_of_variant + dp index.
+        n_sets: number of sets.
+    """
+
+    set: npt.NDArray[np.int64]
+    variant: npt.NDArray[np.int64]
+    rule: npt.NDArray[np.int64]
+    column: npt.NDArray[np.int64]
+    n_sets: int
+
+    def __len__(self) -> int:
+        return len(self.set)
+
+
+def all_lanes(
+    graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int64] | None = None
+) -> Lanes:
+    """Every replica of every step; the steps are the sets."""
+    step, dp = np.divmod(np.arange(n_steps * graph.n_dp), graph.n_dp)
+    variant = graph.replica_variant[dp]
+    n_dp = np.array([len(dps) for dps in graph.variant_dps])
+    rule = np.zeros(len(dp), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dp]
+    return Lanes(step, variant, rule, step * n_dp[variant] + graph.dp_index[dp], n_steps)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lanes that are walked together, sorted by variant, then rule."""
+
+    first_set: int
+    n_sets: int
+    set: npt.NDArray[np.int64]
+    column: npt.NDArray[np.int64]
+    variant_ptr: npt.NDArray[np.int64]  # [variant + 1] lanes of each variant
+    segment_ptr: npt.NDArray[np.int64]  # [variant + 1] segments of each variant
+    segment_rule: npt.NDArray[np.int64]  # [segment] lanes next to each other with one rule
+    segment_end: npt.NDArray[np.int64]  # [segment] where its lanes end
+    segment_column: npt.NDArray[np.int64]  # [segment] first column if they are consecutive, or -1
+
+
+def lane_blocks(lanes: Lanes, block_lanes: int) -> Iterator[Block]:
+    """Cut the lanes into blocks of about ``block_lanes``, never inside a set."""
+    if not len(lanes):
+        return
+    first_lane = np.searchsorted(lanes.set, np.arange(lanes.n_sets + 1))
+    low = 0
+    while low < lanes.n_sets:
+        room = first_lane[low] + max(block_lanes, 1)
+        high = max(low + 1, int(np.searchsorted(first_lane, room, side="right")) - 1)
+        high = min(high, lanes.n_sets)
+        yield _block(lanes, low, high, slice(first_lane[low], first_lane[high]))
+        low = high
+
+
+def _block(lanes: Lanes, low: int, high: int, cut: slice) -> Block:
+    variant, rule, column = lanes.variant[cut], lanes.rule[cut], lanes.column[cut]
+    n_variants = int(lanes.variant.max()) + 1
+    order = np.lexsort((column, rule, variant))
+    variant, rule = variant[order], rule[order]
+    key = variant * (int(rule.max()) + 1) + rule
+    ends = np.append(np.flatnonzero(np.diff(key)) + 1, len(key))
+    begins = np.append(0, ends[:-1])
+    column = column[order]
+    steady = np.append(0, np.cumsum(np.diff(column) == 1))  # steps of one column so far
+    consecutive = steady[ends - 1] - steady[begins] == ends - 1 - begins
+    bounds = np.arange(n_variants + 1)
+    return Block(
+        first_set=low,
+        n_sets=high - low,
+        set=lanes.set[cut][order] - low,
+        column=column,
+        variant_ptr=np.searchsorted(variant, bounds),
+        segment_ptr=np.searchsorted(variant[ends - 1], bounds),
+        segment_rule=rule[ends - 1],
+        segment_end=ends,
+        segment_column=np.where(consecutive, column[begins], -1),
+    )

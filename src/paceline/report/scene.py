@@ -1,0 +1,201 @@
+"""One scenario as it is drawn: its events, what ties them, its critical path and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.report import events
+from paceline.report.events import Events
+from paceline.simulate import Timeline
+from paceline.trace import OpKind
+from paceline.whatif.critical_path import CriticalPath, path_of
+from paceline.whatif.segments import Replay
+
+Ints = npt.NDArray[np.int64]
+
+#: Arrows out of one collective: to the drawn members that waited longest.
+MAX_ARROWS = 8
+
+
+@dataclass(frozen=True)
+class Links:
+    """What ties the events of a simulated timeline.
+
+    Attributes:
+        begin_s: [event] when its transfer begins, since all its peers are launched; -inf where it
+            has no peers.
+        critical: [event] whether it is on the critical path.
+        source: [arrow] event that an arrow comes from: a send, or of a collective the member that
+            is launched last.
+        target: [arrow] event it goes to: the recv, or a member that waited.
+    """
+
+    begin_s: npt.NDArray[np.float64]
+    critical: npt.NDArray[np.bool_]
+    source: Ints
+    target: Ints
+
+    def without_arrows(self) -> Links:
+        """The same events, with nothing drawn between them."""
+        nothing = np.empty(0, dtype=np.int64)
+        return Links(np.full(len(self.begin_s), -np.inf), self.critical, nothing, nothing)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number over time.
+
+    Attributes:
+        name, unit: what it is, and of what.
+        step: [sample] step number.
+        at_s: [sample] seconds since the step's start.
+        value: [sample].
+    """
+
+    name: str
+    unit: str
+    step: Ints
+    at_s: npt.NDArray[np.float64]
+    value: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One scenario as it is drawn.
+
+    Attributes:
+        events: the operations.
+        name: what to call it; empty where there is only one.
+        links: what ties the events; None for rows of a trace, which are drawn as they are.
+        path: the critical path of the steps drawn; it may pass replicas that are not.
+        counters: numbers over time.
+    """
+
+    events: Events
+    name: str = ""
+    links: Links | None = None
+    path: CriticalPath | None = None
+    counters: tuple[Counter, ...] = ()
+
+
+def scene_of(
+    timeline: Timeline,
+    steps: Ints,
+    replicas: Sequence[int] | None = None,
+    *,
+    name: str = "",
+    replay: Replay | None = None,
+    counters: tuple[Counter, ...] = (),
+) -> Scene:
+    """The scene of a simulated timeline.
+
+    Args:
+        timeline: when every op of these steps runs.
+        steps: [step] their numbers.
+        replicas: data-parallel ranks to draw; None draws all.
+        name: what to call the scenario.
+        replay: what the steps were simulated from, where launch delays were replayed.
+        counters: numbers over time.
+    """
+    drawn = events.from_timeline(timeline, steps, replicas)
+    path = path_of(timeline.graph, steps, [(0, timeline.end)], replay)
+    places = _Places(timeline, replicas)
+    return Scene(drawn, name, _links(timeline, places, path), path, counters)
+
+
+class _Places:
+    """Where the events of :func:`paceline.report.events.from_timeline` stand."""
+
+    def __init__(self, timeline: Timeline, replicas: Sequence[int] | None) -> None:
+        graph = timeline.graph
+        chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+        self.graph, self.n_steps = graph, timeline.end.n_steps
+        self.dps = [np.intersect1d(dps, chosen) for dps in graph.variant_dps]
+        self.n_ops = np.diff(graph.variant_ptr)
+        self.n_dp = np.array([len(dps) for dps in self.dps])
+        sizes = self.n_ops * self.n_dp * self.n_steps
+        self.first = np.cumsum(sizes) - sizes
+        self.n_events = int(sizes.sum())
+        self.rank = np.full(graph.n_dp, -1)  # [dp] place among the drawn ranks of its variant
+        for dps in self.dps:
+            self.rank[dps] = np.arange(len(dps))
+
+    def of(self, step: Ints, dp: Ints, op: Ints) -> Ints:
+        """Events of ops in steps (by index); -1 where their replica is not drawn."""
+        v = self.graph.variant[op]
+        row = step * self.n_dp[v] + self.rank[dp]
+        place = self.first[v] + row * self.n_ops[v] + op - self.graph.variant_ptr[v]
+        return np.where(self.rank[dp] >= 0, place, -1)
+
+
+def _links(timeline: Timeline, places: _Places, path: CriticalPath) -> Links:
+    begin = np.full(places.n_events, -np.inf)
+    critical = np.zeros(places.n_events, dtype=bool)
+    on_path = places.of(path.step_index, path.dp, path.op)
+    critical[on_path[on_path >= 0]] = True
+    arrows = [*_pair_arrows(timeline, places, begin), *_wide_arrows(timeline, places, begin)]
+    source, target = (
+        np.concatenate([np.empty(0, dtype=np.int64), *column])
+        for column in (zip(*arrows, strict=True) if arrows else ((), ()))
+    )
+    return Links(begin, critical, source, target)
+
+
+def _pair_arrows(
+    timeline: Timeline, places: _Places, begin: npt.NDArray[np.float64]
+) -> list[tuple[Ints, Ints]]:
+    """Arrows send -> recv; through an all-reduce of two, from the one that is launched last."""
+    graph, arrows = timeline.graph, []
+    for v, dps in enumerate(places.dps):
+        pairs = graph.variant_pairs(v)
+        if not len(dps) or not len(pairs):
+            continue
+        kind = graph.kind[graph.variant_ops(v)]
+        receives = np.isin(kind[pairs[:, 0]], (OpKind.FORWARD_RECV, OpKind.BACKWARD_RECV))
+        pairs = np.where(receives[:, None], pairs[:, ::-1], pairs)
+        start = timeline.start.block(v)[:, :, graph.dp_index[dps]]
+        first, second = start[pairs[:, 0]], start[pairs[:, 1]]  # [pair, step, dp]
+        shape = first.shape
+        one, other = (
+            places.of(
+                np.broadcast_to(np.arange(shape[1])[:, None], shape).ravel(),
+                np.broadcast_to(dps, shape).ravel(),
+                np.broadcast_to(side[:, None, None] + graph.variant_ptr[v], shape).ravel(),
+            )
+            for side in pairs.T
+        )
+        begin[one] = begin[other] = np.maximum(first, second).ravel()
+        equals = kind[pairs[:, 0]] == OpKind.EMBEDDING_GRADS_ALL_REDUCE
+        back = (equals[:, None, None] & (second > first)).ravel()
+        arrows.append((np.where(back, other, one), np.where(back, one, other)))
+    return arrows
+
+
+def _wide_arrows(
+    timeline: Timeline, places: _Places, begin: npt.NDArray[np.float64]
+) -> list[tuple[Ints, Ints]]:
+    """Arrows through the collectives that span the data-parallel ranks."""
+    graph, arrows = timeline.graph, []
+    for members in graph.dp_groups:
+        variants = graph.variant[members]
+        op = np.concatenate(
+            [np.full(len(graph.variant_dps[v]), m) for m, v in zip(members, variants, strict=True)]
+        )
+        dp = np.concatenate([graph.variant_dps[v] for v in variants])
+        start = np.concatenate([timeline.start.row(m) for m in members.tolist()], axis=1)
+        drawn = np.flatnonzero(places.rank[dp] >= 0)
+        for step in range(places.n_steps):
+            last = int(start[step].argmax())
+            event = places.of(np.full(len(drawn), step), dp[drawn], op[drawn])
+            begin[event] = start[step, last]
+            if places.rank[dp[last]] < 0:
+                continue  # whom all wait for is not drawn
+            longest = np.argsort(start[step, drawn], kind="stable")
+            longest = longest[drawn[longest] != last][:MAX_ARROWS]
+            source = event[drawn == last]
+            arrows.append((np.repeat(source, len(longest)), event[longest]))
+    return arrows
