@@ -34,9 +34,8 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
     """Mean seconds per step of each drop of the waterfall and of ``compute``, in its order.
 
     The means are those of the waterfall, and add up to the mean step. The variances are those of
-    the steps: of launch delays and of the loss directly, of a cause from the interval of its share,
-    widened as the autocorrelation of the loss asks, of the drops below T_ideal from the ideal step
-    of each step alone.
+    the steps: of launch delays, of the loss and of a cause directly, of the drops below T_ideal
+    from the ideal step of each step alone.
     """
     spreads = _by_step(measured, result)
     gap = spreads["unexplained"]
@@ -76,12 +75,8 @@ def _one_sigma() -> float:
 
 
 def _of_finding(finding: Finding, gap: Means) -> Means:
-    """The variance of a finding's seconds: its interval is a bootstrap of independent steps."""
-    if gap.n_steps < MIN_STEPS:
-        return gap
-    low, high = finding.interval
-    error = (high - low) / (2 * _one_sigma()) * float(gap.mean)
-    return replace(gap, variance=np.array(error**2) * gap.n_steps / gap.effective)
+    """The variance of a finding's seconds, from what it costs in each step."""
+    return gap if finding.cost_s is None else means_of(finding.cost_s[:, None]).row(0)
 
 
 def _sum(one: Means, other: Means) -> Means:

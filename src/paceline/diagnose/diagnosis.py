@@ -185,6 +185,7 @@ class _Judge:
             evidence=evidence,
             ambiguous=candidate.ambiguous,
             alternative=candidate.alternative,
+            cost_s=cost,
         )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 #: Causes inside S, then those outside it.
 CAUSES = (
@@ -36,6 +39,7 @@ class Finding:
         evidence: the numbers that show it, with thresholds and their sources.
         ambiguous: what else it may be, if that cannot be told apart.
         alternative: the cause that it would be then, where it has a name.
+        cost_s: [step] seconds that it costs; None outside S. Not in JSON.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Finding:
     evidence: Mapping[str, Any]
     ambiguous: str = ""
     alternative: str = ""
+    cost_s: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def to_mapping(self) -> dict[str, Any]:
         """The finding as JSON holds it."""
