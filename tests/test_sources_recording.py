@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import SynthSpec, analyze, load, synthesize
+from paceline import SynthSpec, analyze, blockfile, load, synthesize
 from paceline.blockfile import KINDS, PEER_END, block
 from paceline.errors import TraceError
 from paceline.sources import recording
@@ -320,3 +320,12 @@ def test_any_whole_block_is_read_or_refused(whole_file, tmp_path_factory, kind, 
     payload = b"".join(number.to_bytes(8, "little", signed=True) for number in head) + rest
     data = whole_file + block(kind, payload)
     read_or_refuse(tmp_path_factory.getbasetemp() / "strange", data)
+
+
+def test_a_clock_beyond_all_clocks_is_refused(whole_file, tmp_path):
+    """Hypothesis found it: an offset near 2**63 ns overflowed when it was taken off."""
+    payload = b"".join(n.to_bytes(8, "little", signed=True) for n in (0, -(2**63), 1))
+    path = tmp_path / "rank-00000-0.blocks"
+    path.write_bytes(whole_file + block(blockfile.CLOCK, payload))
+    with pytest.raises(TraceError, match="a time that no clock tells"):
+        read_files(tmp_path)

@@ -28,6 +28,10 @@ _OP = np.dtype(
 DRIFT = 1e-5
 
 _NEIGHBOURS = 64
+
+#: Times are under 146 years from 1970.
+MAX_NS = 2**62
+
 _DEGREES = ("world", "dp", "pp", "tp", "cp", "vpp")
 
 
@@ -137,6 +141,7 @@ def _read(path: Path) -> RankFile | None:
         of_type.setdefault(kind, []).append(payload)
     steps, start_ns, first_op, ops = _steps(of_type.get(blockfile.STEP, []), path)
     clock = _table(of_type.get(blockfile.CLOCK, []), 3, path)
+    _check_clock(clock, path)
     counts = _table(of_type.get(blockfile.COUNTS, []), 2, path)
     return RankFile(
         path=path,
@@ -154,6 +159,16 @@ def _read(path: Path) -> RankFile | None:
         n_bytes=stat.st_size,
         age_s=max(0.0, time.time() - stat.st_mtime),
     )
+
+
+def _check_clock(clock: npt.NDArray[np.int64], path: Path) -> None:
+    """Clocks tell times that sums and differences of 64 bits hold."""
+    wrong = (clock > MAX_NS) | (clock < -MAX_NS)
+    if wrong.any():
+        raise TraceError(
+            f"{path}: a clock exchange holds {clock[wrong][0]} ns, a time that no clock tells; the "
+            "file is damaged: leave it out"
+        )
 
 
 def _check(meta: Mapping[str, Any], path: Path) -> None:
