@@ -6,6 +6,7 @@ source interpreted instead.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from pickle import UnpicklingError
@@ -15,6 +16,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: What reading or writing a broken cache raises; the loops themselves raise none of these.
 _CACHE_FAULTS = (OSError, EOFError, UnpicklingError, ValueError, AttributeError, ImportError)
+
+
+def load_ahead() -> None:
+    """Import numba in a thread, while the caller waits for a file."""
+    threading.Thread(target=_load, name="numba", daemon=True).start()
+
+
+def _load() -> None:
+    import numba  # noqa: F401
 
 
 @cache

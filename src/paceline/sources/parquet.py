@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.files import Writer, check_targets, write_files
+from paceline.jit import load_ahead
 from paceline.sources.parquet_metadata import metadata_of, stored_in, with_stored
+from paceline.sources.parquet_parts import OtherTableError, parts_of
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
+from paceline.trace.door import arrange_parts
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
 COLUMNS = {
@@ -76,15 +79,14 @@ def read(
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            missing = [name for name in COLUMNS if name not in schema.names]
-            if missing:
-                raise TraceError(
-                    f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
-                    f"a trace has {', '.join(COLUMNS)}"
-                )
-            twice = [name for name in COLUMNS if schema.names.count(name) > 1]
-            if twice:
-                raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
+            _check_columns(schema, path)
+            stored = stored_in(schema.metadata or {}, path, forgive=job is not None)
+            if job is None and "job" in stored:
+                job = Job.from_mapping(stored["job"], where=f"the job in {path}")
+            if steps is None and not ignore_kinds:
+                quick = _read_in_parts(file, job, str(path))
+                if quick is not None:
+                    return with_stored(quick, stored)
             table = _read_steps(file, steps)
             # In a damaged file a row may name an entry that the dictionary lacks.
             table.column("optype").validate(full=True)
@@ -93,9 +95,6 @@ def read(
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
-    stored = stored_in(schema.metadata or {}, path, forgive=job is not None)
-    if job is None and "job" in stored:
-        job = Job.from_mapping(stored["job"], where=f"the job in {path}")
     columns, gmc, n_ignored = _columns(table, ignore_kinds, str(path))
     del table
     trace = arrange(columns, job, where=str(path))
@@ -105,6 +104,30 @@ def read(
         dropped = f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped"
         trace = replace(trace, warnings=(*trace.warnings, dropped))
     return trace if steps is None else trace.select_steps(steps)
+
+
+def _check_columns(schema: Any, path: Path) -> None:
+    missing = [name for name in COLUMNS if name not in schema.names]
+    if missing:
+        raise TraceError(
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+            f"a trace has {', '.join(COLUMNS)}"
+        )
+    twice = [name for name in COLUMNS if schema.names.count(name) > 1]
+    if twice:
+        raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
+
+
+def _read_in_parts(file: Any, job: Job | None, where: str) -> Trace | None:
+    """The trace of a large file that is whole and in order; None for any other."""
+    parts = parts_of(file)
+    if parts is None:
+        return None
+    load_ahead()
+    try:
+        return arrange_parts(parts, job, where)
+    except OtherTableError:
+        return None
 
 
 def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:

@@ -11,11 +11,19 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.trace.job import Job
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.trace.placing import Extremes, Parts
+from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
 from paceline.trace.trace import N_KINDS, Trace
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
 COARSE_SHARE = 0.01
+
+#: Start times that resolve this are fine for any op.
+FINE_S = 1e-6
+
+#: Rows whose durations are looked at to tell the unit.
+_SAMPLED = 1_000_000
 
 #: Steps, ranks or stages are told by number; more cells than this per row means a corrupt number.
 MAX_CELLS_PER_ROW = 64
@@ -87,8 +95,73 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         raise TraceError(f"{where} has no rows; is it the right file?")
     columns = _whole_numbers(columns, where)
     _check_times(columns, where)
-    job, warnings = _job_of(columns, job, where)
-    warnings += _unit_doubts(columns)
+    job, warnings = _job_of(_extremes(columns), job, where)
+    every = max(1, len(columns) // _SAMPLED)
+    sample = columns.duration[::every][columns.kind[::every] <= OpKind.BACKWARD_COMPUTE]
+    warnings += _unit_doubts(sample)
+    trace, place = _place(columns, job, where, warnings)
+    longest = float((trace.end - trace.start).max())
+    warnings += check_lengths(trace, where, longest, place)
+    return replace(trace, warnings=tuple(warnings))
+
+
+def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
+    """The trace of a table that comes in parts; None where :func:`arrange` has to look at it.
+
+    Taken are tables that are whole and in order, and times that are finite and told in float64. Of
+    all others :func:`arrange` says what is wrong, or puts it right.
+
+    Args:
+        parts: the table.
+        job: degrees of parallelism; None takes dp, pp and vpp from the data.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: ranks or stages that contradict the job.
+    """
+    job, warnings = _job_of(parts.extremes, job, where)
+    placed = place_parts(parts, job.dp_size, job.pp_size)
+    if placed is None:
+        return None
+    shape = (len(placed.steps), job.dp_size, job.pp_size, N_KINDS)
+    every = max(1, parts.n_rows // _SAMPLED)
+    rows = np.arange(0, parts.n_rows, every)
+    cell = np.searchsorted(np.cumsum(placed.counts, dtype=np.int64), rows, side="right")
+    warnings += _unit_doubts(placed.end[rows[cell % N_KINDS <= OpKind.BACKWARD_COMPUTE]])
+    longest, latest = float(placed.end.max()), float(np.abs(placed.start).max())
+    if np.spacing(latest) > FINE_S:
+        return None
+    counts = placed.counts.reshape(shape)
+    step_start_s = _relative(placed.start, placed.end, counts)
+    trace = Trace(
+        job=job,
+        steps=placed.steps,
+        counts=counts,
+        chunk=placed.chunk,
+        microbatch=placed.microbatch,
+        start=placed.start,
+        end=placed.end,
+        step_start_s=step_start_s,
+        rank=placed.rank.reshape(job.dp_size, job.pp_size),
+    )
+    try:
+        strange = bool(check_lengths(trace, where, longest))
+    except TraceError:
+        strange = True
+    # The other way can name the row.
+    return None if strange else replace(trace, warnings=tuple(warnings))
+
+
+def _extremes(columns: Columns) -> Extremes:
+    names = [f.name for f in fields(Extremes)]
+    values = (getattr(columns, name) for name in names)
+    return Extremes(*((int(column.min()), int(column.max())) for column in values))
+
+
+def _place(
+    columns: Columns, job: Job, where: str, warnings: list[str]
+) -> tuple[Trace, npt.NDArray[np.int64] | None]:
+    """The trace of any table, and [row] where each row is; None where rows were merged."""
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
@@ -106,7 +179,9 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         warnings.append(
             f"seq_id does not rise with start_ts in {renumbered} places; renumbered by start_ts"
         )
-    start, end, step_start_s = _times(columns, place, counts.reshape(shape))
+    start, end = np.empty(len(place), dtype=np.float64), np.empty(len(place), dtype=np.float64)
+    start[place], end[place] = columns.start, columns.duration
+    step_start_s = _relative(start, end, counts.reshape(shape))
     trace = Trace(
         job=job,
         steps=steps,
@@ -119,8 +194,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         rank=rank.reshape(job.dp_size, job.pp_size),
         left_out=left_out,
     )
-    warnings += check_lengths(trace, where, None if merged else place)
-    return replace(trace, warnings=tuple(warnings))
+    return trace, None if merged else place
 
 
 def _whole_numbers(columns: Columns, where: str) -> Columns:
@@ -171,13 +245,11 @@ def _check_times(columns: Columns, where: str) -> None:
     _check_resolution(columns, where)
 
 
-def _unit_doubts(columns: Columns) -> list[str]:
-    """A hint where durations look like another unit than seconds."""
-    every = max(1, len(columns) // 1_000_000)
-    some = columns.duration[::every][columns.kind[::every] <= OpKind.BACKWARD_COMPUTE]
-    if not len(some):
+def _unit_doubts(computes_s: npt.NDArray[Any]) -> list[str]:
+    """A hint where durations of computes look like another unit than seconds."""
+    if not len(computes_s):
         return []
-    median = float(np.median(some))
+    median = float(np.median(computes_s))
     if 1e-6 <= median <= 100:
         return []
     return [f"a typical compute takes {median:.3g} s; are start_ts and duration in seconds?"]
@@ -189,7 +261,7 @@ def _check_resolution(columns: Columns, where: str) -> None:
     latest = max(ends, key=abs)
     whole = np.issubdtype(columns.start.dtype, np.integer)
     resolution = 1.0 if whole else abs(float(np.spacing(latest)))
-    if resolution <= 1e-6:
+    if resolution <= FINE_S:
         return
     compute = columns.kind <= OpKind.BACKWARD_COMPUTE
     typical = columns.duration[compute if compute.any() else columns.duration > 0]
@@ -211,21 +283,20 @@ def _describe(columns: Columns, row: int) -> str:
     )
 
 
-def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[str]]:
+def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[str]]:
     """The job given, checked against the data, or the one that the data shows."""
     for name in ("step", "dp", "pp"):
-        lowest = int(getattr(columns, name).min())
+        lowest = getattr(extremes, name)[0]
         if lowest < 0:
             raise TraceError(f"{where}: {_LABELS.get(name, name)} {lowest} is negative")
     for name, largest in _LARGEST.items():
-        values = getattr(columns, name)
-        for number in (int(values.min()), int(values.max())):
+        for number in getattr(extremes, name):
             if not -1 <= number <= largest:
                 raise TraceError(
                     f"{where}: {_LABELS[name]} {number} is not in -1 to {largest}; is it corrupt?"
                 )
-    n_dp, n_pp = int(columns.dp.max()) + 1, int(columns.pp.max()) + 1
-    n_chunks = max(int(columns.chunk.max()) + 1, 1)
+    n_dp, n_pp = extremes.dp[1] + 1, extremes.pp[1] + 1
+    n_chunks = max(extremes.chunk[1] + 1, 1)
     if job is None:
         return Job(dp_size=n_dp, pp_size=n_pp, vpp_size=n_chunks), []
     for key, have, said in (
@@ -244,7 +315,7 @@ def _job_of(columns: Columns, job: Job | None, where: str) -> tuple[Job, list[st
         warnings.append(
             f"the job's world_size is {job.world_size}, the product of its degrees is {job.ranks}"
         )
-    highest = int(columns.rank.max())
+    highest = extremes.rank[1]
     if highest >= job.world_size:
         warnings.append(f"rank {highest} was recorded, but world_size is {job.world_size}")
     return job, warnings
@@ -259,7 +330,7 @@ def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
     present = np.zeros(high - low + 1, dtype=bool)
     offset = step - low if low else step
     present[offset] = True
-    table = np.cumsum(present, dtype=np.int32) - 1
+    table = np.cumsum(present, dtype=np.int32) - np.int32(1)
     return table[offset], (np.flatnonzero(present) + low).astype(np.int64)
 
 
@@ -431,21 +502,22 @@ def _microbatches(columns: Columns, place: npt.NDArray[np.int64]) -> npt.NDArray
     return _scatter(microbatch, place, np.int32)
 
 
-def _times(
-    columns: Columns, place: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Starts and ends relative to their step's first start, and the absolute step starts."""
-    start = np.empty(len(place), dtype=np.float64)
-    start[place] = columns.start
+def _relative(
+    start: npt.NDArray[np.float64],
+    end: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.int32],
+) -> npt.NDArray[np.float64]:
+    """Make starts relative to their step's first, and durations in ``end`` ends, in place.
+
+    Returns the [step] absolute starts, NaN where unknown.
+    """
     per_step = counts.sum(axis=(1, 2, 3), dtype=np.int64)
     first = np.cumsum(per_step) - per_step
     base = np.minimum.reduceat(start, first)
     for low, high, zero in zip(first, first + per_step, base, strict=True):
         start[low:high] -= zero
-    end = np.empty(len(place), dtype=np.float64)
-    end[place] = columns.duration
-    end += start
+        end[low:high] += start[low:high]
     # Absolute starts ascend from step to step, and at most one of them is about 0.
     near_zero = np.count_nonzero(np.abs(base) < 1e-3)
     relative = near_zero > (len(base) > 1) or bool((np.diff(base) <= 0).any())
-    return start, end, np.full(len(base), np.nan) if relative else base
+    return np.full(len(base), np.nan) if relative else base

@@ -31,18 +31,27 @@ Array = npt.NDArray[np.float64]
 
 
 def check_lengths(
-    trace: Trace, where: str, place: npt.NDArray[np.int64] | None = None
+    trace: Trace,
+    where: str,
+    longest_s: float | None = None,
+    place: npt.NDArray[np.int64] | None = None,
 ) -> list[str]:
     """Warnings about operations that last suspiciously long.
 
     Args:
         trace: validated otherwise.
         where: the name of the source, for messages.
-        place: [row of the source] its row in the trace; None where rows were merged.
+        longest_s: duration of the longest operation; None: not known yet.
+        place: [row of the source] its row in the trace; None: not known.
 
     Raises:
         TraceError: an operation, or the time between two of a worker, is longer than any job has.
     """
+    step_s = trace.traced_step_s()
+    known = np.inf if longest_s is None or trace.n_steps < 2 else longest_s
+    # Nearly always no operation is longer than a step, and no step longer than any may be.
+    if known <= _lower_median(step_s) and step_s.max() <= LONGEST_S:
+        return []
     kind, duration = trace.kind, trace.end - trace.start
     typical = _typical(trace, kind, duration)
     long = np.flatnonzero(duration > _typical_step_s(trace, typical))
