@@ -7,7 +7,23 @@ from dataclasses import dataclass, field
 
 from paceline.diagnose import Diagnosis, Waterfall, waterfall
 from paceline.errors import RemedyError
+from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What each remedy would gain, or why it does not apply.
+
+    Attributes:
+        remedies: those that answer findings, by gain, largest first.
+        architecture: changes of the job's architecture, alike.
+        not_applicable: remedy -> why it does not apply.
+    """
+
+    remedies: tuple[Remedy, ...] = ()
+    architecture: tuple[Remedy, ...] = ()
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -17,30 +33,51 @@ class Advice:
     Attributes:
         diagnosis: causes, by share.
         fall: where the time goes.
-        remedies: by gain, largest first.
+        remedies: those that answer findings, by gain, largest first.
         not_applicable: remedy -> why it does not apply.
+        architecture: changes of the job's architecture, by gain.
+        hints: what to tell Paceline to learn more.
     """
 
     diagnosis: Diagnosis
     fall: Waterfall
     remedies: tuple[Remedy, ...] = ()
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+    architecture: tuple[Remedy, ...] = ()
+    hints: tuple[str, ...] = ()
 
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
     """All that is known: waterfall and remedies for a diagnosed case."""
     fall = waterfall(case.measured, case.result, case.diagnosis.findings)
-    remedies, refused = propose_all(case, kinds)
-    return Advice(case.diagnosis, fall, tuple(remedies), refused)
+    proposals = propose_all(case, kinds)
+    return Advice(
+        case.diagnosis,
+        fall,
+        proposals.remedies,
+        proposals.not_applicable,
+        proposals.architecture,
+        _hints(case),
+    )
 
 
-def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
+def _hints(case: Case) -> tuple[str, ...]:
+    if case.layers is not None or finding_of(case, "stage-imbalance") is None:
+        return ()
+    n_pp = case.measured.graph.n_pp
+    return (
+        f"give --layers ({','.join(['N'] * n_pp)}: the layers of each stage) to get the best split "
+        "of the layers over the stages and its gain",
+    )
+
+
+def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> Proposals:
     """Remedies for the causes found, by gain, and why the others do not apply."""
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}
     if not causes:  # healthy: nothing to answer
-        return [], {kind.name: "the job has no findings" for kind in kinds}
+        return Proposals(not_applicable={kind.name: "the job has no findings" for kind in kinds})
 
     def ask(kind: RemedyKind) -> Remedy | str:
         if kind.causes and not kind.causes & causes:
@@ -56,4 +93,9 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
             refused[kind.name] = answer
         else:
             proposed.append(answer)
-    return sorted(proposed, key=lambda remedy: -remedy.gain), refused
+    by_gain = sorted(proposed, key=lambda remedy: -remedy.gain)
+    return Proposals(
+        tuple(remedy for remedy in by_gain if not remedy.architecture),
+        tuple(remedy for remedy in by_gain if remedy.architecture),
+        refused,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes
 from paceline.remedies.healthy import HealthyWorker, Worker, healthy_workers
 from paceline.remedies.outcome import copy_of
-from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.remedy import Prediction
 from paceline.remedies.typical import some_replicas, try_out, typical_durations
 
 Array = npt.NDArray[np.float64]
@@ -73,8 +73,10 @@ class Found:
 class Search:
     """Local search: move one slow worker at a time, on typical durations."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
-        self.arrangement = arrangement
+    def __init__(
+        self, arrangement: Arrangement, predict: Callable[[Durations], Prediction]
+    ) -> None:
+        self.arrangement, self.predict = arrangement, predict
         self.workers = arrangement.workers
         graph = arrangement.durations.graph
         self.n_pp = graph.n_pp
@@ -100,12 +102,12 @@ class Search:
     def _verified(self) -> Found:
         order = sorted(self.known, key=lambda positions: self.known[positions])
         best = Found(self.workers, self.arrangement.durations)
-        least = self._score(self.workers, float(predicted_step_s(best.durations).mean()))
+        least = self._score(self.workers, self.predict(best.durations).mean_s)
         for positions in order[:VERIFIED]:
             if positions == self.workers:
                 continue
             durations = self.arrangement.at(positions)
-            score = self._score(positions, float(predicted_step_s(durations).mean()))
+            score = self._score(positions, self.predict(durations).mean_s)
             if score < least:
                 best, least = Found(positions, durations), score
         return best

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.diagnose import MIN_OF_STEP
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Positions, Search
 from paceline.remedies.healthy import Worker, heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
 
 #: So many slow workers are moved, the slowest; more would make the search long.
@@ -22,51 +21,50 @@ MAX_MOVED = 6
 
 Swap = tuple[Worker, Worker]
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
-Array = npt.NDArray[np.float64]
 
 
 def propose(case: Case) -> Remedy:
     """Swap the places of workers so that slow ones and slow links cost least.
 
     Raises:
-        RemedyError: no worker and no link is slow, or no swap helps.
+        NotApplicableError: no worker and no link is slow, or no swap helps.
     """
     graph = case.measured.graph
     slow = finding_of(case, "worker") is not None or "workers" in case.options
     workers = blamed_workers(case)[:MAX_MOVED] if slow else []
     link = finding_of(case, "link")
     if not workers and link is None:
-        raise RemedyError("nothing to swap: no worker and no link is slow")
+        raise NotApplicableError("nothing to swap: no worker and no link is slow")
     if graph.n_dp == 1:
-        raise RemedyError(
+        raise NotApplicableError(
             "with one replica (dp 1) nothing shows what a slow worker or link would cost elsewhere"
         )
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
-        found = Search(Arrangement(durations, computes_of(graph), workers)).best()
+        found = Search(Arrangement(durations, computes_of(graph), workers), case.predicted).best()
         durations, swaps = found.durations, swaps_to(workers, found.positions)
-    after_s = predicted_step_s(durations)
-    now = float(case.result.simulated_s.mean())
-    torn = False
+    causes = ["worker"] if swaps else []
+    after, now = case.predicted(durations), case.before.mean_s
     if link is not None:
         taken = {worker for swap in swaps for worker in swap} | set(workers)
         around = swaps_around(links_of(link), taken, graph.n_dp)
-        healed_s = _without_links(durations, [each for each, _ in around])
-        if torn := bool(float((after_s - healed_s).mean()) > MIN_OF_STEP * now):
-            after_s, swaps = healed_s, [*swaps, *(swap for _, swap in around)]
-    if not swaps or float(after_s.mean()) > now * (1 - MIN_OF_STEP):
-        raise RemedyError(
+        healed = _without_links(case, durations, [idle for idle, _ in around])
+        if after.mean_s - healed.mean_s > MIN_OF_STEP * now:
+            after, swaps = healed, [*swaps, *(swap for _, swap in around)]
+            causes.append("link")
+    if not swaps or after.mean_s > now * (1 - MIN_OF_STEP):
+        raise NotApplicableError(
             f"no swap of workers makes the step more than {MIN_OF_STEP:.1%} faster: the slow ones "
             "stand where they cost least"
         )
     return outcome(
         case,
-        KIND.name,
+        KIND,
         "swap " + ", ".join(f"{_name(a)} with {_name(b)}" for a, b in swaps),
-        after_s,
+        after,
         {"swaps": [[list(a), list(b)] for a, b in swaps]},
-        causes=KIND.causes,
-        notes=(MOVING, ONE_LINK) if torn else (MOVING,),
+        causes=causes,
+        notes=(MOVING, ONE_LINK) if "link" in causes else (MOVING,),
     )
 
 
@@ -84,11 +82,11 @@ def _name(worker: Worker) -> str:
     return f"dp {worker[0]} stage {worker[1]}"
 
 
-def _without_links(durations: Durations, links: Sequence[Link]) -> Array:
-    """[step] step times once links idle."""
+def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:
+    """The job once links idle."""
     changed = copy_of(durations)
     heal_links(changed, links)
-    return predicted_step_s(changed)
+    return case.predicted(changed)
 
 
 def swaps_to(workers: Sequence[Worker], positions: Positions) -> list[Swap]:

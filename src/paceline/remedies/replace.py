@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from paceline.diagnose import Finding
 from paceline.diagnose.transfers import SLOW_TIMES
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.healthy import Worker, heal_links, healthy_workers
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
@@ -28,7 +28,8 @@ def blamed_workers(case: Case) -> list[Worker]:
     """Slow workers (dp, pp), the slowest first: the option ``workers``, or those of the finding.
 
     Raises:
-        RemedyError: there are none, or they are not workers of the job.
+        NotApplicableError: there is no such finding.
+        RemedyError: the option names none, or workers that the job does not have.
     """
     if (named := case.options.get("workers")) is None:
         finding = needed_finding(case, "worker", "slow worker")
@@ -58,12 +59,13 @@ def replace_worker(case: Case) -> Remedy:
     Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
 
     Raises:
-        RemedyError: no worker is slow, or none has healthy peers.
+        RemedyError: the workers named are not of the job.
+        NotApplicableError: no worker is slow, or none has healthy peers.
     """
     workers = blamed_workers(case)
     durations = case.measured.durations
     if durations.graph.n_dp == 1:
-        raise RemedyError(
+        raise NotApplicableError(
             "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
         )
     changed = copy_of(durations)
@@ -72,11 +74,10 @@ def replace_worker(case: Case) -> Remedy:
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
     return outcome(
         case,
-        WORKER.name,
+        WORKER,
         f"replace {noun} {name_workers(workers)}",
-        predicted_step_s(changed),
+        case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
-        causes=WORKER.causes,
         notes=(
             "a healthy worker computes as its peers do: the median of the same op over the other "
             "data-parallel ranks, with the cost of its own microbatches",
@@ -94,26 +95,22 @@ def fix_link(case: Case) -> Remedy:
     """Repair the links of a link finding.
 
     Raises:
-        RemedyError: no link is slow, or none has healthy peers.
+        NotApplicableError: no link is slow, or there is no other to compare it with.
     """
     links = links_of(needed_finding(case, "link", "slow link"))
-    if case.measured.graph.n_dp == 1:
-        raise RemedyError(
-            "with one replica (dp 1) a link has no peers that show how fast a healthy one is"
-        )
     changed = copy_of(case.measured.durations)
     heal_links(changed, links)
     shown = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:SHOWN])
     more = f" and {len(links) - SHOWN} more" if len(links) > SHOWN else ""
     return outcome(
         case,
-        LINK.name,
+        LINK,
         f"repair the link {shown}{more}" if len(links) == 1 else f"repair the links {shown}{more}",
-        predicted_step_s(changed),
+        case.predicted(changed),
         {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
-        causes=LINK.causes,
         notes=(
-            "a healthy link takes the median of the same transfer over the other replicas' links",
+            "a healthy link takes the median of the same transfer over the other replicas' links; "
+            "where all of these are slow, that of the other links in the same step",
         ),
     )
 
@@ -122,7 +119,7 @@ def fix_nic(case: Case) -> Remedy:
     """Repair what slows the data-parallel groups of a finding: a NIC or its network.
 
     Raises:
-        RemedyError: no group is slow, or none shows how fast a healthy one is.
+        NotApplicableError: no group is slow, or none shows how fast a healthy one is.
     """
     finding = needed_finding(case, "dp-network", "slow data-parallel group")
     entries: Sequence[dict[str, Any]] = finding.evidence.get("groups") or [finding.where["group"]]
@@ -134,11 +131,10 @@ def fix_nic(case: Case) -> Remedy:
     noun = "stage" if len(stages) == 1 else "stages"
     return outcome(
         case,
-        NIC.name,
+        NIC,
         f"repair the data-parallel network of {noun} {', '.join(map(str, stages))}",
-        predicted_step_s(changed),
+        case.predicted(changed),
         {"groups": [{"stage": stage, "kind": kind} for kind, stage in sorted(blamed)]},
-        causes=NIC.causes,
         notes=(
             "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
             "test the members pairwise (falcon paper, 4.3)",
@@ -157,7 +153,9 @@ def _heal_group(durations: Durations, entry: dict[str, Any], blamed: set[tuple[s
     others = [m for m in groups if (kind.label, int(graph.pp[m[0]])) not in blamed]
     flaps = float(entry.get("median_over_usual", 1.0)) < SLOW_TIMES
     if not flaps and not others:
-        raise RemedyError(f"all {kind.label} groups are slow: none shows how fast a healthy one is")
+        raise NotApplicableError(
+            f"all {kind.label} groups are slow: none shows how fast a healthy one is"
+        )
     for members in own:
         if flaps:
             usual = np.full(durations.n_steps, np.median(_group_s(durations, members)))

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit, fit_computes
-from paceline.errors import GraphError, RemedyError
+from paceline.errors import GraphError, NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
 from paceline.graph.schedules import SCHEDULES, replica_ops
-from paceline.remedies.regraph import ops_of
+from paceline.remedies.regraph import Regraphed, ops_of
 from paceline.remedies.remedy import predicted_step_s
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -92,9 +92,14 @@ class Resizer:
         return times
 
     def durations(self, counts: Ints) -> Durations:
-        """The durations of all steps, had the replicas ``counts`` [dp] microbatches.
+        """The durations of all steps, had the replicas ``counts`` [dp] microbatches."""
+        return self.resized(counts).durations
 
-        A microbatch that is added takes the time of another one of its replica and step.
+    def resized(self, counts: Ints, *, delays: bool = False) -> Regraphed:
+        """The job had its replicas ``counts`` [dp] microbatches, with launch delays if asked.
+
+        A microbatch that is added takes the times of another one of its replica and step; but not
+        the launch delay of the step's first one, which is that of the step's start.
         """
         old = self.measured.durations
         graph = old.graph
@@ -103,18 +108,22 @@ class Resizer:
         ops = [self.ops(int(v), int(n)) for v, n in distinct]
         job = self.measured.job
         new = Durations.empty(build_graph(ops, replica_variant.reshape(-1), job), old.n_steps)
+        new_delays = Durations.empty(new.graph, old.n_steps) if delays else None
         for v, (former, _) in enumerate(distinct.tolist()):
             dps = graph.dp_index[new.graph.variant_dps[v]]
-            source = _match(new.graph, v, graph, former).one
-            new.block(v)[:] = old.block(former)[source][:, :, dps]
-        return new
+            match = _match(new.graph, v, graph, former)
+            new.block(v)[:] = old.block(former)[match.one][:, :, dps]
+            if new_delays is not None:
+                delay_s = self.measured.delays.block(former)
+                new_delays.block(v)[:] = delay_s[match.delay][:, :, dps]
+        return Regraphed(new, new_delays)
 
 
 def resizer(measured: Measured) -> Resizer:
     """What resizes the replicas of a job.
 
     Raises:
-        RemedyError: its ops follow none of the known schedules.
+        NotApplicableError: its ops follow none of the known schedules.
     """
     graph = measured.graph
     counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
@@ -122,7 +131,7 @@ def resizer(measured: Measured) -> Resizer:
         if all(_follows(measured, v, name, int(n)) for v, n in enumerate(counts)):
             unit = graph.n_pp if name == "interleaved" else 1
             return Resizer(measured, name, counts[graph.replica_variant], unit)
-    raise RemedyError(
+    raise NotApplicableError(
         "the order of operations follows none of the known schedules "
         f"({', '.join(LIKELY_FIRST)}): what other numbers of microbatches would do is unknown"
     )
@@ -181,12 +190,14 @@ class _Match:
 
     Attributes:
         one: [new op] the one that it takes the place of, counted from its variant's first.
+        delay: [new op] the one whose launch delay it takes.
         group: [new op] number of its group of like ops.
         members: [old op] by group.
         ptr: [group + 1] where the old ops of a group start in ``members``.
     """
 
     one: Ints
+    delay: Ints
     group: Ints
     members: Ints
     ptr: Ints
@@ -205,9 +216,13 @@ def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -
     nth = np.arange(len(new_order)) - starts[group]
     one = np.empty(len(new_order), dtype=np.int64)
     one[new_order] = old_order[first[group] + nth % n_old[group]]
+    n = n_old[group]
+    again = np.where(nth < n, nth, np.minimum(1 + (nth - n) % np.maximum(n - 1, 1), n - 1))
+    delay = np.empty(len(new_order), dtype=np.int64)
+    delay[new_order] = old_order[first[group] + again]
     group_of_op = np.empty(len(new_order), dtype=np.int64)
     group_of_op[new_order] = group
-    return _Match(one, group_of_op, old_order, np.append(first, len(old_order)))
+    return _Match(one, delay, group_of_op, old_order, np.append(first, len(old_order)))
 
 
 def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:

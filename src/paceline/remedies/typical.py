@@ -45,12 +45,24 @@ def one_of_each(graph: StepGraph) -> StepGraph:
     return some_replicas(graph, np.array([dps[0] for dps in graph.variant_dps]))
 
 
-def typical_job(measured: Measured) -> Measured:
-    """One step of one replica of each structure, on typical durations."""
-    graph = one_of_each(measured.graph)
-    durations = Durations.empty(graph, 1)
-    durations.values[:] = typical_durations(measured.durations)
-    return replace(measured, graph=graph, durations=durations)
+def some_steps(measured: Measured, most: int) -> Measured:
+    """At most so many of the steps, spread over the trace."""
+    n = measured.durations.n_steps
+    if n <= most:
+        return measured
+    chosen = np.unique(np.linspace(0, n - 1, most).astype(np.int64))
+
+    def part(times: Durations) -> Durations:
+        values = [block[:, chosen].ravel() for block in times.blocks]
+        return Durations(times.graph, len(chosen), np.concatenate(values))
+
+    return replace(
+        measured,
+        steps=measured.steps[chosen],
+        durations=part(measured.durations),
+        delays=part(measured.delays),
+        traced_step_s=measured.traced_step_s[chosen],
+    )
 
 
 def try_out(

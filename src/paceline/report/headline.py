@@ -13,9 +13,6 @@ HEALTHY = "Healthy, within what these traces can show"
 #: Launch delays below this line cost next to nothing (the line of S, too).
 DELAYED = 1.03
 
-#: Where the text of a remedy turns from what to do to what comes of it.
-_RESULT = ": a step takes"
-
 
 def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
     """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
@@ -47,17 +44,22 @@ def _main(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
 
 
 def _advice(finding: Finding | None, remedies: Sequence[Remedy]) -> list[str]:
-    """The best remedy for what was named, else the best of all; nothing if it gains nothing."""
-    answers = [r for r in remedies if finding is not None and finding.id in r.findings]
-    best = max(answers or remedies, key=lambda remedy: remedy.gain, default=None)
+    """The best remedy for what was named; nothing where none answers it or gains a percent.
+
+    Changes of the architecture answer no finding.
+    """
+    if finding is None:
+        return []
+    answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
+    best = max(answers, key=lambda remedy: remedy.gain, default=None)
     if best is None or round(best.gain, 2) <= 0:
         return []
     gain = f"{best.gain:.0%}"
-    if best.remedy == "replace-worker" and best in answers and finding is not None:
+    if best.remedy == "replace-worker":
         alone = len(finding.where.get("workers", ())) == 1
         return [f"Replacing {'it' if alone else 'them'} gains {gain}."]
-    action = best.text.partition(_RESULT)[0]
-    return [f"To gain {gain}: {_sentence(action)}"]
+    at_most = "up to " if best.change.get("bound") else ""
+    return [f"To gain {at_most}{gain}: {_sentence(best.action)}"]
 
 
 def _sentence(text: str) -> str:

@@ -96,6 +96,7 @@ def advice_mapping(advice: Advice) -> dict[str, Any]:
         "findings": [finding.to_mapping() for finding in advice.diagnosis.findings],
         "waterfall": {"actual_s": fall.actual_s, "drops": drops, "compute_s": fall.compute_s},
         "remedies": [remedy.to_mapping() for remedy in advice.remedies],
+        "architecture": [remedy.to_mapping() for remedy in advice.architecture],
         "remedies_not_applicable": dict(advice.not_applicable),
     }
 
