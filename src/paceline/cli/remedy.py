@@ -120,23 +120,27 @@ def _case(args: argparse.Namespace) -> Case:
 def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
     from paceline.remedies import propose_all
 
-    proposals = propose_all(_case(args), kinds)
+    proposed, refused = propose_all(_case(args), kinds)
+    by_list = {
+        architecture: [r for r in proposed if r.architecture == architecture]
+        for architecture in (False, True)
+    }
     if args.json:
         _print_json(
             {
-                "remedies": [r.to_mapping() for r in proposals.remedies],
-                "architecture": [r.to_mapping() for r in proposals.architecture],
-                "refused": dict(proposals.not_applicable),
+                "remedies": [r.to_mapping() for r in by_list[False]],
+                "architecture": [r.to_mapping() for r in by_list[True]],
+                "refused": refused,
             }
         )
         return 0
-    gains = {r.remedy: r.gain for r in (*proposals.remedies, *proposals.architecture)}
+    gains = {r.remedy: r.gain for r in proposed}
     for architecture in (False, True):
         if architecture:
             print("changes of the job's architecture:")
         for kind in (kind for kind in kinds if kind.architecture == architecture):
             gain = f"{gains[kind.name]:6.1%}" if kind.name in gains else f"{'-':>6}"
             print(f"{gain}  {kind.name:20} {kind.summary}")
-            if kind.name in proposals.not_applicable:
-                print(f"        {'':20} {proposals.not_applicable[kind.name]}")
+            if kind.name in refused:
+                print(f"        {'':20} {refused[kind.name]}")
     return 0

@@ -10,7 +10,7 @@ from paceline.remedies import (
     sequence_balance,
     stage_layout,
 )
-from paceline.remedies.advise import Advice, Proposals, advise, propose_all
+from paceline.remedies.advise import Advice, advise, propose_all
 from paceline.remedies.outcome import beyond_s
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
@@ -30,7 +30,6 @@ __all__ = [
     "REMEDIES",
     "Advice",
     "Case",
-    "Proposals",
     "Remedy",
     "RemedyKind",
     "advise",

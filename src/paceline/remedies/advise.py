@@ -12,21 +12,6 @@ from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
 
 @dataclass(frozen=True)
-class Proposals:
-    """What each remedy would gain, or why it does not apply.
-
-    Attributes:
-        remedies: those that answer findings, by gain, largest first.
-        architecture: changes of the job's architecture, alike.
-        not_applicable: remedy -> why it does not apply.
-    """
-
-    remedies: tuple[Remedy, ...] = ()
-    architecture: tuple[Remedy, ...] = ()
-    not_applicable: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Advice:
     """The diagnosis of a job and its remedies.
 
@@ -50,13 +35,13 @@ class Advice:
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
     """All that is known: waterfall and remedies for a diagnosed case."""
     fall = waterfall(case.measured, case.result, case.diagnosis.findings)
-    proposals = propose_all(case, kinds)
+    proposed, refused = propose_all(case, kinds)
     return Advice(
         case.diagnosis,
         fall,
-        proposals.remedies,
-        proposals.not_applicable,
-        proposals.architecture,
+        tuple(remedy for remedy in proposed if not remedy.architecture),
+        refused,
+        tuple(remedy for remedy in proposed if remedy.architecture),
         _hints(case),
     )
 
@@ -71,13 +56,13 @@ def _hints(case: Case) -> tuple[str, ...]:
     )
 
 
-def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> Proposals:
-    """Remedies for the causes found, by gain, and why the others do not apply."""
+def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
+    """Remedies by gain, and why the others do not apply; none for a job without findings."""
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}
     if not causes:  # healthy: nothing to answer
-        return Proposals(not_applicable={kind.name: "the job has no findings" for kind in kinds})
+        return [], {kind.name: "the job has no findings" for kind in kinds}
 
     def ask(kind: RemedyKind) -> Remedy | str:
         if kind.causes and not kind.causes & causes:
@@ -93,9 +78,4 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> Proposals:
             refused[kind.name] = answer
         else:
             proposed.append(answer)
-    by_gain = sorted(proposed, key=lambda remedy: -remedy.gain)
-    return Proposals(
-        tuple(remedy for remedy in by_gain if not remedy.architecture),
-        tuple(remedy for remedy in by_gain if remedy.architecture),
-        refused,
-    )
+    return sorted(proposed, key=lambda remedy: -remedy.gain), refused

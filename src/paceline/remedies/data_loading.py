@@ -30,7 +30,7 @@ NAMED = 0.005
 def propose(case: Case) -> Remedy:
     """Hide launch delays: all, or those of one sort where the others cost next to nothing.
 
-    Options: ``hide``, which: "step-start", the label of a kind of op (its other delays), or "all".
+    Options: ``hide``, which: "step-start", the label of a kind of op, or "all".
 
     Raises:
         RemedyError: the trace has no delays of the sort asked for.
@@ -57,19 +57,23 @@ def propose(case: Case) -> Remedy:
         KIND,
         _action(hide, {name: saved[name] / before.mean_s for name in names}),
         _of(steps[hide]),
-        {"hide": hide, "alone": table},
+        {
+            "hide": [name for name in saved if name != ALL] if hide == ALL else [hide],
+            "alone": table,
+        },
         notes=_notes(hide),
         before=before,
     )
 
 
 def _masks(graph: StepGraph) -> dict[str, Mask]:
-    """[op] whose delay is hidden, by sort; those of a kind without the step's start."""
+    """[op] whose delay is hidden, by sort; the narrowest first."""
     start = graph.sources | ((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0))
-    masks: dict[str, Mask] = {ALL: np.ones(graph.n_ops, dtype=bool), START: start}
+    masks: dict[str, Mask] = {START: start}
     for kind in OpKind:
-        if (mask := (graph.kind == kind) & ~start).any():
+        if (mask := graph.kind == kind).any():
             masks[kind.label] = mask
+    masks[ALL] = np.ones(graph.n_ops, dtype=bool)
     return masks
 
 
@@ -91,22 +95,22 @@ def _chosen(case: Case, saved: Mapping[str, float]) -> str:
         if asked not in saved:
             raise RemedyError(f"the trace has no delays {asked!r}; --hide takes {', '.join(saved)}")
         return str(asked)
-    alone = max((name for name in saved if name != ALL), key=lambda name: saved[name])
-    return alone if saved[alone] >= NEARLY_ALL * saved[ALL] else ALL
+    return next(name for name in saved if saved[name] >= NEARLY_ALL * saved[ALL])
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:
-    """What to do; for all delays with what each sort would gain alone."""
+    """What to do; with what its parts would gain alone."""
     if hide == START:
         return "load the data of a step during the one before (prefetch)"
-    if hide != ALL:
-        return f"remove the delays before {hide}"
-    sorts = [name for name in gains if name != ALL and gains[name] >= NAMED]
+    parts = [name for name in gains if name not in (ALL, hide) and gains[name] >= NAMED]
+    if hide != ALL:  # only the step's start may be a part of a kind's delays
+        parts = [START] if START in parts and hide == OpKind.FORWARD_COMPUTE.label else []
     named = ", ".join(
         f"{'at the start of steps' if name == START else f'before {name}'} {gains[name]:.1%}"
-        for name in sorts
+        for name in parts
     )
-    return "hide the delays between operations" + (f" (alone: {named})" if named else "")
+    what = "between operations" if hide == ALL else f"before {hide}"
+    return f"hide the delays {what}" + (f" (alone: {named})" if named else "")
 
 
 def _notes(hide: str) -> tuple[str, ...]:
