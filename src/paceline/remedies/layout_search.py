@@ -47,6 +47,9 @@ TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 #: present one is better.
 MOVED = 5e-5
 
+#: Ops that handle the parameters of a stage or chunk: they take as long as it has layers.
+PARAMETER_KINDS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.OPTIMIZER)
+
 #: A gain below this is noise.
 MIN_GAIN = 0.001
 
@@ -116,8 +119,28 @@ class LayoutSearch:
                 ops = every[:, self.place]  # [kind, virtual stage, microbatch]
                 factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
                 durations.block(v)[ops] *= factor[:, :, None, :, None]
+                self._resize(durations, v, layouts[part])
 
         return try_out(self.graph, self.typical, len(layouts), change)
+
+    def _resize(self, durations: Durations, variant: int, layouts: Ints) -> None:
+        """Make what handles parameters larger or smaller with the layers, in place.
+
+        Args:
+            durations: of candidates in the place of steps, or of one layout in all steps.
+            variant: replica structure.
+            layouts: [layout, virtual stage] as many as candidates, or one.
+        """
+        graph, block = durations.graph, durations.block(variant)
+        span = graph.variant_ops(variant)
+        n_pp, now = self.bounds.n_pp, np.array(self.layers)
+        per_stage = layouts.reshape(len(layouts), -1, n_pp).sum(axis=1)
+        of_stage = per_stage / np.maximum(now.reshape(-1, n_pp).sum(axis=0), 1)
+        of_chunk = layouts / np.maximum(now, 1)
+        for op in np.flatnonzero(np.isin(graph.kind[span], PARAMETER_KINDS)).tolist():
+            stage, chunk = int(graph.pp[span][op]), int(graph.chunk[span][op])
+            virtual = chunk * n_pp + stage
+            block[op] *= (of_stage[:, stage] if chunk < 0 else of_chunk[:, virtual])[:, None]
 
     def noise_free(self, layout: Layout) -> float:
         """The step time of a layout on typical durations."""
@@ -132,6 +155,7 @@ class LayoutSearch:
             for k in range(len(KINDS)):
                 for virtual in np.flatnonzero(scale[k] != 1).tolist():
                     block[ops[k, self.place[virtual]]] *= scale[k, virtual]
+            self._resize(changed, v, np.array([layout]))
         return self.predict(changed)
 
     def best(self, now: Prediction) -> tuple[Layout, Prediction]:

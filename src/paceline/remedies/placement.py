@@ -10,7 +10,7 @@ from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
-from paceline.remedies.arrange import Arrangement, Positions, Search
+from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
 from paceline.remedies.healthy import Worker, heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -19,7 +19,9 @@ from paceline.remedies.replace import blamed_workers, links_of
 #: So many slow workers are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
 
-Swap = tuple[Worker, Worker]
+#: With so few replicas a stage of several slow workers looks like one with too much to compute.
+FEW = 3
+
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
 
 
@@ -41,21 +43,25 @@ def propose(case: Case) -> Remedy:
         )
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
-        found = Search(Arrangement(durations, computes_of(graph), workers), case.predicted).best()
+        arrangement = Arrangement(durations, computes_of(graph), workers)
+        found = Search(arrangement, case.predicted, _closed(case)).best()
         durations, swaps = found.durations, swaps_to(workers, found.positions)
     causes = ["worker"] if swaps else []
     after, now = case.predicted(durations), case.before.mean_s
+    otherwise = None
     if link is not None:
+        links = [part for part in links_of(link) if not set(_ends(part)) & nic_suspects(case)]
         taken = {worker for swap in swaps for worker in swap} | set(workers)
-        around = swaps_around(links_of(link), taken, graph.n_dp)
+        around = swaps_around(links, taken, graph.n_dp)
         healed = _without_links(case, durations, [idle for idle, _ in around])
         if after.mean_s - healed.mean_s > MIN_OF_STEP * now:
-            after, swaps = healed, [*swaps, *(swap for _, swap in around)]
+            after, otherwise = healed, after
+            swaps += [swap for _, swap in around]
             causes.append("link")
     if not swaps or after.mean_s > now * (1 - MIN_OF_STEP):
         raise NotApplicableError(
             f"no swap of workers makes the step more than {MIN_OF_STEP:.1%} faster: the slow ones "
-            "stand where they cost least"
+            "stand where they cost least, or a NIC is slow, which would move along"
         )
     return outcome(
         case,
@@ -64,8 +70,34 @@ def propose(case: Case) -> Remedy:
         after,
         {"swaps": [[list(a), list(b)] for a, b in swaps]},
         causes=causes,
-        notes=(MOVING, ONE_LINK) if "link" in causes else (MOVING,),
+        notes=(MOVING, ONE_LINK) if otherwise else (MOVING,),
+        otherwise=otherwise,
     )
+
+
+def _closed(case: Case) -> frozenset[int]:
+    """Stages whose typical speed is in doubt: most of their few workers may be slow."""
+    heavy = finding_of(case, "stage-imbalance")
+    if heavy is None or case.measured.graph.n_dp > FEW:
+        return frozenset()
+    return frozenset({int(heavy.where["stage"])})
+
+
+def _ends(link: Link) -> tuple[Worker, Worker]:
+    dp, low, high = link
+    return (dp, low), (dp, high)
+
+
+def nic_suspects(case: Case) -> set[Worker]:
+    """Workers whose NIC is slow rather than one of their links.
+
+    Both of their links are slow, or one is and so is the data-parallel group of their stage.
+    """
+    link, group = finding_of(case, "link"), finding_of(case, "dp-network")
+    ends = [end for part in (links_of(link) if link else []) for end in _ends(part)]
+    groups = group.evidence.get("groups") or [group.where["group"]] if group else []
+    stages = {int(entry["stage"]) for entry in groups}
+    return {end for end in ends if ends.count(end) > 1 or end[1] in stages}
 
 
 MOVING = (
@@ -74,7 +106,8 @@ MOVING = (
 )
 ONE_LINK = (
     "the slowness of a link is taken to lie between its two ends: once these no longer talk to "
-    "each other it is gone; if it follows one of them, repair that one's NIC"
+    "each other it is gone; if it follows one of them, the swap gains nothing (the interval holds "
+    "that): repair that one's NIC"
 )
 
 
@@ -87,22 +120,6 @@ def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> P
     changed = copy_of(durations)
     heal_links(changed, links)
     return case.predicted(changed)
-
-
-def swaps_to(workers: Sequence[Worker], positions: Positions) -> list[Swap]:
-    """Swaps, one after the other, that bring each worker to its position."""
-    at = {worker: worker for worker in workers}  # where each worker stands now
-    swaps = []
-    for worker, target in zip(workers, positions, strict=True):
-        here = at[worker]
-        if here == target:
-            continue
-        swaps.append((here, target))
-        for other, place in at.items():
-            if place == target:
-                at[other] = here
-        at[worker] = target
-    return swaps
 
 
 def swaps_around(links: Sequence[Link], taken: set[Worker], n_dp: int) -> list[tuple[Link, Swap]]:

@@ -22,6 +22,7 @@ from paceline.remedies.regraph import (
     ops_of,
     rebuilt,
 )
+from paceline.remedies.variation import Variation, spread_over_chunks
 from paceline.trace import OpKind
 from paceline.trace.kinds import TRANSFERS
 
@@ -44,7 +45,12 @@ OPPOSITE = {
 
 
 def with_schedule(
-    measured: Measured, name: str, share: Array, *, delays: bool = False
+    measured: Measured,
+    name: str,
+    share: Array,
+    variation: Variation | None = None,
+    *,
+    delays: bool = False,
 ) -> Regraphed:
     """The job under another schedule; it has one chunk per stage now.
 
@@ -52,6 +58,7 @@ def with_schedule(
         measured: graph and durations of the trace.
         name: the schedule, a key of ``SCHEDULES``.
         share: [kind, stage, chunk] share of a stage's computes that a chunk does.
+        variation: of the computes, so that chunks vary on their own; None: as their stage does.
         delays: whether launch delays are wanted.
 
     Raises:
@@ -66,7 +73,10 @@ def with_schedule(
         noop = graph.noop[graph.variant_ops(v)]
         sources.append(_Sources(new, old, noop, share).source())
     usual = _usual(measured) if n_chunks > 1 and graph.n_pp > 2 else None
-    return rebuilt(measured, variants, sources, n_chunks, delays=delays, usual=usual)
+    regraphed = rebuilt(measured, variants, sources, n_chunks, delays=delays, usual=usual)
+    if variation is not None:
+        spread_over_chunks(regraphed.durations, variation, share)
+    return regraphed
 
 
 def _joined(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:

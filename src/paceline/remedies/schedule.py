@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
-from paceline.graph import Measured
 from paceline.remedies.chunks import (
     chunk_counts,
     even_shares,
@@ -26,7 +26,8 @@ from paceline.remedies.regraph import (
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.reschedule import whole, with_schedule
-from paceline.remedies.typical import some_steps
+from paceline.remedies.typical import of_steps, spread_steps
+from paceline.remedies.variation import variation_of
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
@@ -103,7 +104,8 @@ def one_f_one_b(case: Case) -> Remedy:
     graph = case.measured.graph
     if schedule_of(graph) != "gpipe":
         raise NotApplicableError("the job does not run GPipe")
-    after = _rescheduled(case, case.measured, "1f1b", whole(graph.n_pp))
+    new = with_schedule(case.measured, "1f1b", whole(graph.n_pp), delays=case.delays is not None)
+    after = case.predicted(new.durations, new.delays)
     _need_gain(case, after, "1F1B (which needs far less memory for activations than GPipe)")
     return outcome(
         case,
@@ -133,13 +135,13 @@ def interleave(case: Case) -> Remedy:
             f"interleaved 1F1B needs a multiple of the {graph.n_pp} stages as microbatches, "
             f"not {bad[0]}"
         )
-    loads = stage_loads(case)
-    table = _compared(case, loads, chunk_counts(case))
+    trial = _Trial(case)
+    table = trial.compared(chunk_counts(case))
     chunks = int(min(table, key=lambda row: float(row["step_time_s"]))["chunks"])
-    share = shares_by_layers(loads, case.layers, chunks)
-    after = _rescheduled(case, case.measured, "interleaved", share)
+    share = trial.share(chunks)
+    after = trial.predicted(share)
     _need_gain(case, after, f"interleaving ({chunks} chunks per stage)")
-    otherwise = _otherwise(case, share, after)
+    otherwise = _otherwise(trial, share, after)
     return outcome(
         case,
         INTERLEAVE,
@@ -151,26 +153,39 @@ def interleave(case: Case) -> Remedy:
     )
 
 
-def _rescheduled(case: Case, measured: Measured, name: str, share: Array) -> Prediction:
-    new = with_schedule(measured, name, share, delays=case.delays is not None)
-    return case.predicted(new.durations, new.delays)
+class _Trial:
+    """Tries numbers of chunks."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.measured = case, case.measured
+        self.loads = stage_loads(case)
+        self.variation = variation_of(case.measured.durations)
+
+    def share(self, chunks: int) -> Array:
+        """[kind, stage, chunk] share of a stage's computes that a chunk does."""
+        return shares_by_layers(self.loads, self.case.layers, chunks)
+
+    def predicted(self, share: Array) -> Prediction:
+        """The job in chunks."""
+        case = self.case
+        new = with_schedule(
+            self.measured, "interleaved", share, self.variation, delays=case.delays is not None
+        )
+        return case.predicted(new.durations, new.delays)
+
+    def compared(self, options: list[int]) -> list[dict[str, Any]]:
+        """Mean step time with each number of chunks, over some steps."""
+        some = copy(self)
+        chosen = spread_steps(self.measured.durations.n_steps, COMPARED_STEPS)
+        some.measured = of_steps(self.measured, chosen)
+        some.variation = self.variation.steps(chosen)
+        return [
+            {"chunks": chunks, "step_time_s": some.predicted(self.share(chunks)).mean_s}
+            for chunks in options
+        ]
 
 
-def _compared(case: Case, loads: Array, options: list[int]) -> list[dict[str, Any]]:
-    """Mean step time with each number of chunks, over some steps."""
-    some = some_steps(case.measured, COMPARED_STEPS)
-    return [
-        {
-            "chunks": chunks,
-            "step_time_s": _rescheduled(
-                case, some, "interleaved", shares_by_layers(loads, case.layers, chunks)
-            ).mean_s,
-        }
-        for chunks in options
-    ]
-
-
-def _otherwise(case: Case, share: Array, after: Prediction) -> Prediction | None:
+def _otherwise(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if all chunks of a stage computed alike; None where that is ruled out.
 
     It is possible where a slow machine and an overfull stage look alike (one replica), or nobody
@@ -179,11 +194,12 @@ def _otherwise(case: Case, share: Array, after: Prediction) -> Prediction | None
     Raises:
         NotApplicableError: the two predictions differ by too much.
     """
+    case = trial.case
     graph = case.measured.graph
     even = even_shares(graph.n_pp, share.shape[2])
     if (share == even).all() or (graph.n_dp > 1 and case.layers is not None):
         return None
-    otherwise = _rescheduled(case, case.measured, "interleaved", even)
+    otherwise = trial.predicted(even)
     if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
         why = (
             "with one replica a slow machine looks like that"

@@ -16,6 +16,7 @@ from paceline.graph import Durations, Measured, StepGraph
 from paceline.remedies.remedy import predicted_step_s
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Steps and replicas that the typical duration of an op is taken from; more change it by less than
 #: the noise of one microbatch over 8.
@@ -45,12 +46,13 @@ def one_of_each(graph: StepGraph) -> StepGraph:
     return some_replicas(graph, np.array([dps[0] for dps in graph.variant_dps]))
 
 
-def some_steps(measured: Measured, most: int) -> Measured:
+def spread_steps(n_steps: int, most: int) -> Ints:
     """At most so many of the steps, spread over the trace."""
-    n = measured.durations.n_steps
-    if n <= most:
-        return measured
-    chosen = np.unique(np.linspace(0, n - 1, most).astype(np.int64))
+    return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
+
+
+def of_steps(measured: Measured, chosen: Ints) -> Measured:
+    """Some steps of a trace."""
 
     def part(times: Durations) -> Durations:
         values = [block[:, chosen].ravel() for block in times.blocks]
