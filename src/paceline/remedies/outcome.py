@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paceline.diagnose import Diagnosis, Finding
@@ -45,10 +46,12 @@ def outcome(
         otherwise: step times under another reading of the trace, to go into the interval.
     """
     before = before or case.before
-    gain, (low, high) = gain_of(before.step_s, after.step_s)
+    # Other operations in another order vary on their own.
+    gain_by = partial(gain_of, paired=not kind.architecture)
+    gain, (low, high) = gain_by(before.step_s, after.step_s)
     notes = list(notes)
-    readings = [] if otherwise is None else [gain_of(before.step_s, otherwise.step_s)]
-    bare = gain_of(before.undelayed_s, after.undelayed_s)
+    readings = [] if otherwise is None else [gain_by(before.step_s, otherwise.step_s)]
+    bare = gain_by(before.undelayed_s, after.undelayed_s)
     if abs(bare[0] - gain) > APART:
         readings.append(bare)
         notes.append(_delays_note(gain, bare[0]))

@@ -174,12 +174,21 @@ def predicted_step_s(durations: Durations, delays: Durations | None = None) -> A
     return step_times(durations, rules, all_lanes(graph, durations.n_steps), delays)
 
 
-def gain_of(before_s: Array, after_s: Array) -> tuple[float, tuple[float, float]]:
-    """Gain of a change from [step] times before and after, with its 90% bootstrap interval."""
+def gain_of(
+    before_s: Array, after_s: Array, *, paired: bool = True
+) -> tuple[float, tuple[float, float]]:
+    """Gain of a change from [step] times before and after, with its 90% bootstrap interval.
+
+    Args:
+        before_s: [step] seconds.
+        after_s: [step] seconds.
+        paired: a step after the change is like the same step before it; else it varies on its own.
+    """
     rng = np.random.default_rng(0)
     n = len(before_s)
     weights = rng.multinomial(n, np.full(n, 1 / n), size=500)
-    low, high = np.percentile(1 - (weights @ after_s) / (weights @ before_s), INTERVAL)
+    compared = weights @ before_s if paired else n * before_s.mean()
+    low, high = np.percentile(1 - (weights @ after_s) / compared, INTERVAL)
     return 1 - float(after_s.mean() / before_s.mean()), (float(low), float(high))
 
 

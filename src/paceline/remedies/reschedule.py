@@ -158,23 +158,23 @@ class _Sources:
         )
 
     def _transfers(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
-        """That of the same link for the same microbatch.
+        """That of the same link in the same step; for the first chunk of the same microbatch.
 
-        Between the last stage and the first there is no link yet, unless there are only two.
+        Other chunks take those of other microbatches: a link that flaps does so for each on its
+        own. Between the last stage and the first there is no link yet, unless there are only two.
         """
         compute, at_first = TRANSFERS[kind]
         computes = _ops(self.new, compute, stage)
         n_stages, n_chunks = self.share.shape[1:]
         end = (0, 0) if at_first else (n_stages - 1, n_chunks - 1)
-        chunk = self.new.chunk[computes]
-        computes = computes[~((stage == end[0]) & (chunk == end[1]))]
-        microbatch = self.new.microbatch[computes]  # [transfer]
+        computes = computes[~((stage == end[0]) & (self.new.chunk[computes] == end[1]))]
+        microbatch, chunk = self.new.microbatch[computes], self.new.chunk[computes]  # [transfer]
         at_end = stage == end[0]  # so all of them go around the end
         own = self._transfers_by_microbatch(OPPOSITE[kind] if at_end else kind, stage)
         if at_end and n_stages > 2:
             source.usual[to] = LINK_KINDS.index(kind)
         else:
-            source.op[to] = source.delay_op[to] = own[microbatch]
+            source.op[to] = source.delay_op[to] = own[(microbatch + chunk) % len(own)]
 
     def _others(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
         of = _ops(self.old, kind, stage)

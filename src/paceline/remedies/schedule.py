@@ -17,7 +17,7 @@ from paceline.remedies.chunks import (
     shares_by_layers,
     stage_loads,
 )
-from paceline.remedies.outcome import outcome
+from paceline.remedies.outcome import finding_of, outcome
 from paceline.remedies.regraph import (
     n_microbatches,
     overlap_buckets,
@@ -159,7 +159,8 @@ class _Trial:
     def __init__(self, case: Case) -> None:
         self.case, self.measured = case, case.measured
         self.loads = stage_loads(case)
-        self.variation = variation_of(case.measured.durations)
+        uneven = finding_of(case, "sequence-length") is not None
+        self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
 
     def share(self, chunks: int) -> Array:
         """[kind, stage, chunk] share of a stage's computes that a chunk does."""

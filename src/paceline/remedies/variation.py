@@ -20,12 +20,18 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+#: A worker is slow in a step where the median of its computes stands out by this many standard
+#: errors.
+STEP_ERRORS = 3.5
+
+
 @dataclass(frozen=True)
 class Variation:
     """Variation and pauses of all computes of a job with one chunk per stage.
 
     Attributes:
-        residual: per variant [kind, stage, microbatch, step, dp] logarithms, pauses left out.
+        residual: per variant [kind, stage, microbatch, step, dp] logarithms; without pauses, and
+            without what makes a worker slow in whole steps.
         pause_s: per variant [stage, microbatch, step, dp] seconds of pauses in forwards.
     """
 
@@ -40,16 +46,28 @@ class Variation:
         )
 
 
-def variation_of(durations: Durations) -> Variation:
-    """Variation and pauses, as the fit of the computes shows them."""
+def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
+    """Variation and pauses, as the fit of the computes shows them.
+
+    Args:
+        durations: of a job with one chunk per stage.
+        by_microbatch: microbatches differ in cost, so that what all computes of one have in common
+            is no variation but its work.
+    """
     fit = fit_computes(durations)
     paused = tuple(pauses(durations, fit, 0))
     residual = []
     for v, (variant, pause_s) in enumerate(zip(fit.variants, paused, strict=True)):
         rest = variant.residual.copy()
+        if not by_microbatch:
+            rest += fit.slope[:, :, None, None, None] * variant.micro
         if pause_s.any():
             own = durations.block(v)[variant.ops[0]]
             rest[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
+        # A worker that is slow in a step is so in all of the step's chunks.
+        level = np.median(rest, axis=2, keepdims=True)
+        error = 1.2533 * fit.sigma / np.sqrt(rest.shape[2])
+        rest -= np.where(np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0)
         residual.append(rest)
     return Variation(tuple(residual), paused)
 
@@ -57,7 +75,7 @@ def variation_of(durations: Durations) -> Variation:
 def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
     """Let chunks vary on their own, in place.
 
-    A chunk takes the residual of another microbatch of its stage in the same step, and of each
+    A chunk takes the residual of another microbatch, step and replica of its stage, and of each
     pause one chunk takes all.
 
     Args:
@@ -79,7 +97,7 @@ def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> No
                 seconds -= share[k, stage, chunk] * paused
             if chunk:
                 own = rest[k, stage]
-                seconds *= np.exp(own[(microbatch + chunk) % len(own)] - own)
+                seconds *= np.exp(np.roll(own, (-chunk,) * 3, axis=(0, 1, 2)) - own)
             if paused is not None:
                 seconds += np.where((microbatch % n_chunks == chunk)[:, None, None], paused, 0.0)
             block[ops] = seconds
