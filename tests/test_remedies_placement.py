@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.placement import propose, swaps_around, swaps_to
 from paceline.synth import SlowLink, SlowWorker, SynthSpec
 from remedy_cases import case_of, error_of
@@ -40,7 +40,16 @@ def test_two_slow_workers_of_one_replica_are_parted(size):
     assert remedy.findings == ("worker",)
 
 
-@pytest.mark.parametrize("size", SIZES)
+def test_with_few_replicas_a_heavy_stage_may_be_slow_workers():
+    """Two workers of a stage with two are slow, one of them more: nobody is moved out of it."""
+    slow = (SlowWorker(0, 2, 1.3), SlowWorker(1, 2, 1.5))
+    case = case_of(replace(job(*SIZES[0]), slow_workers=slow))
+    assert {"stage-imbalance", "worker"} <= {f.cause for f in case.diagnosis.findings}
+    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+        propose(case)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size[0] > 3])
 def test_a_slow_worker_leaves_the_heavy_stage(size):
     pp = size[1]
     loss = (*(((1.0, 1.0),) * (pp - 1)), (2.0, 1.5))

@@ -13,6 +13,7 @@ from paceline.diagnose.fit import fit_computes
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes, computes_of
 from paceline.remedies.outcome import copy_of
+from paceline.remedies.parameter_ops import ParameterOps
 from paceline.remedies.remedy import Prediction
 from paceline.remedies.stage_split import (
     LayerCosts,
@@ -46,9 +47,6 @@ TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 #: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
 #: present one is better.
 MOVED = 5e-5
-
-#: Ops that handle the parameters of a stage or chunk: they take as long as it has layers.
-PARAMETER_KINDS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.OPTIMIZER)
 
 #: A gain below this is noise.
 MIN_GAIN = 0.001
@@ -99,6 +97,7 @@ class LayoutSearch:
         #: [virtual stage] its place among the computes, which count stage by stage.
         self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp
         self.costs: LayerCosts = estimate_costs(place_s[:, self.place], layers)
+        self.parameters = ParameterOps(durations, layers, bounds.n_pp)
         self.graph = one_of_each(durations.graph)
         self.typical = typical_durations(durations)
         for v, ops in enumerate(self.computes.ops):
@@ -119,28 +118,9 @@ class LayoutSearch:
                 ops = every[:, self.place]  # [kind, virtual stage, microbatch]
                 factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
                 durations.block(v)[ops] *= factor[:, :, None, :, None]
-                self._resize(durations, v, layouts[part])
+                self.parameters.scale(durations, v, layouts[part])
 
         return try_out(self.graph, self.typical, len(layouts), change)
-
-    def _resize(self, durations: Durations, variant: int, layouts: Ints) -> None:
-        """Make what handles parameters larger or smaller with the layers, in place.
-
-        Args:
-            durations: of candidates in the place of steps, or of one layout in all steps.
-            variant: replica structure.
-            layouts: [layout, virtual stage] as many as candidates, or one.
-        """
-        graph, block = durations.graph, durations.block(variant)
-        span = graph.variant_ops(variant)
-        n_pp, now = self.bounds.n_pp, np.array(self.layers)
-        per_stage = layouts.reshape(len(layouts), -1, n_pp).sum(axis=1)
-        of_stage = per_stage / np.maximum(now.reshape(-1, n_pp).sum(axis=0), 1)
-        of_chunk = layouts / np.maximum(now, 1)
-        for op in np.flatnonzero(np.isin(graph.kind[span], PARAMETER_KINDS)).tolist():
-            stage, chunk = int(graph.pp[span][op]), int(graph.chunk[span][op])
-            virtual = chunk * n_pp + stage
-            block[op] *= (of_stage[:, stage] if chunk < 0 else of_chunk[:, virtual])[:, None]
 
     def noise_free(self, layout: Layout) -> float:
         """The step time of a layout on typical durations."""
@@ -155,7 +135,7 @@ class LayoutSearch:
             for k in range(len(KINDS)):
                 for virtual in np.flatnonzero(scale[k] != 1).tolist():
                     block[ops[k, self.place[virtual]]] *= scale[k, virtual]
-            self._resize(changed, v, np.array([layout]))
+            self.parameters.scale(changed, v, np.array([layout]))
         return self.predict(changed)
 
     def best(self, now: Prediction) -> tuple[Layout, Prediction]:

@@ -11,7 +11,8 @@ from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
-from paceline.remedies.healthy import Worker, heal_links
+from paceline.remedies.healthy import Worker
+from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of

@@ -13,7 +13,8 @@ from paceline.diagnose.transfers import SLOW_TIMES
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
-from paceline.remedies.healthy import Worker, heal_links, healthy_workers
+from paceline.remedies.healthy import Worker, healthy_workers
+from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.trace import OpKind
