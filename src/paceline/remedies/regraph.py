@@ -46,11 +46,11 @@ class Usual:
 
     Attributes:
         seconds: [row, step] durations.
-        delay_s: [row, step] launch delays.
+        delay_s: [row, step] launch delays; None where they are not asked for.
     """
 
     seconds: Array
-    delay_s: Array
+    delay_s: Array | None
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ def rebuilt(
             new.block(v)[rows] = usual.seconds[source.usual[rows], :, None]
         if new_delays is not None:
             _take(measured.delays.block(v), source.delay_op, new_delays.block(v))
-            if usual is not None:
+            if usual is not None and usual.delay_s is not None:
                 new_delays.block(v)[rows] = usual.delay_s[source.usual[rows], :, None]
     return Regraphed(new, new_delays)
 
 
 def _take(old: Array, op: Ints, new: Array) -> None:
-    taken = np.flatnonzero(op >= 0)
-    new[taken] = old[op[taken]]
+    np.take(old, np.maximum(op, 0), axis=0, out=new, mode="clip")  # "raise" would copy
+    new[op < 0] = 0.0
 
 
 def with_overlap(measured: Measured, *, delays: bool = False) -> Regraphed:

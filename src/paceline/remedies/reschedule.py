@@ -35,6 +35,9 @@ PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 LINK_KINDS = tuple(TRANSFERS)
 
+#: So many messages of so many replicas' links show what is usual between two stages.
+MOST_MESSAGES, MOST_LINKS = 16, 32
+
 #: Transfers the other way between the same two stages, on either of them.
 OPPOSITE = {
     K.FORWARD_SEND: K.BACKWARD_SEND,
@@ -72,7 +75,7 @@ def with_schedule(
         variants.append(new)
         noop = graph.noop[graph.variant_ops(v)]
         sources.append(_Sources(new, old, noop, share).source())
-    usual = _usual(measured) if n_chunks > 1 and graph.n_pp > 2 else None
+    usual = _usual(measured, delays=delays) if n_chunks > 1 and graph.n_pp > 2 else None
     regraphed = rebuilt(measured, variants, sources, n_chunks, delays=delays, usual=usual)
     if variation is not None:
         spread_over_chunks(regraphed.durations, variation, share)
@@ -207,14 +210,14 @@ def _ops(ops: ReplicaOps, kind: OpKind, stage: int) -> Ints:
     return found
 
 
-def _usual(measured: Measured) -> Usual:
+def _usual(measured: Measured, *, delays: bool) -> Usual:
     """[kind of ``LINK_KINDS``, step] the usual transfer: of all links the (lower) middle one."""
     graph = measured.graph
 
     def table(times: Durations) -> Array:
         return np.stack([_usual_of(graph, times, kind) for kind in LINK_KINDS])
 
-    return Usual(table(measured.durations), table(measured.delays))
+    return Usual(table(measured.durations), table(measured.delays) if delays else None)
 
 
 def _usual_of(graph: StepGraph, times: Durations, kind: OpKind) -> Array:
@@ -224,7 +227,9 @@ def _usual_of(graph: StepGraph, times: Durations, kind: OpKind) -> Array:
         mine = (graph.kind[span] == kind) & ~graph.noop[span]
         for stage in np.unique(graph.pp[span][mine]).tolist():
             ops = np.flatnonzero(mine & (graph.pp[span] == stage))
-            links.append(np.median(times.block(v)[ops], axis=0))
+            some = ops[:: -(-len(ops) // MOST_MESSAGES)]
+            block = times.block(v)
+            links.append(np.median(block[some][..., :: -(-block.shape[2] // MOST_LINKS)], axis=0))
     by_link = np.concatenate(links, axis=1)
     middle = (by_link.shape[1] - 1) // 2
     usual: Array = np.partition(by_link, middle, axis=1)[:, middle]
