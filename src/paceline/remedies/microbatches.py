@@ -143,7 +143,7 @@ def propose(case: Case) -> Remedy:
             f"{'one' if resize.unit == 1 else resize.unit} of its "
             f"{int(resize.counts.max())} microbatches to move"
         )
-    new = resize.resized(counts, delays=case.delays is not None)
+    new = resize.resized(counts, case.delays)
     after = case.predicted(new.durations, new.delays)
     gain = 1 - after.mean_s / case.before.mean_s
     if gain < LEAST_GAIN:

@@ -46,7 +46,7 @@ class Usual:
 
     Attributes:
         seconds: [row, step] durations.
-        delay_s: [row, step] launch delays; None where they are not asked for.
+        delay_s: [row, step] launch delays; None where none were given.
     """
 
     seconds: Array
@@ -59,7 +59,7 @@ class Regraphed:
 
     Attributes:
         durations: of its ops, seconds.
-        delays: launch delays, alike; None where they were not asked for.
+        delays: launch delays, alike; None where none were given.
     """
 
     durations: Durations
@@ -108,16 +108,15 @@ def rebuilt(
     variants: Sequence[ReplicaOps],
     sources: Sequence[Source],
     n_chunks: int,
-    *,
-    delays: bool,
+    delays: Durations | None = None,
     usual: Usual | None = None,
 ) -> Regraphed:
-    """The job on the graph of new ``variants`` of its replicas, with launch delays if asked."""
+    """The job on the graph of new ``variants`` of its replicas, with launch delays if given."""
     old = measured.durations
     job = replace(measured.job, vpp_size=n_chunks)
     graph = build_graph(variants, old.graph.replica_variant, job)
     new = Durations.empty(graph, old.n_steps)
-    new_delays = Durations.empty(graph, old.n_steps) if delays else None
+    new_delays = None if delays is None else Durations.empty(graph, old.n_steps)
     for v, source in enumerate(sources):
         rows = np.flatnonzero(source.usual >= 0)
         _take(old.block(v), source.op, new.block(v))
@@ -125,8 +124,8 @@ def rebuilt(
             new.block(v)[:] *= source.scale[:, None, None]
         if usual is not None:
             new.block(v)[rows] = usual.seconds[source.usual[rows], :, None]
-        if new_delays is not None:
-            _take(measured.delays.block(v), source.delay_op, new_delays.block(v))
+        if delays is not None and new_delays is not None:
+            _take(delays.block(v), source.delay_op, new_delays.block(v))
             if usual is not None and usual.delay_s is not None:
                 new_delays.block(v)[rows] = usual.delay_s[source.usual[rows], :, None]
     return Regraphed(new, new_delays)
@@ -137,7 +136,7 @@ def _take(old: Array, op: Ints, new: Array) -> None:
     new[op < 0] = 0.0
 
 
-def with_overlap(measured: Measured, *, delays: bool = False) -> Regraphed:
+def with_overlap(measured: Measured, delays: Durations | None = None) -> Regraphed:
     """The job with gradients reduced as soon as the last backward of their chunk has ended.
 
     A graph with an (instant) all-reduce of separate gradients is one whose scatters do not wait for
@@ -162,7 +161,7 @@ def with_overlap(measured: Measured, *, delays: bool = False) -> Regraphed:
         order = np.lexsort((columns[2], kind, pp))
         variants.append(ReplicaOps(*(column[order] for column in columns)))
         sources.append(Source.of_ops(np.where(order < len(ops.kind), order, -1)))
-    return rebuilt(measured, variants, sources, measured.job.vpp_size, delays=delays)
+    return rebuilt(measured, variants, sources, measured.job.vpp_size, delays)
 
 
 def overlap_buckets(durations: Durations, n_buckets: int) -> None:

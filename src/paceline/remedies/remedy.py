@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.diagnose import Diagnosis
 from paceline.graph import Durations, Measured, StepGraph
+from paceline.remedies.overheads import launch_overheads
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf
@@ -71,8 +72,9 @@ class Case:
     @cached_property
     def delays(self) -> Durations | None:
         """The launch delays that predictions replay; None: they hardly lengthen the step."""
-        counted = self.result.launch_slowdown >= DELAYS_COUNT
-        return self.measured.delays if counted else None
+        if self.result.launch_slowdown < DELAYS_COUNT:
+            return None
+        return launch_overheads(self.measured)
 
     @cached_property
     def before(self) -> Prediction:

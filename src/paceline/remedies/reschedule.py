@@ -51,9 +51,8 @@ def with_schedule(
     measured: Measured,
     name: str,
     share: Array,
+    delays: Durations | None = None,
     variation: Variation | None = None,
-    *,
-    delays: bool = False,
 ) -> Regraphed:
     """The job under another schedule; it has one chunk per stage now.
 
@@ -61,8 +60,8 @@ def with_schedule(
         measured: graph and durations of the trace.
         name: the schedule, a key of ``SCHEDULES``.
         share: [kind, stage, chunk] share of a stage's computes that a chunk does.
+        delays: launch delays of the trace's ops; None: without.
         variation: of the computes, so that chunks vary on their own; None: as their stage does.
-        delays: whether launch delays are wanted.
 
     Raises:
         GraphError: the schedule does not allow so many microbatches.
@@ -75,8 +74,8 @@ def with_schedule(
         variants.append(new)
         noop = graph.noop[graph.variant_ops(v)]
         sources.append(_Sources(new, old, noop, share).source())
-    usual = _usual(measured, delays=delays) if n_chunks > 1 and graph.n_pp > 2 else None
-    regraphed = rebuilt(measured, variants, sources, n_chunks, delays=delays, usual=usual)
+    usual = _usual(measured, delays) if n_chunks > 1 and graph.n_pp > 2 else None
+    regraphed = rebuilt(measured, variants, sources, n_chunks, delays, usual)
     if variation is not None:
         spread_over_chunks(regraphed.durations, variation, share)
     return regraphed
@@ -141,24 +140,15 @@ class _Sources:
     def _computes(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
         """Its share of the same microbatch's compute.
 
-        The chunk that a microbatch passes first keeps the launch delay. The other launches are new:
-        each takes the delay of another microbatch, but not of the step's first forward, which is
-        that of the step's start (data loading).
+        The chunk that a microbatch passes first keeps the launch delay.
         """
         by_microbatch = self._by_microbatch(kind, stage)
         chunk, microbatch = self.new.chunk[to], self.new.microbatch[to]
         source.op[to] = by_microbatch[microbatch]
         source.scale[to] = self.share[int(kind == K.BACKWARD_COMPUTE), stage, chunk]
-        source.delay_op[to] = by_microbatch[microbatch]
         last = self.share.shape[2] - 1
         behind = chunk if kind == K.FORWARD_COMPUTE else last - chunk
-        pool = by_microbatch
-        if kind == K.FORWARD_COMPUTE:
-            pool = pool[self.old.seq[pool] > 0]
-        added = np.flatnonzero(behind > 0)
-        source.delay_op[to[added]] = (
-            pool[(microbatch + behind)[added] % len(pool)] if len(pool) else -1
-        )
+        source.delay_op[to] = self._delays_of(by_microbatch, microbatch, behind)
 
     def _transfers(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
         """That of the same link in the same step; for the first chunk of the same microbatch.
@@ -177,7 +167,23 @@ class _Sources:
         if at_end and n_stages > 2:
             source.usual[to] = LINK_KINDS.index(kind)
         else:
-            source.op[to] = source.delay_op[to] = own[(microbatch + chunk) % len(own)]
+            source.op[to] = own[(microbatch + chunk) % len(own)]
+            source.delay_op[to] = self._delays_of(own, microbatch, chunk)
+
+    def _delays_of(self, old: Ints, microbatch: Ints, added: Ints) -> Ints:
+        """[new op] old ops whose launch delays new ops take; -1: none.
+
+        Added launches take those of other microbatches, but not of the first of the step, which is
+        that of the step's start (data loading).
+
+        Args:
+            old: [microbatch] ops of one kind on one stage.
+            microbatch: [new op].
+            added: [new op] 0: the first of its microbatch, else the number of the added one.
+        """
+        pool = old[self.old.seq[old] > 0]
+        again = pool[(microbatch + added) % len(pool)] if len(pool) else np.full(len(added), -1)
+        return np.where(added > 0, again, old[microbatch])
 
     def _others(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
         of = _ops(self.old, kind, stage)
@@ -210,14 +216,14 @@ def _ops(ops: ReplicaOps, kind: OpKind, stage: int) -> Ints:
     return found
 
 
-def _usual(measured: Measured, *, delays: bool) -> Usual:
+def _usual(measured: Measured, delays: Durations | None) -> Usual:
     """[kind of ``LINK_KINDS``, step] the usual transfer: of all links the (lower) middle one."""
     graph = measured.graph
 
     def table(times: Durations) -> Array:
         return np.stack([_usual_of(graph, times, kind) for kind in LINK_KINDS])
 
-    return Usual(table(measured.durations), table(measured.delays) if delays else None)
+    return Usual(table(measured.durations), None if delays is None else table(delays))
 
 
 def _usual_of(graph: StepGraph, times: Durations, kind: OpKind) -> Array:

@@ -95,8 +95,8 @@ class Resizer:
         """The durations of all steps, had the replicas ``counts`` [dp] microbatches."""
         return self.resized(counts).durations
 
-    def resized(self, counts: Ints, *, delays: bool = False) -> Regraphed:
-        """The job had its replicas ``counts`` [dp] microbatches, with launch delays if asked.
+    def resized(self, counts: Ints, delays: Durations | None = None) -> Regraphed:
+        """The job had its replicas ``counts`` [dp] microbatches, with launch delays if given.
 
         A microbatch that is added takes the times of another one of its replica and step; but not
         the launch delay of the step's first one, which is that of the step's start.
@@ -108,14 +108,13 @@ class Resizer:
         ops = [self.ops(int(v), int(n)) for v, n in distinct]
         job = self.measured.job
         new = Durations.empty(build_graph(ops, replica_variant.reshape(-1), job), old.n_steps)
-        new_delays = Durations.empty(new.graph, old.n_steps) if delays else None
+        new_delays = None if delays is None else Durations.empty(new.graph, old.n_steps)
         for v, (former, _) in enumerate(distinct.tolist()):
             dps = graph.dp_index[new.graph.variant_dps[v]]
             match = _match(new.graph, v, graph, former)
             new.block(v)[:] = old.block(former)[match.one][:, :, dps]
-            if new_delays is not None:
-                delay_s = self.measured.delays.block(former)
-                new_delays.block(v)[:] = delay_s[match.delay][:, :, dps]
+            if delays is not None and new_delays is not None:
+                new_delays.block(v)[:] = delays.block(former)[match.delay][:, :, dps]
         return Regraphed(new, new_delays)
 
 

@@ -26,7 +26,7 @@ from paceline.remedies.regraph import (
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.reschedule import whole, with_schedule
-from paceline.remedies.typical import of_steps, spread_steps
+from paceline.remedies.typical import of_steps, spread_steps, times_of_steps
 from paceline.remedies.variation import variation_of
 from paceline.trace import OpKind
 
@@ -75,7 +75,7 @@ def overlap_dp(case: Case) -> Remedy:
             "with one chunk per stage its gradients are complete only when the last backward has "
             "ended; give buckets to ask what reducing them in parts would gain"
         )
-    new = with_overlap(case.measured, delays=case.delays is not None)
+    new = with_overlap(case.measured, case.delays)
     if buckets > 1:
         overlap_buckets(new.durations, buckets)
     after = case.predicted(new.durations, new.delays)
@@ -104,7 +104,7 @@ def one_f_one_b(case: Case) -> Remedy:
     graph = case.measured.graph
     if schedule_of(graph) != "gpipe":
         raise NotApplicableError("the job does not run GPipe")
-    new = with_schedule(case.measured, "1f1b", whole(graph.n_pp), delays=case.delays is not None)
+    new = with_schedule(case.measured, "1f1b", whole(graph.n_pp), case.delays)
     after = case.predicted(new.durations, new.delays)
     _need_gain(case, after, "1F1B (which needs far less memory for activations than GPipe)")
     return outcome(
@@ -157,7 +157,7 @@ class _Trial:
     """Tries numbers of chunks."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.measured = case, case.measured
+        self.case, self.measured, self.delays = case, case.measured, case.delays
         self.loads = stage_loads(case)
         uneven = finding_of(case, "sequence-length") is not None
         self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
@@ -169,9 +169,7 @@ class _Trial:
     def predicted(self, share: Array) -> Prediction:
         """The job in chunks."""
         case = self.case
-        new = with_schedule(
-            self.measured, "interleaved", share, self.variation, delays=case.delays is not None
-        )
+        new = with_schedule(self.measured, "interleaved", share, self.delays, self.variation)
         return case.predicted(new.durations, new.delays)
 
     def compared(self, options: list[int]) -> list[dict[str, Any]]:
@@ -179,6 +177,7 @@ class _Trial:
         some = copy(self)
         chosen = spread_steps(self.measured.durations.n_steps, COMPARED_STEPS)
         some.measured = of_steps(self.measured, chosen)
+        some.delays = None if self.delays is None else times_of_steps(self.delays, chosen)
         some.variation = self.variation.steps(chosen)
         return [
             {"chunks": chunks, "step_time_s": some.predicted(self.share(chunks)).mean_s}

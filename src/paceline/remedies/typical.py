@@ -51,18 +51,19 @@ def spread_steps(n_steps: int, most: int) -> Ints:
     return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
 
 
+def times_of_steps(times: Durations, chosen: Ints) -> Durations:
+    """Durations of some steps."""
+    values = [block[:, chosen].ravel() for block in times.blocks]
+    return Durations(times.graph, len(chosen), np.concatenate(values))
+
+
 def of_steps(measured: Measured, chosen: Ints) -> Measured:
     """Some steps of a trace."""
-
-    def part(times: Durations) -> Durations:
-        values = [block[:, chosen].ravel() for block in times.blocks]
-        return Durations(times.graph, len(chosen), np.concatenate(values))
-
     return replace(
         measured,
         steps=measured.steps[chosen],
-        durations=part(measured.durations),
-        delays=part(measured.delays),
+        durations=times_of_steps(measured.durations, chosen),
+        delays=times_of_steps(measured.delays, chosen),
         traced_step_s=measured.traced_step_s[chosen],
     )
 
