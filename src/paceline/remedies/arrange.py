@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose import MIN_OF_STEP
 from paceline.diagnose.fit import fit_computes
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes
@@ -155,12 +156,13 @@ class Search:
         return self._verified()
 
     def _verified(self) -> Found:
-        order = sorted(self.known, key=lambda positions: self.known[positions])
+        # What gains nothing without noise gains by the luck of the traced steps.
+        now = self.known[self.workers]
+        better = [p for p, seconds in self.known.items() if seconds < now * (1 - MIN_OF_STEP)]
+        order = sorted(better, key=lambda positions: self.known[positions])
         best = Found(self.workers, self.arrangement.durations)
         least = self._score(self.workers, self.predict(best.durations).mean_s)
         for positions in order[:VERIFIED]:
-            if positions == self.workers:
-                continue
             durations = self.arrangement.at(positions)
             score = self._score(positions, self.predict(durations).mean_s)
             needed = least if best.positions == self.workers else least * (1 - CLEARLY)

@@ -16,6 +16,9 @@ Array = npt.NDArray[np.float64]
 #: Chunks per stage tried where the user names none.
 CHUNKS = (2, 3, 4)
 
+#: With so few replicas a stage of several slow workers looks like one with too much to compute.
+FEW = 3
+
 #: Stages whose load differs by less than this hold the same, up to noise.
 EVEN = 0.01
 

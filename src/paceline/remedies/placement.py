@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.diagnose import MIN_OF_STEP
+from paceline.diagnose.causes import SLOW
+from paceline.diagnose.fit import fit_computes
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
+from paceline.remedies.chunks import FEW
 from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
@@ -19,9 +22,6 @@ from paceline.remedies.replace import blamed_workers, links_of
 
 #: So many slow workers are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
-
-#: With so few replicas a stage of several slow workers looks like one with too much to compute.
-FEW = 3
 
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
 
@@ -78,10 +78,13 @@ def propose(case: Case) -> Remedy:
 
 def _closed(case: Case) -> frozenset[int]:
     """Stages whose typical speed is in doubt: most of their few workers may be slow."""
-    heavy = finding_of(case, "stage-imbalance")
-    if heavy is None or case.measured.graph.n_dp > FEW:
+    n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
+    if n_dp > FEW:
         return frozenset()
-    return frozenset({int(heavy.where["stage"])})
+    place = np.exp(fit_computes(case.measured.durations).place)
+    loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
+    usual = np.sort(loads)[(n_pp - 1) // 2]
+    return frozenset(np.flatnonzero(loads > (1 + SLOW) * usual).tolist())
 
 
 def _ends(link: Link) -> tuple[Worker, Worker]:

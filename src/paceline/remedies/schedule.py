@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.chunks import (
+    FEW,
     chunk_counts,
     even_shares,
     shares_by_layers,
@@ -188,7 +189,7 @@ class _Trial:
 def _otherwise(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if all chunks of a stage computed alike; None where that is ruled out.
 
-    It is possible where a slow machine and an overfull stage look alike (one replica), or nobody
+    It is possible where slow machines and an overfull stage look alike (few replicas), or nobody
     says which stages have more layers.
 
     Raises:
@@ -197,12 +198,12 @@ def _otherwise(trial: _Trial, share: Array, after: Prediction) -> Prediction | N
     case = trial.case
     graph = case.measured.graph
     even = even_shares(graph.n_pp, share.shape[2])
-    if (share == even).all() or (graph.n_dp > 1 and case.layers is not None):
+    if (share == even).all() or (graph.n_dp > FEW and case.layers is not None):
         return None
     otherwise = trial.predicted(even)
     if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
         why = (
-            "with one replica a slow machine looks like that"
+            "with so few replicas slow machines look like that"
             if case.layers is not None
             else "give --layers to rule that out"
         )
