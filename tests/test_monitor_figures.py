@@ -58,11 +58,26 @@ def test_figures_and_tables_are_those_of_the_report(slow):
     assert sections.waterfall == fit(waterfall_html(result, advice.fall, None))
     assert sections.findings == fit(findings_html(advice.diagnosis, advice.remedies, hosts))
     findings = advice.diagnosis.findings
-    remedies = fit(remedies_html(advice.remedies, findings, advice.not_applicable))
-    assert sections.remedies == remedies
+    every = (*advice.remedies, *advice.architecture)
+    assert advice.architecture
+    assert sections.remedies == fit(remedies_html(every, findings, advice.not_applicable))
     stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
     assert sections.stages == fit(parts_html(stages, "stage"))
     assert set(sections.warnings) == set(result.warnings)
+
+
+def test_results_from_before_the_architecture_stood_apart_are_read(slow):
+    text = as_json(slow)
+    old = {key: value for key, value in text.items() if key != "architecture"}
+    new = ("action", "architecture")
+    old["remedies"] = [
+        {key: value for key, value in remedy.items() if key not in new}
+        for remedy in (*text["remedies"], *text["architecture"])
+    ]
+    names = [remedy.remedy for remedy in shown.remedies_of(old)]
+    assert names == [remedy["remedy"] for remedy in old["remedies"]]
+    assert "interleave" in names
+    assert "Interleave" in shown.sections(old).remedies
 
 
 def test_without_workers_by_step_the_smaller_of_stage_and_replica_is_shown(slow):

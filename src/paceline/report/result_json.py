@@ -33,7 +33,8 @@ def to_mapping(
 
     Args:
         result: a finished analysis.
-        advice: its diagnosis; None leaves out ``findings``, ``waterfall`` and ``remedies``.
+        advice: its diagnosis; None leaves out ``findings``, ``waterfall``, ``remedies`` and
+            ``architecture``.
         expectation: the model of the job beside it; None leaves out ``expected``.
         per_step_workers: add ``by_worker_by_step``, one table [pp][dp] per step.
     """
