@@ -203,6 +203,15 @@ def test_the_headline_prefers_the_remedy_of_the_cause_it_names():
     assert headline(result, diagnosis, [bound]).endswith(" To gain up to 30%: move: 2 of them.")
 
 
+def test_the_headline_prefers_the_surest_of_equal_gains():
+    result, diagnosis, *_ = analysed(SLOW)
+    unsure = replace(
+        remedy(0.3), remedy="placement", action="swap it", gain=0.305, interval=(0.0, 0.31)
+    )
+    assert "Replacing it gains 30%." in headline(result, diagnosis, [unsure, remedy(0.3)])
+    assert headline(result, diagnosis, [unsure, remedy(0.2)]).endswith("To gain 30%: swap it.")
+
+
 def test_the_headline_names_no_remedy_of_another_cause():
     result, diagnosis, *_ = analysed(SLOW)
     other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))

@@ -14,6 +14,10 @@ HEALTHY = "Healthy, within what these traces can show"
 DELAYED = 1.03
 
 
+#: Of remedies whose gains differ by less than this, the surest is named.
+EQUAL = 0.01
+
+
 def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
     """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
     drifts = any(finding.cause == "drift" for finding in diagnosis.findings)
@@ -51,9 +55,13 @@ def _advice(finding: Finding | None, remedies: Sequence[Remedy]) -> list[str]:
     if finding is None:
         return []
     answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
-    best = max(answers, key=lambda remedy: remedy.gain, default=None)
-    if best is None or round(best.gain, 2) <= 0:
+    most = max((remedy.gain for remedy in answers), default=0.0)
+    if round(most, 2) <= 0:
         return []
+    best = max(
+        (remedy for remedy in answers if remedy.gain >= most - EQUAL),
+        key=lambda remedy: remedy.interval[0],
+    )
     gain = f"{best.gain:.0%}"
     if best.remedy == "replace-worker":
         alone = len(finding.where.get("workers", ())) == 1
