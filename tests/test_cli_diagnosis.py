@@ -166,6 +166,8 @@ def test_nothing_to_do_is_an_answer(traces, capsys, name, message):
         (["interleave", "--chunks", "0"], "give 2 or more"),
         (["interleave", "--chunks", "4", "--layers", "9,9,9,9"], "cannot be cut into 4"),
         (["overlap-dp", "--buckets", "0"], "give 1 or more"),
+        (["planned-gc", "--every-steps", "0"], "give 1 or more"),
+        (["hide-delays", "--hide", "coffee"], "there are no delays 'coffee'"),
         (["sequence-balance", "--max-tokens", "8"], "--seqlens"),
     ],
 )

@@ -64,9 +64,11 @@ def test_the_start_of_steps_also_holds_each_workers_first_launch():
 
 
 def test_other_sorts_are_an_error():
-    with pytest.raises(RemedyError, match="step-start, forward-compute, backward") as error:
+    with pytest.raises(RemedyError, match="step-start, all, forward-compute, backward") as error:
         propose(SEVERAL.case(hide="coffee"))
     assert not isinstance(error.value, NotApplicableError)
+    with pytest.raises(NotApplicableError, match="no gc operations"):
+        propose(SEVERAL.case(hide="gc"))
 
 
 def test_without_delays_it_does_not_apply():

@@ -27,15 +27,17 @@ def chunk_counts(case: Case) -> list[int]:
     """Chunks per stage to try: the option ``chunks``, or those of ``CHUNKS`` that layers allow.
 
     Raises:
-        RemedyError: the number asked for is none, or does not divide the stages' layers.
+        RemedyError: the number asked for does not divide the stages' layers, or these are not as
+            many as stages.
         NotApplicableError: no number divides them.
     """
     asked, layers = case.options.get("chunks"), case.layers
-    if asked is not None and int(asked) < 2:
-        raise RemedyError(f"{asked} chunks per stage are not interleaved; give 2 or more")
     options = list(CHUNKS) if asked is None else [int(asked)]
     if layers is None:
         return options
+    n_pp = case.measured.graph.n_pp
+    if len(layers) != n_pp:
+        raise RemedyError(f"{len(layers)} numbers of layers ({list(layers)}) for {n_pp} stages")
     allowed = [v for v in options if all(n > 0 and n % v == 0 for n in layers)]
     if not allowed:
         error = NotApplicableError if asked is None else RemedyError

@@ -33,9 +33,12 @@ def propose(case: Case) -> Remedy:
     Options: ``hide``, which: "step-start", the label of a kind of op, or "all".
 
     Raises:
-        RemedyError: the trace has no delays of the sort asked for.
+        RemedyError: there is no such sort of delay.
         NotApplicableError: launch delays cost next to nothing, or hiding them saves nothing.
     """
+    asked, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
+    if asked is not None and asked not in sorts:
+        raise RemedyError(f"there are no delays {asked!r}; --hide takes {', '.join(sorts)}")
     needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
     before = _of(_replayed(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
@@ -93,7 +96,7 @@ def _of(step_s: Array) -> Prediction:
 def _chosen(case: Case, saved: Mapping[str, float]) -> str:
     if (asked := case.options.get("hide")) is not None:
         if asked not in saved:
-            raise RemedyError(f"the trace has no delays {asked!r}; --hide takes {', '.join(saved)}")
+            raise NotApplicableError(f"the trace has no {asked} operations")
         return str(asked)
     return next(name for name in saved if saved[name] >= NEARLY_ALL * saved[ALL])
 

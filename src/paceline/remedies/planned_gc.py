@@ -34,6 +34,9 @@ def propose(case: Case) -> Remedy:
         RemedyError: the interval asked for is none.
         NotApplicableError: no garbage collection is seen, or planning it would save nothing.
     """
+    asked = case.options.get("every_steps")
+    if asked is not None and int(asked) < 1:
+        raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
     needed_finding(case, "gc", "garbage collection")
     calm, seconds, n_chances = _without_pauses(case)
     pause = float(np.quantile(seconds, SLOW_QUANTILE))
@@ -90,8 +93,6 @@ def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
 def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
     """The interval asked for, or the shortest that gains enough of ``limit``."""
     if (asked := case.options.get("every_steps")) is not None:
-        if int(asked) < 1:
-            raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
         return int(asked)
     enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH * limit)
     return int(next(enough, EVERY_STEPS[-1]))

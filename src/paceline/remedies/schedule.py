@@ -128,6 +128,9 @@ def interleave(case: Case) -> Remedy:
         NotApplicableError: the job, its layers or its number of microbatches do not allow it, it
             gains nothing, or the trace leaves open what it does.
     """
+    asked = case.options.get("chunks")
+    if asked is not None and int(asked) < 2:
+        raise RemedyError(f"{asked} chunks per stage are not interleaved; give 2 or more")
     _need_pipeline(case)
     graph = case.measured.graph
     counts = {n_microbatches(graph, v) for v in range(graph.n_variants)}
