@@ -93,15 +93,28 @@ def _ends(link: Link) -> tuple[Worker, Worker]:
 
 
 def nic_suspects(case: Case) -> set[Worker]:
-    """Workers whose NIC is slow rather than one of their links.
+    """Workers whose NIC may be slow rather than the path to a neighbour.
 
-    Both of their links are slow, or one is and so is the data-parallel group of their stage.
+    All of their links are slow, and there are several, or their stage's data-parallel group is too.
     """
     link, group = finding_of(case, "link"), finding_of(case, "dp-network")
-    ends = [end for part in (links_of(link) if link else []) for end in _ends(part)]
+    slow = set(links_of(link)) if link else set()
     groups = group.evidence.get("groups") or [group.where["group"]] if group else []
     stages = {int(entry["stage"]) for entry in groups}
-    return {end for end in ends if ends.count(end) > 1 or end[1] in stages}
+    suspects = set()
+    for worker in {end for part in slow for end in _ends(part)}:
+        links = _links_at(case, worker)
+        if links <= slow and (len(links) > 1 or worker[1] in stages):
+            suspects.add(worker)
+    return suspects
+
+
+def _links_at(case: Case, worker: Worker) -> set[Link]:
+    """The links of a worker; around the end of the pipeline only if stages have chunks."""
+    (dp, stage), n_pp = worker, case.measured.graph.n_pp
+    around = case.measured.job.vpp_size > 1
+    neighbours = [n % n_pp for n in (stage - 1, stage + 1) if around or 0 <= n < n_pp]
+    return {(dp, min(stage, n), max(stage, n)) for n in neighbours}
 
 
 MOVING = (
