@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from paceline.errors import NotApplicableError, RemedyError
+from paceline.graph import from_trace
+from paceline.graph.computes import computes_of
 from paceline.remedies import Remedy
+from paceline.remedies.chunks import shares_by_layers
 from paceline.remedies.microbatches import propose as move_microbatches
 from paceline.remedies.placement import propose as swap_workers
+from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.replace import fix_link, replace_worker
+from paceline.remedies.resize import resizer
 from paceline.remedies.schedule import interleave, one_f_one_b
 from paceline.remedies.stage_layout import propose as split_layers
+from paceline.synth import SynthSpec, synthesize
 from remedy_jobs import LayeredJob
 
 #: How far a predicted step time may be from the stopwatch's.
@@ -212,3 +218,40 @@ def test_the_bound_without_layers_is_no_less_than_the_best_split():
     assert best.gain <= bound.gain + 0.005
     assert "at most" in bound.text
     assert any("--layers" in note for note in bound.notes)
+
+
+def test_unequal_microbatches_and_noise_do_not_look_like_a_loss_layer():
+    """Costs that differ by half: the stages' loads are compared microbatch by microbatch."""
+    spec = SynthSpec(dp=2, pp=4, microbatches=4, steps=3, noise=0.02, sequence_imbalance=0.5)
+    durations = from_trace(synthesize(spec)).durations
+    loads = typical_places(durations)
+    np.testing.assert_allclose(loads / loads.mean(axis=1, keepdims=True), 1.0, atol=0.02)
+    share = shares_by_layers(loads, None, 4, np.maximum(0.01, least_difference(durations)))
+    np.testing.assert_allclose(share, 0.25)
+
+
+def test_chunks_take_their_share_of_the_layers():
+    loads = np.array([[5.0, 4.0, 4.0, 6.0]] * 2)
+    share = shares_by_layers(loads, (8, 8, 8, 8), 2)[0]
+    np.testing.assert_allclose(share * loads[0][:, None], [[3, 2], [2, 2], [2, 2], [2, 4]])
+    two = shares_by_layers(loads[:, [0, 3]], (8, 8), 2)[0]  # the lesser of two shows the layers
+    np.testing.assert_allclose(two * loads[0, [0, 3], None], [[2.5, 2.5], [2.5, 3.5]])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_moved_microbatches_bring_what_they_hold(seed):
+    """Total cost stays: what a slow replica no longer computes, others do."""
+    spec = SynthSpec(
+        dp=4, pp=2, microbatches=6, steps=4, noise=0.0, sequence_imbalance=0.5, seed=seed
+    )
+    measured = from_trace(synthesize(spec))
+    resize = resizer(measured)
+    after = resize.resized(np.array([4, 7, 7, 6])).durations
+    computes = computes_of(after.graph)
+    before_s = computes_of(measured.graph).ops[0]
+    total = measured.durations.block(0)[before_s].sum(axis=(0, 1, 2, 4))
+    moved = sum(
+        after.block(v)[computes.ops[v]].sum(axis=(0, 1, 2, 4))
+        for v in range(after.graph.n_variants)
+    )
+    np.testing.assert_allclose(moved, total, rtol=1e-3)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import fit_computes
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.remedy import Case
 
@@ -48,17 +47,14 @@ def chunk_counts(case: Case) -> list[int]:
     return allowed
 
 
-def stage_loads(case: Case) -> Array:
-    """[kind, stage] typical seconds of a microbatch, of a job with one chunk per stage."""
-    return np.exp(fit_computes(case.measured.durations).place)
-
-
 def even_shares(n_stages: int, n_chunks: int) -> Array:
     """[kind, stage, chunk] shares of chunks that all compute alike."""
     return np.full((2, n_stages, n_chunks), 1 / n_chunks)
 
 
-def shares_by_layers(loads: Array, layers: Sequence[int] | None, n_chunks: int) -> Array:
+def shares_by_layers(
+    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN
+) -> Array:
     """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
 
     The layers of a stage are cut into equal chunks. What the first stage takes beyond its layers is
@@ -69,6 +65,7 @@ def shares_by_layers(loads: Array, layers: Sequence[int] | None, n_chunks: int) 
         loads: [kind, stage] seconds of a microbatch.
         layers: [stage] layers; None: as many on every stage.
         n_chunks: chunks per stage.
+        least: [kind] share of a stage's load from which on it is no noise.
     """
     n_stages = loads.shape[1]
     count = np.ones(n_stages) if layers is None else np.array(layers, dtype=np.float64)
@@ -78,7 +75,7 @@ def shares_by_layers(loads: Array, layers: Sequence[int] | None, n_chunks: int) 
     share = even_shares(n_stages, n_chunks)
     for stage, chunk in ((0, 0), (n_stages - 1, n_chunks - 1)):
         extra = loads[:, stage] - usual * count[stage]
-        extra = np.where(extra > EVEN * loads[:, stage], extra / loads[:, stage], 0.0)
+        extra = np.where(extra > least * loads[:, stage], extra / loads[:, stage], 0.0)
         share[:, stage] *= (1 - extra)[:, None]
         share[:, stage, chunk] += extra
     return share

@@ -9,11 +9,11 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.fit import fit_computes
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes, computes_of
 from paceline.remedies.outcome import copy_of
 from paceline.remedies.parameter_ops import ParameterOps
+from paceline.remedies.places import typical_places
 from paceline.remedies.remedy import Prediction
 from paceline.remedies.stage_split import (
     LayerCosts,
@@ -92,7 +92,7 @@ class LayoutSearch:
         self.durations, self.layers, self.bounds = durations, layers, bounds
         self.predict = predict
         self.computes: Computes = computes_of(durations.graph)
-        place_s = np.exp(fit_computes(durations).place)  # of the typical replica
+        place_s = typical_places(durations)
         virtual = np.arange(len(layers))
         #: [virtual stage] its place among the computes, which count stage by stage.
         self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp

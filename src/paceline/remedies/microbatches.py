@@ -27,8 +27,8 @@ LEAST_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
 NEW_SEQUENCES = (
-    "microbatches differ in cost here; those that are added are taken to cost what others of their "
-    "replica do, so single steps will differ"
+    "microbatches differ in cost here; the last ones of slow replicas are taken to move with what "
+    "they hold, so single steps will differ"
 )
 
 

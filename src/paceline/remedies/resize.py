@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.diagnose.fit import Fit, fit_computes
 from paceline.errors import GraphError, NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
+from paceline.graph.computes import computes_of
 from paceline.graph.schedules import SCHEDULES, replica_ops
 from paceline.remedies.regraph import Regraphed, ops_of
 from paceline.remedies.remedy import predicted_step_s
@@ -98,8 +99,9 @@ class Resizer:
     def resized(self, counts: Ints, delays: Durations | None = None) -> Regraphed:
         """The job had its replicas ``counts`` [dp] microbatches, with launch delays if given.
 
-        A microbatch that is added takes the times of another one of its replica and step; but not
-        the launch delay of the step's first one, which is that of the step's start.
+        A microbatch that is added takes the times of another one of its replica and step, with the
+        cost of the one that it was elsewhere; but not the launch delay of the step's first one,
+        which is that of the step's start.
         """
         old = self.measured.durations
         graph = old.graph
@@ -115,7 +117,31 @@ class Resizer:
             new.block(v)[:] = old.block(former)[match.one][:, :, dps]
             if delays is not None and new_delays is not None:
                 new_delays.block(v)[:] = delays.block(former)[match.delay][:, :, dps]
+        self._bring_costs(new, counts)
         return Regraphed(new, new_delays)
+
+    def _bring_costs(self, new: Durations, counts: Ints) -> None:
+        """Scale the computes of added microbatches to what those that moved there cost, in place.
+
+        The k-th that leaves a replica is the k-th that comes to another; what replicas drop or add
+        beyond that costs what their own do.
+        """
+        graph, before = self.measured.graph, self.counts
+        fit = fit_computes(self.measured.durations)
+        computes = computes_of(new.graph)
+        left = [(dp, m) for dp in range(graph.n_dp) for m in range(counts[dp], before[dp])]
+        come = [(dp, m) for dp in range(graph.n_dp) for m in range(before[dp], counts[dp])]
+
+        def cost(dp: int, microbatch: int) -> Array:  # [step] logarithm
+            micro = fit.variants[int(graph.replica_variant[dp])].micro
+            own: Array = micro[microbatch, :, int(graph.dp_index[dp])]
+            return own
+
+        for source, (dp, microbatch) in zip(left, come, strict=False):
+            change = cost(*source) - cost(dp, microbatch % int(before[dp]))
+            v, index = int(new.graph.replica_variant[dp]), int(new.graph.dp_index[dp])
+            ops = computes.ops[v][:, :, microbatch]  # [kind, place]
+            new.block(v)[ops, :, index] *= np.exp(fit.slope[..., None] * change)
 
 
 def resizer(measured: Measured) -> Resizer:

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.chunks import (
+    EVEN,
     FEW,
     chunk_counts,
     even_shares,
     shares_by_layers,
-    stage_loads,
 )
 from paceline.remedies.outcome import finding_of, outcome
+from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.regraph import (
     n_microbatches,
     overlap_buckets,
@@ -33,9 +34,9 @@ from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
 
-#: Numbers of chunks are compared on so many steps, spread over the trace; only the best is
-#: simulated on all of them.
-COMPARED_STEPS = 2
+#: Numbers of chunks are compared on steps spread over the trace, as many as have so many durations
+#: in all, but on two at least; only the best is simulated on all steps.
+COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 
 #: Where two readings of the stages' loads predict steps further apart than this, none is offered.
 OPEN = 0.03
@@ -162,13 +163,14 @@ class _Trial:
 
     def __init__(self, case: Case) -> None:
         self.case, self.measured, self.delays = case, case.measured, case.delays
-        self.loads = stage_loads(case)
+        self.loads = typical_places(case.measured.durations)  # of one chunk per stage
+        self.least = np.maximum(EVEN, least_difference(case.measured.durations))
         uneven = finding_of(case, "sequence-length") is not None
         self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
 
     def share(self, chunks: int) -> Array:
         """[kind, stage, chunk] share of a stage's computes that a chunk does."""
-        return shares_by_layers(self.loads, self.case.layers, chunks)
+        return shares_by_layers(self.loads, self.case.layers, chunks, self.least)
 
     def predicted(self, share: Array) -> Prediction:
         """The job in chunks."""
@@ -179,7 +181,9 @@ class _Trial:
     def compared(self, options: list[int]) -> list[dict[str, Any]]:
         """Mean step time with each number of chunks, over some steps."""
         some = copy(self)
-        chosen = spread_steps(self.measured.durations.n_steps, COMPARED_STEPS)
+        durations = self.measured.durations
+        most = COMPARED_VALUES * durations.n_steps // durations.values.size
+        chosen = spread_steps(durations.n_steps, max(COMPARED_STEPS, most))
         some.measured = of_steps(self.measured, chosen)
         some.delays = None if self.delays is None else times_of_steps(self.delays, chosen)
         some.variation = self.variation.steps(chosen)

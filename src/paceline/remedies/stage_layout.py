@@ -14,6 +14,7 @@ from paceline.diagnose.fit import fit_computes
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.layout_search import MIN_GAIN, Bounds, LayoutSearch
 from paceline.remedies.outcome import copy_of, outcome
+from paceline.remedies.places import typical_places
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.stage_split import Layout
 
@@ -75,7 +76,7 @@ def _bound(case: Case) -> Remedy:
     No split gains more under 1F1B or GPipe, where the busiest stage sets the pace.
     """
     fit = fit_computes(case.measured.durations)
-    seconds = np.exp(fit.place)  # [kind, place]
+    seconds = typical_places(case.measured.durations)  # [kind, place]
     scale = seconds.mean(axis=1, keepdims=True) / seconds
     changed = copy_of(case.measured.durations)
     for v, variant in enumerate(fit.variants):

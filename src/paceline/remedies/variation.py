@@ -59,7 +59,9 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
     residual = []
     for v, (variant, pause_s) in enumerate(zip(fit.variants, paused, strict=True)):
         rest = variant.residual.copy()
-        if not by_microbatch:
+        if by_microbatch:
+            _take_out(rest, variant.micro)
+        else:
             rest += fit.slope[:, :, None, None, None] * variant.micro
         if pause_s.any():
             own = durations.block(v)[variant.ops[0]]
@@ -70,6 +72,22 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
         rest -= np.where(np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0)
         residual.append(rest)
     return Variation(tuple(residual), paused)
+
+
+def _take_out(rest: Array, cost: Array) -> None:
+    """Take out of residuals, in place, what still goes with the cost of microbatches.
+
+    The slopes of the fit are unsure where a slow worker stands beside few others.
+
+    Args:
+        rest: [kind, stage, microbatch, step, dp] logarithms.
+        cost: [microbatch, step, dp] logarithms.
+    """
+    own = cost - cost.mean()
+    square = max(float((own * own).sum()), 1e-12)
+    slope = (rest * own).sum(axis=(2, 3, 4)) / square  # [kind, stage]
+    rest -= slope[:, :, None, None, None] * own
+    rest -= np.median(rest, axis=(2, 3), keepdims=True)
 
 
 def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
