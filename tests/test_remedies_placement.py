@@ -129,3 +129,11 @@ def test_a_nic_is_suspected_where_all_links_of_a_worker_are_slow(links, chunks, 
 def test_a_slow_group_makes_the_nic_of_an_only_link_suspect():
     slow = {"slow_links": (SlowLink(1, 0, 80.0),), "slow_nics": (SlowNic(1, 0, 20.0),)}
     assert nic_suspects(case_of(replace(job(4, 4, 1, 0.01), **slow))) == {(1, 0)}
+
+
+def test_with_few_replicas_a_stage_of_slow_workers_is_left_alone():
+    """One replica is slow throughout, and a worker of the other: the faster of two is no norm."""
+    slow = (*(SlowWorker(0, stage, 1.25) for stage in range(4)), SlowWorker(1, 2, 1.5))
+    spec = replace(job(2, 4, 0, 0.01), microbatches=16, slow_workers=slow)
+    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+        propose(case_of(spec))

@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.diagnose import MIN_OF_STEP
 from paceline.diagnose.causes import SLOW
+from paceline.diagnose.fit import fit_computes
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
@@ -16,7 +17,6 @@ from paceline.remedies.chunks import FEW
 from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
-from paceline.remedies.places import typical_places
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
 
@@ -81,7 +81,7 @@ def _closed(case: Case) -> frozenset[int]:
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW:
         return frozenset()
-    place = typical_places(case.measured.durations)
+    place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
     return frozenset(np.flatnonzero(loads > (1 + SLOW) * usual).tolist())
