@@ -15,7 +15,7 @@ from paceline.remedies.placement import propose as swap_workers
 from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.replace import fix_link, replace_worker
 from paceline.remedies.resize import resizer
-from paceline.remedies.schedule import interleave, one_f_one_b
+from paceline.remedies.schedule import MARGIN, interleave, one_f_one_b
 from paceline.remedies.stage_layout import propose as split_layers
 from paceline.synth import SynthSpec, synthesize
 from remedy_jobs import LayeredJob
@@ -207,6 +207,7 @@ def test_a_heavy_last_stage_whose_layers_are_unknown_widens_the_interval():
         gain = 1 - truth.step_s() / job.step_s()
         assert remedy.interval[0] - 0.005 <= gain <= remedy.interval[1] + 0.005
     known = interleave(job.case((12,) * 4, chunks=2))
+    assert known.interval[1] - known.interval[0] > 2 * MARGIN
     assert known.interval[1] - known.interval[0] < remedy.interval[1] - remedy.interval[0]
 
 

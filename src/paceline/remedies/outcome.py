@@ -31,6 +31,7 @@ def outcome(
     causes: Collection[str] | None = None,
     before: Prediction | None = None,
     otherwise: Prediction | None = None,
+    margin: float = 0.0,
 ) -> Remedy:
     """The remedy that leads to the step times ``after``.
 
@@ -44,6 +45,8 @@ def outcome(
         causes: it answers the findings of these of the kind's causes; None: of all of them.
         before: step times to compare with; None: those of the case.
         otherwise: step times under another reading of the trace, to go into the interval.
+        margin: how far such predictions are off beside the noise of steps, as a gain; the interval
+            is wider by it.
     """
     before = before or case.before
     # Other operations in another order vary on their own.
@@ -57,6 +60,7 @@ def outcome(
         notes.append(_delays_note(gain, bare[0]))
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
+    low, high = low - margin, high + margin
     remedy = Remedy(
         remedy=kind.name,
         text=f"{action}: a step takes {after.mean_s:.4g} s instead of {before.mean_s:.4g} s "
