@@ -26,7 +26,7 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies.microbatches import redistribute
 from paceline.remedies.partition import Groups, differencing, greedy, improve, pack
-from paceline.remedies.remedy import Case
+from paceline.remedies.remedy import Case, predicted_step_s
 from paceline.remedies.sequence_assign import plan_sequences
 from paceline.remedies.sequence_search import balance_of
 from paceline.synth import SynthSpec, draw_seqlens, synthesize
@@ -147,7 +147,7 @@ def gains() -> None:
         for (what, _), gain in found.gains.items():
             table[what] = max(gain, table.get(what, -1.0))
         shown = ", ".join(f"{what} {gain:.1%}" for what, gain in table.items())
-        predicted = 1 - found.step_s.mean() / before
+        predicted = 1 - predicted_step_s(found.durations).mean() / before
         print(
             f"  {dp}x{pp}, {n} microbatches, vpp {vpp}: S {result.slowdown:.2f}; {shown}; best "
             f"({found.plan.mostly}, {found.order}) {predicted:.2%}, truly "

@@ -85,6 +85,48 @@ def test_remedies_are_listed_with_their_gain_or_the_reason(traces, capsys):
     line = next(line for line in out.splitlines() if "replace-worker" in line)
     assert line.strip()[0].isdigit()
     assert "no finding of gc" in out
+    architecture = out.index("changes of the job's architecture")
+    assert out.index("replace-worker") < architecture < out.index("interleave")
+
+
+def test_changes_of_the_architecture_stand_apart(traces, tmp_path, capsys):
+    trace, out = str(traces / "slow.parquet"), tmp_path / "out"
+    assert run(["analyze", trace, "--out", str(out)]) == 0
+    screen = capsys.readouterr().out
+    assert screen.index("what to do") < screen.index("changes of the job's architecture")
+    document = json.loads((out / "result.json").read_text())
+    assert "interleave" in [r["remedy"] for r in document["architecture"]]
+    assert all(r["architecture"] and not r["findings"] for r in document["architecture"])
+    assert document["remedies"]
+    assert all(r["findings"] and not r["architecture"] for r in document["remedies"])
+    page = (out / "report.html").read_text()
+    assert page.index("Replace worker") < page.index("Changes of the job's architecture")
+    assert run(["remedy", trace, "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [r["remedy"] for r in listed["architecture"]] == ["interleave"]
+
+
+@pytest.mark.parametrize("command", ["analyze", "diagnose"])
+def test_layers_that_would_help_are_asked_for(tmp_path, capsys, command):
+    trace = str(tmp_path / "last.parquet")
+    spec = SynthSpec(dp=2, pp=4, microbatches=8, steps=3, slow_last_stage=(2.07, 1.41))
+    parquet.write(synthesize(spec), Path(trace))
+    assert run([command, trace]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hint: give --layers (N,N,N,N: the layers of each stage)" in out
+    assert "at most" in out
+    assert run([command, trace, "--layers", "9,9,9,9"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hint" not in out
+    assert "split the layers 11,10,10,5" in out
+
+
+def test_a_gain_above_s_is_explained(traces, capsys):
+    trace = str(traces / "slow.parquet")
+    for argv in (["analyze", trace], ["diagnose", trace], ["remedy", trace, "replace-worker"]):
+        assert run(argv) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert out.count("is no contradiction: S takes the mean of all workers") == 1
 
 
 def test_one_remedy(traces, capsys):
@@ -95,15 +137,41 @@ def test_one_remedy(traces, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("planned-gc", "the trace shows no garbage collection"),
+        ("1f1b", "the job does not run GPipe"),
+        ("stage-layout", "gains under 0.1%"),
+    ],
+)
+def test_nothing_to_do_is_an_answer(traces, capsys, name, message):
+    trace = str(traces / "slow.parquet")
+    assert run(["remedy", trace, name]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{name} does not apply: ")
+    assert message in out
+    assert err == ""
+    assert run(["remedy", trace, name, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"remedy", "applies", "reason"}
+    assert (answer["remedy"], answer["applies"]) == (name, False)
+    assert message in answer["reason"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["no-such"], "there is no remedy 'no-such'"),
-        (["planned-gc"], "gc"),
-        (["stage-layout"], "--layers"),
         (["stage-layout", "--layers", "9,9"], "4"),
+        (["interleave", "--chunks", "0"], "give 2 or more"),
+        (["interleave", "--chunks", "4", "--layers", "9,9,9,9"], "cannot be cut into 4"),
+        (["overlap-dp", "--buckets", "0"], "give 1 or more"),
+        (["planned-gc", "--every-steps", "0"], "give 1 or more"),
+        (["hide-delays", "--hide", "coffee"], "there are no delays 'coffee'"),
+        (["sequence-balance", "--max-tokens", "8"], "--seqlens"),
     ],
 )
-def test_remedies_that_do_not_apply_say_why(traces, capsys, arguments, message):
+def test_what_cannot_be_asked_is_an_error(traces, capsys, arguments, message):
     assert run(["remedy", str(traces / "slow.parquet"), *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

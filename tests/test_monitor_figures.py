@@ -1,6 +1,7 @@
 """What the pages draw: the report's own figures, and those of the fleet."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from paceline.monitor.store import queries
 from paceline.monitor.web import charts, comparison, fleet, shown
 from paceline.monitor.web.results import Kept
 from paceline.monitor.web.templating import ago, cause, hours
-from paceline.remedies import REMEDIES, Case, advise
+from paceline.remedies import REMEDIES, Case, Remedy, advise
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import figure_data
 from paceline.report.page.findings import findings_html, remedies_html
@@ -28,6 +29,12 @@ WEEK_S = 7 * DAY_S
 MONDAY = 4 * DAY_S + 100 * WEEK_S
 
 
+CHUNKS = Remedy(
+    "interleave", "cut the stages: a step takes 1 s", (), 1.0, 0.1, (0.0, 0.2), {"chunks": 2},
+    action="cut the stages", architecture=True,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def slow():
     """An analysis with all that the report's pages need."""
@@ -35,7 +42,8 @@ def slow():
     result = analyze(measured)
     hosts = {(dp, pp): (f"node-{dp}", str(pp)) for dp in range(SLOW.dp) for pp in range(SLOW.pp)}
     diagnosis = diagnose(measured, result, hosts)
-    return result, advise(Case(measured, result, diagnosis), REMEDIES), hosts
+    advice = advise(Case(measured, result, diagnosis), REMEDIES)
+    return result, replace(advice, architecture=(CHUNKS,)), hosts
 
 
 def as_json(slow, **options):
@@ -58,11 +66,25 @@ def test_figures_and_tables_are_those_of_the_report(slow):
     assert sections.waterfall == fit(waterfall_html(result, advice.fall, None))
     assert sections.findings == fit(findings_html(advice.diagnosis, advice.remedies, hosts))
     findings = advice.diagnosis.findings
-    remedies = fit(remedies_html(advice.remedies, findings, advice.not_applicable))
-    assert sections.remedies == remedies
+    every = (*advice.remedies, *advice.architecture)
+    assert sections.remedies == fit(remedies_html(every, findings, advice.not_applicable))
     stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
     assert sections.stages == fit(parts_html(stages, "stage"))
     assert set(sections.warnings) == set(result.warnings)
+
+
+def test_results_from_before_the_architecture_stood_apart_are_read(slow):
+    text = as_json(slow)
+    old = {key: value for key, value in text.items() if key != "architecture"}
+    new = ("action", "architecture")
+    old["remedies"] = [
+        {key: value for key, value in remedy.items() if key not in new}
+        for remedy in (*text["remedies"], *text["architecture"])
+    ]
+    names = [remedy.remedy for remedy in shown.remedies_of(old)]
+    assert names == [remedy["remedy"] for remedy in old["remedies"]]
+    assert "interleave" in names
+    assert "Interleave" in shown.sections(old).remedies
 
 
 def test_without_workers_by_step_the_smaller_of_stage_and_replica_is_shown(slow):

@@ -1,13 +1,14 @@
-"""Hiding launch delays: compared on the traced step."""
+"""Hiding launch delays: compared on the step with all delays."""
 
 from dataclasses import replace
 
 import pytest
 
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.data_loading import propose
 from paceline.synth import SynthSpec
 from remedy_cases import analysed, case_of
+from remedy_jobs import LayeredJob
 
 
 @pytest.mark.parametrize(
@@ -20,10 +21,56 @@ def test_the_gain_is_right(dp, pp, seed, noise):
     truth = float(analysed(prompt).traced_s.mean())
     assert remedy.step_time_s == pytest.approx(truth, rel=0.01)
     assert remedy.gain == pytest.approx(1 - truth / case.result.traced_s.mean(), abs=0.01)
-    assert remedy.change["hide"] == "step-start"
+    assert remedy.change["hide"] == ["step-start"]
+    assert "prefetch" in remedy.action
     assert remedy.findings == ("launch-delay",)
 
 
+SEVERAL = LayeredJob(
+    pp=2, delays={"forward-compute": 0.004, "backward-compute": 0.008}, loading_s=0.1
+)
+WITHOUT = {
+    "step-start": {"loading_s": 0.0},
+    "forward-compute": {"delays": {"backward-compute": 0.008}, "loading_s": 0.0},
+    "backward-compute": {"delays": {"forward-compute": 0.004}},
+    "all": {"delays": {}, "loading_s": 0.0},
+}
+
+
+def test_all_delays_are_offered_with_what_each_would_gain_alone():
+    remedy = propose(SEVERAL.case())
+    assert {"step-start", "forward-compute", "backward-compute"} <= set(remedy.change["hide"])
+    assert remedy.step_time_s == pytest.approx(replace(SEVERAL, **WITHOUT["all"]).step_s())
+    gains = {row["hide"]: row["gain"] for row in remedy.change["alone"]}
+    assert gains["all"] == pytest.approx(remedy.gain)
+    for sort in ("step-start", "forward-compute", "backward-compute"):
+        assert 0.005 < gains[sort] < gains["all"]
+    assert f"before backward-compute {gains['backward-compute']:.1%}" in remedy.text
+    assert f"at the start of steps {gains['step-start']:.1%}" in remedy.text
+
+
+@pytest.mark.parametrize("hide", ["forward-compute", "backward-compute", "all"])
+def test_the_user_chooses_which(hide):
+    remedy = propose(SEVERAL.case(hide=hide))
+    truth = replace(SEVERAL, **WITHOUT[hide]).step_s()
+    assert remedy.step_time_s == pytest.approx(truth, rel=1e-6)
+    assert remedy.gain == pytest.approx(1 - truth / SEVERAL.step_s())
+
+
+def test_the_start_of_steps_also_holds_each_workers_first_launch():
+    remedy = propose(SEVERAL.case(hide="step-start"))
+    truth = replace(SEVERAL, **WITHOUT["step-start"]).step_s()
+    assert remedy.step_time_s == pytest.approx(truth, rel=0.01)
+
+
+def test_other_sorts_are_an_error():
+    with pytest.raises(RemedyError, match="step-start, all, forward-compute, backward") as error:
+        propose(SEVERAL.case(hide="coffee"))
+    assert not isinstance(error.value, NotApplicableError)
+    with pytest.raises(NotApplicableError, match="no gc operations"):
+        propose(SEVERAL.case(hide="gc"))
+
+
 def test_without_delays_it_does_not_apply():
-    with pytest.raises(RemedyError, match="no time lost between operations"):
+    with pytest.raises(NotApplicableError, match="no time lost between operations"):
         propose(case_of(SynthSpec(dp=4, pp=2, microbatches=4, steps=3)))

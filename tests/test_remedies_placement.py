@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.errors import RemedyError
-from paceline.remedies.placement import propose, swaps_around, swaps_to
-from paceline.synth import SlowLink, SlowWorker, SynthSpec
+from paceline.errors import NotApplicableError, RemedyError
+from paceline.remedies.placement import nic_suspects, propose, swaps_around, swaps_to
+from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
 from remedy_cases import case_of, error_of
 
 SIZES = [(2, 4, 0, 0.01), (4, 4, 1, 0.02), (8, 4, 2, 0.015), (16, 8, 3, 0.01)]
@@ -40,7 +40,16 @@ def test_two_slow_workers_of_one_replica_are_parted(size):
     assert remedy.findings == ("worker",)
 
 
-@pytest.mark.parametrize("size", SIZES)
+def test_with_few_replicas_a_heavy_stage_may_be_slow_workers():
+    """Two workers of a stage with two are slow, one of them more: nobody is moved out of it."""
+    slow = (SlowWorker(0, 2, 1.3), SlowWorker(1, 2, 1.5))
+    case = case_of(replace(job(*SIZES[0]), slow_workers=slow))
+    assert {"stage-imbalance", "worker"} <= {f.cause for f in case.diagnosis.findings}
+    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+        propose(case)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size[0] > 3])
 def test_a_slow_worker_leaves_the_heavy_stage(size):
     pp = size[1]
     loss = (*(((1.0, 1.0),) * (pp - 1)), (2.0, 1.5))
@@ -99,3 +108,32 @@ def test_links_are_torn_by_workers_that_stand_in_no_other():
     found = swaps_around([(0, 0, 1), (1, 1, 2)], {(2, 1)}, 4)
     assert [swap for _, swap in found] == [((0, 1), (3, 1)), ((1, 2), (2, 2))]
     assert swaps_around([(0, 0, 1)], {(1, 0), (1, 1)}, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("links", "chunks", "suspects"),
+    [
+        ([(1, 1)], 1, set()),  # both ends have another link, which is fast
+        ([(1, 1), (1, 2)], 1, {(1, 2)}),
+        ([(1, 0)], 1, set()),  # the first stage's only link: nothing else speaks against its NIC
+        ([(1, 0), (1, 1)], 1, {(1, 1)}),
+        ([(1, 0)], 2, set()),  # with chunks the first stage has a link to the last
+    ],
+)
+def test_a_nic_is_suspected_where_all_links_of_a_worker_are_slow(links, chunks, suspects):
+    slow = tuple(SlowLink(dp, pp, 80.0) for dp, pp in links)
+    case = case_of(replace(job(4, 4, 1, 0.01), vpp=chunks, slow_links=slow))
+    assert nic_suspects(case) == suspects
+
+
+def test_a_slow_group_makes_the_nic_of_an_only_link_suspect():
+    slow = {"slow_links": (SlowLink(1, 0, 80.0),), "slow_nics": (SlowNic(1, 0, 20.0),)}
+    assert nic_suspects(case_of(replace(job(4, 4, 1, 0.01), **slow))) == {(1, 0)}
+
+
+def test_with_few_replicas_a_stage_of_slow_workers_is_left_alone():
+    """One replica is slow throughout, and a worker of the other: the faster of two is no norm."""
+    slow = (*(SlowWorker(0, stage, 1.25) for stage in range(4)), SlowWorker(1, 2, 1.5))
+    spec = replace(job(2, 4, 0, 0.01), microbatches=16, slow_workers=slow)
+    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+        propose(case_of(spec))

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import RemedyError
+from paceline.graph import Durations, from_trace
 from paceline.remedies.layout_search import LayoutSearch
+from paceline.remedies.parameter_ops import ParameterOps
 from paceline.remedies.stage_layout import bounds_of, propose
 from paceline.remedies.stage_split import best_split, estimate_costs, splits_within
-from paceline.synth import SlowWorker, SynthSpec
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
 from remedy_cases import analysed, case_of, error_of
 
 
@@ -77,7 +80,8 @@ def test_no_split_of_a_small_job_is_better(schedule):
     spec = job(layers, (1, 0), (7, 3), dp=2, steps=2, microbatches=6, schedule=schedule, noise=0.0)
     case = case_of(spec, layers)
     remedy = propose(case)
-    search = LayoutSearch(case.measured.durations, layers, bounds_of(case, 4, 20))
+    bounds = bounds_of(case, 4, 20)
+    search = LayoutSearch(case.measured.durations, layers, bounds, case.predicted)
     every = np.array([split for split in product(range(1, 18), repeat=4) if sum(split) == 20])
     best = float(search.rank(every).min())
     assert remedy.step_time_s <= best * 1.001
@@ -112,7 +116,8 @@ def test_no_interleaved_split_beats_the_lower_bound(microbatches):
     )
     layers = (4, 4, 4, 4)
     case = case_of(spec, layers)
-    search = LayoutSearch(case.measured.durations, layers, bounds_of(case, 4, 16))
+    bounds = bounds_of(case, 4, 16)
+    search = LayoutSearch(case.measured.durations, layers, bounds, case.predicted)
     every = np.array([split for split in product(range(1, 14), repeat=4) if sum(split) == 16])
     times = search.rank(every)
     assert search.lower_bound() <= times.min()
@@ -122,7 +127,6 @@ def test_no_interleaved_split_beats_the_lower_bound(microbatches):
 @pytest.mark.parametrize(
     ("layers", "options", "message"),
     [
-        (None, {}, "pass --layers with 4 numbers"),
         ((9, 9, 9), {}, "3 numbers of layers .* for 4 stages"),
         ((9, 9, 9, -1), {}, "not numbers of layers"),
         ((0, 0, 0, 0), {}, "not numbers of layers"),
@@ -190,3 +194,22 @@ def test_a_stage_on_slower_machines_keeps_its_speed():
     costs = estimate_costs(np.array([[6.0, 6, 9, 6, 6]] * 2), (2, 2, 2, 2, 2))
     np.testing.assert_allclose(costs.per_layer[0], [3, 3, 4.5, 3, 3])
     np.testing.assert_allclose(costs.extra, 0.0)
+
+
+@pytest.mark.parametrize(("grow", "factor"), [(True, 12 / 9), (False, 1.0)])
+def test_collectives_grow_with_the_layers_where_the_trace_shows_it(grow, factor):
+    """Stages of 3, 9, 9, 9 layers: their gathers take a third on the first stage, or as long."""
+    spec = job((3, 9, 9, 9), dp=2, steps=2, microbatches=4, noise=0.0)
+
+    def seconds(graph):
+        base = np.array([spec.base_s[OpKind(int(kind))] for kind in graph.kind])
+        small = (graph.kind == OpKind.PARAMS_ALL_GATHER) & (graph.pp == 0)
+        return np.where(small & grow, base / 3, base)
+
+    durations = from_trace(synthesize(spec, seconds)).durations
+    ops = ParameterOps(durations, (3, 9, 9, 9), 4)
+    changed = Durations(durations.graph, durations.n_steps, durations.values.copy())
+    ops.scale(changed, 0, np.array([[3, 12, 9, 6]]))
+    graph = durations.graph
+    (gather,) = np.flatnonzero((graph.kind == OpKind.PARAMS_ALL_GATHER) & (graph.pp == 1))
+    np.testing.assert_allclose(changed.row(gather), durations.row(gather) * factor)

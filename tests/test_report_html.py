@@ -195,10 +195,32 @@ def test_the_headline_names_loss_cause_and_gain():
 
 def test_the_headline_prefers_the_remedy_of_the_cause_it_names():
     result, diagnosis, *_ = analysed(SLOW)
-    other = replace(remedy(0.3), remedy="interleave", findings=())
+    other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))
     assert "Replacing it gains 5%." in headline(result, diagnosis, [other, remedy(0.05)])
-    told = replace(other, text="interleave: a step takes 1 s instead of 2 s (gain 30.0%)")
-    assert headline(result, diagnosis, [told]).endswith(" To gain 30%: interleave.")
+    moved = replace(remedy(0.3), remedy="micro-batches", action="move: 2 of them")
+    assert headline(result, diagnosis, [moved]).endswith(" To gain 30%: move: 2 of them.")
+    bound = replace(moved, change={"bound": True})
+    assert headline(result, diagnosis, [bound]).endswith(" To gain up to 30%: move: 2 of them.")
+
+
+def test_the_headline_prefers_the_surest_of_equal_gains():
+    result, diagnosis, *_ = analysed(SLOW)
+    unsure = replace(
+        remedy(0.3), remedy="placement", action="swap it", gain=0.305, interval=(0.0, 0.31)
+    )
+    assert "Replacing it gains 30%." in headline(result, diagnosis, [unsure, remedy(0.3)])
+    assert headline(result, diagnosis, [unsure, remedy(0.2)]).endswith("To gain 30%: swap it.")
+
+
+def test_the_headline_names_no_remedy_of_another_cause():
+    result, diagnosis, *_ = analysed(SLOW)
+    other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))
+    assert headline(result, diagnosis, [other]).endswith(" slow.")
+    chunks = replace(remedy(0.3), remedy="interleave", architecture=True)
+    assert headline(result, diagnosis, [chunks]).endswith(" slow.")
+    unexplained = replace(diagnosis.findings[0], id="unexplained", cause="unexplained")
+    noisy = Diagnosis((unexplained,), diagnosis.slowdown_interval)
+    assert headline(result, noisy, [other, chunks]).endswith("no known pattern explains it.")
 
 
 def test_the_headline_says_when_no_cause_is_known():

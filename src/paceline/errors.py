@@ -6,7 +6,8 @@
     ├── SimulationError     the kernel was given arrays that do not belong together
     ├── ScenarioError       a what-if scenario names something that the job does not have
     ├── SynthError          a job that cannot be synthesised was asked for
-    ├── RemedyError         a remedy does not apply to this job, or lacks what it needs to know
+    ├── RemedyError         a remedy was asked for in a way that this job does not allow
+    │   └── NotApplicableError   a remedy has nothing to do here: an answer, not a mistake
     ├── ComparisonError     two jobs are unlike, so that their steps cannot be compared
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
@@ -47,7 +48,11 @@ class SynthError(PacelineError):
 
 
 class RemedyError(PacelineError):
-    """A remedy does not apply to this job, or lacks what it needs to know."""
+    """A remedy was asked for in a way that this job does not allow."""
+
+
+class NotApplicableError(RemedyError):
+    """A remedy has nothing to do here, or cannot be predicted: an answer, not a mistake."""
 
 
 class ComparisonError(PacelineError):

@@ -27,6 +27,7 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--chunks", int, "N", "interleave: chunks per stage"),
     ("--buckets", int, "N", "overlap-dp: parts in which a chunk's gradients are reduced"),
     ("--every-steps", int, "N", "planned-gc: steps between collections"),
+    ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
 )
 
 
@@ -63,8 +64,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict and print."""
-    from paceline.errors import RemedyError
+    """Predict and print; that a remedy does not apply is an answer, too."""
+    from paceline.errors import NotApplicableError, RemedyError
     from paceline.files import check_not_input, check_targets
     from paceline.remedies import REMEDIES
 
@@ -77,15 +78,17 @@ def run(args: argparse.Namespace) -> int:
         check_not_input([args.assignment_out], [args.trace, args.job, args.seqlens])
         check_targets([args.assignment_out], force=args.force)
     case = _case(args)
-    remedy = kinds[args.remedy].propose(case)
+    try:
+        remedy = kinds[args.remedy].propose(case)
+    except NotApplicableError as reason:
+        _print_reason(args, str(reason))
+        return 0
     if args.assignment_out and args.remedy == "sequence-balance":
         from paceline.remedies.sequence_search import balance_of
 
         balance_of(case).write(args.assignment_out, force=args.force)
     if args.json:
-        from paceline.report.result_json import lines_of_json
-
-        sys.stdout.write(lines_of_json(remedy.to_mapping()))
+        _print_json({"applies": True, **remedy.to_mapping()})
         return 0
     from paceline.report.terminal import print_lines, standard_output
     from paceline.report.why import remedy_lines
@@ -93,6 +96,19 @@ def run(args: argparse.Namespace) -> int:
     console = standard_output()
     print_lines(remedy_lines(remedy, min(console.width, 120)), console)
     return 0
+
+
+def _print_reason(args: argparse.Namespace, reason: str) -> None:
+    if args.json:
+        _print_json({"remedy": args.remedy, "applies": False, "reason": reason})
+    else:
+        print(f"{args.remedy} does not apply: {reason}")
+
+
+def _print_json(mapping: dict[str, Any]) -> None:
+    from paceline.report.result_json import lines_of_json
+
+    sys.stdout.write(lines_of_json(mapping))
 
 
 def _case(args: argparse.Namespace) -> Case:
@@ -105,17 +121,26 @@ def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
     from paceline.remedies import propose_all
 
     proposed, refused = propose_all(_case(args), kinds)
-    gains = {remedy.remedy: remedy.gain for remedy in proposed}
+    by_list = {
+        architecture: [r for r in proposed if r.architecture == architecture]
+        for architecture in (False, True)
+    }
     if args.json:
-        from paceline.report.result_json import lines_of_json
-
-        sys.stdout.write(
-            lines_of_json({"remedies": [r.to_mapping() for r in proposed], "refused": refused})
+        _print_json(
+            {
+                "remedies": [r.to_mapping() for r in by_list[False]],
+                "architecture": [r.to_mapping() for r in by_list[True]],
+                "refused": refused,
+            }
         )
         return 0
-    for kind in kinds:
-        gain = f"{gains[kind.name]:6.1%}" if kind.name in gains else f"{'-':>6}"
-        print(f"{gain}  {kind.name:20} {kind.summary}")
-        if kind.name in refused:
-            print(f"        {'':20} {refused[kind.name]}")
+    gains = {r.remedy: r.gain for r in proposed}
+    for architecture in (False, True):
+        if architecture:
+            print("changes of the job's architecture:")
+        for kind in (kind for kind in kinds if kind.architecture == architecture):
+            gain = f"{gains[kind.name]:6.1%}" if kind.name in gains else f"{'-':>6}"
+            print(f"{gain}  {kind.name:20} {kind.summary}")
+            if kind.name in refused:
+                print(f"        {'':20} {refused[kind.name]}")
     return 0

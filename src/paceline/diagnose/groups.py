@@ -35,7 +35,7 @@ MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
 #: Late members are few; where more are late the group's members are simply unlike.
 FEW_MEMBERS = 0.25
 
-MOST_LISTED = 16
+MOST_LISTED = 256
 
 
 @dataclass(frozen=True)

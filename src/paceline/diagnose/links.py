@@ -37,7 +37,7 @@ CHANCE = 1e-4
 RARE = 1 / 500
 
 #: Links in the evidence; the rest is counted.
-MOST_LISTED = 16
+MOST_LISTED = 256
 
 
 @dataclass(frozen=True)

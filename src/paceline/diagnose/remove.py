@@ -60,14 +60,18 @@ def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durati
     if any(effect.factor is not None or effect.excess is not None for effect in effects):
         for k in range(len(KINDS)):
             _computes_without(changed, fit, effects, k)
-    for effect in effects:
-        for part in effect.scaled:
-            block = changed.block(part.variant)
-            if part.dp_index is None:
-                block[part.ops] *= part.factor
-            else:
-                block[part.ops, :, part.dp_index] *= part.factor[..., 0]
+    scale_transfers(changed, [part for effect in effects for part in effect.scaled])
     return changed
+
+
+def scale_transfers(durations: Durations, parts: Sequence[Scaled]) -> None:
+    """Scale transfers, in place."""
+    for part in parts:
+        block = durations.block(part.variant)
+        if part.dp_index is None:
+            block[part.ops] *= part.factor
+        else:
+            block[part.ops, :, part.dp_index] *= part.factor[..., 0]
 
 
 def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:

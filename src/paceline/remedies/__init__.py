@@ -11,6 +11,7 @@ from paceline.remedies import (
     stage_layout,
 )
 from paceline.remedies.advise import Advice, advise, propose_all
+from paceline.remedies.outcome import beyond_s
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
 #: All remedies there are, in the order in which they are listed.
@@ -25,4 +26,13 @@ REMEDIES: tuple[RemedyKind, ...] = (
     *schedule.KINDS,
 )
 
-__all__ = ["REMEDIES", "Advice", "Case", "Remedy", "RemedyKind", "advise", "propose_all"]
+__all__ = [
+    "REMEDIES",
+    "Advice",
+    "Case",
+    "Remedy",
+    "RemedyKind",
+    "advise",
+    "beyond_s",
+    "propose_all",
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.diagnose import Diagnosis, Waterfall, waterfall
 from paceline.errors import RemedyError
+from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
 
@@ -17,25 +18,46 @@ class Advice:
     Attributes:
         diagnosis: causes, by share.
         fall: where the time goes.
-        remedies: by gain, largest first.
+        remedies: those that answer findings, by gain, largest first.
         not_applicable: remedy -> why it does not apply.
+        architecture: changes of the job's architecture, by gain.
+        hints: what to tell Paceline to learn more.
     """
 
     diagnosis: Diagnosis
     fall: Waterfall
     remedies: tuple[Remedy, ...] = ()
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+    architecture: tuple[Remedy, ...] = ()
+    hints: tuple[str, ...] = ()
 
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
     """All that is known: waterfall and remedies for a diagnosed case."""
     fall = waterfall(case.measured, case.result, case.diagnosis.findings)
-    remedies, refused = propose_all(case, kinds)
-    return Advice(case.diagnosis, fall, tuple(remedies), refused)
+    proposed, refused = propose_all(case, kinds)
+    return Advice(
+        case.diagnosis,
+        fall,
+        tuple(remedy for remedy in proposed if not remedy.architecture),
+        refused,
+        tuple(remedy for remedy in proposed if remedy.architecture),
+        _hints(case),
+    )
+
+
+def _hints(case: Case) -> tuple[str, ...]:
+    if case.layers is not None or finding_of(case, "stage-imbalance") is None:
+        return ()
+    n_pp = case.measured.graph.n_pp
+    return (
+        f"give --layers ({','.join(['N'] * n_pp)}: the layers of each stage) to get the best split "
+        "of the layers over the stages and its gain",
+    )
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
-    """Remedies for the causes found, by gain, and why the others do not apply."""
+    """Remedies by gain, and why the others do not apply; none for a job without findings."""
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose import MIN_OF_STEP
+from paceline.diagnose.fit import fit_computes
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes
-from paceline.remedies.healthy import HealthyWorker, Worker, healthy_workers
+from paceline.remedies.healthy import Worker
 from paceline.remedies.outcome import copy_of
-from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.remedy import Prediction
 from paceline.remedies.typical import some_replicas, try_out, typical_durations
 
 Array = npt.NDArray[np.float64]
@@ -23,8 +25,32 @@ Positions = tuple[Worker, ...]
 #: stages, then with fewer of them at the ends (falcon paper, 5.3), then with fewer swaps is better.
 STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 
-#: Arrangements simulated on all steps and replicas.
-VERIFIED = 4
+#: Arrangements simulated on all steps and replicas. One that is not the best without noise must be
+#: better by CLEARLY to be chosen: less is the luck of the traced steps.
+VERIFIED, CLEARLY = 4, 0.01
+
+
+#: A worker's factor changes from step to step only where that stands out by so many standard errors
+#: of a median over its computes.
+STEP_ERRORS = 3.0
+
+Swap = tuple[Worker, Worker]
+
+
+def swaps_to(workers: Sequence[Worker], positions: Sequence[Worker]) -> list[Swap]:
+    """Swaps, one after the other, that bring each worker to its position."""
+    at = {worker: worker for worker in workers}  # where each worker stands now
+    swaps = []
+    for worker, target in zip(workers, positions, strict=True):
+        here = at[worker]
+        if here == target:
+            continue
+        swaps.append((here, target))
+        for other, place in at.items():
+            if place == target:
+                at[other] = here
+        at[worker] = target
+    return swaps
 
 
 class Arrangement:
@@ -32,34 +58,59 @@ class Arrangement:
 
     def __init__(self, durations: Durations, computes: Computes, workers: Sequence[Worker]) -> None:
         self.durations, self.computes, self.workers = durations, computes, tuple(workers)
-        self.parts: list[HealthyWorker] = healthy_workers(durations, computes, workers)
-        #: worker -> [kind, step] how many times as long as its peers it computes.
-        self.factors: dict[Worker, Array] = {
-            part.worker: np.median(part.own / part.seconds, axis=(1, 2)) for part in self.parts
-        }
+        self.fit = fit_computes(durations)
+        #: worker -> [kind, step] how many times as long as the typical one of its stage it takes.
+        self.factors: dict[Worker, Array] = {worker: self._by_step(worker) for worker in workers}
+
+    def _lasting(self, worker: Worker) -> Array:
+        """[kind, 1] a worker's factor over all steps."""
+        dp, stage = worker
+        factor: Array = np.exp(self.fit.worker_total[:, stage, dp])[:, None]
+        return factor
+
+    def _by_step(self, worker: Worker) -> Array:
+        """[kind, step] a worker's factor."""
+        dp, stage = worker
+        graph, fit = self.durations.graph, self.fit
+        rest = fit.variants[int(graph.replica_variant[dp])].residual
+        own = rest[:, fit.stage_of_place == stage][..., int(graph.dp_index[dp])]
+        middle = np.median(own, axis=(1, 2))  # over chunks and microbatches
+        error = 1.2533 * fit.sigma / np.sqrt(own.shape[1] * own.shape[2])
+        stands_out = np.abs(middle) > STEP_ERRORS * error[:, None]
+        factor: Array = self._lasting(worker) * np.exp(np.where(stands_out, middle, 0.0))
+        return factor
 
     @cached_property
     def healthy(self) -> Durations:
         """The durations if none of the workers were slow."""
         changed = copy_of(self.durations)
-        for part in self.parts:
-            part.apply(changed)
+        for worker, factor in self.factors.items():
+            self._scale(changed, worker, 1 / factor)
         return changed
 
     def at(self, positions: Positions) -> Durations:
-        """The durations with each worker at a position (dp, stage)."""
-        changed = copy_of(self.healthy)
-        graph = changed.graph
-        for worker, (dp, stage) in zip(self.workers, positions, strict=True):
-            v, index = int(graph.replica_variant[dp]), int(graph.dp_index[dp])
-            block, own = changed.block(v), self.durations.block(v)
-            for k in range(len(KINDS)):
-                ops = self.computes.of_stage(v, stage)[k].ravel()
-                if worker == (dp, stage):
-                    block[ops, :, index] = own[ops, :, index]
-                else:
-                    block[ops, :, index] *= self.factors[worker][k]
+        """The durations with each worker at a position (dp, stage), by swaps.
+
+        Whoever stood there computes with its own speed where it is then.
+        """
+        standing: dict[Worker, Worker] = {}  # position -> the worker that stands there
+        for one, other in swaps_to(self.workers, positions):
+            here, there = standing.get(one, one), standing.get(other, other)
+            standing[one], standing[other] = there, here
+        changed = copy_of(self.durations)
+        for position, worker in standing.items():
+            own, new = (self.factors.get(who, self._lasting(who)) for who in (position, worker))
+            self._scale(changed, position, new / own)
         return changed
+
+    def _scale(self, durations: Durations, position: Worker, factor: Array) -> None:
+        """Multiply the computes of a position by [kind, step]."""
+        dp, stage = position
+        graph = durations.graph
+        v, index = int(graph.replica_variant[dp]), int(graph.dp_index[dp])
+        for k in range(len(KINDS)):
+            ops = self.computes.of_stage(v, stage)[k].ravel()
+            durations.block(v)[ops, :, index] *= factor[k]
 
 
 @dataclass(frozen=True)
@@ -73,8 +124,15 @@ class Found:
 class Search:
     """Local search: move one slow worker at a time, on typical durations."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
-        self.arrangement = arrangement
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        predict: Callable[[Durations], Prediction],
+        closed: frozenset[int] = frozenset(),
+    ) -> None:
+        self.arrangement, self.predict = arrangement, predict
+        #: Stages that no worker enters or leaves.
+        self.closed = closed
         self.workers = arrangement.workers
         graph = arrangement.durations.graph
         self.n_pp = graph.n_pp
@@ -98,15 +156,17 @@ class Search:
         return self._verified()
 
     def _verified(self) -> Found:
-        order = sorted(self.known, key=lambda positions: self.known[positions])
+        # What gains nothing without noise gains by the luck of the traced steps.
+        now = self.known[self.workers]
+        better = [p for p, seconds in self.known.items() if seconds < now * (1 - MIN_OF_STEP)]
+        order = sorted(better, key=lambda positions: self.known[positions])
         best = Found(self.workers, self.arrangement.durations)
-        least = self._score(self.workers, float(predicted_step_s(best.durations).mean()))
+        least = self._score(self.workers, self.predict(best.durations).mean_s)
         for positions in order[:VERIFIED]:
-            if positions == self.workers:
-                continue
             durations = self.arrangement.at(positions)
-            score = self._score(positions, float(predicted_step_s(durations).mean()))
-            if score < least:
+            score = self._score(positions, self.predict(durations).mean_s)
+            needed = least if best.positions == self.workers else least * (1 - CLEARLY)
+            if score < needed:
                 best, least = Found(positions, durations), score
         return best
 
@@ -139,8 +199,12 @@ class Search:
                     found.append(tuple(new))
         return found
 
+    def _allowed(self, positions: Positions) -> bool:
+        between = zip(self.workers, positions, strict=True)
+        return all(a == b or not {a, b} & self.closed for (_, a), (_, b) in between)
+
     def _learn(self, arrangements: Sequence[Positions]) -> None:
-        new = [a for a in dict.fromkeys(arrangements) if a not in self.known]
+        new = [a for a in dict.fromkeys(arrangements) if a not in self.known and self._allowed(a)]
         if not new:
             return
         computes = self.arrangement.computes

@@ -1,79 +1,129 @@
-"""Hide what passes between operations: data loading at the start of steps, or launch delays."""
+"""Hide what passes between operations: data loading at the start of steps, and launch delays."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import RemedyError
-from paceline.graph import Durations, StepGraph
-from paceline.remedies.outcome import copy_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.errors import NotApplicableError, RemedyError
+from paceline.graph import Measured, StepGraph
+from paceline.remedies.outcome import needed_finding, outcome
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
+from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+#: What may be hidden beside the delays before one kind of op: those at the start of steps, or all.
+START, ALL = "step-start", "all"
+
+#: One sort of delay is proposed alone where it saves this share of what all of them save.
+NEARLY_ALL = 0.95
+
+#: Sorts of delay that save less than this share of the step are not named in the sentence.
+NAMED = 0.005
 
 
 def propose(case: Case) -> Remedy:
-    """Hide the delays that cost most: those at the start of steps, or those before one kind of op.
+    """Hide launch delays: all, or those of one sort where the others cost next to nothing.
 
-    The gain is a share of the traced step: launch delays lie outside the simulated one.
+    Options: ``hide``, which: "step-start", the label of a kind of op, or "all".
 
     Raises:
-        RemedyError: launch delays cost next to nothing.
+        RemedyError: there is no such sort of delay.
+        NotApplicableError: launch delays cost next to nothing, or hiding them saves nothing.
     """
+    asked, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
+    if asked is not None and asked not in sorts:
+        raise RemedyError(f"there are no delays {asked!r}; --hide takes {', '.join(sorts)}")
     needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
-    graph, delay = measured.graph, case.result.launch_delay
-    label = max(delay.by_kind, key=lambda kind: delay.by_kind[kind])
-    masks = {
-        "step-start": _at_start(graph),
-        label: graph.kind == OpKind.from_label(label),
-    }
-    replayed = predicted_step_s(measured.durations, measured.delays)
-    saved = {
-        where: replayed - predicted_step_s(measured.durations, _without(measured.delays, hidden))
-        for where, hidden in masks.items()
-    }
-    where = max(saved, key=lambda name: float(saved[name].mean()))
-    if saved[where].mean() <= 0:
-        raise RemedyError("hiding the delays of any one kind saves nothing: they lie side by side")
-    action, notes = _words(where)
+    before = _of(_replayed(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
+    steps = {name: _replayed(measured, mask) for name, mask in _masks(measured.graph).items()}
+    saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
+    hide = _chosen(case, saved)
+    if saved[hide] <= 0:
+        raise NotApplicableError(
+            f"hiding these delays ({hide}) saves nothing: they lie beside others"
+        )
+    names = sorted(saved, key=lambda name: -saved[name])
+    table = [
+        {"hide": name, "saved_s": saved[name], "gain": saved[name] / before.mean_s}
+        for name in names
+        if saved[name] > 0 or name == hide
+    ]
     return outcome(
         case,
-        KIND.name,
-        action,
-        measured.traced_step_s - saved[where],
-        {"hide": where, "saved_s": {name: float(s.mean()) for name, s in saved.items()}},
-        causes=KIND.causes,
-        notes=notes,
-        before_s=measured.traced_step_s,
+        KIND,
+        _action(hide, {name: saved[name] / before.mean_s for name in names}),
+        _of(steps[hide]),
+        {
+            "hide": [name for name in saved if name != ALL] if hide == ALL else [hide],
+            "alone": table,
+        },
+        notes=_notes(hide),
+        before=before,
     )
 
 
-def _words(where: str) -> tuple[str, tuple[str, ...]]:
-    """What to do, and its limits."""
-    most = "compared with the traced step, delays included; the most that hiding them can gain"
-    if where != "step-start":
-        return f"remove the delays before {where}", (most,)
-    return "load the data of a step during the one before (prefetch)", (
+def _masks(graph: StepGraph) -> dict[str, Mask]:
+    """[op] whose delay is hidden, by sort; the narrowest first."""
+    start = graph.sources | ((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0))
+    masks: dict[str, Mask] = {START: start}
+    for kind in OpKind:
+        if (mask := graph.kind == kind).any():
+            masks[kind.label] = mask
+    masks[ALL] = np.ones(graph.n_ops, dtype=bool)
+    return masks
+
+
+def _replayed(measured: Measured, hidden: Mask) -> Array:
+    """[step] step times with all launch delays but those of the ops ``hidden``."""
+    graph = measured.graph
+    rules = Rules(np.ones((1, graph.n_ops), dtype=bool), np.zeros(graph.n_ops), ~hidden[None])
+    lanes = all_lanes(graph, measured.durations.n_steps)
+    return step_times(measured.durations, rules, lanes, measured.delays)
+
+
+def _of(step_s: Array) -> Prediction:
+    """Without delays there is nothing to hide: only the step with them is judged."""
+    return Prediction(step_s, step_s)
+
+
+def _chosen(case: Case, saved: Mapping[str, float]) -> str:
+    if (asked := case.options.get("hide")) is not None:
+        if asked not in saved:
+            raise NotApplicableError(f"the trace has no {asked} operations")
+        return str(asked)
+    return next(name for name in saved if saved[name] >= NEARLY_ALL * saved[ALL])
+
+
+def _action(hide: str, gains: Mapping[str, float]) -> str:
+    """What to do; with what its parts would gain alone."""
+    if hide == START:
+        return "load the data of a step during the one before (prefetch)"
+    parts = [name for name in gains if name not in (ALL, hide) and gains[name] >= NAMED]
+    if hide != ALL:  # only the step's start may be a part of a kind's delays
+        parts = [START] if START in parts and hide == OpKind.FORWARD_COMPUTE.label else []
+    named = ", ".join(
+        f"{'at the start of steps' if name == START else f'before {name}'} {gains[name]:.1%}"
+        for name in parts
+    )
+    what = "between operations" if hide == ALL else f"before {hide}"
+    return f"hide the delays {what}" + (f" (alone: {named})" if named else "")
+
+
+def _notes(hide: str) -> tuple[str, ...]:
+    most = "the most that hiding them can gain; --hide chooses which delays"
+    if hide not in (START, ALL):
+        return (most,)
+    return (
         most,
         "the start of a step shows data loading, but also all else that Python does there",
     )
-
-
-def _at_start(graph: StepGraph) -> npt.NDArray[np.bool_]:
-    """[op] that wait for nothing, or are the first compute of their stage."""
-    first = (graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0)
-    start: npt.NDArray[np.bool_] = graph.sources | first
-    return start
-
-
-def _without(delays: Durations, hidden: npt.NDArray[np.bool_]) -> Durations:
-    changed = copy_of(delays)
-    for v, block in enumerate(changed.blocks):
-        block[hidden[delays.graph.variant_ops(v)]] = 0.0
-    return changed
 
 
 KIND = RemedyKind(

@@ -1,21 +1,22 @@
-"""What blamed workers and links would take if they were as healthy as their peers.
+"""What blamed workers would take if they were as healthy as their peers.
 
 Peers are the same op of the other data-parallel ranks. Their median, not the ideal duration, since
-the mean over all ranks still contains the slow one (up to 10% off at 4 x 2).
+the mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker keeps what
+varies from op to op, and its pauses: a new machine runs the same program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import RemedyError
+from paceline.diagnose.fit import PAUSE_S, Fit, fit_computes, pause_residual
+from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import Computes
-from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,6 +24,10 @@ Worker = tuple[int, int]  # (dp, pp)
 
 #: So many peers suffice for a median; more change it by less than a fifth of an op's noise.
 MAX_PEERS = 32
+
+#: Where a worker's slowness varies from op to op by so many times the noise of the job's computes,
+#: it takes its peers' variation, not its own.
+UNSTEADY = 3.0
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
 
@@ -62,10 +67,11 @@ def healthy_workers(
     data.
 
     Raises:
-        RemedyError: a stage has no other replica.
+        NotApplicableError: a stage has no other replica.
     """
     blamed = frozenset(workers)
-    return [_Peers(durations, computes, worker, blamed).healthy() for worker in sorted(blamed)]
+    fit = fit_computes(durations)
+    return [_Peers(durations, computes, worker, blamed).healthy(fit) for worker in sorted(blamed)]
 
 
 class _Peers:
@@ -79,11 +85,12 @@ class _Peers:
     ) -> None:
         graph = durations.graph
         self.durations, self.computes, self.worker = durations, computes, worker
+        self.blamed = blamed
         dp, self.stage = worker
         self.variant = int(graph.replica_variant[dp])
         peers = [d for d in range(graph.n_dp) if (d, self.stage) not in blamed]
         if not peers:
-            raise RemedyError(
+            raise NotApplicableError(
                 f"stage {self.stage} has no healthy peers: all {graph.n_dp} data-parallel ranks "
                 "are blamed"
             )
@@ -110,8 +117,8 @@ class _Peers:
         seconds = self.durations.block(variant)[ops[..., None], :, index]
         return np.log(np.maximum(seconds, _TINY_S))
 
-    def healthy(self) -> HealthyWorker:
-        """What the worker would take."""
+    def healthy(self, fit: Fit) -> HealthyWorker:
+        """What the worker would take; ``fit`` says how much computes vary."""
         tables = [self._logs(group, self.mine) for group in self.peers]
         own = self._logs(self.me, self.mine)
         costs, own_cost = self._costs(tables, own)
@@ -122,13 +129,14 @@ class _Peers:
         else:
             flat = [np.moveaxis(t, 4, 2).reshape(*t.shape[:2], t.shape[4], -1) for t in levels]
             typical = np.median(np.concatenate(flat, axis=3), axis=3)[:, :, None]
+        own_s = np.exp(own[:, :, :, 0])
         return HealthyWorker(
             worker=self.worker,
             variant=self.variant,
             ops=self.computes.ops[self.variant][:, self.mine],
             dp_index=int(self.me[1][0]),
-            own=np.exp(own[:, :, :, 0]),
-            seconds=np.exp(typical + slope * own_cost[:, 0]),
+            own=own_s,
+            seconds=_as_fast(own_s, typical + slope * own_cost[:, 0], fit),
         )
 
     def _costs(self, tables: list[Array], own: Array) -> tuple[list[Array], Array]:
@@ -140,11 +148,63 @@ class _Peers:
         if not len(self.shown):
             return [_centred(_middle(t)) for t in tables], _centred(_middle(own))
         others = [self._logs(group, self.shown) for group in self.peers]
-        shape = (*others[0].shape[:2], -1)
-        usual = np.median(np.concatenate([t.reshape(shape) for t in others], axis=2), axis=2)
-        usual = usual[:, :, None, None, None]
-        costs = [_middle(t - usual) for t in others]
-        return costs, _middle(self._logs(self.me, self.shown) - usual)
+        mine = self._logs(self.me, self.shown)
+        for place, stage in enumerate(self.computes.stage[self.shown].tolist()):
+            parts = [table[:, place] for table in (*others, mine)]
+            _level(parts, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
+        return [_middle(table) for table in others], _middle(mine)
+
+    def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
+        """Per group of peers [replica] whether its worker of a stage is blamed."""
+        graph = self.durations.graph
+        return [
+            np.array([(dp, stage) in self.blamed for dp in graph.variant_dps[v][index].tolist()])
+            for v, index in self.peers
+        ]
+
+
+def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
+    """Take the usual level off tables [kind, microbatch, replica, step] of one place, in place.
+
+    That of the peers which are not blamed; from the blamed their own. Where all peers are blamed,
+    every replica loses its own: nothing compares them.
+
+    Args:
+        tables: of the peers, and of the replica in question last.
+        blamed: [replica] for each table.
+    """
+    peers = zip(tables[:-1], blamed[:-1], strict=True)
+    healthy = [table[:, :, ~ill].reshape(len(table), -1) for table, ill in peers]
+    values = np.concatenate(healthy, axis=1)  # [kind, microbatch and the rest]
+    for table, ill in zip(tables, blamed, strict=True):
+        level = np.median(table, axis=(1, 3), keepdims=True)
+        if values.size:
+            usual = np.median(values, axis=1)[:, None, None, None]
+            level = np.where(ill[None, None, :, None], level, usual)
+        table -= level
+
+
+def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
+    """[kind, chunk, microbatch, step] a worker's computes at the peers' speed.
+
+    The median of a step is as the peers' (a worker may be slow in some steps only); what varies
+    within the step is its own, unless that is part of its slowness. Pauses last as long as before.
+
+    Args:
+        own_s: its computes, seconds.
+        like_peers: what they would take if they were the peers' in all, logarithms of seconds.
+        fit: how much computes vary.
+    """
+    over = np.log(np.maximum(own_s, _TINY_S)) - like_peers
+    rest = over - np.median(over, axis=(1, 2), keepdims=True)
+    excess = np.where(rest[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-rest[0]), 0.0)
+    paused = excess > PAUSE_S
+    rest[0][paused] = 0.0
+    spread = 1.4826 * np.median(np.abs(rest), axis=(1, 2, 3))
+    steady = spread <= UNSTEADY * np.maximum(fit.sigma, _TINY_S)
+    healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], rest, 0.0))
+    healthy[0] += np.where(paused, excess, 0.0)
+    return healthy
 
 
 def _middle(table: Array) -> Array:
@@ -179,50 +239,3 @@ def _slope(tables: list[Array], costs: list[Array]) -> Array:
         square = float(x[inside] @ x[inside])
         slope[at] = float(x[inside] @ y[inside]) / square if square > 0 else 0.0
     return slope
-
-
-def heal_links(durations: Durations, links: Iterable[tuple[int, int, int]]) -> None:
-    """Give the transfers of links (dp, low stage, high stage) the usual times, in place.
-
-    The median of the same transfer in the same step over the replicas whose link is not blamed.
-
-    Raises:
-        RemedyError: all replicas' links between two stages are blamed.
-    """
-    by_stages: dict[tuple[int, int], set[int]] = {}
-    for dp, low, high in links:
-        by_stages.setdefault((low, high), set()).add(dp)
-    for stages, dps in by_stages.items():
-        _heal_links_between(durations, stages, dps)
-
-
-def _heal_links_between(
-    durations: Durations, stages: tuple[int, int], blamed: Collection[int]
-) -> None:
-    graph, steps = durations.graph, np.arange(durations.n_steps)
-    if len(blamed) >= graph.n_dp:
-        raise RemedyError(
-            f"the link between stages {stages[0]} and {stages[1]} has no healthy peers: it is "
-            f"slow in all {graph.n_dp} replicas"
-        )
-    ops = [_transfers(durations, v, stages) for v in range(graph.n_variants)]
-    ill = [np.isin(dps, list(blamed)) for dps in graph.variant_dps]
-    usual = [durations.block(v)[ops[v]][..., ~ill[v]] for v in range(graph.n_variants)]
-    by_step = [np.moveaxis(table, 1, 0).reshape(len(steps), -1) for table in usual]
-    anywhere = np.median(np.concatenate(by_step, axis=1), axis=1)
-    for v in range(graph.n_variants):
-        if ill[v].any():
-            alike = usual[v].shape[-1] > 0
-            typical = np.median(usual[v], axis=-1) if alike else anywhere[None]
-            durations.block(v)[np.ix_(ops[v], steps, ill[v])] = typical[..., None]
-
-
-def _transfers(durations: Durations, variant: int, stages: tuple[int, int]) -> Ints:
-    """Sends and recvs between two stages, counted from the variant's first op."""
-    graph = durations.graph
-    span = graph.variant_ops(variant)
-    pairs = graph.variant_pairs(variant)
-    p2p = np.isin(graph.kind[span][pairs[:, 0]], [int(kind) for kind in P2P_KINDS])
-    between = (np.sort(graph.pp[span][pairs], axis=1) == stages).all(axis=1)
-    ops: Ints = pairs[p2p & between].ravel()
-    return ops

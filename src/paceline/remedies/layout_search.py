@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,7 +12,9 @@ import numpy.typing as npt
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, Computes, computes_of
 from paceline.remedies.outcome import copy_of
-from paceline.remedies.remedy import predicted_step_s
+from paceline.remedies.parameter_ops import ParameterOps
+from paceline.remedies.places import typical_places
+from paceline.remedies.remedy import Prediction
 from paceline.remedies.stage_split import (
     LayerCosts,
     Layout,
@@ -80,14 +82,22 @@ class Bounds:
 class LayoutSearch:
     """Tries splits by simulation: on typical durations first, then on the whole trace."""
 
-    def __init__(self, durations: Durations, layers: Layout, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        durations: Durations,
+        layers: Layout,
+        bounds: Bounds,
+        predict: Callable[[Durations], Prediction],
+    ) -> None:
         self.durations, self.layers, self.bounds = durations, layers, bounds
+        self.predict = predict
         self.computes: Computes = computes_of(durations.graph)
-        place_s = self.computes.typical(durations)
+        place_s = typical_places(durations)
         virtual = np.arange(len(layers))
         #: [virtual stage] its place among the computes, which count stage by stage.
         self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp
         self.costs: LayerCosts = estimate_costs(place_s[:, self.place], layers)
+        self.parameters = ParameterOps(durations, layers, bounds.n_pp)
         self.graph = one_of_each(durations.graph)
         self.typical = typical_durations(durations)
         for v, ops in enumerate(self.computes.ops):
@@ -108,6 +118,7 @@ class LayoutSearch:
                 ops = every[:, self.place]  # [kind, virtual stage, microbatch]
                 factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
                 durations.block(v)[ops] *= factor[:, :, None, :, None]
+                self.parameters.scale(durations, v, layouts[part])
 
         return try_out(self.graph, self.typical, len(layouts), change)
 
@@ -115,8 +126,8 @@ class LayoutSearch:
         """The step time of a layout on typical durations."""
         return float(self.rank(np.array([layout]))[0])
 
-    def verify(self, layout: Layout) -> Array:
-        """[step] step times of a layout on all steps and replicas."""
+    def verify(self, layout: Layout) -> Prediction:
+        """A layout on all steps and replicas."""
         changed = copy_of(self.durations)
         scale = self.scales(np.array([layout]))[:, 0]
         for v, ops in enumerate(self.computes.ops):
@@ -124,10 +135,11 @@ class LayoutSearch:
             for k in range(len(KINDS)):
                 for virtual in np.flatnonzero(scale[k] != 1).tolist():
                     block[ops[k, self.place[virtual]]] *= scale[k, virtual]
-        return predicted_step_s(changed)
+            self.parameters.scale(changed, v, np.array([layout]))
+        return self.predict(changed)
 
-    def best(self, now_s: Array) -> tuple[Layout, Array]:
-        """The best layout and its [step] times; the present one where none is better."""
+    def best(self, now: Prediction) -> tuple[Layout, Prediction]:
+        """The best layout and its step times; the present one where none is better."""
         scores: dict[Layout, float] = {}
         self._score_into(scores, [self.layers, *self._starts()])
         for _ in range(MAX_ROUNDS):
@@ -140,12 +152,12 @@ class LayoutSearch:
             self._score_into(scores, self._together(centre, near, scores))
             if min(scores.values()) >= before * (1 - MIN_STEP):
                 break
-        best, best_s = self.layers, now_s
-        least = float(now_s.mean()) * (1 - MIN_GAIN)
+        best, after = self.layers, now
+        least = now.mean_s * (1 - MIN_GAIN)
         for layout in sorted(scores, key=lambda layout: scores[layout])[:VERIFIED]:
-            if layout != self.layers and (times := self.verify(layout)).mean() < least:
-                best, best_s, least = layout, times, float(times.mean())
-        return best, best_s
+            if layout != self.layers and (times := self.verify(layout)).mean_s < least:
+                best, after, least = layout, times, times.mean_s
+        return best, after
 
     def _score_into(self, scores: dict[Layout, float], layouts: Iterable[Layout]) -> None:
         """Step times of layouts not yet scored, a little more for every layer moved."""

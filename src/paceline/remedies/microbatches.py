@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.outcome import outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.remedies.replace import links_of
 from paceline.remedies.resize import Resizer, resizer
 
 Array = npt.NDArray[np.float64]
@@ -26,8 +27,8 @@ LEAST_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
 NEW_SEQUENCES = (
-    "microbatches differ in cost here; those that are added are taken to cost what others of their "
-    "replica do, so single steps will differ"
+    "microbatches differ in cost here; the last ones of slow replicas are taken to move with what "
+    "they hold, so single steps will differ"
 )
 
 
@@ -126,35 +127,36 @@ def propose(case: Case) -> Remedy:
     """Give slow replicas fewer microbatches and the others more.
 
     Raises:
-        RemedyError: there is one replica, all take about as long, or it gains nothing.
+        NotApplicableError: there is one replica, all take about as long, or it gains nothing.
     """
     measured = case.measured
     if measured.graph.n_dp == 1:
-        raise RemedyError("there is one replica (dp 1): no other can take its microbatches")
+        raise NotApplicableError("there is one replica (dp 1): no other can take its microbatches")
     resize = resizer(measured)
     if resize.counts.max() == resize.unit:
-        raise RemedyError(f"replicas have {resize.unit} microbatches, the least possible")
+        raise NotApplicableError(f"replicas have {resize.unit} microbatches, the least possible")
     counts, alone_s = best_counts(resize)
     slowest = float(alone_s.max() / np.median(alone_s)) - 1
     if (counts == resize.counts).all():
-        raise RemedyError(
+        raise NotApplicableError(
             f"the slowest replica takes {slowest:.1%} longer than the middle one, too little for "
             f"{'one' if resize.unit == 1 else resize.unit} of its "
             f"{int(resize.counts.max())} microbatches to move"
         )
-    after_s = predicted_step_s(resize.durations(counts))
-    gain = 1 - float(after_s.mean() / case.result.simulated_s.mean())
+    new = resize.resized(counts, case.delays)
+    after = case.predicted(new.durations, new.delays)
+    gain = 1 - after.mean_s / case.before.mean_s
     if gain < LEAST_GAIN:
-        raise RemedyError(
+        raise NotApplicableError(
             f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
         )
     return outcome(
         case,
-        KIND.name,
+        KIND,
         _action(resize.counts, counts),
-        after_s,
+        after,
         _change(resize, counts, alone_s),
-        causes=KIND.causes,
+        causes=_answered(case, np.flatnonzero(counts < resize.counts)),
         notes=(
             "weight each replica's gradients by its number of microbatches, or the loss changes "
             "(falcon paper, 5.3)",
@@ -162,6 +164,21 @@ def propose(case: Case) -> Remedy:
             *([NEW_SEQUENCES] if _varied(case) else []),
         ),
     )
+
+
+def _answered(case: Case, relieved: Ints) -> list[str]:
+    """Causes whose finding lies in one of the replicas that get fewer microbatches."""
+    found = []
+    for finding in case.diagnosis.findings:
+        if finding.cause == "worker":
+            blamed = {int(dp) for dp, _ in finding.where["workers"]}
+        elif finding.cause == "link":
+            blamed = {dp for dp, _, _ in links_of(finding)}
+        else:
+            continue
+        if blamed & set(relieved.tolist()):
+            found.append(finding.cause)
+    return found
 
 
 def _varied(case: Case) -> bool:

@@ -2,55 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.diagnose import Finding
-from paceline.errors import RemedyError
+from paceline.diagnose import Diagnosis, Finding
+from paceline.errors import NotApplicableError
 from paceline.graph import Durations
-from paceline.remedies.remedy import Case, Remedy, answered, gain_of
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind, answered, gain_of
+from paceline.whatif import WhatIf
 
-Array = npt.NDArray[np.float64]
+#: Two readings of a gain that differ by more than this both go into its interval.
+APART = 0.01
+
+#: A speed-up is said to exceed S from this ratio on; less is noise.
+BEYOND = 1.01
 
 
 def outcome(
     case: Case,
-    name: str,
+    kind: RemedyKind,
     action: str,
-    after_s: Array,
+    after: Prediction,
     change: Mapping[str, Any],
     *,
-    causes: Iterable[str],
     notes: Sequence[str] = (),
-    before_s: Array | None = None,
+    causes: Collection[str] | None = None,
+    before: Prediction | None = None,
+    otherwise: Prediction | None = None,
+    margin: float = 0.0,
 ) -> Remedy:
-    """The remedy that leads to [step] step times ``after_s``.
+    """The remedy that leads to the step times ``after``.
 
     Args:
         case: the job.
-        name: the remedy's name.
+        kind: which remedy.
         action: what to do, the start of its sentence.
-        after_s: [step] predicted step times, seconds.
+        after: predicted step times.
         change: what to change, as JSON can hold it.
-        causes: it answers the findings of these causes.
         notes: limits and assumptions.
-        before_s: [step] step times to compare with; None: simulated ones, without launch delays.
+        causes: it answers the findings of these of the kind's causes; None: of all of them.
+        before: step times to compare with; None: those of the case.
+        otherwise: step times under another reading of the trace, to go into the interval.
+        margin: how far such predictions are off beside the noise of steps, as a gain; the interval
+            is wider by it.
     """
-    before_s = case.result.simulated_s if before_s is None else before_s
-    gain, interval = gain_of(before_s, after_s)
-    before, after = float(before_s.mean()), float(after_s.mean())
-    return Remedy(
-        remedy=name,
-        text=f"{action}: a step takes {after:.4g} s instead of {before:.4g} s (gain {gain:.1%})",
-        findings=answered(case, frozenset(causes)),
-        step_time_s=after,
+    before = before or case.before
+    # Other operations in another order vary on their own.
+    gain_by = partial(gain_of, paired=not kind.architecture)
+    gain, (low, high) = gain_by(before.step_s, after.step_s)
+    notes = list(notes)
+    readings = [] if otherwise is None else [gain_by(before.step_s, otherwise.step_s)]
+    bare = gain_by(before.undelayed_s, after.undelayed_s)
+    if abs(bare[0] - gain) > APART:
+        readings.append(bare)
+        notes.append(_delays_note(gain, bare[0]))
+    for _, interval in readings:
+        low, high = min(low, *interval), max(high, *interval)
+    low, high = low - margin, high + margin
+    remedy = Remedy(
+        remedy=kind.name,
+        text=f"{action}: a step takes {after.mean_s:.4g} s instead of {before.mean_s:.4g} s "
+        f"(gain {gain:.1%})",
+        findings=answered(case, kind.causes if causes is None else frozenset(causes)),
+        step_time_s=after.mean_s,
         gain=gain,
-        interval=interval,
+        interval=(low, high),
         change=change,
         notes=tuple(notes),
+        action=action,
+        architecture=kind.architecture,
+    )
+    beyond = beyond_s(case.result, case.diagnosis, [remedy])
+    return replace(remedy, notes=(*notes, beyond)) if beyond else remedy
+
+
+def _delays_note(gain: float, bare: float) -> str:
+    return (
+        f"the gain counts the launch delays as they are ({gain:.1%}); if some of them are waits "
+        f"that the trace does not record, it tends to what it is without delays ({bare:.1%})"
+    )
+
+
+def beyond_s(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str | None:
+    """How S and a speed-up above it hang together; None where no remedy of what S shows is above.
+
+    Args:
+        result: it has S.
+        diagnosis: which findings lie inside S.
+        remedies: those for the job; the one with the largest gain counts.
+    """
+    inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
+    gain = max((r.gain for r in remedies if inside & set(r.findings)), default=0.0)
+    if gain >= 1 or (speedup := 1 / (1 - gain)) < BEYOND * result.slowdown:
+        return None
+    return (
+        f"a speed-up of {speedup:.2f} above S = {result.slowdown:.2f} is no contradiction: S takes "
+        "the mean of all workers as the ideal, and the mean contains the slow ones (what-if paper, "
+        "3.2); to take the slowness itself away gains more"
     )
 
 
@@ -60,10 +110,10 @@ def finding_of(case: Case, cause: str) -> Finding | None:
 
 
 def needed_finding(case: Case, cause: str, what: str) -> Finding:
-    """The case's finding of a cause; RemedyError where there is none."""
+    """The case's finding of a cause; NotApplicableError where there is none."""
     finding = finding_of(case, cause)
     if finding is None:
-        raise RemedyError(f"nothing to do: the trace shows no {what} (no {cause!r} finding)")
+        raise NotApplicableError(f"nothing to do: the trace shows no {what} (no {cause!r} finding)")
     return finding
 
 

@@ -5,69 +5,118 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.diagnose import MIN_OF_STEP
-from paceline.errors import RemedyError
+from paceline.diagnose.fit import fit_computes
+from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
-from paceline.remedies.arrange import Arrangement, Positions, Search
-from paceline.remedies.healthy import Worker, heal_links
+from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
+from paceline.remedies.chunks import FEW
+from paceline.remedies.healthy import Worker
+from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
+
+#: A stage with this much more to do than is usual may be heavy, not its workers slow.
+HEAVY = 0.05
 
 #: So many slow workers are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
 
-Swap = tuple[Worker, Worker]
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
-Array = npt.NDArray[np.float64]
 
 
 def propose(case: Case) -> Remedy:
     """Swap the places of workers so that slow ones and slow links cost least.
 
     Raises:
-        RemedyError: no worker and no link is slow, or no swap helps.
+        NotApplicableError: no worker and no link is slow, or no swap helps.
     """
     graph = case.measured.graph
     slow = finding_of(case, "worker") is not None or "workers" in case.options
     workers = blamed_workers(case)[:MAX_MOVED] if slow else []
     link = finding_of(case, "link")
     if not workers and link is None:
-        raise RemedyError("nothing to swap: no worker and no link is slow")
+        raise NotApplicableError("nothing to swap: no worker and no link is slow")
     if graph.n_dp == 1:
-        raise RemedyError(
+        raise NotApplicableError(
             "with one replica (dp 1) nothing shows what a slow worker or link would cost elsewhere"
         )
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
-        found = Search(Arrangement(durations, computes_of(graph), workers)).best()
+        arrangement = Arrangement(durations, computes_of(graph), workers)
+        found = Search(arrangement, case.predicted, _closed(case)).best()
         durations, swaps = found.durations, swaps_to(workers, found.positions)
-    after_s = predicted_step_s(durations)
-    now = float(case.result.simulated_s.mean())
-    torn = False
+    causes = ["worker"] if swaps else []
+    after, now = case.predicted(durations), case.before.mean_s
+    otherwise = None
     if link is not None:
+        links = [part for part in links_of(link) if not set(_ends(part)) & nic_suspects(case)]
         taken = {worker for swap in swaps for worker in swap} | set(workers)
-        around = swaps_around(links_of(link), taken, graph.n_dp)
-        healed_s = _without_links(durations, [each for each, _ in around])
-        if torn := bool(float((after_s - healed_s).mean()) > MIN_OF_STEP * now):
-            after_s, swaps = healed_s, [*swaps, *(swap for _, swap in around)]
-    if not swaps or float(after_s.mean()) > now * (1 - MIN_OF_STEP):
-        raise RemedyError(
+        around = swaps_around(links, taken, graph.n_dp)
+        healed = _without_links(case, durations, [idle for idle, _ in around])
+        if after.mean_s - healed.mean_s > MIN_OF_STEP * now:
+            after, otherwise = healed, after
+            swaps += [swap for _, swap in around]
+            causes.append("link")
+    if not swaps or after.mean_s > now * (1 - MIN_OF_STEP):
+        raise NotApplicableError(
             f"no swap of workers makes the step more than {MIN_OF_STEP:.1%} faster: the slow ones "
-            "stand where they cost least"
+            "stand where they cost least, or a NIC is slow, which would move along"
         )
     return outcome(
         case,
-        KIND.name,
+        KIND,
         "swap " + ", ".join(f"{_name(a)} with {_name(b)}" for a, b in swaps),
-        after_s,
+        after,
         {"swaps": [[list(a), list(b)] for a, b in swaps]},
-        causes=KIND.causes,
-        notes=(MOVING, ONE_LINK) if torn else (MOVING,),
+        causes=causes,
+        notes=(MOVING, ONE_LINK) if otherwise else (MOVING,),
+        otherwise=otherwise,
     )
+
+
+def _closed(case: Case) -> frozenset[int]:
+    """Stages whose typical speed is in doubt: most of their few workers may be slow."""
+    n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
+    if n_dp > FEW:
+        return frozenset()
+    place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
+    loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
+    usual = np.sort(loads)[(n_pp - 1) // 2]
+    return frozenset(np.flatnonzero(loads > (1 + HEAVY) * usual).tolist())
+
+
+def _ends(link: Link) -> tuple[Worker, Worker]:
+    dp, low, high = link
+    return (dp, low), (dp, high)
+
+
+def nic_suspects(case: Case) -> set[Worker]:
+    """Workers whose NIC may be slow rather than the path to a neighbour.
+
+    All of their links are slow, and there are several, or their stage's data-parallel group is too.
+    """
+    link, group = finding_of(case, "link"), finding_of(case, "dp-network")
+    slow = set(links_of(link)) if link else set()
+    groups = group.evidence.get("groups") or [group.where["group"]] if group else []
+    stages = {int(entry["stage"]) for entry in groups}
+    suspects = set()
+    for worker in {end for part in slow for end in _ends(part)}:
+        links = _links_at(case, worker)
+        if links <= slow and (len(links) > 1 or worker[1] in stages):
+            suspects.add(worker)
+    return suspects
+
+
+def _links_at(case: Case, worker: Worker) -> set[Link]:
+    """The links of a worker; around the end of the pipeline only if stages have chunks."""
+    (dp, stage), n_pp = worker, case.measured.graph.n_pp
+    around = case.measured.job.vpp_size > 1
+    neighbours = [n % n_pp for n in (stage - 1, stage + 1) if around or 0 <= n < n_pp]
+    return {(dp, min(stage, n), max(stage, n)) for n in neighbours}
 
 
 MOVING = (
@@ -76,7 +125,8 @@ MOVING = (
 )
 ONE_LINK = (
     "the slowness of a link is taken to lie between its two ends: once these no longer talk to "
-    "each other it is gone; if it follows one of them, repair that one's NIC"
+    "each other it is gone; if it follows one of them, the swap gains nothing (the interval holds "
+    "that): repair that one's NIC"
 )
 
 
@@ -84,27 +134,11 @@ def _name(worker: Worker) -> str:
     return f"dp {worker[0]} stage {worker[1]}"
 
 
-def _without_links(durations: Durations, links: Sequence[Link]) -> Array:
-    """[step] step times once links idle."""
+def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:
+    """The job once links idle."""
     changed = copy_of(durations)
     heal_links(changed, links)
-    return predicted_step_s(changed)
-
-
-def swaps_to(workers: Sequence[Worker], positions: Positions) -> list[Swap]:
-    """Swaps, one after the other, that bring each worker to its position."""
-    at = {worker: worker for worker in workers}  # where each worker stands now
-    swaps = []
-    for worker, target in zip(workers, positions, strict=True):
-        here = at[worker]
-        if here == target:
-            continue
-        swaps.append((here, target))
-        for other, place in at.items():
-            if place == target:
-                at[other] = here
-        at[worker] = target
-    return swaps
+    return case.predicted(changed)
 
 
 def swaps_around(links: Sequence[Link], taken: set[Worker], n_dp: int) -> list[tuple[Link, Swap]]:

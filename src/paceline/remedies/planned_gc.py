@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.fit import fit_computes, pauses
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 
 Array = npt.NDArray[np.float64]
 
@@ -31,17 +31,20 @@ def propose(case: Case) -> Remedy:
     Options: ``every_steps``, the interval; without it the shortest that saves enough.
 
     Raises:
-        RemedyError: no garbage collection is seen, or planning it would save nothing.
+        RemedyError: the interval asked for is none.
+        NotApplicableError: no garbage collection is seen, or planning it would save nothing.
     """
+    asked = case.options.get("every_steps")
+    if asked is not None and int(asked) < 1:
+        raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
     needed_finding(case, "gc", "garbage collection")
-    calm_s, seconds, n_chances = _without_pauses(case)
+    calm, seconds, n_chances = _without_pauses(case)
     pause = float(np.quantile(seconds, SLOW_QUANTILE))
-    now = float(case.result.simulated_s.mean())
-    calm = float(calm_s.mean())
-    if calm >= now:
-        raise RemedyError("the pauses cost nothing: other workers are waited for longer")
-    table = [_row(every, calm + pause / every, now) for every in EVERY_STEPS]
-    every = _interval(case, table, 1 - calm / now)
+    now = case.before.mean_s
+    if calm.mean_s >= now:
+        raise NotApplicableError("the pauses cost nothing: other workers are waited for longer")
+    table = [_row(every, calm.mean_s + pause / every, now) for every in EVERY_STEPS]
+    every = _interval(case, table, 1 - calm.mean_s / now)
     rate = len(seconds) / n_chances  # collections per worker and step
     change: dict[str, Any] = {
         "every_steps": every,
@@ -52,11 +55,10 @@ def propose(case: Case) -> Remedy:
     }
     return outcome(
         case,
-        KIND.name,
+        KIND,
         f"turn automatic garbage collection off and collect on all workers every {every} steps",
-        calm_s + pause / every,
+        calm.plus(pause / every),
         change,
-        causes=KIND.causes,
         notes=(
             f"a planned collection is taken to last {pause * 1e3:.0f} ms, the "
             f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, whatever the interval",
@@ -66,8 +68,8 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _without_pauses(case: Case) -> tuple[Array, Array, int]:
-    """[step] step times without pauses, [pause] seconds, and number of worker x step."""
+def _without_pauses(case: Case) -> tuple[Prediction, Array, int]:
+    """The job without pauses, [pause] seconds, and number of worker x step."""
     durations = case.measured.durations
     fit = fit_computes(durations)
     changed = copy_of(durations)
@@ -78,7 +80,7 @@ def _without_pauses(case: Case) -> tuple[Array, Array, int]:
         found.append(excess[excess > 0])
     graph = durations.graph
     return (
-        predicted_step_s(changed),
+        case.predicted(changed),
         np.concatenate(found),
         graph.n_dp * graph.n_pp * durations.n_steps,
     )
@@ -91,8 +93,6 @@ def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
 def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
     """The interval asked for, or the shortest that gains enough of ``limit``."""
     if (asked := case.options.get("every_steps")) is not None:
-        if int(asked) < 1:
-            raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
         return int(asked)
     enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH * limit)
     return int(next(enough, EVERY_STEPS[-1]))

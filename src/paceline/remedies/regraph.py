@@ -1,7 +1,4 @@
-"""The same job with another graph: other schedules, other places of collectives.
-
-Durations go over to the new ops by kind, stage and microbatch.
-"""
+"""The same job with another graph: where the durations and launch delays of its ops come from."""
 
 from __future__ import annotations
 
@@ -12,30 +9,61 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
-from paceline.graph.schedules import SCHEDULES, replica_ops
+from paceline.graph.schedules import SCHEDULES
 from paceline.trace import OpKind
-from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
-PER_CHUNK = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the durations of a replica's new ops come from.
+    """Where the times of a replica's new ops come from.
 
     Attributes:
         op: [new op] the old op whose duration it takes, counted from its variant's first; -1: none.
         scale: [new op] times this.
-        seconds: [new op] plus this.
+        delay_op: [new op] the old op whose launch delay it takes; -1: none.
+        usual: [new op] row of ``Usual`` that it takes where it has no old op; -1: none, 0 s.
     """
 
     op: Ints
     scale: Array
+    delay_op: Ints
+    usual: Ints
+
+    @classmethod
+    def of_ops(cls, op: Ints) -> Source:
+        """All from these old ops, as they are."""
+        return cls(op, np.ones(len(op)), op, np.full(len(op), -1))
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Times for ops of which the job has none like them.
+
+    Attributes:
+        seconds: [row, step] durations.
+        delay_s: [row, step] launch delays; None where none were given.
+    """
+
     seconds: Array
+    delay_s: Array | None
+
+
+@dataclass(frozen=True)
+class Regraphed:
+    """The job on another graph.
+
+    Attributes:
+        durations: of its ops, seconds.
+        delays: launch delays, alike; None where none were given.
+    """
+
+    durations: Durations
+    delays: Durations | None
 
 
 def ops_of(graph: StepGraph, variant: int) -> ReplicaOps:
@@ -76,100 +104,39 @@ def _follows(graph: StepGraph, variant: int, name: str) -> bool:
 
 
 def rebuilt(
-    measured: Measured, variants: Sequence[ReplicaOps], sources: Sequence[Source], n_chunks: int
-) -> Durations:
-    """The durations on the graph of new ``variants`` of the replicas."""
+    measured: Measured,
+    variants: Sequence[ReplicaOps],
+    sources: Sequence[Source],
+    n_chunks: int,
+    delays: Durations | None = None,
+    usual: Usual | None = None,
+) -> Regraphed:
+    """The job on the graph of new ``variants`` of its replicas, with launch delays if given."""
     old = measured.durations
     job = replace(measured.job, vpp_size=n_chunks)
     graph = build_graph(variants, old.graph.replica_variant, job)
     new = Durations.empty(graph, old.n_steps)
+    new_delays = None if delays is None else Durations.empty(graph, old.n_steps)
     for v, source in enumerate(sources):
-        block = new.block(v)
-        taken = np.flatnonzero(source.op >= 0)
-        block[taken] = old.block(v)[source.op[taken]]
+        rows = np.flatnonzero(source.usual >= 0)
+        _take(old.block(v), source.op, new.block(v))
         if (source.scale != 1).any():
-            block *= source.scale[:, None, None]
-        if source.seconds.any():
-            block += source.seconds[:, None, None]
-    return new
+            new.block(v)[:] *= source.scale[:, None, None]
+        if usual is not None:
+            new.block(v)[rows] = usual.seconds[source.usual[rows], :, None]
+        if delays is not None and new_delays is not None:
+            _take(delays.block(v), source.delay_op, new_delays.block(v))
+            if usual is not None and usual.delay_s is not None:
+                new_delays.block(v)[rows] = usual.delay_s[source.usual[rows], :, None]
+    return Regraphed(new, new_delays)
 
 
-def with_schedule(measured: Measured, name: str, n_chunks: int) -> Durations:
-    """The job under another schedule; it has one chunk per stage now.
-
-    A chunk computes for 1 / ``n_chunks`` of its stage; gathers and scatters alike. Sends and recvs
-    take the median of their kind over all links, and what else there is stays.
-
-    Raises:
-        GraphError: the schedule does not allow so many microbatches.
-    """
-    graph = measured.graph
-    transfer_s = _median_transfers(measured)
-    variants, sources = [], []
-    for v in range(graph.n_variants):
-        old, n = ops_of(graph, v), n_microbatches(graph, v)
-        new = replica_ops(SCHEDULES[name], graph.n_pp, n, n_chunks, noops=False)
-        new = _only_present(new, old)
-        variants.append(new)
-        sources.append(_source(new, old, transfer_s, n_chunks))
-    return rebuilt(measured, variants, sources, n_chunks)
+def _take(old: Array, op: Ints, new: Array) -> None:
+    np.take(old, np.maximum(op, 0), axis=0, out=new, mode="clip")  # "raise" would copy
+    new[op < 0] = 0.0
 
 
-def _median_transfers(measured: Measured) -> dict[OpKind, float]:
-    graph = measured.graph
-    found = {}
-    for kind in P2P_KINDS:
-        rows = [
-            measured.durations.block(v)[
-                (graph.kind[graph.variant_ops(v)] == kind) & ~graph.noop[graph.variant_ops(v)]
-            ].ravel()
-            for v in range(graph.n_variants)
-        ]
-        values = np.concatenate(rows)
-        found[kind] = float(np.median(values)) if len(values) else 0.0
-    return found
-
-
-def _only_present(new: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
-    """Leave out what the job's stages do not have, a collection or a gather, say."""
-    size = len(OpKind)
-    present = np.bincount(old.pp * size + old.kind, minlength=size * (int(old.pp.max()) + 1)) > 0
-    p2p = np.isin(new.kind, [int(kind) for kind in P2P_KINDS])
-    return _select(new, present[new.pp * size + new.kind] | p2p)
-
-
-def _select(ops: ReplicaOps, kept: npt.NDArray[np.bool_]) -> ReplicaOps:
-    return ReplicaOps(
-        ops.kind[kept], ops.pp[kept], ops.seq[kept], ops.chunk[kept], ops.microbatch[kept],
-        ops.rank[kept],
-    )  # fmt: skip
-
-
-def _source(
-    new: ReplicaOps, old: ReplicaOps, transfer_s: dict[OpKind, float], n_chunks: int
-) -> Source:
-    """Where the durations of the new ops come from, kind by kind and stage by stage."""
-    source = Source(np.full(len(new.kind), -1), np.ones(len(new.kind)), np.zeros(len(new.kind)))
-    for kind in OpKind:
-        if kind in P2P_KINDS:
-            source.seconds[new.kind == kind] = transfer_s[kind]
-            continue
-        for stage in range(int(new.pp.max()) + 1):
-            to = np.flatnonzero((new.kind == kind) & (new.pp == stage))
-            of = np.flatnonzero((old.kind == kind) & (old.pp == stage))
-            if kind in COMPUTES:  # in the order of microbatches, of which there are as many
-                of = of[np.argsort(old.microbatch[of], kind="stable")]
-                source.op[to] = of[new.microbatch[to]]
-                source.scale[to] = 1 / n_chunks
-            elif kind in PER_CHUNK:
-                source.op[to] = of[0] if len(to) else -1
-                source.scale[to] = len(of) / max(len(to), 1)
-            else:
-                source.op[to] = of[: len(to)]
-    return source
-
-
-def with_overlap(measured: Measured) -> Durations:
+def with_overlap(measured: Measured, delays: Durations | None = None) -> Regraphed:
     """The job with gradients reduced as soon as the last backward of their chunk has ended.
 
     A graph with an (instant) all-reduce of separate gradients is one whose scatters do not wait for
@@ -193,9 +160,8 @@ def with_overlap(measured: Measured) -> Durations:
         )
         order = np.lexsort((columns[2], kind, pp))
         variants.append(ReplicaOps(*(column[order] for column in columns)))
-        op = np.where(order < len(ops.kind), order, -1)
-        sources.append(Source(op, np.ones(len(op)), np.zeros(len(op))))
-    return rebuilt(measured, variants, sources, measured.job.vpp_size)
+        sources.append(Source.of_ops(np.where(order < len(ops.kind), order, -1)))
+    return rebuilt(measured, variants, sources, measured.job.vpp_size, delays)
 
 
 def overlap_buckets(durations: Durations, n_buckets: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.diagnose import Diagnosis
 from paceline.graph import Durations, Measured, StepGraph
+from paceline.remedies.overheads import launch_overheads
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf
@@ -18,6 +20,33 @@ from paceline.whatif import WhatIf
 Array = npt.NDArray[np.float64]
 
 INTERVAL = (5, 95)
+
+#: From this launch slowdown on, launch delays clearly lengthen the step, so predictions replay
+#: them. Below it they may be waits that the trace does not record and that shrink with the fix, as
+#: in the real jobs AR and SE (1.007 and 1.005).
+DELAYS_COUNT = 1.01
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Step times of a job, by simulation.
+
+    Attributes:
+        step_s: [step] seconds, with launch delays where the case replays them.
+        undelayed_s: [step] the same without any launch delays.
+    """
+
+    step_s: Array
+    undelayed_s: Array
+
+    @property
+    def mean_s(self) -> float:
+        """The mean step time, seconds."""
+        return float(self.step_s.mean())
+
+    def plus(self, seconds: float) -> Prediction:
+        """With every step longer by some seconds."""
+        return Prediction(self.step_s + seconds, self.undelayed_s + seconds)
 
 
 @dataclass(frozen=True)
@@ -40,6 +69,33 @@ class Case:
     seqlens: SeqLens | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def delays(self) -> Durations | None:
+        """The launch delays that predictions replay; None: they hardly lengthen the step."""
+        if self.result.launch_slowdown < DELAYS_COUNT:
+            return None
+        return launch_overheads(self.measured)
+
+    @cached_property
+    def before(self) -> Prediction:
+        """The job as it is: what gains compare with."""
+        simulated = self.result.simulated_s
+        if self.delays is None:
+            return Prediction(simulated, simulated)
+        return Prediction(predicted_step_s(self.measured.durations, self.delays), simulated)
+
+    def predicted(self, durations: Durations, delays: Durations | None = None) -> Prediction:
+        """The job with other durations.
+
+        Args:
+            durations: of the trace's ops, or of those of another graph.
+            delays: launch delays in the layout of ``durations``; None: those of the trace.
+        """
+        undelayed = predicted_step_s(durations)
+        if self.delays is None:
+            return Prediction(undelayed, undelayed)
+        return Prediction(predicted_step_s(durations, delays or self.delays), undelayed)
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -49,13 +105,16 @@ class Remedy:
         remedy: its name, as in ``paceline remedy TRACE NAME``.
         text: what to do, in one sentence with the gain.
         findings: ids of the findings it answers.
-        step_time_s: predicted mean step time with the change, without launch delays (to compare
-            with the simulated T), seconds; for remedies of launch delays, of the traced step.
+        step_time_s: predicted mean step time with the change, seconds; launch delays are in it
+            where they count (``DELAYS_COUNT``).
         gain: share of the step time that is saved, 1 - new / old; throughput grows by new gain
             1 / (1 - gain) - 1.
-        interval: 90% bootstrap interval of ``gain`` over the steps.
+        interval: 90% bootstrap interval of ``gain`` over the steps, wider where the trace leaves
+            open what the change does.
         change: what to change, as JSON can hold it.
         notes: limits and assumptions.
+        action: what to do, without the gain: ``text`` begins with it.
+        architecture: it changes the job's architecture instead of mending what is wrong.
     """
 
     remedy: str
@@ -66,11 +125,14 @@ class Remedy:
     interval: tuple[float, float]
     change: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    action: str = ""
+    architecture: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         """The remedy as JSON holds it."""
         return {
             "remedy": self.remedy,
+            "action": self.action,
             "text": self.text,
             "findings": list(self.findings),
             "step_time_s": self.step_time_s,
@@ -78,21 +140,32 @@ class Remedy:
             "interval": list(self.interval),
             "change": dict(self.change),
             "notes": list(self.notes),
+            "architecture": self.architecture,
         }
 
 
-#: Proposes the remedy for a case; raises RemedyError (says why) where it does not apply.
+#: Proposes the remedy for a case; raises NotApplicableError (says why) where it does not apply, and
+#: RemedyError where an option asks for what cannot be.
 Propose = Callable[[Case], Remedy]
 
 
 @dataclass(frozen=True)
 class RemedyKind:
-    """One sort of remedy: its name, what it does, which causes it answers, how it is proposed."""
+    """One sort of remedy.
+
+    Attributes:
+        name: as in ``paceline remedy TRACE NAME``.
+        summary: what it does.
+        causes: it answers findings of these causes.
+        propose: how it is proposed.
+        architecture: it changes the job's architecture instead of mending what is wrong.
+    """
 
     name: str
     summary: str
     causes: frozenset[str]
     propose: Propose
+    architecture: bool = False
 
 
 def predicted_step_s(durations: Durations, delays: Durations | None = None) -> Array:
@@ -103,12 +176,21 @@ def predicted_step_s(durations: Durations, delays: Durations | None = None) -> A
     return step_times(durations, rules, all_lanes(graph, durations.n_steps), delays)
 
 
-def gain_of(before_s: Array, after_s: Array) -> tuple[float, tuple[float, float]]:
-    """Gain of a change from [step] times before and after, with its 90% bootstrap interval."""
+def gain_of(
+    before_s: Array, after_s: Array, *, paired: bool = True
+) -> tuple[float, tuple[float, float]]:
+    """Gain of a change from [step] times before and after, with its 90% bootstrap interval.
+
+    Args:
+        before_s: [step] seconds.
+        after_s: [step] seconds.
+        paired: a step after the change is like the same step before it; else it varies on its own.
+    """
     rng = np.random.default_rng(0)
     n = len(before_s)
     weights = rng.multinomial(n, np.full(n, 1 / n), size=500)
-    low, high = np.percentile(1 - (weights @ after_s) / (weights @ before_s), INTERVAL)
+    compared = weights @ before_s if paired else n * before_s.mean()
+    low, high = np.percentile(1 - (weights @ after_s) / compared, INTERVAL)
     return 1 - float(after_s.mean() / before_s.mean()), (float(low), float(high))
 
 

@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Finding
-from paceline.diagnose.links import SLOW_TIMES
-from paceline.errors import RemedyError
+from paceline.diagnose.groups import group_causes
+from paceline.diagnose.remove import scale_transfers
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
-from paceline.remedies.healthy import Worker, heal_links, healthy_workers
+from paceline.remedies.healthy import Worker, healthy_workers
+from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind, predicted_step_s
-from paceline.trace import OpKind
+from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
 
@@ -28,7 +30,8 @@ def blamed_workers(case: Case) -> list[Worker]:
     """Slow workers (dp, pp), the slowest first: the option ``workers``, or those of the finding.
 
     Raises:
-        RemedyError: there are none, or they are not workers of the job.
+        NotApplicableError: there is no such finding.
+        RemedyError: the option names none, or workers that the job does not have.
     """
     if (named := case.options.get("workers")) is None:
         finding = needed_finding(case, "worker", "slow worker")
@@ -58,12 +61,13 @@ def replace_worker(case: Case) -> Remedy:
     Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
 
     Raises:
-        RemedyError: no worker is slow, or none has healthy peers.
+        RemedyError: the workers named are not of the job.
+        NotApplicableError: no worker is slow, or none has healthy peers.
     """
     workers = blamed_workers(case)
     durations = case.measured.durations
     if durations.graph.n_dp == 1:
-        raise RemedyError(
+        raise NotApplicableError(
             "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
         )
     changed = copy_of(durations)
@@ -72,11 +76,10 @@ def replace_worker(case: Case) -> Remedy:
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
     return outcome(
         case,
-        WORKER.name,
+        WORKER,
         f"replace {noun} {name_workers(workers)}",
-        predicted_step_s(changed),
+        case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
-        causes=WORKER.causes,
         notes=(
             "a healthy worker computes as its peers do: the median of the same op over the other "
             "data-parallel ranks, with the cost of its own microbatches",
@@ -94,85 +97,68 @@ def fix_link(case: Case) -> Remedy:
     """Repair the links of a link finding.
 
     Raises:
-        RemedyError: no link is slow, or none has healthy peers.
+        NotApplicableError: no link is slow, or there is no other to compare it with.
     """
     links = links_of(needed_finding(case, "link", "slow link"))
-    if case.measured.graph.n_dp == 1:
-        raise RemedyError(
-            "with one replica (dp 1) a link has no peers that show how fast a healthy one is"
-        )
     changed = copy_of(case.measured.durations)
     heal_links(changed, links)
     shown = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:SHOWN])
     more = f" and {len(links) - SHOWN} more" if len(links) > SHOWN else ""
     return outcome(
         case,
-        LINK.name,
+        LINK,
         f"repair the link {shown}{more}" if len(links) == 1 else f"repair the links {shown}{more}",
-        predicted_step_s(changed),
+        case.predicted(changed),
         {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
-        causes=LINK.causes,
         notes=(
-            "a healthy link takes the median of the same transfer over the other replicas' links",
+            "a healthy link takes the median of the same transfer over the other replicas' links; "
+            "where all of these are slow, that of the other links in the same step",
         ),
     )
 
 
 def fix_nic(case: Case) -> Remedy:
-    """Repair what slows the data-parallel groups of a finding: a NIC or its network.
+    """Repair what slows the data-parallel groups of a finding, or makes a member end late.
 
     Raises:
-        RemedyError: no group is slow, or none shows how fast a healthy one is.
+        NotApplicableError: no group is slow and no member late.
     """
     finding = needed_finding(case, "dp-network", "slow data-parallel group")
-    entries: Sequence[dict[str, Any]] = finding.evidence.get("groups") or []
-    changed = copy_of(case.measured.durations)
-    blamed = {(str(entry["kind"]), int(entry["stage"])) for entry in entries}
-    for entry in entries:
-        _heal_group(changed, entry, blamed)
-    stages = sorted({stage for _, stage in blamed})
+    durations = case.measured.durations
+    causes = group_causes(durations, ideal_durations(durations), case.result.steps)
+    changed = copy_of(durations)
+    scale_transfers(changed, [part for cause in causes for part in cause.effect.scaled])
+    if "group" not in finding.where:
+        return _on_time(case, finding, changed)
+    entries: Sequence[dict[str, Any]] = finding.evidence["groups"]
+    stages = sorted({int(entry["stage"]) for entry in entries})
     noun = "stage" if len(stages) == 1 else "stages"
     return outcome(
         case,
-        NIC.name,
+        NIC,
         f"repair the data-parallel network of {noun} {', '.join(map(str, stages))}",
-        predicted_step_s(changed),
-        {"groups": [{"stage": stage, "kind": kind} for kind, stage in sorted(blamed)]},
-        causes=NIC.causes,
+        case.predicted(changed),
+        {"groups": [{"stage": entry["stage"], "kind": entry["kind"]} for entry in entries]},
         notes=(
             "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
             "test the members pairwise (falcon paper, 4.3)",
-            "a healthy group takes the median of the other stages' groups in the same step; one "
-            "that flaps, its own median over the steps",
+            "a group that is slow in all steps comes to take what other stages' groups take, one "
+            "that is slow in some what it takes in the others; the members' own jitter stays",
         ),
     )
 
 
-def _heal_group(durations: Durations, entry: dict[str, Any], blamed: set[tuple[str, int]]) -> None:
-    """Cap the collectives of one kind on one stage at the usual time, in place."""
-    graph = durations.graph
-    kind, stage = OpKind.from_label(entry["kind"]), int(entry["stage"])
-    groups = [m for m in graph.dp_groups if graph.kind[m[0]] == kind]
-    own = [m for m in groups if graph.pp[m[0]] == stage]
-    others = [m for m in groups if (kind.label, int(graph.pp[m[0]])) not in blamed]
-    flaps = float(entry.get("median_over_usual", 1.0)) < SLOW_TIMES
-    if not flaps and not others:
-        raise RemedyError(f"all {kind.label} groups are slow: none shows how fast a healthy one is")
-    for members in own:
-        if flaps:
-            usual = np.full(durations.n_steps, np.median(_group_s(durations, members)))
-        else:
-            usual = np.median([_group_s(durations, m) for m in others], axis=0)
-        for op in members.tolist():
-            row = durations.row(op)
-            np.minimum(row, usual[:, None], out=row)
-
-
-def _group_s(durations: Durations, members: npt.NDArray[np.int64]) -> Array:
-    """[step] median transfer time of a group's members."""
-    rows = np.concatenate([durations.row(op) for op in members.tolist()], axis=1)
-    median: Array = np.median(rows, axis=1)
-    return median
+def _on_time(case: Case, finding: Finding, changed: Durations) -> Remedy:
+    """Members that ended late end with the others."""
+    workers = [(int(dp), int(pp)) for dp, pp in finding.where["workers"]]
+    return outcome(
+        case,
+        NIC,
+        f"find what makes {name_workers(workers)} end collectives late",
+        case.predicted(changed),
+        {"workers": [list(worker) for worker in workers], "kinds": finding.evidence["kinds"]},
+        notes=("a healthy member ends with the middle one of its group; its own jitter stays",),
+    )
 
 
 WORKER = RemedyKind(

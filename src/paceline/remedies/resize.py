@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit, fit_computes
-from paceline.errors import GraphError, RemedyError
+from paceline.errors import GraphError, NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
+from paceline.graph.computes import computes_of
 from paceline.graph.schedules import SCHEDULES, replica_ops
-from paceline.remedies.regraph import ops_of
+from paceline.remedies.regraph import Regraphed, ops_of
 from paceline.remedies.remedy import predicted_step_s
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -92,9 +93,15 @@ class Resizer:
         return times
 
     def durations(self, counts: Ints) -> Durations:
-        """The durations of all steps, had the replicas ``counts`` [dp] microbatches.
+        """The durations of all steps, had the replicas ``counts`` [dp] microbatches."""
+        return self.resized(counts).durations
 
-        A microbatch that is added takes the time of another one of its replica and step.
+    def resized(self, counts: Ints, delays: Durations | None = None) -> Regraphed:
+        """The job had its replicas ``counts`` [dp] microbatches, with launch delays if given.
+
+        A microbatch that is added takes the times of another one of its replica and step, with the
+        cost of the one that it was elsewhere; but not the launch delay of the step's first one,
+        which is that of the step's start.
         """
         old = self.measured.durations
         graph = old.graph
@@ -103,18 +110,45 @@ class Resizer:
         ops = [self.ops(int(v), int(n)) for v, n in distinct]
         job = self.measured.job
         new = Durations.empty(build_graph(ops, replica_variant.reshape(-1), job), old.n_steps)
+        new_delays = None if delays is None else Durations.empty(new.graph, old.n_steps)
         for v, (former, _) in enumerate(distinct.tolist()):
             dps = graph.dp_index[new.graph.variant_dps[v]]
-            source = _match(new.graph, v, graph, former).one
-            new.block(v)[:] = old.block(former)[source][:, :, dps]
-        return new
+            match = _match(new.graph, v, graph, former)
+            new.block(v)[:] = old.block(former)[match.one][:, :, dps]
+            if delays is not None and new_delays is not None:
+                new_delays.block(v)[:] = delays.block(former)[match.delay][:, :, dps]
+        self._bring_costs(new, counts)
+        return Regraphed(new, new_delays)
+
+    def _bring_costs(self, new: Durations, counts: Ints) -> None:
+        """Scale the computes of added microbatches to what those that moved there cost, in place.
+
+        The k-th that leaves a replica is the k-th that comes to another; what replicas drop or add
+        beyond that costs what their own do.
+        """
+        graph, before = self.measured.graph, self.counts
+        fit = fit_computes(self.measured.durations)
+        computes = computes_of(new.graph)
+        left = [(dp, m) for dp in range(graph.n_dp) for m in range(counts[dp], before[dp])]
+        come = [(dp, m) for dp in range(graph.n_dp) for m in range(before[dp], counts[dp])]
+
+        def cost(dp: int, microbatch: int) -> Array:  # [step] logarithm
+            micro = fit.variants[int(graph.replica_variant[dp])].micro
+            own: Array = micro[microbatch, :, int(graph.dp_index[dp])]
+            return own
+
+        for source, (dp, microbatch) in zip(left, come, strict=False):
+            change = cost(*source) - cost(dp, microbatch % int(before[dp]))
+            v, index = int(new.graph.replica_variant[dp]), int(new.graph.dp_index[dp])
+            ops = computes.ops[v][:, :, microbatch]  # [kind, place]
+            new.block(v)[ops, :, index] *= np.exp(fit.slope[..., None] * change)
 
 
 def resizer(measured: Measured) -> Resizer:
     """What resizes the replicas of a job.
 
     Raises:
-        RemedyError: its ops follow none of the known schedules.
+        NotApplicableError: its ops follow none of the known schedules.
     """
     graph = measured.graph
     counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
@@ -122,7 +156,7 @@ def resizer(measured: Measured) -> Resizer:
         if all(_follows(measured, v, name, int(n)) for v, n in enumerate(counts)):
             unit = graph.n_pp if name == "interleaved" else 1
             return Resizer(measured, name, counts[graph.replica_variant], unit)
-    raise RemedyError(
+    raise NotApplicableError(
         "the order of operations follows none of the known schedules "
         f"({', '.join(LIKELY_FIRST)}): what other numbers of microbatches would do is unknown"
     )
@@ -181,12 +215,14 @@ class _Match:
 
     Attributes:
         one: [new op] the one that it takes the place of, counted from its variant's first.
+        delay: [new op] the one whose launch delay it takes.
         group: [new op] number of its group of like ops.
         members: [old op] by group.
         ptr: [group + 1] where the old ops of a group start in ``members``.
     """
 
     one: Ints
+    delay: Ints
     group: Ints
     members: Ints
     ptr: Ints
@@ -205,9 +241,13 @@ def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -
     nth = np.arange(len(new_order)) - starts[group]
     one = np.empty(len(new_order), dtype=np.int64)
     one[new_order] = old_order[first[group] + nth % n_old[group]]
+    n = n_old[group]
+    again = np.where(nth < n, nth, np.minimum(1 + (nth - n) % np.maximum(n - 1, 1), n - 1))
+    delay = np.empty(len(new_order), dtype=np.int64)
+    delay[new_order] = old_order[first[group] + again]
     group_of_op = np.empty(len(new_order), dtype=np.int64)
     group_of_op[new_order] = group
-    return _Match(one, group_of_op, old_order, np.append(first, len(old_order)))
+    return _Match(one, delay, group_of_op, old_order, np.append(first, len(old_order)))
 
 
 def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError
 from paceline.remedies.outcome import outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.sequence_plan import (
@@ -50,14 +50,16 @@ def propose(case: Case) -> Remedy:
     Options: ``max_tokens``, tokens per microbatch at most (the largest seen, if not given).
 
     Raises:
-        RemedyError: there is nothing to gain, the lengths explain nothing, or the limit is too low.
+        NotApplicableError: there is nothing to gain, or the lengths explain nothing.
+        RemedyError: the limit of tokens is too low, or there are no lengths for it.
         TraceError: the lengths do not match the trace.
     """
     found = balance_of(case)
     known = case.seqlens is not None
-    gain = 1 - float(found.step_s.mean() / case.result.simulated_s.mean())
+    after = case.predicted(found.durations)
+    gain = 1 - after.mean_s / case.before.mean_s
     if gain < LEAST_GAIN:
-        raise RemedyError(
+        raise NotApplicableError(
             f"microbatches are balanced well enough: other places and another order for them gain "
             f"{max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
         )
@@ -70,11 +72,10 @@ def propose(case: Case) -> Remedy:
     action = f"{what} {IN_ORDER[found.order]}"
     return outcome(
         case,
-        KIND.name,
+        KIND,
         action,
-        found.step_s,
+        after,
         _change(found, exchanged, known),
-        causes=KIND.causes,
         notes=(*_notes(found, exchanged, known), *([AMBIGUOUS] if _ambiguous(case) else [])),
     )
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit, fit_computes, pauses
 from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations, Measured
 from paceline.graph.computes import KINDS
 from paceline.remedies.remedy import Case, predicted_step_s
@@ -35,7 +35,7 @@ class Balancing:
     Attributes:
         plan: which sequence (or, without lengths, microbatch) goes where.
         order: one of ``ORDERS``: microbatches within a rank, by cost.
-        step_s: [step] predicted step times, seconds.
+        durations: as they would be.
         cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
             lengths: relative to the typical microbatch).
         gains: (what is exchanged, order) -> gain of that plan over some steps, best first.
@@ -45,7 +45,7 @@ class Balancing:
 
     plan: SequencePlan
     order: str
-    step_s: Array
+    durations: Durations
     cost_before: Array
     cost_after: Array
     gains: dict[tuple[str, str], float]
@@ -82,13 +82,14 @@ def balance_sequences(
 
     Raises:
         TraceError: the lengths do not match the trace.
-        RemedyError: they explain next to nothing, or the limit is below the longest of them.
+        NotApplicableError: they explain next to nothing.
+        RemedyError: the limit is below the longest of them.
     """
     lengths = matching(seqlens, measured)
     fit = fit_computes(measured.durations)
     cost = fit_sequence_cost(measured.durations, fit, lengths)
     if cost.r2.min() < LEAST_R2:
-        raise RemedyError(
+        raise NotApplicableError(
             f"the sequence lengths explain {cost.r2[0]:.0%} of the variation of forwards and "
             f"{cost.r2[1]:.0%} of backwards (R^2; {LEAST_R2:.0%} is needed): are they of this job?"
         )
@@ -204,7 +205,7 @@ def _best(
     return Balancing(
         plan=best,
         order=chosen[1],
-        step_s=predicted_step_s(scaler.scaled(ratio(best), np.arange(n_steps))),
+        durations=scaler.scaled(ratio(best), np.arange(n_steps)),
         cost_before=cost(unchanged(best.before)),
         cost_after=cost(best),
         gains=gains,

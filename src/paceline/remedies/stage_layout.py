@@ -1,34 +1,48 @@
-"""Another split of the layers over the stages (what-if paper, 5.2)."""
+"""Another split of the layers over the stages (what-if paper, 5.2).
+
+Without the layers of the stages only a bound is known: what perfectly even stages would gain.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.errors import RemedyError
+from paceline.diagnose.fit import fit_computes
+from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.layout_search import MIN_GAIN, Bounds, LayoutSearch
-from paceline.remedies.outcome import outcome
+from paceline.remedies.outcome import copy_of, outcome
+from paceline.remedies.places import typical_places
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.stage_split import Layout
 
+Array = npt.NDArray[np.float64]
+
 
 def propose(case: Case) -> Remedy:
-    """The best contiguous split of the layers over the stages.
+    """The best contiguous split of the layers over the stages, or a bound on what it gains.
 
     Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, for
     the memory.
 
     Raises:
-        RemedyError: the layers are unknown or do not match the job, or no split is faster.
+        RemedyError: the layers do not match the job, or the bounds leave no split.
+        NotApplicableError: there is one stage, no split is faster, or no stage shows what a layer
+            costs.
     """
-    layers = _layers(case)
+    if case.measured.graph.n_pp == 1:
+        raise NotApplicableError("the job has one stage: there is nothing to split")
+    if case.layers is None:
+        return _bound(case)
+    layers = _layers(case, case.layers)
     graph = case.measured.graph
     bounds = bounds_of(case, len(layers), sum(layers))
-    search = LayoutSearch(case.measured.durations, layers, bounds)
-    layout, after_s = search.best(case.result.simulated_s)
+    search = LayoutSearch(case.measured.durations, layers, bounds, case.predicted)
+    layout, after = search.best(case.before)
     if layout == layers:
-        raise RemedyError(
+        raise NotApplicableError(
             f"the layers {list(layers)} are split as well as they can be: no allowed split is "
             f"more than {MIN_GAIN:.1%} faster"
         )
@@ -48,13 +62,52 @@ def propose(case: Case) -> Remedy:
         change["gap"] = float(search.noise_free(layout) / bound - 1)
     return outcome(
         case,
-        KIND.name,
+        KIND,
         f"split the layers {_shown(layout, graph.n_pp)} instead of {_shown(layers, graph.n_pp)}",
-        after_s,
+        after,
         change,
-        causes=KIND.causes,
         notes=_notes(bounds, change),
     )
+
+
+def _bound(case: Case) -> Remedy:
+    """What stages that all compute alike would gain, replicas and workers as fast as they are.
+
+    No split gains more under 1F1B or GPipe, where the busiest stage sets the pace.
+    """
+    fit = fit_computes(case.measured.durations)
+    seconds = typical_places(case.measured.durations)  # [kind, place]
+    scale = seconds.mean(axis=1, keepdims=True) / seconds
+    changed = copy_of(case.measured.durations)
+    for v, variant in enumerate(fit.variants):
+        changed.block(v)[variant.ops] *= scale[:, :, None, None, None]
+    after, now = case.predicted(changed), case.before.mean_s
+    if after.mean_s > now * (1 - MIN_GAIN):
+        raise NotApplicableError(
+            f"a split that leaves all stages the same to compute gains under {MIN_GAIN:.1%}"
+        )
+    n_pp = case.measured.graph.n_pp
+    return outcome(
+        case,
+        KIND,
+        "split the layers so that all stages compute alike (whole layers gain at most this)",
+        after,
+        {
+            "bound": True,
+            "loads_now_s": _per_stage(seconds, n_pp).tolist(),
+            "load_even_s": float(_per_stage(seconds, n_pp).mean()),
+        },
+        notes=(
+            f"how many layers each stage has is not in the trace: --layers with {n_pp} numbers "
+            "gives the best split of whole layers and what it gains",
+        ),
+    )
+
+
+def _per_stage(seconds: Array, n_pp: int) -> Array:
+    """[stage] seconds of a microbatch, both kinds and all chunks, from [kind, place]."""
+    loads: Array = seconds.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
+    return loads
 
 
 def _shown(layout: Layout, n_pp: int) -> str:
@@ -82,20 +135,14 @@ def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _layers(case: Case) -> Layout:
+def _layers(case: Case, given: tuple[int, ...]) -> Layout:
     """[virtual stage] layers now, checked.
 
     Raises:
-        RemedyError: unknown, or not as many as stages (or stages x chunks).
+        RemedyError: not as many as stages (or stages x chunks).
     """
     n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
-    if n_pp == 1:
-        raise RemedyError("the job has one stage: there is nothing to split")
-    if case.layers is None:
-        raise RemedyError(
-            f"how many layers each stage has is not in the trace: pass --layers with {n_pp} numbers"
-        )
-    layers = tuple(int(count) for count in case.layers)
+    layers = tuple(int(count) for count in given)
     if min(layers, default=0) < 0 or sum(layers) == 0:
         raise RemedyError(f"layers {list(layers)} are not numbers of layers")
     if len(layers) == n_pp * n_chunks:

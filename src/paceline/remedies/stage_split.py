@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import RemedyError
+from paceline.errors import NotApplicableError, RemedyError
 
 Array = npt.NDArray[np.float64]
 Layout = tuple[int, ...]
@@ -60,14 +60,14 @@ def estimate_costs(loads: Array, layers: Layout) -> LayerCosts:
         layers: [virtual stage] layers.
 
     Raises:
-        RemedyError: no stage shows what a layer costs.
+        NotApplicableError: no stage shows what a layer costs.
     """
     count = np.array(layers)
     shown = np.zeros(len(layers), dtype=bool)
     shown[slice(0, 1) if len(layers) == 2 else slice(1, -1)] = True
     shown &= count > 0
     if not shown.any():
-        raise RemedyError(
+        raise NotApplicableError(
             f"layers {list(layers)}: no stage between the first and the last has any, so what a "
             "layer costs cannot be told"
         )

@@ -16,6 +16,7 @@ from paceline.graph import Durations, Measured, StepGraph
 from paceline.remedies.remedy import predicted_step_s
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Steps and replicas that the typical duration of an op is taken from; more change it by less than
 #: the noise of one microbatch over 8.
@@ -45,12 +46,26 @@ def one_of_each(graph: StepGraph) -> StepGraph:
     return some_replicas(graph, np.array([dps[0] for dps in graph.variant_dps]))
 
 
-def typical_job(measured: Measured) -> Measured:
-    """One step of one replica of each structure, on typical durations."""
-    graph = one_of_each(measured.graph)
-    durations = Durations.empty(graph, 1)
-    durations.values[:] = typical_durations(measured.durations)
-    return replace(measured, graph=graph, durations=durations)
+def spread_steps(n_steps: int, most: int) -> Ints:
+    """At most so many of the steps, spread over the trace."""
+    return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
+
+
+def times_of_steps(times: Durations, chosen: Ints) -> Durations:
+    """Durations of some steps."""
+    values = [block[:, chosen].ravel() for block in times.blocks]
+    return Durations(times.graph, len(chosen), np.concatenate(values))
+
+
+def of_steps(measured: Measured, chosen: Ints) -> Measured:
+    """Some steps of a trace."""
+    return replace(
+        measured,
+        steps=measured.steps[chosen],
+        durations=times_of_steps(measured.durations, chosen),
+        delays=times_of_steps(measured.delays, chosen),
+        traced_step_s=measured.traced_step_s[chosen],
+    )
 
 
 def try_out(

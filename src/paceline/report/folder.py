@@ -88,7 +88,7 @@ def write_folder(
             result,
             advice.diagnosis,
             advice.fall,
-            advice.remedies,
+            (*advice.remedies, *advice.architecture),
             measured,
             hosts=hosts,
             gpu_hour_cost=gpu_hour_cost,

@@ -13,8 +13,9 @@ HEALTHY = "Healthy, within what these traces can show"
 #: Launch delays below this line cost next to nothing (the line of S, too).
 DELAYED = 1.03
 
-#: Where the text of a remedy turns from what to do to what comes of it.
-_RESULT = ": a step takes"
+
+#: Of remedies whose gains differ by less than this, the surest is named.
+EQUAL = 0.01
 
 
 def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
@@ -47,17 +48,26 @@ def _main(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
 
 
 def _advice(finding: Finding | None, remedies: Sequence[Remedy]) -> list[str]:
-    """The best remedy for what was named, else the best of all; nothing if it gains nothing."""
-    answers = [r for r in remedies if finding is not None and finding.id in r.findings]
-    best = max(answers or remedies, key=lambda remedy: remedy.gain, default=None)
-    if best is None or round(best.gain, 2) <= 0:
+    """The best remedy for what was named; nothing where none answers it or gains a percent.
+
+    Changes of the architecture answer no finding.
+    """
+    if finding is None:
         return []
+    answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
+    most = max((remedy.gain for remedy in answers), default=0.0)
+    if round(most, 2) <= 0:
+        return []
+    best = max(
+        (remedy for remedy in answers if remedy.gain >= most - EQUAL),
+        key=lambda remedy: remedy.interval[0],
+    )
     gain = f"{best.gain:.0%}"
-    if best.remedy == "replace-worker" and best in answers and finding is not None:
+    if best.remedy == "replace-worker":
         alone = len(finding.where.get("workers", ())) == 1
         return [f"Replacing {'it' if alone else 'them'} gains {gain}."]
-    action = best.text.partition(_RESULT)[0]
-    return [f"To gain {gain}: {_sentence(action)}"]
+    at_most = "up to " if best.change.get("bound") else ""
+    return [f"To gain {at_most}{gain}: {_sentence(best.action)}"]
 
 
 def _sentence(text: str) -> str:

@@ -82,7 +82,8 @@ def report_writer(
         result: the what-if analysis.
         diagnosis: its findings; may have none.
         fall: where the time goes.
-        remedies: changes with their gains, in any order; may be empty.
+        remedies: changes with their gains, those of the architecture among them, in any order;
+            may be empty.
         measured: the graph and durations, from which the timeline is drawn.
         hosts: (dp, pp) -> host, or (host, gpu), where they are known.
         gpu_hour_cost: price of a GPU-hour, in the user's currency.

@@ -34,7 +34,8 @@ def to_mapping(
 
     Args:
         result: a finished analysis.
-        advice: its diagnosis; None leaves out ``findings``, ``waterfall`` and ``remedies``.
+        advice: its diagnosis; None leaves out ``findings``, ``waterfall``, ``remedies`` and
+            ``architecture``.
         expectation: the model of the job beside it; None leaves out ``expected``.
         per_step_workers: add ``by_worker_by_step``, one table [pp][dp] per step.
     """
@@ -98,6 +99,7 @@ def advice_mapping(advice: Advice) -> dict[str, Any]:
         "findings": [finding.to_mapping() for finding in advice.diagnosis.findings],
         "waterfall": {"actual_s": fall.actual_s, "drops": drops, "compute_s": fall.compute_s},
         "remedies": [remedy.to_mapping() for remedy in advice.remedies],
+        "architecture": [remedy.to_mapping() for remedy in advice.architecture],
         "remedies_not_applicable": dict(advice.not_applicable),
     }
 

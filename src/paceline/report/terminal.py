@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from paceline.remedies import Advice
+from paceline.remedies import Advice, beyond_s
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
@@ -74,7 +74,7 @@ def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = 
     full_width = max(width, 40)
     width = min(full_width, _MAX_WIDTH)
     blocks = [
-        _head(result, width),
+        _head(result, width, advice),
         why_lines(advice, width) if advice else [],
         _worst(result, width),
         _shares(result, width),
@@ -88,7 +88,7 @@ def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = 
     return lines
 
 
-def _head(result: WhatIf, width: int) -> list[Text]:
+def _head(result: WhatIf, width: int, advice: Advice | None) -> list[Text]:
     gpus = result.job.world_size
     worth = result.waste * gpus
     waste = f"{result.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
@@ -98,8 +98,15 @@ def _head(result: WhatIf, width: int) -> list[Text]:
         *wrapped(_job_line(result), width, style="bold"),
         *_verdict(result, width),
         numbers,
+        *(_beyond_lines(result, advice, width) if advice else []),
         *wrapped(_step_times(result), width),
     ]
+
+
+def _beyond_lines(result: WhatIf, advice: Advice, width: int) -> list[Text]:
+    """How S hangs together with a remedy that gains more."""
+    note = beyond_s(result, advice.diagnosis, advice.remedies)
+    return wrapped(note, width, style="dim") if note else []
 
 
 def _job_line(result: WhatIf) -> str:

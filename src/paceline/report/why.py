@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.text import Text
 
@@ -12,6 +12,8 @@ from paceline.report.layout import wrapped
 from paceline.whatif import WhatIf
 
 _BAR = 24
+
+ARCHITECTURE = "changes of the job's architecture"
 
 #: Parts of a change that are for machines: result.json has them.
 _TOO_LONG = frozenset({"alternatives", "assignment"})
@@ -25,13 +27,20 @@ def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
     lines = [_title("why", "share of the loss that each cause explains, and how sure that is")]
     for finding in findings:
         lines += _entry(_measure(finding), finding.text, width)
-    if advice.remedies:
-        lines += [
-            Text(""),
-            _title("what to do", "share of the step time that each remedy would save"),
-        ]
-        for remedy in advice.remedies[:most]:
+    for name, about, remedies in (
+        ("what to do", "share of the step time that each remedy would save", advice.remedies),
+        (ARCHITECTURE, "they answer none of these causes", advice.architecture),
+    ):
+        lines += [Text(""), _title(name, about)] if remedies else []
+        for remedy in remedies[:most]:
             lines += _entry(f"{remedy.gain:6.1%}      ", remedy.text, width)
+    return lines + _hint_lines(advice, width)
+
+
+def _hint_lines(advice: Advice, width: int) -> list[Text]:
+    lines: list[Text] = []
+    for hint in advice.hints:
+        lines += wrapped(f"hint: {hint}", width, indent="  ", style="dim")
     return lines
 
 
@@ -67,7 +76,7 @@ def diagnosis_lines(
     for finding in advice.diagnosis.findings:
         lines += _finding_lines(finding, width)
     lines += [Text(""), *_fall_lines(result, advice.fall, gpu_hour_cost), Text("")]
-    return lines + _remedy_lines(advice.remedies, advice.not_applicable, width)
+    return lines + _remedy_lines(advice, width)
 
 
 HEALTHY = (
@@ -121,13 +130,18 @@ def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) ->
     return lines
 
 
-def _remedy_lines(remedies: Sequence[Remedy], refused: Mapping[str, str], width: int) -> list[Text]:
+def _remedy_lines(advice: Advice, width: int) -> list[Text]:
     lines = [_title("remedies", "by gain, the share of the step time that is saved")]
-    if not remedies:
+    if not advice.remedies:
         lines.append(Text("none applies"))
-    for remedy in remedies:
+    for remedy in advice.remedies:
         lines += remedy_lines(remedy, width)
-    if refused:
+    lines += _hint_lines(advice, width)
+    if advice.architecture:
+        lines += [Text(""), _title(ARCHITECTURE, "they answer none of the causes above")]
+    for remedy in advice.architecture:
+        lines += remedy_lines(remedy, width)
+    if refused := advice.not_applicable:
         lines += [Text(""), Text("not applicable", style="dim")]
         for name, reason in refused.items():
             lines += wrapped(f"  {name}: {reason}", width, indent="    ", style="dim")

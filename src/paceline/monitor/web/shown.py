@@ -108,11 +108,11 @@ def diagnosis_of(result: Mapping[str, Any]) -> Diagnosis:
 
 
 def remedies_of(result: Mapping[str, Any]) -> list[Remedy]:
-    """The remedies."""
+    """The remedies, then changes of the architecture, which older results do not have apart."""
     tuples = ("findings", "interval", "notes")
     return [
         Remedy(**{**remedy, **{name: tuple(remedy[name]) for name in tuples}})
-        for remedy in result.get("remedies", ())
+        for remedy in (*result.get("remedies", ()), *result.get("architecture", ()))
     ]
 
 

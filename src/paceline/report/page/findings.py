@@ -38,8 +38,8 @@ def findings_html(diagnosis: Diagnosis, remedies: Sequence[Remedy], hosts: Hosts
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """By gain, largest first."""
-    return sorted(remedies, key=lambda remedy: -remedy.gain)
+    """By gain, largest first; changes of the architecture behind the others."""
+    return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
 
 def _card(finding: Finding, remedies: Sequence[int], hosts: Hosts | None) -> str:
@@ -100,12 +100,16 @@ def _links(remedies: Sequence[int]) -> str:
 def remedies_html(
     remedies: Sequence[Remedy], findings: Sequence[Finding], not_applicable: Mapping[str, str]
 ) -> str:
-    """Remedies by gain, and why others do not apply."""
+    """Remedies by gain, then changes of the architecture, and why others do not apply."""
     causes = {f.id: CAUSES.get(f.cause, f.cause) for f in findings}
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
-    cards = (_remedy(rank, r, causes, top) for rank, r in enumerate(ranked(remedies), 1))
-    none = "<p>No remedy is proposed.</p>"
-    text = f'<ol class="cards remedies">{"".join(cards)}</ol>' if remedies else none
+    cards: dict[bool, list[str]] = {False: [], True: []}
+    for rank, remedy in enumerate(ranked(remedies), 1):
+        cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
+    text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
+    if cards[True]:
+        text += "<h3>Changes of the job's architecture</h3>"
+        text += f"<p>They answer none of the findings.</p>{_cards(cards[True])}"
     if not_applicable:
         items = (
             f"<div><dt>{escaped(name)}</dt><dd>{foreign(why)}</dd></div>"
@@ -114,6 +118,10 @@ def remedies_html(
         text += f"<details><summary>Not applicable here ({len(not_applicable)})</summary>"
         text += f'<dl class="reasons">{"".join(items)}</dl></details>'
     return text
+
+
+def _cards(cards: Sequence[str]) -> str:
+    return f'<ol class="cards remedies">{"".join(cards)}</ol>' if cards else ""
 
 
 def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) -> str:

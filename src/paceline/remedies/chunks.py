@@ -1,0 +1,81 @@
+"""Chunks of a stage: how many its layers allow, and which share of its computes each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import NotApplicableError, RemedyError
+from paceline.remedies.remedy import Case
+
+Array = npt.NDArray[np.float64]
+
+#: Chunks per stage tried where the user names none.
+CHUNKS = (2, 3, 4)
+
+#: With so few replicas a stage of several slow workers looks like one with too much to compute.
+FEW = 3
+
+#: Stages whose load differs by less than this hold the same, up to noise.
+EVEN = 0.01
+
+
+def chunk_counts(case: Case) -> list[int]:
+    """Chunks per stage to try: the option ``chunks``, or those of ``CHUNKS`` that layers allow.
+
+    Raises:
+        RemedyError: the number asked for does not divide the stages' layers, or these are not as
+            many as stages.
+        NotApplicableError: no number divides them.
+    """
+    asked, layers = case.options.get("chunks"), case.layers
+    options = list(CHUNKS) if asked is None else [int(asked)]
+    if layers is None:
+        return options
+    n_pp = case.measured.graph.n_pp
+    if len(layers) != n_pp:
+        raise RemedyError(f"{len(layers)} numbers of layers ({list(layers)}) for {n_pp} stages")
+    allowed = [v for v in options if all(n > 0 and n % v == 0 for n in layers)]
+    if not allowed:
+        error = NotApplicableError if asked is None else RemedyError
+        raise error(
+            f"stages of {', '.join(map(str, layers))} layers cannot be cut into "
+            f"{' or '.join(map(str, options))} chunks of as many layers each"
+        )
+    return allowed
+
+
+def even_shares(n_stages: int, n_chunks: int) -> Array:
+    """[kind, stage, chunk] shares of chunks that all compute alike."""
+    return np.full((2, n_stages, n_chunks), 1 / n_chunks)
+
+
+def shares_by_layers(
+    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN
+) -> Array:
+    """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
+
+    The layers of a stage are cut into equal chunks. What the first stage takes beyond its layers is
+    the embedding, in its first chunk; what the last takes beyond them is the loss, in its last. A
+    layer costs what it does on the interior stages (their median), or the lesser of two stages.
+
+    Args:
+        loads: [kind, stage] seconds of a microbatch.
+        layers: [stage] layers; None: as many on every stage.
+        n_chunks: chunks per stage.
+        least: [kind] share of a stage's load from which on it is no noise.
+    """
+    n_stages = loads.shape[1]
+    count = np.ones(n_stages) if layers is None else np.array(layers, dtype=np.float64)
+    per_layer = loads / count
+    interior = per_layer[:, 1:-1]
+    usual = np.median(interior, axis=1) if n_stages > 2 else per_layer.min(axis=1)
+    share = even_shares(n_stages, n_chunks)
+    for stage, chunk in ((0, 0), (n_stages - 1, n_chunks - 1)):
+        extra = loads[:, stage] - usual * count[stage]
+        extra = np.where(extra > least * loads[:, stage], extra / loads[:, stage], 0.0)
+        share[:, stage] *= (1 - extra)[:, None]
+        share[:, stage, chunk] += extra
+    return share

@@ -1,0 +1,75 @@
+"""Ops that handle parameters: gathers, reductions and the optimizer grow with a stage's layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations
+from paceline.trace import OpKind
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PARAMETER_KINDS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.OPTIMIZER)
+
+
+class ParameterOps:
+    """Scales the ops that handle parameters when layers move.
+
+    A kind whose ops take as long on all stages although these differ in layers does not grow with
+    them (padded buckets, say); where stages have equally many, it is taken to.
+    """
+
+    def __init__(self, durations: Durations, layers: tuple[int, ...], n_pp: int) -> None:
+        """From the traced durations and the layers [virtual stage] now."""
+        self.now, self.n_pp = np.array(layers), n_pp
+        graph = durations.graph
+        #: Per variant (op counted from its first, stage, chunk or -1).
+        self.ops: list[list[tuple[int, int, int]]] = []
+        growing = [kind for kind in PARAMETER_KINDS if self._grows(durations, kind)]
+        for v in range(graph.n_variants):
+            span = graph.variant_ops(v)
+            ops = np.flatnonzero(np.isin(graph.kind[span], [int(kind) for kind in growing]))
+            stages, chunks = graph.pp[span][ops].tolist(), graph.chunk[span][ops].tolist()
+            self.ops.append(list(zip(ops.tolist(), stages, chunks, strict=True)))
+
+    def _per_stage(self, layouts: Ints) -> Ints:
+        """[layout, stage] layers of all chunks, from [layout, virtual stage]."""
+        per_stage: Ints = layouts.reshape(len(layouts), -1, self.n_pp).sum(axis=1)
+        return per_stage
+
+    def _grows(self, durations: Durations, kind: OpKind) -> bool:
+        """Whether stages with more layers take longer: seconds per layer vary less than seconds."""
+        graph, seconds, layers = durations.graph, list[float](), list[int]()
+        now = self._per_stage(self.now[None])[0]
+        for stage in range(self.n_pp):
+            ops = np.flatnonzero((graph.kind == kind) & (graph.pp == stage))
+            if len(ops) and now[stage]:
+                rows = [float(np.median(durations.row(op))) for op in ops.tolist()]
+                seconds.append(max(sum(rows), 1e-9))
+                layers.append(int(now[stage]))
+        if len(seconds) < 2:
+            return bool(seconds)
+        logs, sizes = np.log(seconds), np.log(layers)
+        return _spread(logs - sizes) <= _spread(logs) + 1e-9
+
+    def scale(self, durations: Durations, variant: int, layouts: Ints) -> None:
+        """Make them longer or shorter, in place.
+
+        Args:
+            durations: of candidates in the place of steps, or of one layout in all steps.
+            variant: replica structure.
+            layouts: [layout, virtual stage] as many as candidates, or one.
+        """
+        block = durations.block(variant)
+        of_stage = self._per_stage(layouts) / np.maximum(self._per_stage(self.now[None]), 1)
+        of_chunk = layouts / np.maximum(self.now, 1)
+        for op, stage, chunk in self.ops[variant]:
+            virtual = chunk * self.n_pp + stage
+            block[op] *= (of_stage[:, stage] if chunk < 0 else of_chunk[:, virtual])[:, None]
+
+
+def _spread(values: Array) -> float:
+    """How far values lie from their median, on average."""
+    return float(np.abs(values - np.median(values)).mean())

@@ -1,0 +1,37 @@
+"""What a (stage, chunk) takes for a typical microbatch and worker, and how sure that is."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import fit_computes
+from paceline.graph import Durations
+
+Array = npt.NDArray[np.float64]
+
+#: A place is slower than another only from so many standard errors of their difference on.
+ERRORS = 3.0
+
+
+def typical_places(durations: Durations) -> Array:
+    """[kind, place] seconds; a place is stage * chunks + chunk.
+
+    The places of the fit, which rest on whichever microbatches are in the middle, less what these
+    microbatches and workers differ by.
+    """
+    fit = fit_computes(durations)
+    rest = np.empty(fit.place.shape)
+    for k, place in np.ndindex(*rest.shape):
+        left = [variant.residual[k, place].ravel() for variant in fit.variants]
+        rest[k, place] = np.median(np.concatenate(left))
+    seconds: Array = np.exp(fit.place + rest)
+    return seconds
+
+
+def least_difference(durations: Durations) -> Array:
+    """[kind] relative difference of two places below which it is noise."""
+    fit = fit_computes(durations)
+    n = sum(variant.residual[0, 0].size for variant in fit.variants)
+    least: Array = ERRORS * np.sqrt(2) * 1.2533 * fit.sigma / np.sqrt(n)
+    return least

@@ -1,0 +1,121 @@
+"""What of a compute is not its work: variation from op to op, and pauses.
+
+A stage that is cut into chunks launches more and smaller computes. Each of them varies on its own,
+so that together they vary less than one that does all; a pause hits one of them and is as long as
+it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.fit import fit_computes, pauses
+from paceline.graph import Durations
+from paceline.graph.computes import KINDS, computes_of
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+#: A worker is slow in a step where the median of its computes stands out by this many standard
+#: errors.
+STEP_ERRORS = 3.5
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Variation and pauses of all computes of a job with one chunk per stage.
+
+    Attributes:
+        residual: per variant [kind, stage, microbatch, step, dp] logarithms; without pauses, and
+            without what makes a worker slow in whole steps.
+        pause_s: per variant [stage, microbatch, step, dp] seconds of pauses in forwards.
+    """
+
+    residual: tuple[Array, ...]
+    pause_s: tuple[Array, ...]
+
+    def steps(self, chosen: Ints) -> Variation:
+        """That of some steps."""
+        return Variation(
+            tuple(table[..., chosen, :] for table in self.residual),
+            tuple(table[..., chosen, :] for table in self.pause_s),
+        )
+
+
+def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
+    """Variation and pauses, as the fit of the computes shows them.
+
+    Args:
+        durations: of a job with one chunk per stage.
+        by_microbatch: microbatches differ in cost, so that what all computes of one have in common
+            is no variation but its work.
+    """
+    fit = fit_computes(durations)
+    paused = tuple(pauses(durations, fit, 0))
+    residual = []
+    for v, (variant, pause_s) in enumerate(zip(fit.variants, paused, strict=True)):
+        rest = variant.residual.copy()
+        if by_microbatch:
+            _take_out(rest, variant.micro)
+        else:
+            rest += fit.slope[:, :, None, None, None] * variant.micro
+        if pause_s.any():
+            own = durations.block(v)[variant.ops[0]]
+            rest[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
+        # A worker that is slow in a step is so in all of the step's chunks.
+        level = np.median(rest, axis=2, keepdims=True)
+        error = 1.2533 * fit.sigma / np.sqrt(rest.shape[2])
+        rest -= np.where(np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0)
+        residual.append(rest)
+    return Variation(tuple(residual), paused)
+
+
+def _take_out(rest: Array, cost: Array) -> None:
+    """Take out of residuals, in place, what still goes with the cost of microbatches.
+
+    The slopes of the fit are unsure where a slow worker stands beside few others.
+
+    Args:
+        rest: [kind, stage, microbatch, step, dp] logarithms.
+        cost: [microbatch, step, dp] logarithms.
+    """
+    own = cost - cost.mean()
+    square = max(float((own * own).sum()), 1e-12)
+    slope = (rest * own).sum(axis=(2, 3, 4)) / square  # [kind, stage]
+    rest -= slope[:, :, None, None, None] * own
+    rest -= np.median(rest, axis=(2, 3), keepdims=True)
+
+
+def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
+    """Let chunks vary on their own, in place.
+
+    A chunk takes the residual of another microbatch, step and replica of its stage, and of each
+    pause one chunk takes all.
+
+    Args:
+        new: each chunk takes its share of its microbatch's compute, variation and pause included.
+        variation: of the job with one chunk per stage.
+        share: [kind, stage, chunk].
+    """
+    computes = computes_of(new.graph)
+    _, n_stages, n_chunks = share.shape
+    for v, (rest, pause_s) in enumerate(zip(variation.residual, variation.pause_s, strict=True)):
+        block, microbatch = new.block(v), np.arange(rest.shape[2])
+        for k, stage, chunk in np.ndindex(len(KINDS), n_stages, n_chunks):
+            ops = computes.of_stage(v, stage)[k, chunk]
+            paused = pause_s[stage] if k == 0 and pause_s[stage].any() else None
+            if chunk == 0 and paused is None:
+                continue
+            seconds = block[ops]
+            if paused is not None:
+                seconds -= share[k, stage, chunk] * paused
+            if chunk:
+                own = rest[k, stage]
+                seconds *= np.exp(np.roll(own, (-chunk,) * 3, axis=(0, 1, 2)) - own)
+            if paused is not None:
+                seconds += np.where((microbatch % n_chunks == chunk)[:, None, None], paused, 0.0)
+            block[ops] = seconds
