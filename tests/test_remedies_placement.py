@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.placement import nic_suspects, propose, swaps_around, swaps_to
-from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
+from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
 from remedy_cases import case_of, error_of
 
 SIZES = [(2, 4, 0, 0.01), (4, 4, 1, 0.02), (8, 4, 2, 0.015), (16, 8, 3, 0.01)]
@@ -132,8 +132,28 @@ def test_a_slow_group_makes_the_nic_of_an_only_link_suspect():
 
 
 def test_with_few_replicas_a_stage_of_slow_workers_is_left_alone():
-    """One replica is slow throughout, and a worker of the other: the faster of two is no norm."""
+    """Both workers of a stage are slow, each in its own way: the faster of two is no norm."""
+    slow = (SlowWorker(0, 2, 1.3), SlowWorker(1, 2, 1.5))
+    spec = replace(job(2, 4, 0, 0.01), microbatches=16, slow_workers=slow)
+    case = case_of(spec)
+    assert case.diagnosis.findings[0].ambiguous
+    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+        propose(case)
+
+
+def test_a_slow_replica_and_a_slow_worker_of_the_other_are_told_apart():
     slow = (*(SlowWorker(0, stage, 1.25) for stage in range(4)), SlowWorker(1, 2, 1.5))
     spec = replace(job(2, 4, 0, 0.01), microbatches=16, slow_workers=slow)
-    with pytest.raises(NotApplicableError, match="stand where they cost least"):
-        propose(case_of(spec))
+    case = case_of(spec)
+    blamed = case.diagnosis.findings[0].where["workers"]
+    assert sorted(blamed) == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 2]]
+    remedy = propose(case)
+    ((one, other),) = remedy.change["swaps"]
+    factor = {(worker.dp, worker.pp): worker.factor for worker in slow}
+    factor[tuple(one)], factor[tuple(other)] = (
+        factor.get(tuple(other), 1.0),
+        factor.get(tuple(one), 1.0),
+    )
+    swapped = tuple(SlowWorker(dp, pp, f) for (dp, pp), f in factor.items())
+    truth = synthesize(replace(spec, slow_workers=swapped)).traced_step_s().mean()
+    assert remedy.step_time_s == pytest.approx(truth, rel=0.005)

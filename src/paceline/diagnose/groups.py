@@ -136,7 +136,7 @@ def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     level = group.level
     levels = np.array([np.median(other.level) for other in others])
-    usual = float(np.median(levels)) if len(levels) > 1 else 1.0
+    usual = float(np.median(levels)) if len(levels) else 1.0
     factor = float(np.median(level)) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
