@@ -77,7 +77,9 @@ def _links(case: Case, change: Change) -> Setup:
 
 
 def _groups(case: Case, change: Change) -> Setup:
-    return replace(case.setup, repaired_groups=frozenset(g["stage"] for g in change["groups"]))
+    stages = [g["stage"] for g in change.get("groups", ())]
+    stages += [stage for _, stage in change.get("workers", ())]  # members that end late
+    return replace(case.setup, repaired_groups=frozenset(stages))
 
 
 def _layout(case: Case, change: Change) -> Setup:

@@ -75,6 +75,7 @@ def injected(world: World, layers: tuple[int, ...]) -> dict[str, frozenset[Place
                     add("link", _link(fault.dp, low % world.stages, world.stages))
         elif isinstance(fault, LateMember):
             add("dp-network", *((fault.stage, kind) for kind in fault.kinds))
+            add("dp-network", *((fault.dp, fault.stage, kind) for kind in fault.kinds))
         elif isinstance(fault, UnevenData):
             add("sequence-length", ())
         elif isinstance(fault, Pauses):
@@ -110,6 +111,9 @@ def named(finding: Mapping[str, Any]) -> list[Place]:
         links = evidence.get("links") or [where["link"]]
         return [(int(a[0]), *sorted((int(a[1]), int(b[1])))) for a, b in links]
     if cause == "dp-network":
+        if "workers" in where:  # members that end late
+            kinds = [str(kind) for kind in evidence["kinds"]]
+            return [(int(dp), int(pp), kind) for dp, pp in where["workers"] for kind in kinds]
         groups = evidence.get("groups") or [where["group"]]
         return [(int(group["stage"]), str(group["kind"])) for group in groups]
     if cause == "launch-delay":

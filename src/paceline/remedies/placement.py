@@ -101,7 +101,7 @@ def nic_suspects(case: Case) -> set[Worker]:
     """
     link, group = finding_of(case, "link"), finding_of(case, "dp-network")
     slow = set(links_of(link)) if link else set()
-    groups = group.evidence.get("groups") or [group.where["group"]] if group else []
+    groups = group.evidence.get("groups", ()) if group else ()
     stages = {int(entry["stage"]) for entry in groups}
     suspects = set()
     for worker in {end for part in slow for end in _ends(part)}:
