@@ -57,7 +57,7 @@ def _asked(case: Case, job: Run, now_s: float) -> Record:
     answer = product.ask(trace, setup.layers, seqlens)
     truth = injected(world, setup.layers)
     record: Record = {"answer": asdict(answer)}
-    record["truth"] = {cause: sorted(places) for cause, places in truth.items()}
+    record["truth"] = {cause: sorted(places, key=str) for cause, places in truth.items()}
     record["verdicts"] = [asdict(judge(f, truth)) for f in answer.findings]
     record["outcomes"] = [_outcome(case, remedy, now_s) for remedy in answer.remedies]
     record["missed"] = {}

@@ -30,6 +30,9 @@ Array = npt.NDArray[np.float64]
 #: by this much; else the difference is that of its microbatches.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
 
+#: From so many standard errors on, a level that does not count may still be the replica's.
+DOUBT_ERRORS = 2.0
+
 #: A compute is paused if it exceeds its fit by so many robust standard deviations of the residual,
 #: by this share, and by this many seconds (collections take tens to hundreds of ms: paper, 5.4).
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
@@ -70,6 +73,7 @@ class Fit:
         stage_of_place: [place].
         level: [dp] of a whole replica, 0 where it may be that of its microbatches.
         level_seen: [dp] the same before that is decided.
+        level_error: [dp] its standard error.
         worker: [kind, stage, dp] of a worker beside its replica's level.
         worker_error: [stage, dp] standard error of worker and replica together, from how much they
             differ between steps; of few steps, between microbatches.
@@ -84,6 +88,7 @@ class Fit:
     stage_of_place: npt.NDArray[np.int64]
     level: Array
     level_seen: Array
+    level_error: Array
     worker: Array
     worker_error: Array
     mostly_slow: frozenset[int]
@@ -94,6 +99,14 @@ class Fit:
     def worker_total(self) -> Array:
         """[kind, stage, dp] worker and replica together."""
         return self.worker + self.level
+
+    @property
+    def level_in_doubt(self) -> Array:
+        """[dp] levels that may be the replica's or its microbatches'; 0 where there is no doubt."""
+        least = np.maximum(MIN_LEVEL, DOUBT_ERRORS * self.level_error)
+        in_doubt = (self.level == 0) & (np.abs(self.level_seen) >= least)
+        doubt: Array = np.where(in_doubt, self.level_seen, 0.0)
+        return doubt
 
 
 _FITTED: WeakKeyDictionary[Durations, Fit] = WeakKeyDictionary()
@@ -142,7 +155,7 @@ def _fit(durations: Durations) -> Fit:
     variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
     error = np.hypot(error, np.where(level == 0, 0.0, level_error))
     return Fit(
-        *(place, slope, stage_of_place, level, seen, worker, error),
+        *(place, slope, stage_of_place, level, seen, level_error, worker, error),
         *(frozenset(mostly_slow), variants, sigma),
     )
 

@@ -93,8 +93,7 @@ def group_causes(
     """
     groups = list(_groups(durations, ideal))
     slow = _slow_groups(groups)
-    blamed = {id(entry.group) for entry in slow}
-    late = [] if slow else _late_members([g for g in groups if id(g) not in blamed])
+    late = [] if slow else _late_members(groups)
     candidates = [_of_groups(durations, slow, steps, len(groups))] if slow else []
     return candidates + ([_of_members(durations, late)] if late else [])
 
@@ -104,7 +103,7 @@ def _groups(durations: Durations, ideal: Array) -> list[_Group]:
     groups = []
     for members in graph.dp_groups:
         kind = OpKind(int(graph.kind[members[0]]))
-        if kind not in DP_KINDS or kind == OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
+        if kind not in DP_KINDS:
             continue
         usual_s = max(float(ideal[members[0]]), 1e-9)
         times = np.concatenate([durations.row(op) for op in members.tolist()], axis=1) / usual_s
@@ -122,7 +121,7 @@ def _groups(durations: Durations, ideal: Array) -> list[_Group]:
 def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
     """The slow groups, those that cost most first; none where most of a kind are slow alike."""
     slow = []
-    for kind in {group.kind for group in groups}:
+    for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
         alike = [group for group in groups if group.kind == kind]
         judged = [_judge(group, [g for g in alike if g is not group]) for group in alike]
         blamed = [entry for entry in judged if entry is not None]
@@ -221,15 +220,14 @@ def _late_members(groups: Sequence[_Group]) -> list[tuple[_Group, int, float]]:
     late = []
     for group in groups:
         n_steps, n_members = group.times.shape
-        if n_members < 3 or n_steps < FLAP_STEPS:
+        usual = float(np.median(group.level))
+        if n_members < 3 or n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
             continue
         behind = group.times - group.level[:, None]
         typical = np.median(behind, axis=0)
         # Members of a healthy group end late by turns; their own spread and the others' both count.
         error = np.maximum(robust.median_error(behind), robust.spread(typical))
-        blamed = np.flatnonzero(
-            typical >= np.maximum(MEMBER_SHARE * np.median(group.level), MEMBER_ERRORS * error)
-        )
+        blamed = np.flatnonzero(typical >= np.maximum(MEMBER_SHARE * usual, MEMBER_ERRORS * error))
         if len(blamed) <= FEW_MEMBERS * n_members:
             late += [(group, int(m), float(typical[m]) * group.usual_s) for m in blamed]
     return sorted(late, key=lambda entry: -entry[2])
@@ -249,6 +247,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
             "late_s": seconds,
             "late_share": seconds / (group.usual_s * float(np.median(group.level))),
             "kinds": sorted({entry.kind.label for entry, _, _ in late}),
+            "members": [_listed(*entry) for entry in late[:MOST_LISTED]],
             "threshold": MEMBER_SHARE,
             "source": "falcon paper, 4.3",
         },
@@ -257,12 +256,18 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     )
 
 
+def _listed(group: _Group, member: int, seconds: float) -> dict[str, Any]:
+    dp, stage = group.workers[member]
+    return {"dp": dp, "stage": stage, "kind": group.kind.label, "late_s": seconds}
+
+
 def _on_time(durations: Durations, group: _Group, member: int) -> Scaled:
     """The member ends with the middle one, its jitter kept."""
     graph = durations.graph
-    dp, _ = group.workers[member]
+    dp, pp = group.workers[member]
     v = int(graph.replica_variant[dp])
-    op = next(int(op) for op in group.ops.tolist() if graph.variant[op] == v)
+    own_op = (graph.variant[group.ops] == v) & (graph.pp[group.ops] == pp)
+    op = int(group.ops[own_op][0])
     behind = group.times[:, member] - group.level
     own = group.times[:, member]
     left = np.maximum(own - max(float(np.median(behind)), 0.0), 0.0)

@@ -37,6 +37,12 @@ _AMBIGUOUS = (
 )
 
 
+_SLOW_INSTEAD = (
+    "replica {dp} takes {over:+.0%} beside the typical one, and microbatches vary too much to say "
+    "whether it is slow or its sequences are longer; give the lengths (--seqlens)"
+)
+
+
 def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
     """Microbatches whose cost varies, forward and backward alike; None where they do not."""
     graph = durations.graph
@@ -66,8 +72,18 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "source": "what-if paper, 5.3",
         },
         Effect(factor=effect),
-        _AMBIGUOUS if passing else "",
+        _AMBIGUOUS if passing else _level_in_doubt(fit),
+        alternative="worker" if not passing and fit.level_in_doubt.any() else "",
     )
+
+
+def _level_in_doubt(fit: Fit) -> str:
+    """The replica of which it is unsure whether it is slow; empty where there is none."""
+    doubt = fit.level_in_doubt
+    if not doubt.any():
+        return ""
+    dp = int(np.argmax(np.abs(doubt)))
+    return _SLOW_INSTEAD.format(dp=dp, over=float(np.expm1(doubt[dp])))
 
 
 def forward_backward_correlation(durations: Durations) -> float:

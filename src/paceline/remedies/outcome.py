@@ -16,6 +16,9 @@ from paceline.whatif import WhatIf
 #: Two readings of a gain that differ by more than this both go into its interval.
 APART = 0.01
 
+#: Where two readings of a trace predict steps further apart than this, a remedy is not offered.
+OPEN = 0.03
+
 #: A speed-up is said to exceed S from this ratio on; less is noise.
 BEYOND = 1.01
 
@@ -30,7 +33,7 @@ def outcome(
     notes: Sequence[str] = (),
     causes: Collection[str] | None = None,
     before: Prediction | None = None,
-    otherwise: Prediction | None = None,
+    otherwise: Sequence[Prediction] = (),
     margin: float = 0.0,
 ) -> Remedy:
     """The remedy that leads to the step times ``after``.
@@ -44,7 +47,7 @@ def outcome(
         notes: limits and assumptions.
         causes: it answers the findings of these of the kind's causes; None: of all of them.
         before: step times to compare with; None: those of the case.
-        otherwise: step times under another reading of the trace, to go into the interval.
+        otherwise: step times under other readings of the trace, to go into the interval.
         margin: how far such predictions are off beside the noise of steps, as a gain; the interval
             is wider by it.
     """
@@ -53,7 +56,7 @@ def outcome(
     gain_by = partial(gain_of, paired=not kind.architecture)
     gain, (low, high) = gain_by(before.step_s, after.step_s)
     notes = list(notes)
-    readings = [] if otherwise is None else [gain_by(before.step_s, otherwise.step_s)]
+    readings = [gain_by(before.step_s, other.step_s) for other in otherwise]
     bare = gain_by(before.undelayed_s, after.undelayed_s)
     if abs(bare[0] - gain) > APART:
         readings.append(bare)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import Durations
+from paceline.graph import Durations, StepGraph
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
@@ -68,6 +71,31 @@ class ParameterOps:
         for op, stage, chunk in self.ops[variant]:
             virtual = chunk * self.n_pp + stage
             block[op] *= (of_stage[:, stage] if chunk < 0 else of_chunk[:, virtual])[:, None]
+
+
+def stay_late(new: Durations, old: Durations, late: Sequence[Mapping[str, Any]]) -> None:
+    """Let members end each of several collectives as late as they end the one now, in place.
+
+    Args:
+        new: of a job whose chunks have collectives of their own, each with its share of the times.
+        old: of the job as it is.
+        late: members, as a finding lists them (``dp``, ``stage``, ``kind``, ``late_s``).
+    """
+    for member in late:
+        kind, stage, dp = OpKind.from_label(member["kind"]), int(member["stage"]), int(member["dp"])
+        now, then = (_of_worker(times.graph, kind, stage, dp) for times in (old, new))
+        if len(then) <= len(now):
+            continue
+        v, index = int(new.graph.replica_variant[dp]), int(new.graph.dp_index[dp])
+        less = 1 - len(now) / len(then)
+        new.block(v)[then, :, index] += less * float(member["late_s"])
+
+
+def _of_worker(graph: StepGraph, kind: OpKind, stage: int, dp: int) -> Ints:
+    """Ops of a kind of a worker, counted from its variant's first."""
+    span = graph.variant_ops(int(graph.replica_variant[dp]))
+    ops: Ints = np.flatnonzero((graph.kind[span] == kind) & (graph.pp[span] == stage))
+    return ops
 
 
 def _spread(values: Array) -> float:

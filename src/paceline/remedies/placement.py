@@ -74,7 +74,7 @@ def propose(case: Case) -> Remedy:
         {"swaps": [[list(a), list(b)] for a, b in swaps]},
         causes=causes,
         notes=(MOVING, ONE_LINK) if otherwise else (MOVING,),
-        otherwise=otherwise,
+        otherwise=() if otherwise is None else (otherwise,),
     )
 
 

@@ -18,7 +18,8 @@ from paceline.remedies.chunks import (
     even_shares,
     shares_by_layers,
 )
-from paceline.remedies.outcome import finding_of, outcome
+from paceline.remedies.outcome import OPEN, finding_of, outcome
+from paceline.remedies.parameter_ops import stay_late
 from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.regraph import (
     n_microbatches,
@@ -41,9 +42,6 @@ COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 #: Gains of 95% of the jobs that were run again in chunks lay so near to the predicted ones
 #: (benchmarks/truth.py: 275 jobs, 1.7 points).
 MARGIN = 0.017
-
-#: Where two readings of the stages' loads predict steps further apart than this, none is offered.
-OPEN = 0.03
 
 
 def _need_gain(case: Case, after: Prediction, what: str) -> None:
@@ -150,15 +148,16 @@ def interleave(case: Case) -> Remedy:
     share = trial.share(chunks)
     after = trial.predicted(share)
     _need_gain(case, after, f"interleaving ({chunks} chunks per stage)")
-    otherwise = _otherwise(trial, share, after)
+    alike = _alike(trial, share, after)
+    shorter = _shorter(trial, share, after)
     return outcome(
         case,
         INTERLEAVE,
         f"interleave the pipeline: {chunks} chunks per stage",
         after,
         {"schedule": "interleaved", "chunks": chunks, "compared": table},
-        notes=tuple(_interleave_notes(case, chunks, otherwise is not None)),
-        otherwise=otherwise,
+        notes=tuple(_interleave_notes(case, chunks, alike is not None)),
+        otherwise=[reading for reading in (alike, shorter) if reading is not None],
         margin=MARGIN,
     )
 
@@ -172,15 +171,19 @@ class _Trial:
         self.least = np.maximum(EVEN, least_difference(case.measured.durations))
         uneven = finding_of(case, "sequence-length") is not None
         self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
+        group = finding_of(case, "dp-network")
+        self.late = group.evidence.get("members", ()) if group else ()
 
     def share(self, chunks: int) -> Array:
         """[kind, stage, chunk] share of a stage's computes that a chunk does."""
         return shares_by_layers(self.loads, self.case.layers, chunks, self.least)
 
-    def predicted(self, share: Array) -> Prediction:
-        """The job in chunks."""
+    def predicted(self, share: Array, *, late: bool = True) -> Prediction:
+        """The job in chunks; members that end collectives late do so in each chunk's, or less."""
         case = self.case
         new = with_schedule(self.measured, "interleaved", share, self.delays, self.variation)
+        if late:
+            stay_late(new.durations, self.measured.durations, self.late)
         return case.predicted(new.durations, new.delays)
 
     def compared(self, options: list[int]) -> list[dict[str, Any]]:
@@ -198,7 +201,25 @@ class _Trial:
         ]
 
 
-def _otherwise(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
+def _shorter(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
+    """The prediction if late members end smaller collectives less late; None without such members.
+
+    Raises:
+        NotApplicableError: the two predictions differ by too much.
+    """
+    if not trial.late:
+        return None
+    otherwise = trial.predicted(share, late=False)
+    if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+        raise NotApplicableError(
+            f"the trace leaves open what interleaving does: a step takes {after.mean_s:.4g} s if "
+            "the workers that end collectives late do so in each chunk's as now, "
+            f"{otherwise.mean_s:.4g} s if they are less late in smaller ones; mend that first"
+        )
+    return otherwise
+
+
+def _alike(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if all chunks of a stage computed alike; None where that is ruled out.
 
     It is possible where slow machines and an overfull stage look alike (few replicas), or nobody

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotApplicableError
-from paceline.remedies.outcome import outcome
+from paceline.remedies.outcome import OPEN, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.sequence_plan import (
     MICROBATCHES,
@@ -63,6 +63,13 @@ def propose(case: Case) -> Remedy:
             f"microbatches are balanced well enough: other places and another order for them gain "
             f"{max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
         )
+    otherwise = None if found.otherwise is None else case.predicted(found.otherwise)
+    if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+        raise NotApplicableError(
+            "the trace leaves open what an exchange of microbatches does: a step takes "
+            f"{after.mean_s:.4g} s if ranks that took longer had costlier microbatches, "
+            f"{otherwise.mean_s:.4g} s if they are slow; --seqlens tells that apart"
+        )
     exchanged = found.plan.mostly
     what = {
         SEQUENCES: "exchange sequences between ranks and microbatches; run",
@@ -77,6 +84,7 @@ def propose(case: Case) -> Remedy:
         after,
         _change(found, exchanged, known),
         notes=(*_notes(found, exchanged, known), *([AMBIGUOUS] if _ambiguous(case) else [])),
+        otherwise=() if otherwise is None else (otherwise,),
     )
 
 

@@ -41,6 +41,8 @@ class Balancing:
         gains: (what is exchanged, order) -> gain of that plan over some steps, best first.
         max_tokens: limit per microbatch; None without lengths.
         r2: [kind] what the lengths explain of forward and backward durations; None without them.
+        otherwise: as they would be if replicas were slow whose microbatches may cost more instead;
+            None where nothing is in doubt.
     """
 
     plan: SequencePlan
@@ -51,6 +53,7 @@ class Balancing:
     gains: dict[tuple[str, str], float]
     max_tokens: int | None = None
     r2: Array | None = None
+    otherwise: Durations | None = None
 
     def write(self, path: Path, *, force: bool = False) -> None:
         """Write the whole assignment as parquet (see :meth:`SequencePlan.write`).
@@ -163,7 +166,17 @@ def balance_microbatches(measured: Measured) -> Balancing:
 
     start = unchanged(whole)
     plans = [exchange_microbatches(whole, relative(start)), start]
-    return _best(measured.durations, fit, plans, relative, ratio)
+    best = _best(measured.durations, fit, plans, relative, ratio)
+    doubt = fit.level_in_doubt
+    if not doubt.any():
+        return best
+    # A slow replica keeps its level, and what leaves it is cheaper than it looked.
+    levels = np.broadcast_to(doubt[:, None], exists.shape)
+    homes = best.plan.after.ptr[..., 0]
+    items = levels[exists][np.minimum(homes, len(of_item) - 1)]
+    stay = fit.slope[:, :, None, None, None] * np.where(exists, levels - items, 0.0)
+    scaler, steps = _Scaler(measured.durations, fit), np.arange(measured.durations.n_steps)
+    return replace(best, otherwise=scaler.scaled(ratio(best.plan) * np.exp(stay), steps))
 
 
 def _lower_median(values: Array) -> Array:
