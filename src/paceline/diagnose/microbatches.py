@@ -31,9 +31,13 @@ STAGES_AGREE = 0.5
 #: correlation within a microbatch, those of different microbatches say so.
 IN_TIME = 0.5
 
+#: ... unless data comes sorted by length: then the same microbatches are long in all steps, which
+#: explains this share of the variance at least.
+SORTED = 0.5
+
 _AMBIGUOUS = (
-    "operations that follow each other vary alike, too, whichever microbatch they serve: the "
-    "machines may be slow for a while, or sequences come sorted by length"
+    "operations that follow each other vary alike, too, whichever microbatch they serve, and so in "
+    "all steps: sequences come sorted by length, or the machines slow down within a step"
 )
 
 
@@ -55,6 +59,8 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
         return None
     in_time = _between_neighbours(durations, fit)
     passing = in_time > IN_TIME * float(np.median(correlations))
+    if passing and _same_in_all_steps(fit) < SORTED:
+        return None
     effect = tuple(fit.slope[:, :, None, None, None] * variant.micro for variant in fit.variants)
     cost = np.concatenate([np.exp(v.micro).ravel() for v in fit.variants])
     cv = float(cost.std() / cost.mean())
@@ -138,6 +144,20 @@ def _between_stages(fit: Fit) -> float:
         costs = _costs(fit, variant)
         found.append(_pearson(*(costs[:, of].mean(axis=(0, 1)) for of in (first, second))))
     return float(np.median(np.concatenate(found)))
+
+
+def _same_in_all_steps(fit: Fit) -> float:
+    """Share of the variance of microbatches' costs that goes with their number in the step.
+
+    Of one step it says nothing: 0.
+    """
+    shares = []
+    for variant in fit.variants:
+        cost = variant.micro  # [microbatch, step, dp]
+        by_number = cost.mean(axis=(1, 2))
+        n_steps = cost.shape[1]
+        shares.append(float(by_number.var() / max(cost.var(), 1e-300)) if n_steps > 1 else 0.0)
+    return max(shares)
 
 
 def _between_neighbours(durations: Durations, fit: Fit) -> float:

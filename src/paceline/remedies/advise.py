@@ -57,14 +57,17 @@ def _hints(case: Case) -> tuple[str, ...]:
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
-    """Remedies by gain, and why the others do not apply; none for a job without findings."""
+    """Remedies by gain, and why the others do not apply.
+
+    For a job without findings only changes of its architecture.
+    """
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}
-    if not causes:  # healthy: nothing to answer
-        return [], {kind.name: "the job has no findings" for kind in kinds}
 
     def ask(kind: RemedyKind) -> Remedy | str:
+        if not causes and not kind.architecture:
+            return "the job has no findings"
         if kind.causes and not kind.causes & causes:
             return f"no finding of {' or '.join(sorted(kind.causes))}"
         try:
