@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-#: Fewer values show no modes, and a mode of fewer values is an outlier.
-MIN_VALUES, MIN_MODE = 4, 2
+#: Fewer values show no modes; a mode of fewer values, or of a lesser share of them, is outliers.
+MIN_VALUES, MIN_MODE, MIN_SHARE = 4, 2, 0.06
 
 #: The slow mode takes at least this many times as long as the fast one.
 MIN_RATIO = 1.1
@@ -52,7 +53,8 @@ def two_modes(values: Array) -> TwoModes | None:
         return None
     logs = np.log(values)
     ranked = np.sort(logs)
-    sizes = np.arange(MIN_MODE, n - MIN_MODE + 1)
+    least = max(MIN_MODE, math.ceil(MIN_SHARE * n))
+    sizes = np.arange(least, n - least + 1)
     total, squares = np.cumsum(ranked), np.cumsum(ranked**2)
     low, high = total[sizes - 1], total[-1] - total[sizes - 1]
     within = squares[-1] - low**2 / sizes - high**2 / (n - sizes)
