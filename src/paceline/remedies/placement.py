@@ -15,7 +15,7 @@ from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
 from paceline.remedies.chunks import FEW
 from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
-from paceline.remedies.outcome import copy_of, finding_of, outcome
+from paceline.remedies.outcome import MOVED_MARGIN, copy_of, finding_of, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
 
@@ -75,6 +75,7 @@ def propose(case: Case) -> Remedy:
         causes=causes,
         notes=(MOVING, ONE_LINK) if otherwise else (MOVING,),
         otherwise=() if otherwise is None else (otherwise,),
+        margin=MOVED_MARGIN,
     )
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.diagnose.fit import fit_computes
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.layout_search import MIN_GAIN, Bounds, LayoutSearch
-from paceline.remedies.outcome import copy_of, outcome
+from paceline.remedies.outcome import MOVED_MARGIN, copy_of, outcome
 from paceline.remedies.places import typical_places
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.stage_split import Layout
@@ -67,6 +67,7 @@ def propose(case: Case) -> Remedy:
         after,
         change,
         notes=_notes(bounds, change),
+        margin=MOVED_MARGIN,
     )
 
 
