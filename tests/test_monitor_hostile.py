@@ -29,7 +29,7 @@ from jobs import Spec, make_rows, table_of
 from monitor_lab import Server
 from monitor_web import eventually
 from paceline.cli.main import run
-from paceline.sources import otlp_protobuf
+from paceline.sources.otlp import protobuf_encoding
 
 ROUNDS = int(os.environ.get("PACELINE_HOSTILE_ROUNDS", "2"))
 SETTINGS = (
@@ -262,7 +262,7 @@ def bombs(site):
 
 def spans_that_are_none(site):
     """Kilobytes of gzip, megabytes of protobuf, gigabytes of objects."""
-    if not otlp_protobuf.available():
+    if not protobuf_encoding.available():
         return
     inside = _field(1, _field(2, b"\x12\x00" * 4_000_000))
     for body in (inside, b"\x0b" * 1000, b"\x0a\xff", b"\xff" * 100, b"\x0a\x05hi"):

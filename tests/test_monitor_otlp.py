@@ -230,7 +230,7 @@ def test_a_connection_too_many_is_closed(receiver):
 
 
 def test_without_protobuf_json_still_goes(receiver, monkeypatch):
-    monkeypatch.setattr(bodies.otlp_protobuf, "available", lambda: False)
+    monkeypatch.setattr(bodies.protobuf_encoding, "available", lambda: False)
     status, _, answer = post(receiver, b"", PROTOBUF)
     assert status == 415
     assert b"paceline[otlp]" in answer

@@ -17,7 +17,7 @@ from paceline import load
 from paceline.blockfile import STEP, TIMES, read_file, read_header
 from paceline.record import writer
 from paceline.sources.recording import load_recorded_step_times
-from paceline.sources.recording_files import read_files
+from paceline.sources.recording.files import read_files
 from recordings import SetClock, play, recorder
 
 SRC = str(Path(__file__).parents[1] / "src")
@@ -319,7 +319,7 @@ def test_steps_below_0_are_a_line_and_not_recorded(tmp_path, caplog):
 
 
 def test_switching_while_it_runs(tmp_path):
-    from paceline.sources.recording_status import switch
+    from paceline.sources.recording.status import switch
 
     rec = record.start(tmp_path, every=1, flush_s=0.01)
     loop(rec, [0])

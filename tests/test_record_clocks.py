@@ -12,7 +12,7 @@ from paceline.record.clocks import Exchange, HostClock, asked_by
 from paceline.record.cuda import CudaClock
 from paceline.record.passes import Passes
 from paceline.record.recorder import Recorder
-from paceline.sources.recording_files import _ahead_ns, read_files
+from paceline.sources.recording.files import _ahead_ns, read_files
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ import pytest
 import paceline.record as record
 from paceline import analyze, load
 from paceline.sources.recording import load_recorded_step_times
-from paceline.sources.recording_files import read_files
+from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 
 pytest.importorskip("torch.distributed")

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.errors import TraceError
-from paceline.sources.calls import read_calls
+from paceline.sources.call_logs.table import read_calls
 from paceline.trace.calls import CallLog
 
 HEAD = "rank,time_s,op,size,communicator"

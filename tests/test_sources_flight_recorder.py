@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from paceline.detect.calls import step_times
 from paceline.errors import PacelineError, TraceError
-from paceline.sources import flight_recorder, plain_pickle
-from paceline.sources.call_log_files import load_call_log
+from paceline.sources.call_logs import flight_recorder, plain_pickle
+from paceline.sources.call_logs.files import load_call_log
 
 JOB = Path(__file__).with_name("gloo_job.py")
 NS = 1_795_245_033_000_000_000

@@ -24,10 +24,11 @@ from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from otlp_spans import requests_of
 from paceline.errors import PacelineError
-from paceline.sources import importers, kineto, load, otlp, otlp_protobuf, parquet
-from paceline.sources.call_log_files import load_call_log
+from paceline.sources import importers, kineto, load, otlp, parquet
+from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.hosts import read_hosts
 from paceline.sources.job_file import read_job
+from paceline.sources.otlp import protobuf_encoding
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
@@ -150,7 +151,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     "otlp": (lambda folder: [write(folder / "a.json", text_of(SPANS))], otlp.read),
     "otlp as protobuf": (
         protobuf,
-        lambda paths: otlp.check_request(otlp_protobuf.decode(paths[0].read_bytes(), "a"), "a"),
+        lambda paths: otlp.check_request(protobuf_encoding.decode(paths[0].read_bytes(), "a"), "a"),
     ),
     "nccl inspector": (inspector, load_call_log),
     "flight recorder's pickle": (lambda folder: dumps(folder, False), load_call_log),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.detect.calls import step_times
 from paceline.errors import PacelineError, TraceError
-from paceline.sources import nccl_inspector
-from paceline.sources.call_log_files import load_call_log
+from paceline.sources.call_logs import nccl_inspector
+from paceline.sources.call_logs.files import load_call_log
 from paceline.trace.calls import CallLog
 
 US = 1_748_030_377_000_000

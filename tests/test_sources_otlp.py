@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jobs import Spec, make_rows, trace_of
 from otlp_spans import attribute, request, requests_of, sizes_of, spans_of_ranks
 from paceline.errors import PacelineError, TraceError
-from paceline.sources import otlp, otlp_json, otlp_protobuf
+from paceline.sources import otlp
+from paceline.sources.otlp import json_encoding, protobuf_encoding
 from paceline.trace import Job, OpKind
 from paceline.whatif import analyze
 
@@ -210,7 +211,7 @@ def test_microbatches_without_a_number_are_counted(requests):
             span["attributes"] = []
     got = otlp.read_requests(requests)
     assert same(got.trace, trace_of(ROWS))
-    assert got.confidence == pytest.approx(otlp.CERTAINTY_BY_ORDER)
+    assert got.confidence == pytest.approx(otlp.reader.CERTAINTY_BY_ORDER)
     assert any("counted by start" in note for note in got.notes)
 
 
@@ -226,7 +227,7 @@ def test_virtual_stages_follow_megatrons_order():
     computes = truth.kind <= OpKind.BACKWARD_COMPUTE
     assert same(got.trace, truth)
     assert (got.trace.chunk[computes] == truth.chunk[computes]).all()
-    assert got.confidence == pytest.approx(otlp.CERTAINTY_CHUNKS)
+    assert got.confidence == pytest.approx(otlp.reader.CERTAINTY_CHUNKS)
 
 
 def test_degrees_may_be_given_instead(requests):
@@ -416,7 +417,7 @@ def test_protobuf_and_json_are_one():
             for key in ("traceId", "spanId", "parentSpanId"):
                 span[key] = base64.b64encode(bytes.fromhex(span[key])).decode()
         message = ParseDict(in_base64, ExportTraceServiceRequest())
-        decoded = otlp_protobuf.decode(message.SerializeToString(), "here")
+        decoded = protobuf_encoding.decode(message.SerializeToString(), "here")
         # An empty parent or list of attributes is not there in the binary form.
         for span in spans(one):
             for key in [key for key, value in span.items() if value in ("", [])]:
@@ -428,7 +429,7 @@ def test_protobuf_and_json_are_one():
 @given(body=st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(body):
     pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
-    said = refusal(lambda: otlp_protobuf.decode(body, "body"))
+    said = refusal(lambda: protobuf_encoding.decode(body, "body"))
     assert said is None or said.startswith("body: no ExportTraceServiceRequest")
 
 
@@ -473,7 +474,7 @@ def test_no_value_breaks_the_reader(changes):
                 inner[path[-1]] = value
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change removed it
-    checked = [refusal(partial(otlp_json.check_request, one, "request")) for one in requests]
+    checked = [refusal(partial(json_encoding.check_request, one, "request")) for one in requests]
     read = refusal(lambda: otlp.read_requests(requests))
     assert read if any(checked) else read != ""
 

@@ -13,7 +13,7 @@ from paceline.blockfile import KINDS, PEER_END, block
 from paceline.errors import TraceError
 from paceline.sources import recording
 from paceline.sources.recording import load_recorded_step_times
-from paceline.sources.recording_files import read_files
+from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 from recordings import SetClock, play, record_trace, recorder
 
@@ -174,7 +174,7 @@ def test_tensor_parallel_peers_find_the_receive_of_their_own(tmp_path):
     read = load(tmp_path)
     ends = (read.end[read.kind == OpKind.FORWARD_SEND], read.end[read.kind == OpKind.FORWARD_RECV])
     assert [np.round(1e9 * end).tolist() for end in ends] == [[300], [300]]
-    sources = recording._columns(
+    sources = recording.reader._columns(
         [(file, np.array([0])) for file in read_files(tmp_path)], frozenset(), tmp_path
     )[0]
     sends = sources.kind == OpKind.FORWARD_SEND

@@ -198,7 +198,7 @@ def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
     """The call log and its steps, which are told."""
     from paceline.detect.calls import step_times
-    from paceline.sources.call_log_files import load_call_log
+    from paceline.sources.call_logs.files import load_call_log
 
     log, notes = load_call_log(args.collectives)
     for note in notes:

@@ -55,7 +55,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from paceline.monitor.otlp import Receiver
-    from paceline.sources import otlp_protobuf
+    from paceline.sources.otlp import protobuf_encoding
 
     ended = threading.Event()
     receiver = Receiver(args.out, *args.listen)
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if receiver.file.torn_bytes:
             _note(f"removed {receiver.file.torn_bytes:,} bytes of a request that was cut off")
-        if not otlp_protobuf.available():
+        if not protobuf_encoding.available():
             _note("protobuf needs pip install 'paceline[otlp]'; only JSON is taken")
         print(f"listening on {receiver.url}, writing {receiver.file.path}", flush=True)
         while not ended.wait(3600.0):  # a wait without limit would not see signals everywhere

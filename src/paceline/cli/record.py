@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
-    from paceline.sources.recording_files import RankFile
+    from paceline.sources.recording.files import RankFile
 
 EPILOG = """\
 examples:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise TraceError("--json is for status")
     if args.every is not None and (args.action == "off" or args.every < 1):
         raise TraceError("--every is for on, and counts from 1")
-    from paceline.sources.recording_status import switch
+    from paceline.sources.recording.status import switch
 
     switch(args.folder, on=args.action == "on", every=args.every)
     print(f"{args.folder}: {args.action}, from about a second on")
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _status(folder: Path, *, as_json: bool) -> int:
-    from paceline.sources.recording_files import read_files
-    from paceline.sources.recording_status import summary
+    from paceline.sources.recording.files import read_files
+    from paceline.sources.recording.status import summary
 
     files = read_files(folder)
     told = summary(folder, files)

@@ -10,9 +10,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from paceline.errors import TraceError
-from paceline.sources import otlp_protobuf
 from paceline.sources.json_stream import MAX_LINE_BYTES
-from paceline.sources.otlp import check_request
+from paceline.sources.otlp import check_request, protobuf_encoding
 
 #: Largest body, as sent and unpacked. The Collector takes 20 MiB; exporters send some 100 kB.
 MAX_BODY_BYTES = 16 << 20
@@ -45,11 +44,11 @@ def line_of(handler: BaseHTTPRequestHandler) -> tuple[bytes, int]:
     kind = media_type(handler.headers)
     if kind not in (PROTOBUF, JSON):
         raise Refused(415, f"Content-Type should be {PROTOBUF} or {JSON}")
-    if kind == PROTOBUF and not otlp_protobuf.available():
+    if kind == PROTOBUF and not protobuf_encoding.available():
         raise Refused(415, "protobuf needs pip install 'paceline[otlp]' at the receiver")
     body = _body(handler)
     try:
-        request = otlp_protobuf.decode(body, "body") if kind == PROTOBUF else _json(body)
+        request = protobuf_encoding.decode(body, "body") if kind == PROTOBUF else _json(body)
         spans = check_request(request, "body")
         # NaN is no JSON, and no time or number of Megatron's is one.
         line = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()

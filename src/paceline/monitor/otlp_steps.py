@@ -11,7 +11,7 @@ from typing import Any
 from paceline.sources.fields import mapping, optional_whole
 from paceline.sources.megatron_place import SIZES
 from paceline.sources.otlp import ITERATION, STEP, kinds_of, rank_of
-from paceline.sources.otlp_json import attributes_of, parts_of, spans_of, times_of
+from paceline.sources.otlp.json_encoding import attributes_of, parts_of, spans_of, times_of
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources import (
-    flight_recorder,
-    kineto,
-    nccl_inspector,
-    ndtimeline,
-    otlp,
-    recording,
-)
+from paceline.sources import kineto, ndtimeline, otlp, recording
+from paceline.sources.call_logs import flight_recorder, nccl_inspector
 from paceline.sources.imported import Imported
 from paceline.trace import Job
 

@@ -17,10 +17,10 @@ from paceline.monitor.store import jobs
 from paceline.monitor.web.api import answered, writes_to
 from paceline.monitor.web.bodies import bad, check_values, checked_name, in_turn, unpacked
 from paceline.monitor.web.security import require
-from paceline.sources import otlp_protobuf
 from paceline.sources.fields import mapping
 from paceline.sources.json_stream import MAX_LINE_BYTES
-from paceline.sources.otlp_json import attributes_of, check_request, parts_of
+from paceline.sources.otlp import protobuf_encoding
+from paceline.sources.otlp.json_encoding import attributes_of, check_request, parts_of
 
 #: The job of a request; without it, of each resource: its attribute ``service.name``.
 JOB_HEADER = "x-paceline-job"
@@ -39,7 +39,7 @@ def routes(service: Service) -> list[Route]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (_PROTOBUF, _JSON):
             raise bad(f"Content-Type should be {_PROTOBUF} or {_JSON}", 415)
-        if kind == _PROTOBUF and not otlp_protobuf.available():
+        if kind == _PROTOBUF and not protobuf_encoding.available():
             raise bad("protobuf needs pip install 'paceline[otlp]' at the monitor", 415)
         body = await request.body()
 
@@ -63,7 +63,7 @@ def _parts(content: bytes, kind: str, named: str) -> list[tuple[str, dict[str, A
     """(job, request) for every job that a request has spans of."""
     try:
         if kind == _PROTOBUF:
-            request = otlp_protobuf.decode(content, "the body")
+            request = protobuf_encoding.decode(content, "the body")
         else:
             check_values(content)
             request = json.loads(content.decode("utf-8"))

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
-from paceline.sources.recording_files import RankFile, is_recording, read_files, torn_headers
+from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
 Ints = npt.NDArray[np.int64]
 
-matches = is_recording
 
 _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),

@@ -4,7 +4,7 @@ What is what is told by, in this order: the ranges of ``torch.distributed.pipeli
 the launching thread (forward: the main one, backward: autograd's) and the calls to send and
 receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the period of the
 communication. Places in the job are told by the names of the process groups in
-``distributedInfo``, else by the job. See ``kineto_profile`` for the format.
+``distributedInfo``, else by the job. See :mod:`paceline.sources.kineto.profile` for the format.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import first_events
-from paceline.sources.kineto_clocks import align
-from paceline.sources.kineto_events import Collective, Group, Profile, Work
-from paceline.sources.kineto_ops import RankOp, rank_ops
-from paceline.sources.kineto_place import Places, find_places
-from paceline.sources.kineto_profile import read_profile
-from paceline.sources.kineto_steps import CERTAINTY, find_steps
-from paceline.sources.kineto_transfers import end_together, with_direction
+from paceline.sources.kineto.clocks import align
+from paceline.sources.kineto.events import Collective, Group, Profile, Work
+from paceline.sources.kineto.ops import RankOp, rank_ops
+from paceline.sources.kineto.place import Places, find_places
+from paceline.sources.kineto.profile import read_profile
+from paceline.sources.kineto.steps import CERTAINTY, find_steps
+from paceline.sources.kineto.transfers import end_together, with_direction
 from paceline.trace import Job, OpKind
 
 #: All-reduces over the data-parallel group below this share of the largest are no gradients (the

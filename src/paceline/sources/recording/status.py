@@ -10,7 +10,7 @@ from typing import Any
 from paceline.blockfile import CONTROL
 from paceline.errors import TraceError
 from paceline.files import text_writer, write_files
-from paceline.sources.recording_files import RankFile
+from paceline.sources.recording.files import RankFile
 
 
 def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:

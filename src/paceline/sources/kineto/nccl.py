@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.sources.fields import optional_whole
-from paceline.sources.kineto_events import Collective, Group, Transfer
+from paceline.sources.kineto.events import Collective, Group, Transfer
 
 _P2P = ("send", "recv")
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, number, optional_whole
 from paceline.sources.json_stream import JsonStream
-from paceline.sources.kineto_events import (
+from paceline.sources.kineto.events import (
     Collective,
     Group,
     Profile,
@@ -33,7 +33,7 @@ from paceline.sources.kineto_events import (
     Transfer,
     Work,
 )
-from paceline.sources.kineto_nccl import Call, Kernel, communication
+from paceline.sources.kineto.nccl import Call, Kernel, communication
 
 #: ``torch/distributed/pipelining/schedules.py``: ``PP:{stage}{action}{microbatch}``; GPipe there
 #: has ``Forward {microbatch}`` and ``Backward {microbatch}``.

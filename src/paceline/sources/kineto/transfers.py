@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from paceline.sources.kineto_ops import RankOp
-from paceline.sources.kineto_place import Places
+from paceline.sources.kineto.ops import RankOp
+from paceline.sources.kineto.place import Places
 from paceline.trace import OpKind
 
 _PAIRS = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import TraceError
-from paceline.sources.kineto_events import Profile
+from paceline.sources.kineto.events import Profile
 from paceline.trace import Job
 
 #: Descriptions of process groups: Megatron-Core's, then those of a DeviceMesh (from memory).

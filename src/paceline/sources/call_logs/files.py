@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources import flight_recorder, nccl_inspector
-from paceline.sources.calls import read_calls
+from paceline.sources.call_logs import flight_recorder, nccl_inspector
+from paceline.sources.call_logs.table import read_calls
 from paceline.trace.calls import CallLog
 
 #: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for

@@ -25,12 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
-from paceline.sources import otlp_json
 from paceline.sources.fields import mapping, optional_whole
 from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import head
 from paceline.sources.megatron_place import MegatronPlace
-from paceline.sources.otlp_json import attributes_of, parts_of, resources, spans_of, times_of
+from paceline.sources.otlp import json_encoding
+from paceline.sources.otlp.json_encoding import (
+    attributes_of,
+    parts_of,
+    resources,
+    spans_of,
+    times_of,
+)
 from paceline.sources.span_table import SpanTable
 from paceline.trace import Job, OpKind
 
@@ -119,7 +125,7 @@ def check_request(request: Any, where: str) -> int:
     spans, place_of = SpanTable(), MegatronPlace()
     for place, part in parts_of(request, where):
         _add_resource(spans, place_of, part, place, Counter(), Counter())
-    return otlp_json.check_request(request, where)
+    return json_encoding.check_request(request, where)
 
 
 def _import(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.sources.kineto_events import Profile
+from paceline.sources.kineto.events import Profile
 
 #: Members see the end of one collective some microseconds apart (kernels), or, where the host
 #: waits for it, when it gets to run; offsets below are none.

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources.kineto_events import Profile, Span
+from paceline.sources.kineto.events import Profile, Span
 
 #: A cycle of communication longer than this is not looked for.
 MAX_PERIOD = 20_000

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources.kineto_events import Profile, Range, Span, Transfer
+from paceline.sources.kineto.events import Profile, Range, Span, Transfer
 from paceline.trace import OpKind
 
 #: A run of fewer kernels than this share of the longest run's is none of a microbatch: loss

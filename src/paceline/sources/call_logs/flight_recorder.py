@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import TraceError
+from paceline.sources.call_logs.plain_pickle import load
 from paceline.sources.fields import number, optional_whole, whole
 from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
-from paceline.sources.plain_pickle import load
 from paceline.trace.calls import CallLog
 
 #: A dump of 100,000 entries has about 20 MB.

@@ -1,0 +1,1 @@
+"""Logs of collective calls: tables, NCCL Inspector, PyTorch's flight recorder."""
