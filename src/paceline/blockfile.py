@@ -130,9 +130,9 @@ def read_file(path: Path) -> BlockFile:
     blocks: list[tuple[int, bytes]] = []
     damaged = 0
     while at < len(data):
-        end = _block_end(data, at)
+        end = block_end(data, at)
         if end is None:
-            following = _next_block(data, at + 1)
+            following = next_block(data, at + 1)
             if following is None:
                 break
             damaged += 1
@@ -169,7 +169,7 @@ def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
     return meta, end
 
 
-def _block_end(data: bytes, at: int) -> int | None:
+def block_end(data: bytes, at: int) -> int | None:
     """Where the block at ``at`` ends; None where there is no whole one."""
     if len(data) - at < _BLOCK.size:
         return None
@@ -180,9 +180,9 @@ def _block_end(data: bytes, at: int) -> int | None:
     return end
 
 
-def _next_block(data: bytes, at: int) -> int | None:
+def next_block(data: bytes, at: int) -> int | None:
     while (at := data.find(_MARK, at)) >= 0:
-        if _block_end(data, at) is not None:
+        if block_end(data, at) is not None:
             return at
         at += 1
     return None

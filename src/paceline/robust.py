@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Standard deviation over median absolute deviation, and standard error of a median over that of a
-#: mean, both of a normal distribution.
-SIGMA_OF_MAD, MEDIAN_ERROR = 1.4826, 1.2533
+#: Of a normal distribution: standard deviation over median absolute deviation, the same over mean
+#: absolute deviation, and standard error of a median over that of a mean.
+SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION, MEDIAN_ERROR = 1.4826, 1.2533, 1.2533
 
 
 def spread(values: Array, axis: int | tuple[int, ...] | None = None) -> Any:

@@ -69,6 +69,25 @@ class Rules:
     base: npt.NDArray[np.float64]
     keep_delay: npt.NDArray[np.bool_] | None = None
 
+    @classmethod
+    def own(cls, graph: StepGraph, keep_delay: npt.NDArray[np.bool_] | bool = False) -> Rules:
+        """Every op keeps its own duration.
+
+        Args:
+            graph: the ops.
+            keep_delay: whether launch delays are replayed; or [rule, op] which are, rule by rule.
+        """
+        n_rules = 1 if isinstance(keep_delay, bool) else len(keep_delay)
+        every = np.ones((n_rules, graph.n_ops), dtype=bool)
+        if isinstance(keep_delay, bool):
+            return cls(every, np.zeros(graph.n_ops), every if keep_delay else None)
+        return cls(every, np.zeros(graph.n_ops), keep_delay)
+
+    @classmethod
+    def common(cls, graph: StepGraph, seconds: npt.NDArray[np.float64]) -> Rules:
+        """No op keeps its own duration: all lanes take ``seconds`` [op]."""
+        return cls(np.zeros((1, graph.n_ops), dtype=bool), seconds)
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -141,7 +160,7 @@ def timeline(
         rule_of_dp: [dp] the row of ``rules`` that each replica follows; None: the first.
     """
     graph, n_steps = durations.graph, durations.n_steps
-    rules = rules or _everything(graph, delays)
+    rules = rules or Rules.own(graph, delays is not None)
     end = Durations.empty(graph, n_steps)
     for first, part in ends(durations, rules, delays, rule_of_dp):
         for v in range(graph.n_variants):
@@ -170,7 +189,7 @@ def ends(
         the index of the first step, and the ends of it and the next ones, seconds.
     """
     graph = durations.graph
-    rules = rules or _everything(graph, delays)
+    rules = rules or Rules.own(graph, delays is not None)
     lanes = all_lanes(graph, durations.n_steps, rule_of_dp)
     _check(durations, rules, lanes, delays)
     walk = _prepare(durations, rules, delays, (np.arange(graph.n_ops), graph.n_ops))
@@ -205,12 +224,6 @@ def _by_step(graph: StepGraph, block: Block, rows: npt.NDArray[np.float64]) -> D
                 flat[:, block.column[low:high] - before] = rows[graph.variant_ops(v), low:high]
             low = high
     return end
-
-
-def _everything(graph: StepGraph, delays: Durations | None) -> Rules:
-    """One rule: each op keeps its own duration and, where there are delays, its own delay."""
-    every = np.ones((1, graph.n_ops), dtype=bool)
-    return Rules(every, np.zeros(graph.n_ops), every if delays is not None else None)
 
 
 def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations | None) -> None:

@@ -133,8 +133,7 @@ def _switched(
     """[order, part] by how much the step changes when the part does, at its place in the order."""
     graph = before.graph
     durations, delays = (_columns(table, from_step) for table in (before.durations, before.delays))
-    every = np.ones((1, graph.n_ops), dtype=bool)
-    rules, lanes = Rules(every, np.zeros(graph.n_ops), every), all_lanes(graph, len(orders))
+    rules, lanes = Rules.own(graph, True), all_lanes(graph, len(orders))
     seconds = step_times(durations, rules, lanes, delays)
     change = np.zeros(orders.shape)
     for place in range(len(parts)):

@@ -104,7 +104,7 @@ def _below_ideal(measured: Measured) -> dict[str, Array]:
     lanes = _one_lane_each(measured)
 
     def steps(seconds: Array) -> Array:
-        rules = Rules(np.zeros((1, graph.n_ops), dtype=bool), seconds)
+        rules = Rules.common(graph, seconds)
         return step_times(measured.durations, rules, lanes)
 
     chosen: tuple[Callable[[Array], Array], ...] = (

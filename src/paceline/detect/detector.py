@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from paceline.detect.event import Event, Kind
 from paceline.errors import DetectError
+from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Array = npt.NDArray[np.float64]
 
@@ -309,7 +310,7 @@ class Detector:
             off = np.minimum(off, 3 * self._stray[i] + 0.002)
             share = max(window / _NOISE_STEPS, window / n)
             share = min(share, 1.0)
-            moved = (1 - share) * self._stray[i] + share * 1.2533 * off
+            moved = (1 - share) * self._stray[i] + share * SIGMA_OF_MEAN_DEVIATION * off
             self._stray[i] = np.where(self._slow, self._stray[i], moved)
         above = np.maximum(self.threshold + _SURE * self._stray, _STRAYS * self._stray)
         level = self._anchor * (1 + above)
@@ -321,7 +322,7 @@ class Detector:
         rows = self._last(n)
         starts = range(0, n - window + 1, max(1, window // 2))
         off = np.stack([_median(rows[k : k + window]) for k in starts]) / self._anchor - 1
-        middle = 1.4826 * np.median(np.abs(off), axis=0) + 0.25 * off.std(axis=0)
+        middle = SIGMA_OF_MAD * np.median(np.abs(off), axis=0) + 0.25 * off.std(axis=0)
         fresh = np.isnan(self._stray[i])
         self._stray[i] = np.where(fresh, middle, self._stray[i])
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from paceline.detect.passes import Link
+from paceline.robust import SIGMA_OF_MAD
 
 _Key = TypeVar("_Key")
 
@@ -22,9 +23,6 @@ LINK_FLOOR = 0.25
 #: Robust standard deviations above the median: where peers scatter, or repeat themselves, by more
 #: than the floors say, as on a loaded host, the bound grows. 5 because thousands are compared.
 SIGMAS = 5.0
-
-#: Standard deviation over median absolute deviation (MAD) of a normal distribution.
-_MAD_TO_SIGMA = 1.4826
 
 #: With fewer measurements of a kind nothing says which of them is the usual one.
 _FEWEST = 3
@@ -221,7 +219,7 @@ class _Peers:
         repeated = statistics.median_low(
             abs(statistics.median(rounds[key]) - min(rounds[key])) for key in rounds
         )
-        self.sigma = _MAD_TO_SIGMA * max(apart, repeated)
+        self.sigma = SIGMA_OF_MAD * max(apart, repeated)
 
     def slow(self, floor: float) -> list[Slow]:
         if len(self.times) < _FEWEST:

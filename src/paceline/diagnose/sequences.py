@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.diagnose.fit import Fit
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.graph.computes import KINDS
@@ -168,7 +169,7 @@ def _robust(features: Array, seconds: Array) -> tuple[Array, npt.NDArray[np.bool
         predicted = features @ coefficients
         # Noise of hardware is a share of the time.
         off = np.log(np.maximum(seconds, 1e-9) / np.maximum(predicted, 1e-9))
-        spread = 1.4826 * float(np.median(np.abs(off - np.median(off))))
+        spread = float(robust.spread(off))
         again = np.abs(off - np.median(off)) <= max(OUTLIER_SIGMAS * spread, 1e-6)
         if (again == kept).all():
             break

@@ -28,7 +28,7 @@ class Savings:
     def __init__(self, durations: Durations, fit: Fit, effects: Sequence[Effect]) -> None:
         self.durations, self.fit, self.effects = durations, fit, list(effects)
         graph = durations.graph
-        self.rules = Rules(np.ones((1, graph.n_ops), dtype=bool), np.zeros(graph.n_ops))
+        self.rules = Rules.own(graph)
         self.lanes = all_lanes(graph, durations.n_steps)
         self._known: dict[frozenset[int], Array] = {}
 

@@ -88,5 +88,5 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
 def _ideal_step(durations: Durations, seconds: Array) -> float:
     """The step time if every op takes ``seconds`` [op] in all lanes."""
     graph = durations.graph
-    rules = Rules(np.zeros((1, graph.n_ops), dtype=bool), seconds)
+    rules = Rules.common(graph, seconds)
     return float(step_times(durations, rules, all_lanes(graph, 1))[0])

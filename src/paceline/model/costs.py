@@ -259,7 +259,7 @@ class CostModel:
 
         What ZeRO-2 and ZeRO-3 do with every microbatch is in :meth:`repeated_s`.
         """
-        weight = 4 if plan.precision == "fp32" else 2
+        weight = plan.element_bytes
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
         sizes = (work.parameters, work.expert_parameters)
         for group, parameters in zip(self.groups(plan), sizes, strict=True):
@@ -308,7 +308,7 @@ class CostModel:
         repeated = np.zeros((2, plan.chunks))
         if plan.zero < 2:
             return repeated
-        weight = 4 if plan.precision == "fp32" else 2
+        weight = plan.element_bytes
         for parameters, group in zip((dense, expert), self.groups(plan), strict=True):
             if group.size == 1:
                 continue
@@ -353,7 +353,7 @@ class CostModel:
         seconds = np.zeros(plan.chunks)
         if plan.pp == 1:
             return seconds
-        element = 4 if plan.precision == "fp32" else 2
+        element = plan.element_bytes
         tokens = plan.micro_batch * self.llm.seq_len / plan.cp
         size = element * tokens * self.llm.hidden
         stride = plan.tp * plan.cp * plan.dp

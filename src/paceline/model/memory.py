@@ -130,7 +130,7 @@ def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array,
     """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5)."""
     ranks = plan.dp * plan.cp
     expert_ranks = max(1, ranks * plan.tp // plan.ep)
-    weight = 4 if plan.precision == "fp32" else 2
+    weight = plan.element_bytes
     optimizer = 8 if plan.precision == "fp32" else OPTIMIZER_BYTES
 
     def held(each: float, sharded: bool) -> Array:
@@ -150,7 +150,7 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
     tokens = plan.micro_batch * llm.seq_len / plan.cp
     t = plan.tp
     split = t if plan.sequence_parallel else 1
-    element = 4 if plan.precision == "fp32" else 2
+    element = plan.element_bytes
     wide = element * tokens * llm.hidden  # one tensor of the residual stream
     one = wide / 2 if plan.precision == "fp8" else wide  # as an input of a linear
     dropout = llm.bias and llm.norm == "layernorm"
@@ -252,5 +252,5 @@ def gathered_bytes(llm: LLM, plan: Plan) -> float:
     if plan.zero < 3 or plan.dp * plan.cp == 1:
         return 0.0
     most = max(llm.layer_parameters(i) for i in (0, llm.layers - 1))
-    weight = 4 if plan.precision == "fp32" else 2
+    weight = plan.element_bytes
     return 2.0 * weight * most / plan.tp / (plan.ep if llm.moe else 1)

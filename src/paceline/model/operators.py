@@ -179,7 +179,7 @@ class _Maker:
         self.split = plan.tp if plan.sequence_parallel else 1
         self.dropout = llm.bias and llm.norm == "layernorm"  # the GPT family
         self.wide = "bf16" if plan.precision == "fp8" else plan.precision
-        self.element = 4 if plan.precision == "fp32" else 2  # bytes of an activation
+        self.element = plan.element_bytes  # bytes of an activation
 
     def memory(self, name: str, forward: float, backward: float, kernels: int = 1) -> None:
         """Element-wise kernels that move so many bytes (given for 2-byte elements)."""

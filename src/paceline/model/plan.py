@@ -116,6 +116,11 @@ class Plan:
         self._settle_schedule()
         self._check_layers()
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation, and of a weight that layers compute with."""
+        return 4 if self.precision == "fp32" else 2
+
     def _settle_schedule(self) -> None:
         if self.vpp > 1 and self.schedule == "gpipe":
             raise PlanError(f"gpipe has one chunk per stage, not vpp {self.vpp}; use interleaved")

@@ -151,7 +151,7 @@ def _norm(case: Case, make: Tensors) -> _Differentiable:
 def _activation(case: Case, make: Tensors) -> _Differentiable:
     """GELU, or SwiGLU; rows and width out of the bytes, which experts and shards share out."""
     llm, functional = case.llm, make.torch.nn.functional
-    element = 4 if case.plan.precision == "fp32" else 2
+    element = case.plan.element_bytes
     backward = case.op.name.endswith("-backward")
     through = (5 if backward else 3) if llm.gated else (3 if backward else 2)
     elements = max(1, round(case.op.bytes / element / through))

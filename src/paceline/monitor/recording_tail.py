@@ -45,9 +45,9 @@ class _File:
             data = file.read(_READ_BYTES)
         at = 0
         while at < len(data):
-            end = blockfile._block_end(data, at)
+            end = blockfile.block_end(data, at)
             if end is None:
-                following = blockfile._next_block(data, at + 1)
+                following = blockfile.next_block(data, at + 1)
                 if following is None:  # being written, or the read ends here
                     break
                 at = following

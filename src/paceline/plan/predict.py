@@ -242,7 +242,7 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     each = Durations.empty(graph, len(stages))
     for column, kept in enumerate(stages):
         each.block(0)[:, column, 0] = np.where(kept, seconds, 0.0)
-    own = Rules(np.ones((1, graph.n_ops), dtype=bool), np.zeros(graph.n_ops))
+    own = Rules.own(graph)
     times = step_times(each, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
     found = dict(zip(PARTS, mean.tolist(), strict=True))

@@ -17,6 +17,7 @@ from paceline.remedies.healthy import Worker
 from paceline.remedies.outcome import copy_of
 from paceline.remedies.remedy import Prediction
 from paceline.remedies.typical import some_replicas, try_out, typical_durations
+from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 Positions = tuple[Worker, ...]
@@ -75,7 +76,7 @@ class Arrangement:
         rest = fit.variants[int(graph.replica_variant[dp])].residual
         own = rest[:, fit.stage_of_place == stage][..., int(graph.dp_index[dp])]
         middle = np.median(own, axis=(1, 2))  # over chunks and microbatches
-        error = 1.2533 * fit.sigma / np.sqrt(own.shape[1] * own.shape[2])
+        error = MEDIAN_ERROR * fit.sigma / np.sqrt(own.shape[1] * own.shape[2])
         stands_out = np.abs(middle) > STEP_ERRORS * error[:, None]
         factor: Array = self._lasting(worker) * np.exp(np.where(stands_out, middle, 0.0))
         return factor

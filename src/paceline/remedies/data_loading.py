@@ -83,7 +83,7 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
 def _replayed(measured: Measured, hidden: Mask) -> Array:
     """[step] step times with all launch delays but those of the ops ``hidden``."""
     graph = measured.graph
-    rules = Rules(np.ones((1, graph.n_ops), dtype=bool), np.zeros(graph.n_ops), ~hidden[None])
+    rules = Rules.own(graph, ~hidden[None])
     lanes = all_lanes(graph, measured.durations.n_steps)
     return step_times(measured.durations, rules, lanes, measured.delays)
 

@@ -17,6 +17,7 @@ from paceline.diagnose.fit import PAUSE_S, Fit, fit_computes, pause_residual
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import Computes
+from paceline.robust import SIGMA_OF_MAD
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -200,7 +201,7 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
     excess = np.where(rest[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-rest[0]), 0.0)
     paused = excess > PAUSE_S
     rest[0][paused] = 0.0
-    spread = 1.4826 * np.median(np.abs(rest), axis=(1, 2, 3))
+    spread = SIGMA_OF_MAD * np.median(np.abs(rest), axis=(1, 2, 3))
     steady = spread <= UNSTEADY * np.maximum(fit.sigma, _TINY_S)
     healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], rest, 0.0))
     healthy[0] += np.where(paused, excess, 0.0)

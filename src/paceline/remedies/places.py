@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from paceline.diagnose.fit import fit_computes
 from paceline.graph import Durations
+from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 
@@ -33,5 +34,5 @@ def least_difference(durations: Durations) -> Array:
     """[kind] relative difference of two places below which it is noise."""
     fit = fit_computes(durations)
     n = sum(variant.residual[0, 0].size for variant in fit.variants)
-    least: Array = ERRORS * np.sqrt(2) * 1.2533 * fit.sigma / np.sqrt(n)
+    least: Array = ERRORS * np.sqrt(2) * MEDIAN_ERROR * fit.sigma / np.sqrt(n)
     return least

@@ -171,8 +171,7 @@ class RemedyKind:
 def predicted_step_s(durations: Durations, delays: Durations | None = None) -> Array:
     """[step] step times with these durations of these ops (of any graph), seconds."""
     graph: StepGraph = durations.graph
-    keep = np.ones((1, graph.n_ops), dtype=bool)
-    rules = Rules(keep, np.zeros(graph.n_ops), keep if delays is not None else None)
+    rules = Rules.own(graph, delays is not None)
     return step_times(durations, rules, all_lanes(graph, durations.n_steps), delays)
 
 

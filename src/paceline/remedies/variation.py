@@ -15,6 +15,7 @@ import numpy.typing as npt
 from paceline.diagnose.fit import fit_computes, pauses
 from paceline.graph import Durations
 from paceline.graph.computes import KINDS, computes_of
+from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,7 +69,7 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
             rest[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
         # A worker that is slow in a step is so in all of the step's chunks.
         level = np.median(rest, axis=2, keepdims=True)
-        error = 1.2533 * fit.sigma / np.sqrt(rest.shape[2])
+        error = MEDIAN_ERROR * fit.sigma / np.sqrt(rest.shape[2])
         rest -= np.where(np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0)
         residual.append(rest)
     return Variation(tuple(residual), paused)

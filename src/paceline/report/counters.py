@@ -30,9 +30,8 @@ def job_counters(
         steps: [step] their numbers.
     """
     graph = durations.graph
-    every = np.ones((1, graph.n_ops), dtype=bool)
     lanes = all_lanes(graph, len(steps))
-    replayed = step_times(durations, Rules(every, ideal, every), lanes, delays)
+    replayed = step_times(durations, Rules.own(graph, True), lanes, delays)
     times = simulate_scenarios(durations, ideal, [Scenario.measured(), Scenario.ideal()])
     at = np.zeros(len(steps))
     late_ms = (replayed - times[0]) * 1e3

@@ -152,7 +152,7 @@ def draw_ideal(measured: Measured) -> Drawing:
     first = [int(dps[0]) for dps in graph.variant_dps]
     # One replica stands for all of its structure.
     small = replace(graph, replica_variant=np.arange(graph.n_variants))
-    ideal = Rules(np.zeros((1, graph.n_ops), dtype=bool), ideal_durations(measured.durations))
+    ideal = Rules.common(graph, ideal_durations(measured.durations))
     alone = timeline(Durations.empty(small, 1), ideal)
     scene = scene_of(alone, measured.steps[:1])
     drawn = replace(scene.events, dp=np.array(first)[scene.events.dp])

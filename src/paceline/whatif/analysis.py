@@ -231,7 +231,7 @@ def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
     ]
     lanes = all_lanes(graph, n_steps)
     n = len(masks)
-    rules = Rules(np.ones((n, graph.n_ops), dtype=bool), np.zeros(graph.n_ops), np.stack(masks))
+    rules = Rules.own(graph, np.stack(masks))
     repeated = Lanes(
         set=(np.arange(n)[:, None] * n_steps + lanes.set).ravel(),
         variant=np.tile(lanes.variant, n),
