@@ -181,6 +181,7 @@ def block_end(data: bytes, at: int) -> int | None:
 
 
 def next_block(data: bytes, at: int) -> int | None:
+    """Where the next whole block begins, from ``at`` on; None where there is none."""
     while (at := data.find(_MARK, at)) >= 0:
         if block_end(data, at) is not None:
             return at
