@@ -18,6 +18,8 @@ KEYS = [
     "job",
     "steps",
     "slowdown",
+    "slowdown_paper",
+    "slow_mode_shares",
     "waste",
     "discrepancy",
     "launch_slowdown",
@@ -41,6 +43,8 @@ KEYS = [
     "critical_path",
     "clamped",
     "clock_offsets_s",
+    "step_modes",
+    "not_judged",
     "left_out_steps",
     "warnings",
 ]

@@ -28,7 +28,7 @@ EQUAL = 0.01
 SMALL = 0.03
 
 #: Characters that two lines hold in the report at 1,400 px; a host is named where there is room.
-MAX_LENGTH = 132
+MAX_LENGTH = 124
 
 
 def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
@@ -51,18 +51,19 @@ def headline(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -
     best = best_remedy(first, remedies)
     advice = f" {_advice(first, best)}" if first and best else ""
     named = hosts(first.where, 1) if first else ""
-    with_host = f"{verdict} ({named}).{advice}"
-    if named and len(with_host) <= MAX_LENGTH:
-        return with_host
-    return f"{verdict}.{advice}"
+    longest_first = ([f"{verdict} ({named}).{advice}"] if named else []) + [f"{verdict}.{advice}"]
+    return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
 
 
 def details(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> list[str]:
     """Sentences to stand below the headline in smaller text: measured, with intervals."""
+    if is_healthy(result, diagnosis):
+        return [_small_sentence(f) for f in diagnosis.findings if f.cause != "unexplained"]
     first = main_finding(result, diagnosis)
     if first is None:
         return []
-    sentences = [_finding_sentence(first)]
+    sure = confidence_text(first.confidence)
+    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
     reading = other_reading(first, remedies)
     if reading:
         sentences.append(_sentence(reading))
@@ -77,10 +78,10 @@ def details(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) ->
     return sentences
 
 
-def _finding_sentence(finding: Finding) -> str:
-    sure = confidence_text(finding.confidence)
-    small = "small: " if is_small(finding) else ""
-    return f"{sure[0].upper()}{sure[1:]}: {small}{_sentence(finding.text)}"
+def _small_sentence(finding: Finding) -> str:
+    """What a finding of a healthy job says."""
+    sure, cost = confidence_text(finding.confidence), percent(finding.share_of_step)
+    return f"Small, {cost} of the step, {sure}: {_sentence(finding.text)}"
 
 
 def main_finding(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
@@ -90,7 +91,7 @@ def main_finding(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if result.straggling:
         return positive
-    return outside[0] if outside else positive if is_healthy(result, diagnosis) else None
+    return outside[0] if outside else None
 
 
 def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy | None:
@@ -141,7 +142,7 @@ def _worker(_: WhatIf, finding: Finding) -> str:
         return "workers are slow"
     if len(places) == 1:
         return f"worker {worker(places[0])} is slow"
-    return f"{len(places):,} workers are slow, {worker(places[0])} most"
+    return f"{len(places):,} workers are slow (most: {worker(places[0])})"
 
 
 def _stage(_: WhatIf, finding: Finding) -> str:
@@ -190,9 +191,8 @@ REASONS: Mapping[str, Callable[[WhatIf, Finding], str]] = {
 
 #: Remedy -> what gains.
 DOING = {
-    "fix-link": "Repairing it gains",
     "fix-nic": "Repairing it gains",
-    "stage-layout": "Another split of the layers gains",
+    "stage-layout": "Splitting the layers anew gains",
     "sequence-balance": "Balancing the sequences gains",
     "micro-batches": "Moving microbatches gains",
     "planned-gc": "Planned collections gain",
@@ -207,6 +207,9 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
     if remedy.remedy == "replace-worker":
         alone = len(finding.where.get("workers", ())) == 1
         return f"Replacing {'it' if alone else 'them'} gains {gain}."
+    if remedy.remedy == "fix-link":
+        alone = finding.evidence.get("n_links", 1) == 1
+        return f"Repairing {'it' if alone else 'them'} gains {gain}."
     at_most = "at most " if remedy.change.get("bound") else ""
     return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 

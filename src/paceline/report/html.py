@@ -239,4 +239,4 @@ def _warnings(result: WhatIf) -> str:
         more = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
         were = "was" if len(left_out) == 1 else "were"
         text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{more}</ul>"
-    return text or "<p>None.</p>"
+    return text or "<p>No warnings; no step was left out.</p>"

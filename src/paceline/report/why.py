@@ -14,6 +14,7 @@ from paceline.report.words.changes import change_phrases
 from paceline.report.words.evidence import evidence_phrases
 from paceline.report.words.names import cause_name, confidence_text, drop_name
 from paceline.report.words.readings import other_reading
+from paceline.report.words.slowdown import by_paper
 from paceline.units import percent, seconds
 from paceline.whatif import WhatIf
 
@@ -27,7 +28,7 @@ def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
     findings = [f for f in advice.diagnosis.findings if f.cause != "unexplained"][:most]
     if not findings:
         return []
-    lines = [_title("why", "share of the loss that each cause explains, and how likely it is")]
+    lines = [_title("why", "what each cause costs, and how likely it is")]
     for finding in findings:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
         lines += _entry(_share(finding), text, width)
@@ -66,9 +67,10 @@ def _entry(measure: str, text: str, width: int) -> list[Text]:
 
 
 def _share(finding: Finding) -> str:
-    """Of the loss; outside S of the step."""
-    share = finding.share if finding.share is not None else finding.share_of_step
-    return f"{share:6.1%}"
+    """Of the loss; of the step outside S and for small findings."""
+    if finding.share is None or is_small(finding):
+        return f"{finding.share_of_step:6.1%} of the step"
+    return f"{finding.share:6.1%} of the loss"
 
 
 def diagnosis_lines(
@@ -76,10 +78,12 @@ def diagnosis_lines(
 ) -> list[Text]:
     """Everything the diagnosis says."""
     low, high = advice.diagnosis.slowdown_interval
+    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
     head = (
-        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), waste {result.waste:.1%}"
+        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
+        f"{f'; {paper}' if paper else ''}), waste {percent(result.waste)}"
     )
-    lines = [Text(head, style="bold"), Text("")]
+    lines = [*wrapped(head, width, style="bold"), Text("")]
     if is_healthy(result, advice.diagnosis):
         lines += wrapped(HEALTHY_TEXT, width)
         if not advice.diagnosis.findings:
@@ -130,12 +134,18 @@ def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) ->
     lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
     for name, left_s in rows:
         share = left_s / fall.actual_s
-        cost = "" if gpu_hour_cost is None else f"{left_s * hours * gpu_hour_cost:12,.2f}"
-        times = f"{seconds(left_s):>10}{percent(share):>8}{left_s * hours:12,.2f}{cost} "
+        spent = left_s * hours
+        cost = "" if gpu_hour_cost is None else f"{_cents(spent * gpu_hour_cost):12,.2f}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(spent):12,.2f}{cost} "
         line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)
     return lines
+
+
+def _cents(value: float) -> float:
+    """Two digits; no minus before 0."""
+    return round(value, 2) + 0.0
 
 
 def _remedy_lines(advice: Advice, width: int) -> list[Text]:

@@ -112,7 +112,7 @@ def waterfall_html(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None)
 
 def _hours(value: float) -> str:
     size = abs(value)
-    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-6 else "0"
+    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-4 else "0"
     return f"−{text}" if value < 0 and text != "0" else text
 
 

@@ -68,17 +68,19 @@ def _size(finding: Finding) -> str:
     """What it costs and how sure that is, with a bar."""
     low, high = finding.interval
     between = f"90%: {percent(low)} to {percent(high)}"
-    if finding.share is None:
-        share, about = finding.share_of_step, f"of the step ({between}); outside S"
+    of_step, share = finding.share_of_step, finding.share
+    if share is None:
+        shown, about = of_step, f"of the step ({between}); outside S"
+    elif is_small(finding):  # a large share of next to nothing
+        shown, about = of_step, f"of the step; {percent(share)} of the loss ({between})"
     else:
-        share = finding.share
-        about = f"of the loss ({between}) = {percent(finding.share_of_step)} of the step"
+        shown, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
     sure = ""
     if finding.cause != "unexplained":
         sure = f"; <strong>{escaped(confidence_text(finding.confidence))}</strong>"
     return (
-        f'<p class="size"><strong class="number">{percent(share)}</strong> {about}{sure}</p>'
-        f"{bar(0, abs(share), name='negative' if share < 0 else 'share')}"
+        f'<p class="size"><strong class="number">{percent(shown)}</strong> {about}{sure}</p>'
+        f"{bar(0, abs(shown), name='negative' if shown < 0 else 'share')}"
     )
 
 
@@ -134,7 +136,7 @@ def remedies_html(
         cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
-        text += "<h3>Changes of the job's architecture</h3>"
+        text += "<h3 class=list>Changes of the job's architecture</h3>"
         text += f"<p>They answer none of the findings.</p>{_cards(cards[True])}"
     if not_applicable:
         items = (

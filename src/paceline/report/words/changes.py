@@ -15,6 +15,9 @@ from paceline.units import count, percent, seconds, several, times
 #: Entries of a list that a phrase names.
 MOST = 6
 
+#: Embedding and loss that take less than this share of a layer are noise.
+LEAST = 0.05
+
 Change = Mapping[str, Any]
 Phrases = Iterator[str]
 
@@ -49,33 +52,28 @@ def _fix_nic(change: Change) -> Phrases:
 def _stage_layout(change: Change) -> Phrases:
     layers, now = change.get("layers"), change.get("layers_now")
     if layers and now:
-        unit = "stage" if len(layers) == len(change.get("loads_s") or layers) else "chunk"
-        yield f"layers by {unit}: {_numbers(layers)}; now {_numbers(now)}"
+        place = "stage, chunk after chunk" if "gap" in change else "stage"
+        yield f"layers by {place}: {_numbers(layers)}; now {_numbers(now)}"
     loads, loads_now = change.get("loads_s"), change.get("loads_now_s")
     if loads and loads_now:
         yield (
-            f"the busiest computes {seconds(max(loads))} per microbatch, now "
-            f"{seconds(max(loads_now))}"
+            f"the busiest takes {seconds(max(loads))} per microbatch, now {seconds(max(loads_now))}"
         )
     even = change.get("load_even_s")
     if even is not None and loads_now:
         yield (
-            f"all stages compute {seconds(even)} per microbatch, now between "
+            f"every stage takes {seconds(even)} per microbatch, now between "
             f"{seconds(min(loads_now))} and {seconds(max(loads_now))}"
         )
-    for name, key in (("a layer", "layer_s"), ("the embedding", "embedding_s")):
-        yield from _both_ways(name, change.get(key))
-    yield from _both_ways("the loss", change.get("loss_s"))
+    layer_s = change.get("layer_s") or (0.0, 0.0)
+    for name, key in (("layer", "layer_s"), ("embedding", "embedding_s"), ("loss", "loss_s")):
+        pair = change.get(key)
+        if pair and sum(pair) > LEAST * sum(layer_s):
+            yield f"{name}: {seconds(pair[0])} forward, {seconds(pair[1])} backward"
     if change.get("gap") is not None:
         bound = change.get("lower_bound_s")
         of = "" if bound is None else f" of {seconds(bound)}"
         yield f"at most {percent(change['gap'])} above the lower bound{of} of any split"
-
-
-def _both_ways(name: str, pair: Sequence[float] | None) -> Phrases:
-    """Seconds forward and backward; nothing where both are none."""
-    if pair and any(pair):
-        yield f"{name} takes {seconds(pair[0])} forward and {seconds(pair[1])} backward"
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -154,7 +152,7 @@ def _balance(before: Change, after: Change) -> Phrases:
 
 def _micro_batches(change: Change) -> Phrases:
     rows = change.get("microbatches") or []
-    named = [f"dp {row['dp']} {row['after']:,} (now {row['before']:,})" for row in rows]
+    named = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
     if named:
         yield f"microbatches: {several(named, MOST)}"
     if change.get("total") is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.diagnose import Finding
 from paceline.report.words.names import link, worker
-from paceline.units import count, percent, quantity, seconds, several, times
+from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
 MOST = 4
@@ -21,6 +21,9 @@ MOST_STAGES = 8
 
 #: Below this share pauses do not grow over the trace.
 GROWTH = 0.01
+
+#: Delays of a kind that lengthen steps by less than this share are not named.
+LEAST_DELAY = 0.0005
 
 #: Tokens of the sequence whose cost stands for the fitted curve.
 SEQUENCE = 4096
@@ -90,7 +93,7 @@ def _worker(finding: Finding) -> Phrases:
         yield f"with only {which} as measured, a step takes {times(alone)} the ideal"
     share = _number(evidence, "m_w")
     if share is not None:
-        yield f"the slowest 3% of the workers account for {percent(share)} of the loss"
+        yield f"with the slowest 3% of the workers ideal, {percent(share, 0)} of the loss vanishes"
 
 
 def _stage(finding: Finding) -> Phrases:
@@ -107,23 +110,19 @@ def _stage(finding: Finding) -> Phrases:
     if forward is not None and backward is not None:
         yield f"forward {times(forward)}, backward {times(backward)} the mean of the other stages"
     if 0 < len(loads) <= MOST_STAGES:
-        yield f"a microbatch computes {listed_seconds(loads)} on stages 0 to {len(loads) - 1}"
+        listed = ", ".join(seconds(load) for load in loads)
+        yield f"computes of a microbatch take {listed} on stages 0 to {len(loads) - 1}"
     elif loads:
         yield (
-            f"a microbatch computes {seconds(max(loads))} there, {seconds(median(loads))} on the "
-            "median stage"
+            f"computes of a microbatch take {seconds(max(loads))} there, "
+            f"{seconds(median(loads))} on the median stage"
         )
     alone = _number(evidence, "stage_slowdown")
     if alone is not None:
         yield f"with only {name} as measured, a step takes {times(alone)} the ideal"
     share = _number(evidence, "m_stage")
     if share is not None:
-        yield f"an ideal {name} would win back {percent(share)} of the loss"
-
-
-def listed_seconds(values: Sequence[float]) -> str:
-    """``12.0 ms, 12.1 ms, 20.0 ms``."""
-    return ", ".join(seconds(value) for value in values)
+        yield f"with {name} ideal, {percent(share, 0)} of the loss vanishes"
 
 
 def _sequence(finding: Finding) -> Phrases:
@@ -143,7 +142,7 @@ def _sequence(finding: Finding) -> Phrases:
     if neighbours is not None:
         yield (
             "operations that follow each other, of different microbatches, correlate at "
-            f"{neighbours:.2f}"
+            f"{round(neighbours, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
         )
     yield from _lengths(evidence.get("lengths") or {})
 
@@ -215,12 +214,12 @@ def _network(finding: Finding) -> Phrases:
         return
     groups = evidence.get("groups") or []
     named = [
-        f"{group['kind']} of stage {group['stage']} takes {times(group['median_over_usual'])} the "
-        f"usual time in {percent(group['slow_share'], 0)} of the steps"
+        f"{times(group['median_over_usual'])} {group['kind']} of stage {group['stage']}, in "
+        f"{percent(group['slow_share'], 0)} of the steps"
         for group in groups
     ]
     if named:
-        yield several(named, MOST, "; ") + _from(evidence)
+        yield f"over the usual time: {several(named, MOST, '; ')}{_from(evidence)}"
     total = _number(evidence, "n_groups")
     if total is not None and groups:
         yield f"{len(groups):,} of {count(int(total), 'group')} are slow"
@@ -230,11 +229,15 @@ def _network(finding: Finding) -> Phrases:
 
 def _late_members(evidence: Evidence, late_s: float) -> Phrases:
     share, least = _number(evidence, "late_share"), _number(evidence, "threshold")
-    of = "" if share is None else f", {percent(share)} of what the collective takes"
+    of = "" if share is None else f", {_share_or_times(share)} what the collective takes"
     bar = "" if least is None else f" (counts from {percent(least, 0)})"
     yield f"in the typical step it ends {seconds(late_s)} late{of}{bar}"
     if kinds := evidence.get("kinds"):
         yield f"in {several(list(kinds), MOST)}"
+
+
+def _share_or_times(ratio: float) -> str:
+    return times(ratio) if ratio >= 2 else f"{percent(ratio)} of"
 
 
 def _delay(finding: Finding) -> Phrases:
@@ -246,7 +249,11 @@ def _delay(finding: Finding) -> Phrases:
     if start is not None:
         yield f"delays at the start of steps alone make them {percent(start - 1)} longer"
     by_kind = evidence.get("by_kind") or {}
-    named = [f"before {kind} {percent(factor - 1)}" for kind, factor in by_kind.items()]
+    named = [
+        f"before {kind} {percent(factor - 1)}"
+        for kind, factor in by_kind.items()
+        if factor - 1 >= LEAST_DELAY
+    ]
     if named:
         yield f"delays of one kind alone make them longer by: {several(named, MOST)}"
 
@@ -273,7 +280,7 @@ def _drift(finding: Finding) -> Phrases:
 def _one_in(chance: float) -> str:
     if chance < 1e-9:
         return "under one trace in a billion"
-    return f"one trace in {quantity(round(1 / chance))}" if chance < 0.5 else "most traces"
+    return f"one trace in {float(f'{1 / chance:.2g}'):,.0f}" if chance < 0.5 else "most traces"
 
 
 def _odd(evidence: Evidence) -> Phrases:

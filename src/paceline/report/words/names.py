@@ -28,6 +28,15 @@ OTHERS = {
     "bubble": ("Pipeline bubble", "workers wait for their neighbours"),
 }
 
+#: Remedies whose names are not just words.
+REMEDIES = {
+    "1f1b": "1F1B",
+    "fix-nic": "Fix NIC",
+    "micro-batches": "Microbatches",
+    "overlap-dp": "Overlap DP",
+    "planned-gc": "Planned GC",
+}
+
 #: From this confidence on, a finding is called so. From 90% on at least 90% of the findings are
 #: true (benchmarks/truth.py, docs/diagnosis.md).
 LIKELY = (
@@ -49,7 +58,7 @@ def cause_name(cause: str) -> str:
 
 def remedy_name(remedy: str) -> str:
     """``Replace worker``."""
-    return "1F1B" if remedy == "1f1b" else remedy.replace("-", " ").capitalize()
+    return REMEDIES.get(remedy, remedy.replace("-", " ").capitalize())
 
 
 def drop_name(drop: str) -> str:

@@ -27,7 +27,7 @@ def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
     own = _best(remedy for remedy in repairs if finding.id in remedy.findings)
     other = _best(remedy for remedy in repairs if remedy.remedy in names)
     return (
-        f"{text}. If {cause_name(finding.cause).lower()}: {_gain(own)}; if "
+        f"{text}. Read as {cause_name(finding.cause).lower()}: {_gain(own)}; read as "
         f"{cause_name(finding.alternative).lower()}: {_gain(other)}"
     )
 
@@ -36,8 +36,13 @@ def _best(remedies: Iterable[Remedy]) -> Remedy | None:
     return max(remedies, key=lambda remedy: remedy.gain, default=None)
 
 
+def _lower(name: str) -> str:
+    """Its first letter small, but for abbreviations."""
+    return name if name[1:2].isupper() or name[:1].isdigit() else name[:1].lower() + name[1:]
+
+
 def _gain(remedy: Remedy | None) -> str:
     if remedy is None:
-        return "what a remedy gains is not predicted"
+        return "no gain is predicted"
     at_most = "at most " if remedy.change.get("bound") else ""
-    return f"{remedy_name(remedy.remedy).lower()} gains {at_most}{percent(remedy.gain)}"
+    return f"{_lower(remedy_name(remedy.remedy))} gains {at_most}{percent(remedy.gain)}"
