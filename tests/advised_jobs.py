@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 
-from paceline.diagnose import diagnose
+from paceline.diagnose import Finding, diagnose
 from paceline.graph import Measured, from_trace
-from paceline.remedies import REMEDIES, Advice, Case, advise
+from paceline.remedies import REMEDIES, Advice, Case, Remedy, advise
+from paceline.report.html import report_writer
 from paceline.simulate import timeline
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, draw_seqlens, synthesize
 from paceline.trace import OpKind, Trace
@@ -156,3 +159,53 @@ JOBS: dict[str, Callable[[], Advised]] = {
 def job(name: str) -> Advised:
     """A job of :data:`JOBS`, made once."""
     return JOBS[name]()
+
+
+def every_remedy(known: Advised) -> tuple[Remedy, ...]:
+    return (*known.advice.remedies, *known.advice.architecture)
+
+
+def page_of(known: Advised) -> str:
+    """The HTML report."""
+    file = BytesIO()
+    advice = known.advice
+    report_writer(
+        known.result,
+        advice.diagnosis,
+        advice.fall,
+        every_remedy(known),
+        known.measured,
+        hosts=known.hosts or None,
+        not_applicable=advice.not_applicable,
+    )(file)
+    return file.getvalue().decode()
+
+
+#: Findings with the largest numbers and longest names there may be.
+EXTREMES: dict[str, dict[str, Any]] = {
+    "worker": {
+        "where": {"workers": [[10_239, 127]] * 3000, "hosts": ["node-" + "x" * 80]},
+        "evidence": {"factors": [1234.5] * 3000, "steps": list(range(99_990, 100_990))},
+    },
+    "stage-imbalance": {"where": {"stage": 127}, "evidence": {"loads_s": [1e-7] * 128}},
+    "sequence-length": {"where": {}, "evidence": {"correlation": -0.001}},
+    "gc": {"where": {}, "evidence": {"pauses": 10**7, "median_s": 7300.0, "total_s": 7.3e10}},
+    "link": {"where": {"link": [[10_239, 126], [10_239, 127]]}, "evidence": {"n_links": 20_000}},
+    "dp-network": {"where": {"workers": [[10_239, 127]] * 4000}, "evidence": {"late_s": 2.6}},
+    "launch-delay": {"where": {}, "evidence": {"by_kind": {"separate-grads-all-reduce": 80.0}}},
+    "drift": {"where": {}, "evidence": {"change": 123.4, "p_value": 1e-300}},
+}
+
+
+def extreme(cause: str, *, straggling: bool) -> tuple[Advised, Finding, Remedy]:
+    """A job with one finding of :data:`EXTREMES`, inside S or outside it, and a remedy for it."""
+    known = job("worker" if straggling else "launch delays")
+    share = 0.98765 if straggling else None
+    finding = Finding(
+        cause, cause, "x is slow", share, 0.98765, (0.1, 0.2), 0.75, **EXTREMES[cause]
+    )
+    diagnosis = replace(known.advice.diagnosis, findings=(finding,))
+    remedy = Remedy(
+        "stage-layout", "split: gain", (cause,), 7301.4, 0.987, (0.9, 0.99), {"bound": True}
+    )
+    return replace(known, advice=replace(known.advice, diagnosis=diagnosis)), finding, remedy

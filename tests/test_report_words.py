@@ -1,20 +1,16 @@
 """What terminal and report say of findings and remedies: in words, with units, no raw keys."""
 
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
-from advised_jobs import JOBS, Advised, job
-from paceline.diagnose import Finding
+from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
 from paceline.diagnose.finding import CAUSES
-from paceline.remedies import REMEDIES, Remedy
+from paceline.remedies import REMEDIES
 from paceline.report.headline import MAX_LENGTH, details, headline, is_healthy
-from paceline.report.html import report_writer
 from paceline.report.terminal import screen
 from paceline.report.why import diagnosis_lines, remedy_lines
 from paceline.report.words.changes import change_phrases
@@ -29,25 +25,6 @@ RAW = re.compile(
 )
 #: Milliseconds that are seconds, and seconds that are milliseconds.
 ODD_UNIT = re.compile(r"\d{4,}(?:\.\d+)? [mµn]s\b|,\d{3} [mµn]s\b|\b0\.0\d* s\b")
-
-
-def every_remedy(known: Advised) -> tuple[Remedy, ...]:
-    return (*known.advice.remedies, *known.advice.architecture)
-
-
-def page_of(known: Advised) -> str:
-    file = io.BytesIO()
-    advice = known.advice
-    report_writer(
-        known.result,
-        advice.diagnosis,
-        advice.fall,
-        every_remedy(known),
-        known.measured,
-        hosts=known.hosts or None,
-        not_applicable=advice.not_applicable,
-    )(file)
-    return file.getvalue().decode()
 
 
 class Visible(HTMLParser):
@@ -136,34 +113,11 @@ def test_the_headline_is_short_and_says_what_the_details_measure(name):
         assert confidence_text(findings[0].confidence) in below[0].lower()
 
 
-EXTREMES: dict[str, dict[str, Any]] = {
-    "worker": {
-        "where": {"workers": [[10_239, 127]] * 3000, "hosts": ["node-" + "x" * 80]},
-        "evidence": {"factors": [1234.5] * 3000, "steps": list(range(99_990, 100_990))},
-    },
-    "stage-imbalance": {"where": {"stage": 127}, "evidence": {"loads_s": [1e-7] * 128}},
-    "sequence-length": {"where": {}, "evidence": {"correlation": -0.001}},
-    "gc": {"where": {}, "evidence": {"pauses": 10**7, "median_s": 7300.0, "total_s": 7.3e10}},
-    "link": {"where": {"link": [[10_239, 126], [10_239, 127]]}, "evidence": {"n_links": 20_000}},
-    "dp-network": {"where": {"workers": [[10_239, 127]] * 4000}, "evidence": {"late_s": 2.6}},
-    "launch-delay": {"where": {}, "evidence": {"by_kind": {"separate-grads-all-reduce": 80.0}}},
-    "drift": {"where": {}, "evidence": {"change": 123.4, "p_value": 1e-300}},
-}
-
-
 @pytest.mark.parametrize("cause", EXTREMES)
 @pytest.mark.parametrize("straggling", [True, False])
 def test_extreme_numbers_stay_short_and_readable(cause, straggling):
-    known = job("worker" if straggling else "launch delays")
-    share = 0.98765 if straggling else None
-    finding = Finding(
-        cause, cause, "x is slow", share, 0.98765, (0.1, 0.2), 0.75, **EXTREMES[cause]
-    )
-    diagnosis = replace(known.advice.diagnosis, findings=(finding,))
-    remedy = Remedy(
-        "stage-layout", "split: gain", (cause,), 7301.4, 0.987, (0.9, 0.99), {"bound": True}
-    )
-    text = headline(known.result, diagnosis, [remedy])
+    known, finding, remedy = extreme(cause, straggling=straggling)
+    text = headline(known.result, known.advice.diagnosis, [remedy])
     assert len(text) <= MAX_LENGTH
     for phrase in (*evidence_phrases(finding), text):
         assert RAW.search(phrase) is None, phrase
