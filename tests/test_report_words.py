@@ -153,7 +153,7 @@ def test_other_numbers_read_well():
 
 def test_confidence_in_words_never_rounds_up_to_a_better_word():
     said = {
-        1.0: "nearly certain (100%)",
+        1.0: "nearly certain (over 99%)",
         0.9961: "nearly certain (over 99%)",
         0.9899: "very likely (98%)",
         0.9: "very likely (90%)",

@@ -66,7 +66,7 @@ def details(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) ->
     sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
     reading = other_reading(first, remedies)
     if reading:
-        sentences.append(_sentence(reading))
+        sentences.append(_sentence(f"O{reading[1:]}"))
     best = best_remedy(first, remedies)
     if best is not None:
         low, high = best.interval

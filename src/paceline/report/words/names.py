@@ -74,7 +74,7 @@ def likelihood(confidence: float) -> str:
 def confidence_text(confidence: float) -> str:
     """``very likely (93%)``."""
     if confidence >= LIKELY[0][0]:
-        return f"{LIKELY[0][1]} (over 99%)" if confidence < 1 else f"{LIKELY[0][1]} (100%)"
+        return f"{LIKELY[0][1]} (over 99%)"  # no finding is sure
     # Down to the whole percent: 89.7% is no "90%", where another word begins.
     whole = int(confidence * 100 + 1e-9) / 100
     return f"{likelihood(confidence)} ({percent(whole, 0)})"
