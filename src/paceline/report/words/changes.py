@@ -110,24 +110,7 @@ def _sequence_balance(change: Change) -> Phrases:
         else:
             yield f"none of {things} moves to another data-parallel rank"
     yield from _balance(change.get("balance_before") or {}, change.get("balance_after") or {})
-    tokens = change.get("tokens_per_rank")
-    if tokens:
-        after, before = tokens["after"], tokens["before"]
-        yield (
-            f"a rank holds {after['min']:,} to {after['max']:,} tokens a step, now "
-            f"{before['min']:,} to {before['max']:,}"
-        )
-        yield (
-            f"the largest microbatch holds {after['largest_microbatch']:,} tokens, now "
-            f"{before['largest_microbatch']:,}"
-        )
-    if change.get("max_tokens") is not None:
-        yield f"no microbatch may hold more than {count(change['max_tokens'], 'token')}"
-    if r2 := change.get("r2"):
-        yield (
-            f"the lengths explain {percent(r2['forward'])} of how forward times vary, "
-            f"{percent(r2['backward'])} of backward times"
-        )
+    yield from _tokens(change)
     chosen = (change.get("exchange"), change.get("order"))
     others = [
         f"{_plan_name(plan['exchange'], plan['order'])} {percent(plan['gain'])}"
@@ -147,6 +130,28 @@ def _balance(before: Change, after: Change) -> Phrases:
         yield (
             f"the dearest microbatch costs {times(after['microbatches'])} the mean, now "
             f"{times(before['microbatches'])}"
+        )
+
+
+def _tokens(change: Change) -> Phrases:
+    """How tokens are shared out; nothing where the lengths are not known."""
+    tokens = change.get("tokens_per_rank")
+    if tokens:
+        after, before = tokens["after"], tokens["before"]
+        yield (
+            f"a rank holds {after['min']:,} to {after['max']:,} tokens a step, now "
+            f"{before['min']:,} to {before['max']:,}"
+        )
+        yield (
+            f"the largest microbatch holds {after['largest_microbatch']:,} tokens, now "
+            f"{before['largest_microbatch']:,}"
+        )
+    if change.get("max_tokens") is not None:
+        yield f"no microbatch may hold more than {count(change['max_tokens'], 'token')}"
+    if r2 := change.get("r2"):
+        yield (
+            f"the lengths explain {percent(r2['forward'])} of how forward times vary, "
+            f"{percent(r2['backward'])} of backward times"
         )
 
 
