@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
+from paceline.diagnose import Finding
 from paceline.diagnose.finding import CAUSES
 from paceline.remedies import REMEDIES
 from paceline.report.headline import MAX_LENGTH, details, headline, is_healthy
@@ -228,3 +229,25 @@ def test_terminal_remedies_keep_the_name_that_the_command_takes():
     remedy = job("late member").advice.remedies[0]
     assert "fix-nic" in remedy_lines(remedy, 100)[0].plain
     assert remedy_name("fix-nic") == "Fix NIC"
+
+
+def test_a_stage_is_compared_with_the_others():
+    finding = Finding(
+        "stage-imbalance", "stage-imbalance", "x", 0.9, 0.2, (0.8, 1.0), 1.0,
+        {"stage": 1}, {"loads_s": [0.4, 0.6]},
+    )  # fmt: skip
+    assert evidence_phrases(finding)[0] == "stage 1 takes 1.50 times the other stage"
+    four = replace(finding, evidence={"loads_s": [0.4, 0.8, 0.5, 0.3]})
+    assert evidence_phrases(four)[0] == "stage 1 takes 2.00 times the median of the other stages"
+
+
+def test_evidence_and_changes_say_what_they_mean():
+    known = job("sequences")
+    (balance,) = known.advice.remedies
+    total = balance.change["moves"]
+    moved = round(balance.change["moved_between_ranks"] * total)
+    assert f"moves {moved:,} of {total:,} sequences (" in change_phrases(balance)[0]
+    (late, *_) = job("late member").advice.diagnosis.findings
+    assert f"it ends {seconds(late.evidence['late_s'])} late" in evidence_phrases(late)[0]
+    (layout, *_) = job("stage with layers").advice.remedies
+    assert change_phrases(layout)[0] == "layers by stage: 11, 10, 10, 5; now 9, 9, 9, 9"

@@ -101,14 +101,20 @@ def _stage(finding: Finding) -> Phrases:
     loads = evidence.get("loads_s") or []
     name = f"stage {stage}"
     if stage is not None and stage < len(loads):
-        ratio = loads[stage] / median(loads) if median(loads) > 0 else float("nan")
-        yield f"{name} takes {times(ratio)} the median stage"
+        others = [load for place, load in enumerate(loads) if place != stage]
+        middle = median(others) if others else 0.0
+        if middle > 0:
+            which = "the other stage" if len(others) == 1 else "the median of the other stages"
+            yield f"{name} takes {times(loads[stage] / middle)} {which}"
     over = _number(evidence, "load_over_mean")
     if over is not None:
-        yield f"{times(over)} the mean of all stages{_from(evidence)}"
+        yield f"it takes {times(over)} the mean of all stages{_from(evidence)}"
     forward, backward = _number(evidence, "forward_ratio"), _number(evidence, "backward_ratio")
     if forward is not None and backward is not None:
-        yield f"forward {times(forward)}, backward {times(backward)} the mean of the other stages"
+        yield (
+            f"its forwards take {times(forward)}, its backwards {times(backward)} the mean of the "
+            "other stages"
+        )
     if 0 < len(loads) <= MOST_STAGES:
         listed = ", ".join(seconds(load) for load in loads)
         yield f"computes of a microbatch take {listed} on stages 0 to {len(loads) - 1}"
