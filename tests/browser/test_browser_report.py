@@ -203,6 +203,7 @@ def test_the_critical_path_by_keyboard_and_table(open_page, report):
     assert readout.inner_text() == visited[-2]
     table = page.locator("#fig-timeline details").first
     table.locator("summary").click()
+    table.locator("tr").nth(1).wait_for(state="attached")  # it is filled when it opens
     rows = table.locator("tr").all_inner_texts()
     assert rows[0].split("\t") == ["operation", "dp", "stage", "start", "length"]
     assert any(row.startswith("backward-compute of microbatch") for row in rows)
