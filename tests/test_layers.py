@@ -14,6 +14,7 @@ LAYERS = (
         "jit",
         "files",
         "blockfile",
+        "units",
         "client",
         "trace",
         "sources",

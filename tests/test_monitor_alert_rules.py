@@ -67,7 +67,7 @@ def test_silence_of_a_job_begins_and_is_forgotten():
 def test_regression_against_the_last_week():
     rule = RULES["regression"]
     week = [session(step_s=s, at=10 * DAY - i * DAY) for i, s in enumerate((1.2, 1.0, 1.1, 1.0))]
-    assert "1.20 times the median of the last 7 days (1 s)" in judge(rule, facts(week)).headline
+    assert "1.20 times the median of the last 7 days (1.000 s)" in judge(rule, facts(week)).headline
     assert judge(rule, facts([session(step_s=1.09, at=10 * DAY), *week[1:]])) is None
     assert judge(rule, facts(week[:3])) is None  # too few before
     healthy = {**week[0], "cause": "healthy"}

@@ -10,6 +10,7 @@ pytest.importorskip("starlette", reason="the extra monitor is not installed")
 
 from monitor_fleet import DAY_S, NOW, SLOW, analysed
 from paceline.diagnose import diagnose
+from paceline.diagnose.finding import CAUSES
 from paceline.graph import from_trace
 from paceline.monitor.fleet_facts import facts_of
 from paceline.monitor.step_series import ROW, Series
@@ -85,6 +86,47 @@ def test_results_from_before_the_architecture_stood_apart_are_read(slow):
     assert names == [remedy["remedy"] for remedy in old["remedies"]]
     assert "interleave" in names
     assert "Interleave" in shown.sections(old).remedies
+
+
+def test_documents_of_other_versions_make_a_page(slow):
+    """Older ones lack keys, newer ones have more: neither may break the page of a session."""
+    text = as_json(slow)
+    now = shown.sections(text)
+    assert "Nearly certain" in now.details
+    assert "Replace worker" in now.remedies
+    new = ("slowdown_paper", "slow_mode_shares", "step_modes", "not_judged", "launch_slowdown")
+    old = {key: value for key, value in text.items() if key not in new}
+    kept = ("id", "cause", "text", "share", "share_of_step", "interval", "confidence")
+    old["findings"] = [{key: finding[key] for key in kept} for finding in text["findings"]]
+    kept = ("remedy", "text", "findings", "step_time_s", "gain", "interval")
+    old["remedies"] = [{key: remedy[key] for key in kept} for remedy in text["remedies"]]
+    then = shown.sections(old)
+    assert (
+        "workers are slow" in then.details or "is slow" in then.details or "x slow" in then.details
+    )
+    assert "Replace worker" in then.remedies
+    assert f"{text['slowdown']:.3f}" in then.numbers
+    assert "by the paper" not in then.numbers
+    more = {**text, "unheard_of": 1}
+    more["findings"] = [{**finding, "mood": "bad"} for finding in text["findings"]]
+    more["remedies"] = [{**remedy, "price": 7} for remedy in text["remedies"]]
+    assert shown.sections(more).findings == now.findings
+
+
+def test_a_result_that_has_no_evidence_left_makes_a_page_for_every_cause(slow):
+    """Evidence that an old version wrote otherwise is left out, not shown raw."""
+    text = as_json(slow)
+    bare = {**text["findings"][0], "where": {}, "evidence": {}}
+    for name in CAUSES:
+        finding = {**bare, "id": name, "cause": name}
+        page = shown.sections({**text, "findings": [finding]})
+        assert f'id="finding-{name}"' in page.findings
+        assert 'class="raw"' not in page.findings
+
+
+def test_both_slowdowns_are_shown_where_the_references_differ(slow):
+    text = {**as_json(slow), "slowdown_paper": 0.987, "slow_mode_shares": {"gc": 0.5}}
+    assert "0.987 by the paper's reference" in shown.sections(text).numbers
 
 
 def test_without_workers_by_step_the_smaller_of_stage_and_replica_is_shown(slow):

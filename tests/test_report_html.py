@@ -15,7 +15,7 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.waterfall import Drop, Waterfall
 from paceline.graph import from_trace
 from paceline.remedies import Remedy
-from paceline.report.headline import headline, is_healthy
+from paceline.report.headline import details, headline, is_healthy
 from paceline.report.html import report_writer
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
@@ -85,12 +85,17 @@ def data_of(text: str) -> dict:
 
 
 def test_the_report_has_every_part_in_order():
-    text = page(*analysed(SLOW), [remedy(0.2)], perfetto="ideal.json.gz")
+    chunks = replace(remedy(0.3), remedy="interleave", findings=(), architecture=True)
+    refused = {"planned-gc": "no finding of gc"}
+    remedies = [chunks, remedy(0.2)]
+    text = page(*analysed(SLOW), remedies, perfetto="ideal.json.gz", not_applicable=refused)
     parts = [
-        *("<h1", 'id="numbers"', 'id="fig-workers"', 'id="fig-workers-by-step"', 'id="fig-steps"'),
-        *('id="fig-cdf"', 'id="fig-kinds"', 'id="fig-stages"', 'id="fig-waterfall"'),
-        *('id="finding-worker"', 'id="remedy-1"', 'id="fig-timeline"', "ideal.json.gz"),
-        *('id="fig-scatter"', 'id="definitions"', 'id="warnings"', "<footer"),
+        *("<h1", 'class="lead"', 'id="numbers"', 'id="finding-worker"', 'id="remedy-1"'),
+        *("Changes of the job's architecture", 'id="remedy-2"', "Not applicable here"),
+        *('id="fig-path-kinds"', 'id="fig-waterfall"', 'id="fig-kinds"', 'id="fig-stages"'),
+        *('id="fig-workers"', 'id="fig-workers-by-step"', 'id="fig-steps"', 'id="fig-cdf"'),
+        *('id="fig-timeline"', "ideal.json.gz", 'id="fig-scatter"'),
+        *('id="definitions"', 'id="warnings"', "<footer"),
     ]
     places = [text.find(part) for part in parts]
     assert -1 not in places
@@ -198,9 +203,12 @@ def test_the_headline_prefers_the_remedy_of_the_cause_it_names():
     other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))
     assert "Replacing it gains 5%." in headline(result, diagnosis, [other, remedy(0.05)])
     moved = replace(remedy(0.3), remedy="micro-batches", action="move: 2 of them")
-    assert headline(result, diagnosis, [moved]).endswith(" To gain 30%: move: 2 of them.")
-    bound = replace(moved, change={"bound": True})
-    assert headline(result, diagnosis, [bound]).endswith(" To gain up to 30%: move: 2 of them.")
+    assert headline(result, diagnosis, [moved]).endswith(" Moving microbatches gains 30%.")
+    bound = replace(moved, remedy="stage-layout", change={"bound": True})
+    assert headline(result, diagnosis, [bound]).endswith(
+        " Splitting the layers anew gains at most 30%."
+    )
+    assert "move: 2 of them (gains 30.0%, 90%: 29.0%" in details(result, diagnosis, [moved])[-1]
 
 
 def test_the_headline_prefers_the_surest_of_equal_gains():
@@ -209,7 +217,9 @@ def test_the_headline_prefers_the_surest_of_equal_gains():
         remedy(0.3), remedy="placement", action="swap it", gain=0.305, interval=(0.0, 0.31)
     )
     assert "Replacing it gains 30%." in headline(result, diagnosis, [unsure, remedy(0.3)])
-    assert headline(result, diagnosis, [unsure, remedy(0.2)]).endswith("To gain 30%: swap it.")
+    assert headline(result, diagnosis, [unsure, remedy(0.2)]).endswith(
+        "Swapping workers gains 30%."
+    )
 
 
 def test_the_headline_names_no_remedy_of_another_cause():

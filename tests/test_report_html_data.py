@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from paceline.graph import from_trace
 from paceline.report.page import drawn, figures, scatter
-from paceline.report.page.markup import percent, seconds, value
+from paceline.report.page.markup import value
 from paceline.report.page.pack import safe_json, slowdowns
 from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.units import percent, seconds
 from paceline.whatif import analyze
 
 SLOW = SynthSpec(dp=4, pp=2, microbatches=4, steps=3, slow_workers=(SlowWorker(2, 1, 1.5),))

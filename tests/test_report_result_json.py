@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from advised_jobs import job
 from paceline.graph import from_trace
 from paceline.report import folder
 from paceline.report.result_json import dumps, json_writer, to_mapping, worker_csv_writer
@@ -18,6 +19,8 @@ KEYS = [
     "job",
     "steps",
     "slowdown",
+    "slowdown_paper",
+    "slow_mode_shares",
     "waste",
     "discrepancy",
     "launch_slowdown",
@@ -41,6 +44,8 @@ KEYS = [
     "critical_path",
     "clamped",
     "clock_offsets_s",
+    "step_modes",
+    "not_judged",
     "left_out_steps",
     "warnings",
 ]
@@ -61,6 +66,20 @@ def test_keys_are_those_of_schema_1(result: WhatIf) -> None:
     assert list(mapping) == KEYS
     assert mapping["schema"] == 1
     assert list(to_mapping(result, per_step_workers=True)) == [*KEYS, "by_worker_by_step"]
+
+
+def test_both_slowdowns_and_the_kinds_between_them_are_written(result: WhatIf) -> None:
+    mapping = to_mapping(result)
+    assert mapping["slowdown_paper"] == mapping["slowdown"]
+    assert mapping["slow_mode_shares"] == {}
+    assert mapping["step_modes"] is None
+    other = job("two references").result
+    mapping = to_mapping(other)
+    assert mapping["slowdown_paper"] == other.slowdown_paper < mapping["slowdown"]
+    assert mapping["slow_mode_shares"]["grads-reduce-scatter"] == 0.5
+    mapping = to_mapping(job("two modes").result)
+    assert mapping["step_modes"]["slow_steps"] == [1, 3, 6, 8, 11, 13, 16, 18]
+    assert mapping["step_modes"]["ratio"] == pytest.approx(1.5, rel=0.02)
 
 
 def test_numbers_are_those_of_the_result(result: WhatIf) -> None:

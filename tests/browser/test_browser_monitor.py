@@ -202,7 +202,8 @@ def test_the_list_searches_sorts_and_pages(visit, full):
 
 def test_a_job_shows_everything(visit, full):
     page = visit(full.url + "/jobs/showpiece")
-    assert "node-3, GPU 1" in page.locator("h1").inner_text()
+    assert "(node-3)" in page.locator("h1").inner_text()
+    assert "node-3, GPU 1" in page.locator("#head .lead").first.inner_text()
     assert "Slow since step 2,900" in page.locator("#head").inner_text()
     assert "no column 'step'" in page.locator("#head").inner_text()
     for name in ("sessions", "steps", "workers", "workers-by-step"):

@@ -1,12 +1,15 @@
 """The report in a browser: it draws, moves, prints, and asks for nothing."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
 from paceline.diagnose import diagnose, waterfall
 from paceline.graph import from_trace
 from paceline.remedies import Remedy
+from paceline.report.headline import headline
 from paceline.report.html import report_writer
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
@@ -200,6 +203,7 @@ def test_the_critical_path_by_keyboard_and_table(open_page, report):
     assert readout.inner_text() == visited[-2]
     table = page.locator("#fig-timeline details").first
     table.locator("summary").click()
+    table.locator("tr").nth(1).wait_for(state="attached")  # it is filled when it opens
     rows = table.locator("tr").all_inner_texts()
     assert rows[0].split("\t") == ["operation", "dp", "stage", "start", "length"]
     assert any(row.startswith("backward-compute of microbatch") for row in rows)
@@ -288,6 +292,40 @@ def test_scripts_that_got_in_would_not_run(open_page, report):
     assert opened.page.evaluate("window.intruder") is None
     assert any("Content Security Policy" in trouble for trouble in opened.troubles)
     opened.troubles.clear()
+
+
+def lines_of(page, selector: str) -> float:
+    """How many lines the text of an element takes."""
+    return page.evaluate(
+        """(selector) => { const box = document.querySelector(selector);
+        const height = parseFloat(getComputedStyle(box).lineHeight);
+        return box.getBoundingClientRect().height / height; }""",
+        selector,
+    )
+
+
+def headline_of(known: Advised, remedies: Sequence[Remedy]) -> str:
+    return headline(known.result, known.advice.diagnosis, remedies)
+
+
+def test_the_headline_has_at_most_two_lines_at_1400_px(open_page, tmp_path):
+    """Of the dozen jobs with the longest ones, and with the largest numbers there may be."""
+    texts = {name: headline_of(job(name), every_remedy(job(name))) for name in JOBS}
+    longest = sorted(texts, key=lambda name: -len(texts[name]))[:12]
+    for name in longest:
+        path = tmp_path / f"{name}.html"
+        path.write_text(page_of(job(name)), encoding="utf-8")
+        page = open_page(path, viewport={"width": 1400, "height": 900}).page
+        assert page.locator("h1").inner_text() == texts[name]
+        assert lines_of(page, "h1") < 2.01, name
+        assert page.locator(".lead").count() >= 1
+        assert overflow(page) <= 0, name
+    for cause in EXTREMES:
+        for straggling in (True, False):
+            known, _, remedy = extreme(cause, straggling=straggling)
+            text = headline_of(known, [remedy])
+            page.locator("h1").evaluate("(box, text) => { box.textContent = text; }", text)
+            assert lines_of(page, "h1") < 2.01, text
 
 
 def test_a_healthy_job_has_no_figures(open_page, tmp_path):

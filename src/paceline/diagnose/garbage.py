@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from paceline import units
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import Fit, pauses
 from paceline.diagnose.remove import Effect
@@ -41,7 +42,7 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     return Candidate(
         "gc",
         f"{n_forward} forwards ({share:.2%}) on {len(hit)} workers pause for "
-        f"{np.median(seconds) * 1e3:.0f} ms (median), {backwards}: garbage collection",
+        f"{units.seconds(float(np.median(seconds)))} (median), {backwards}: garbage collection",
         {"workers": [[dp, pp] for pp, dp in hit[:16]]},
         {
             "pauses": n_forward,

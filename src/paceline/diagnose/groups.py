@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline import robust
+from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.links import CHANCE, LATE_TIMES, OUTSIDE, RARE, SLOW_TIMES
 from paceline.diagnose.remove import Effect, Scaled
@@ -240,7 +240,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
     return Candidate(
         "dp-network",
-        f"worker dp {dp}, stage {pp} ends {group.kind.label} {seconds * 1e3:.3g} ms after the "
+        f"worker dp {dp}, stage {pp} ends {group.kind.label} {units.seconds(seconds)} after the "
         f"other members of its group{more}",
         {"workers": [list(worker) for worker in workers[:MOST_LISTED]]},
         {

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.graph import Measured
 from paceline.trace import OpKind
+from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -190,8 +191,8 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     return Finding(
         id="two-modes",
         cause="drift",
-        text=f"{slow.sum()} of {len(slow)} steps take {slow_s:.4g} s, the others {fast_s:.4g} s"
-        f"{what}",
+        text=f"{slow.sum()} of {len(slow)} steps take {seconds(slow_s)}, the others "
+        f"{seconds(fast_s)}{what}",
         share=None,
         share_of_step=float(excess.mean() / result.traced_s.mean()),
         interval=(low, high),

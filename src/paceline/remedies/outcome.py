@@ -11,6 +11,7 @@ from paceline.diagnose import Diagnosis, Finding
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind, answered, gain_of
+from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 #: Two readings of a gain that differ by more than this both go into its interval.
@@ -70,7 +71,7 @@ def outcome(
     low, high = low - margin, high + margin
     remedy = Remedy(
         remedy=kind.name,
-        text=f"{action}: a step takes {after.mean_s:.4g} s instead of {before.mean_s:.4g} s "
+        text=f"{action}: a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
         f"(gain {gain:.1%})",
         findings=answered(case, kind.causes if causes is None else frozenset(causes)),
         step_time_s=after.mean_s,

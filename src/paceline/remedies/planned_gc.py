@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import units
 from paceline.diagnose.fit import fit_computes, pauses
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
@@ -60,7 +61,7 @@ def propose(case: Case) -> Remedy:
         calm.plus(pause / every),
         change,
         notes=(
-            f"a planned collection is taken to last {pause * 1e3:.0f} ms, the "
+            f"a planned collection is taken to last {units.seconds(pause)}, the "
             f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, whatever the interval",
             f"a worker now collects about every {1 / rate:.3g} steps; memory that only a "
             "collection frees grows in between: lengthen the interval bit by bit and watch it",

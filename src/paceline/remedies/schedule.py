@@ -32,6 +32,7 @@ from paceline.remedies.reschedule import whole, with_schedule
 from paceline.remedies.typical import of_steps, spread_steps, times_of_steps
 from paceline.remedies.variation import variation_of
 from paceline.trace import OpKind
+from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
@@ -51,7 +52,7 @@ def _need_gain(case: Case, after: Prediction, what: str) -> None:
         lost = after.mean_s / now - 1
         how = "gains next to nothing" if lost < MIN_OF_STEP else f"makes steps {lost:.1%} longer"
         raise NotApplicableError(
-            f"{what} {how}: a step takes {after.mean_s:.4g} s, now {now:.4g} s"
+            f"{what} {how}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
         )
 
 
@@ -241,9 +242,9 @@ def _alike(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
             else "give --layers to rule that out"
         )
         raise NotApplicableError(
-            f"the trace leaves open what interleaving does: a step takes {after.mean_s:.4g} s if "
-            "what the first or last stage computes longer than the others is the embedding or "
-            f"the loss layer, {otherwise.mean_s:.4g} s if it is all of its layers; {why}"
+            f"the trace leaves open what interleaving does: a step takes {seconds(after.mean_s)} "
+            "if what the first or last stage computes longer than the others is the embedding or "
+            f"the loss layer, {seconds(otherwise.mean_s)} if it is all of its layers; {why}"
         )
     return otherwise
 

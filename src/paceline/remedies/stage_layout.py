@@ -122,7 +122,7 @@ def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
         "all layers of the model are taken as equal; a stage's own machines keep their speed",
         "the split is chosen for healthy workers, the gain predicted with the workers as they are",
         "a stage with more layers needs more memory (1F1B: the first stages most): limit it with "
-        "max_layers",
+        "--max-layers",
     ]
     if len(bounds.least) == 2:
         notes.append(

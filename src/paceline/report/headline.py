@@ -1,11 +1,19 @@
-"""The result in a sentence or two: what is lost, why, and what the best remedy gains."""
+"""The result in a line or two: what is lost, why, what the best remedy gains; details below it.
+
+The headline is made of short phrases, so that it never takes more than two lines at the report's
+full width; measured texts, names of hosts and intervals stand in the details.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
 
 from paceline.diagnose import Diagnosis, Finding
 from paceline.remedies import Remedy
+from paceline.report.words.names import confidence_text, hedge, hosts, link, worker
+from paceline.report.words.readings import other_reading
+from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
 HEALTHY = "Healthy, within what these traces can show"
@@ -13,9 +21,14 @@ HEALTHY = "Healthy, within what these traces can show"
 #: Launch delays below this line cost next to nothing (the line of S, too).
 DELAYED = 1.03
 
-
 #: Of remedies whose gains differ by less than this, the surest is named.
 EQUAL = 0.01
+
+#: A finding that costs less of the step is small; S under 1.03 counts as healthy, too.
+SMALL = 0.03
+
+#: Characters that two lines hold in the report at 1,400 px; a host is named where there is room.
+MAX_LENGTH = 124
 
 
 def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
@@ -24,50 +37,181 @@ def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
     return result.healthy and result.launch_slowdown < DELAYED and not drifts
 
 
+def is_small(finding: Finding) -> bool:
+    """Whether a known cause costs next to nothing."""
+    return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL
+
+
 def headline(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str:
-    """What an on-call engineer needs to know first, in words."""
+    """What an on-call engineer needs to know first, in at most ``MAX_LENGTH`` characters."""
     if is_healthy(result, diagnosis):
-        return f"{HEALTHY}: stragglers cost {max(result.waste, 0.0):.1%} of the GPU time."
-    first = _main(result, diagnosis)
-    if not result.healthy:
-        reason = first.text if first else "no known pattern explains it"
-        verdict = f"This job wastes {result.waste:.0%} of its GPUs: {reason}"
-    else:
-        reason = first.text if first else "time passes between operations"
-        verdict = f"Stragglers cost little ({max(result.waste, 0.0):.1%}), but {reason}"
-    return " ".join([_sentence(verdict), *_advice(first, remedies)])
+        return f"{HEALTHY}: stragglers cost {_cost(result)} of the GPU time."
+    first = main_finding(result, diagnosis)
+    verdict = _verdict(result, first)
+    best = best_remedy(first, remedies)
+    advice = f" {_advice(first, best)}" if first and best else ""
+    named = hosts(first.where, 1) if first else ""
+    longest_first = ([f"{verdict} ({named}).{advice}"] if named else []) + [f"{verdict}.{advice}"]
+    return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
 
 
-def _main(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
-    """The finding to name: the largest known cause, inside S unless S is healthy."""
+def details(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> list[str]:
+    """Sentences to stand below the headline in smaller text: measured, with intervals."""
+    if is_healthy(result, diagnosis):
+        return [_small_sentence(f) for f in diagnosis.findings if f.cause != "unexplained"]
+    first = main_finding(result, diagnosis)
+    if first is None:
+        return []
+    sure = confidence_text(first.confidence)
+    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
+    reading = other_reading(first, remedies)
+    if reading:
+        sentences.append(_sentence(f"O{reading[1:]}"))
+    best = best_remedy(first, remedies)
+    if best is not None:
+        low, high = best.interval
+        at_most = "at most " if best.change.get("bound") else ""
+        sentences.append(
+            f"Best remedy: {best.action or best.text} (gains {at_most}{percent(best.gain)}, 90%: "
+            f"{percent(low)} to {percent(high)}; new mean step {seconds(best.step_time_s)})."
+        )
+    return sentences
+
+
+def _small_sentence(finding: Finding) -> str:
+    """What a finding of a healthy job says."""
+    sure, cost = confidence_text(finding.confidence), percent(finding.share_of_step)
+    return f"Small, {cost} of the step, {sure}: {_sentence(finding.text)}"
+
+
+def main_finding(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
+    """The finding to name: the largest known cause, inside S unless S is next to 1."""
     inside = [f for f in diagnosis.findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in diagnosis.findings if f.share is None]
-    if not result.healthy:
-        return next((f for f in inside if (f.share or 0) > 0), None)
+    positive = next((f for f in inside if (f.share or 0) > 0), None)
+    if result.straggling:
+        return positive
     return outside[0] if outside else None
 
 
-def _advice(finding: Finding | None, remedies: Sequence[Remedy]) -> list[str]:
-    """The best remedy for what was named; nothing where none answers it or gains a percent.
+def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy | None:
+    """The best remedy for what was named; None where none answers it or gains a percent.
 
     Changes of the architecture answer no finding.
     """
     if finding is None:
-        return []
+        return None
     answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
     most = max((remedy.gain for remedy in answers), default=0.0)
     if round(most, 2) <= 0:
-        return []
-    best = max(
+        return None
+    return max(
         (remedy for remedy in answers if remedy.gain >= most - EQUAL),
         key=lambda remedy: remedy.interval[0],
     )
-    gain = f"{best.gain:.0%}"
-    if best.remedy == "replace-worker":
+
+
+def _cost(result: WhatIf) -> str:
+    return percent(max(result.waste, 0.0))
+
+
+def _verdict(result: WhatIf, first: Finding | None) -> str:
+    """What is lost and why, without the full stop."""
+    reason = "" if first is None else f"{hedge(first.confidence)}{_reason(result, first)}"
+    if result.straggling:
+        loss = f"This job wastes {percent(result.waste, 0)} of its GPUs"
+        return f"{loss}: {reason or 'no known pattern explains it'}"
+    if result.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
+        loss = f"S says nothing: it is {result.slowdown:.2f}, faster than its reference"
+        return f"{loss}; {reason}" if reason else loss
+    if not reason:
+        modes = result.step_modes is not None
+        reason = "steps come in two lengths" if modes else "time passes between operations"
+    return f"Stragglers cost little ({_cost(result)}), but {reason}"
+
+
+def _reason(result: WhatIf, finding: Finding) -> str:
+    """The finding in a few words; measured numbers follow in the details."""
+    of_cause = REASONS.get(finding.cause)
+    return of_cause(result, finding) if of_cause else shorten(finding.text, MAX_LENGTH // 2)
+
+
+def _worker(_: WhatIf, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
+    if not places:
+        return "workers are slow"
+    if len(places) == 1:
+        return f"worker {worker(places[0])} is slow"
+    return f"{len(places):,} workers are slow (most: {worker(places[0])})"
+
+
+def _stage(_: WhatIf, finding: Finding) -> str:
+    return f"stage {finding.where.get('stage', '?')} has too much to compute"
+
+
+def _link(_: WhatIf, finding: Finding) -> str:
+    more = int(finding.evidence.get("n_links", 1)) - 1
+    beside = f", as are {more:,} more" if more > 1 else ", as is one more" if more else ""
+    ends = finding.where.get("link")
+    return f"the link of {link(ends)} is slow{beside}" if ends else "links are slow"
+
+
+def _network(_: WhatIf, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
+    if places:
+        more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+        return f"worker {worker(places[0])}{more} ends collectives late"
+    stage = (finding.where.get("group") or {}).get("stage", "?")
+    return f"the data-parallel network of stage {stage} is slow"
+
+
+def _delay(_: WhatIf, finding: Finding) -> str:
+    return f"{percent(finding.share_of_step)} of the step passes between operations"
+
+
+def _drift(result: WhatIf, finding: Finding) -> str:
+    change = finding.evidence.get("change")
+    if change is not None:
+        return f"steps become {percent(abs(change))} {'slower' if change > 0 else 'faster'}"
+    steps = finding.evidence.get("steps") or []
+    return f"{len(steps):,} of {count(len(result.steps), 'step')} take longer"
+
+
+#: Cause -> its few words; of causes that are not here the finding's own text.
+REASONS: Mapping[str, Callable[[WhatIf, Finding], str]] = {
+    "worker": _worker,
+    "stage-imbalance": _stage,
+    "sequence-length": lambda *_: "sequences differ in length",
+    "gc": lambda *_: "garbage collection pauses its workers",
+    "link": _link,
+    "dp-network": _network,
+    "launch-delay": _delay,
+    "drift": _drift,
+}
+
+#: Remedy -> what gains.
+DOING = {
+    "fix-nic": "Repairing it gains",
+    "stage-layout": "Splitting the layers anew gains",
+    "sequence-balance": "Balancing the sequences gains",
+    "micro-batches": "Moving microbatches gains",
+    "planned-gc": "Planned collections gain",
+    "placement": "Swapping workers gains",
+    "hide-delays": "Hiding the delays gains at most",
+}
+
+
+def _advice(finding: Finding, remedy: Remedy) -> str:
+    """What to do and what it gains."""
+    gain = percent(remedy.gain, 0)
+    if remedy.remedy == "replace-worker":
         alone = len(finding.where.get("workers", ())) == 1
-        return [f"Replacing {'it' if alone else 'them'} gains {gain}."]
-    at_most = "up to " if best.change.get("bound") else ""
-    return [f"To gain {at_most}{gain}: {_sentence(best.action)}"]
+        return f"Replacing {'it' if alone else 'them'} gains {gain}."
+    if remedy.remedy == "fix-link":
+        alone = finding.evidence.get("n_links", 1) == 1
+        return f"Repairing {'it' if alone else 'them'} gains {gain}."
+    at_most = "at most " if remedy.change.get("bound") else ""
+    return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 
 
 def _sentence(text: str) -> str:

@@ -20,15 +20,16 @@ from urllib.parse import quote
 from paceline.diagnose import Diagnosis, Waterfall
 from paceline.graph import Measured
 from paceline.remedies import Remedy
-from paceline.report.headline import headline, is_healthy
+from paceline.report.headline import details, headline, is_healthy
 from paceline.report.page.drawn import timeline_data
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import Hosts, blamed, figure_data
-from paceline.report.page.findings import findings_html, remedies_html
-from paceline.report.page.markup import escaped, foreign, percent
+from paceline.report.page.findings import details_html, findings_html, remedies_html
+from paceline.report.page.markup import escaped, foreign
 from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
 from paceline.report.page.scatter import scatter_data
+from paceline.units import count, percent
 from paceline.whatif import WhatIf
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -50,8 +51,8 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class _Told:
-    """All that the report tells."""
+class _Report:
+    """All that the page is made of."""
 
     result: WhatIf
     diagnosis: Diagnosis
@@ -90,12 +91,12 @@ def report_writer(
         perfetto: the file with the ideal timeline, relative to the report.
         not_applicable: remedy -> why it does not apply here.
     """
-    told = _Told(
+    report = _Report(
         *(result, diagnosis, fall, remedies, measured),
         *(hosts, gpu_hour_cost, perfetto, not_applicable),
     )
     # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
-    content = _page(told).encode("utf-8", "replace")
+    content = _page(report).encode("utf-8", "replace")
     return lambda file: _write(file, content)
 
 
@@ -103,43 +104,53 @@ def _write(file: BinaryIO, content: bytes) -> None:
     file.write(content)
 
 
-def _page(told: _Told) -> str:
-    """The page; a healthy job's stops after the numbers."""
-    healthy = is_healthy(told.result, told.diagnosis)
-    body = "" if healthy else _figures(told)
+def _page(report: _Report) -> str:
+    """The page; a healthy job's has no figures, and findings only where there are small ones."""
+    result, diagnosis = report.result, report.diagnosis
+    healthy = is_healthy(result, diagnosis)
     script = "\n".join(_static(name) for name in SCRIPTS)
-    data = None if healthy else _data(told)
     return Template(_static("page.html")).substitute(
-        title=escaped(_title(told.result)),
+        title=escaped(_title(result)),
         policy=escaped(_policy(script)),
         style=_static("page.css"),
-        job=_job_line(told.result),
-        headline=foreign(headline(told.result, told.diagnosis, told.remedies)),
+        job=_job_line(result),
+        headline=foreign(headline(result, diagnosis, report.remedies)),
+        details=details_html(details(result, diagnosis, report.remedies)),
         mood="healthy" if healthy else "slow",
-        doubt=_doubt(told.result),
-        numbers=key_numbers(told.result, told.diagnosis, told.gpu_hour_cost),
+        doubt=_doubt(result),
+        numbers=key_numbers(result, diagnosis, report.gpu_hour_cost),
         nav="" if healthy else _static("nav.html"),
-        body=body,
+        answers="" if healthy and not diagnosis.findings else _answers(report),
+        figures="" if healthy else _figures(report),
         definitions=_static("definitions.html"),
-        warnings=_warnings(told.result),
+        warnings=_warnings(result),
         version=escaped(_version()),
-        data=safe_json(data),
+        data=safe_json(None if healthy else _data(report)),
         script=script,
     )
 
 
-def _data(told: _Told) -> dict[str, object]:
+def _data(report: _Report) -> dict[str, object]:
     return {
-        **figure_data(told.result, told.hosts),
-        "blamed": blamed(told.diagnosis),
-        "timeline": timeline_data(told.measured, told.result),
-        "scatter": scatter_data(told.measured),
+        **figure_data(report.result, report.hosts),
+        "blamed": blamed(report.diagnosis),
+        "timeline": timeline_data(report.measured, report.result),
+        "scatter": scatter_data(report.measured),
     }
 
 
-def _figures(told: _Told) -> str:
-    """The sections between the key numbers and the definitions."""
-    result = told.result
+def _answers(report: _Report) -> str:
+    """Findings and remedies: what a reader acts on."""
+    findings = report.diagnosis.findings
+    return Template(_static("answers.html")).substitute(
+        findings=findings_html(report.diagnosis, report.remedies, report.hosts),
+        remedies=remedies_html(report.remedies, findings, report.not_applicable),
+    )
+
+
+def _figures(report: _Report) -> str:
+    """Critical path, waterfall, parts and charts: what the findings rest on."""
+    result = report.result
     stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
     kinds = dict(sorted(result.by_kind.items(), key=lambda item: -item[1]))
     few = result.by_worker.shape[1] <= FEW
@@ -148,10 +159,8 @@ def _figures(told: _Told) -> str:
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
         **path_html(result.critical_path),
-        waterfall=waterfall_html(result, told.fall, told.gpu_hour_cost),
-        findings=findings_html(told.diagnosis, told.remedies, told.hosts),
-        remedies=remedies_html(told.remedies, told.diagnosis.findings, told.not_applicable),
-        perfetto=_perfetto(told.perfetto),
+        waterfall=waterfall_html(result, report.fall, report.gpu_hour_cost),
+        perfetto=_perfetto(report.perfetto),
     )
 
 
@@ -228,5 +237,6 @@ def _warnings(result: WhatIf) -> str:
         left_out = list(result.left_out_steps.items())
         items = "".join(f"<li>step {step}: {foreign(why)}</li>" for step, why in left_out[:50])
         more = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
-        text += f"<p>{len(left_out)} steps were left out:</p><ul>{items}{more}</ul>"
-    return text or "<p>None.</p>"
+        were = "was" if len(left_out) == 1 else "were"
+        text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{more}</ul>"
+    return text or "<p>No warnings; no step was left out.</p>"

@@ -9,6 +9,7 @@ from paceline.mitigate.forecast import Forecast
 from paceline.mitigate.life import Lives
 from paceline.mitigate.strategies import TITLES, Option
 from paceline.report.layout import wrapped
+from paceline.units import seconds
 
 #: Actions of a life that are written out.
 _SHOWN = 30
@@ -17,7 +18,7 @@ _SHOWN = 30
 def forecast_lines(result: Forecast, width: int) -> list[Text]:
     """Fail-slows, the options as a table, and what the planner will do."""
     slowdown = result.now_s / result.healthy_s
-    head = f"a step takes {result.now_s:.4g} s instead of {result.healthy_s:.4g} s"
+    head = f"a step takes {seconds(result.now_s)} instead of {seconds(result.healthy_s)}"
     lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
     for fault in result.faults:
         lines += wrapped(f"  {fault.describe()}", width, indent="    ")
@@ -54,8 +55,8 @@ def _due_lines(result: Forecast, width: int) -> list[Text]:
         option = due.action.option
         text = (
             f"  after {due.after_steps:,} steps ({duration(due.after_s)}): "
-            f"{option.strategy.upper()}, {option.text}: {option.now_s:.4g} s to "
-            f"{option.step_s:.4g} s a step"
+            f"{option.strategy.upper()}, {option.text}: {seconds(option.now_s)} to "
+            f"{seconds(option.step_s)} a step"
         )
         lines += wrapped(text, width, indent="    ")
     return lines

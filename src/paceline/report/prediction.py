@@ -13,6 +13,7 @@ from paceline.plan.predict import Prediction
 from paceline.report import perfetto
 from paceline.report.layout import wrapped
 from paceline.report.scene import scene_of
+from paceline.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,11 +176,6 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
             f"({prediction.cluster.price_source})"
         )
     return wrapped(text, width, indent="  ")
-
-
-def seconds(value: float) -> str:
-    """Seconds or milliseconds with three digits that count."""
-    return f"{value:.3g} s" if abs(value) >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:

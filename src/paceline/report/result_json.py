@@ -45,6 +45,8 @@ def to_mapping(
         "job": result.job.to_mapping(),
         "steps": result.steps.tolist(),
         "slowdown": _number(result.slowdown),
+        "slowdown_paper": _number(result.slowdown_paper),
+        "slow_mode_shares": _keyed(result.slow_mode_shares),
         "waste": _number(result.waste),
         "discrepancy": _number(result.discrepancy),
         "launch_slowdown": _number(result.launch_slowdown),
@@ -79,6 +81,8 @@ def to_mapping(
             "corrected": result.clocks.corrected,
             "by_worker": _numbers(result.clocks.offset_s.T),
         },
+        "step_modes": _modes(result),
+        "not_judged": list(result.not_judged),
         "left_out_steps": {str(step): reason for step, reason in result.left_out_steps.items()},
         "warnings": list(result.warnings),
     }
@@ -152,6 +156,14 @@ def worker_csv_writer(result: WhatIf) -> Callable[[BinaryIO], None]:
 
 def _write(file: BinaryIO, text: str) -> None:
     file.write(text.encode())
+
+
+def _modes(result: WhatIf) -> dict[str, Any] | None:
+    """The two modes of the traced step times, if they have two."""
+    modes = result.step_modes
+    if modes is None:
+        return None
+    return {"slow_steps": result.steps[modes.slow].tolist(), "ratio": modes.ratio}
 
 
 def _number(value: float | None) -> float | None:

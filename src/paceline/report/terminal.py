@@ -13,6 +13,8 @@ from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
 from paceline.report.why import why_lines
+from paceline.report.words.slowdown import by_paper
+from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 if TYPE_CHECKING:
@@ -76,9 +78,9 @@ def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = 
     blocks = [
         _head(result, width, advice),
         why_lines(advice, width) if advice else [],
+        path_lines(result.critical_path, width),
         _worst(result, width),
         _shares(result, width),
-        path_lines(result.critical_path, width),
         heatmap(result.by_worker, full_width, colour=colour) if result.by_worker.size > 1 else [],
         _notes(result, width),
     ]
@@ -93,6 +95,8 @@ def _head(result: WhatIf, width: int, advice: Advice | None) -> list[Text]:
     worth = result.waste * gpus
     waste = f"{result.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
     numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
+    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
+    numbers.append(f" ({paper})" if paper else "")
     numbers.append("   waste ").append(waste, style="bold")
     return [
         *wrapped(_job_line(result), width, style="bold"),
@@ -127,6 +131,12 @@ def _verdict(result: WhatIf, width: int) -> list[Text]:
     if result.healthy and "forward-compute" in result.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
+    elif result.slowdown < result.REFERENCE_FAILS_BELOW:
+        text = f"S says nothing: it is {result.slowdown:.2f}, faster than its reference"
+        style = "bold yellow"
+    elif not result.healthy and not result.straggling:
+        text = f"Stragglers cost little ({max(result.waste, 0):.1%}), but steps come in two lengths"
+        style = "bold yellow"
     elif result.healthy:
         text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
         style = "bold green"
@@ -153,7 +163,7 @@ def _verdict(result: WhatIf, width: int) -> list[Text]:
 
 def _step_times(result: WhatIf) -> str:
     traced, simulated, ideal = (
-        _seconds(float(times.mean()))
+        seconds(float(times.mean()))
         for times in (result.traced_s, result.simulated_s, result.ideal_s)
     )
     judged = "over 5%" if result.doubtful else "fine"
@@ -290,10 +300,6 @@ def _notes(result: WhatIf, width: int) -> list[Text]:
             note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines
     return lines
-
-
-def _seconds(value: float) -> str:
-    return f"{value:#.3g} s" if value < 99.95 else f"{value:.0f} s"
 
 
 def _three_digits(slowdown: float) -> str:

@@ -1,22 +1,26 @@
-"""The diagnosis in the terminal: findings, waterfall, remedies, and two jobs side by side."""
+"""The diagnosis in the terminal: findings, remedies and the waterfall."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from paceline.diagnose import Finding, Waterfall
 from paceline.remedies import Advice, Remedy
+from paceline.report.headline import HEALTHY, is_healthy, is_small
 from paceline.report.layout import wrapped
+from paceline.report.words.changes import change_phrases
+from paceline.report.words.evidence import evidence_phrases
+from paceline.report.words.names import cause_name, confidence_text, drop_name
+from paceline.report.words.readings import other_reading
+from paceline.report.words.slowdown import by_paper
+from paceline.units import percent, seconds
 from paceline.whatif import WhatIf
 
 _BAR = 24
 
 ARCHITECTURE = "changes of the job's architecture"
-
-#: Parts of a change that are for machines: result.json has them.
-_TOO_LONG = frozenset({"alternatives", "assignment"})
 
 
 def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
@@ -24,17 +28,24 @@ def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
     findings = [f for f in advice.diagnosis.findings if f.cause != "unexplained"][:most]
     if not findings:
         return []
-    lines = [_title("why", "share of the loss that each cause explains, and how sure that is")]
+    lines = [_title("why", "what each cause costs, and how likely it is")]
     for finding in findings:
-        lines += _entry(_measure(finding), finding.text, width)
+        text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
+        lines += _entry(_share(finding), text, width)
+        if reading := other_reading(finding, advice.remedies):
+            lines += wrapped(f"       {reading}", width, indent=" " * 7, style="dim")
     for name, about, remedies in (
         ("what to do", "share of the step time that each remedy would save", advice.remedies),
         (ARCHITECTURE, "they answer none of these causes", advice.architecture),
     ):
         lines += [Text(""), _title(name, about)] if remedies else []
         for remedy in remedies[:most]:
-            lines += _entry(f"{remedy.gain:6.1%}      ", remedy.text, width)
+            lines += _entry(f"{remedy.gain:6.1%}", remedy.text, width)
     return lines + _hint_lines(advice, width)
+
+
+def _small(finding: Finding) -> str:
+    return "small: " if is_small(finding) else ""
 
 
 def _hint_lines(advice: Advice, width: int) -> list[Text]:
@@ -55,10 +66,11 @@ def _entry(measure: str, text: str, width: int) -> list[Text]:
     return lines
 
 
-def _measure(finding: Finding) -> str:
-    share = finding.share
-    amount = f"{share:6.1%}" if share is not None else f"{finding.share_of_step:6.1%}"
-    return f"{amount} {finding.confidence:5.0%}"
+def _share(finding: Finding) -> str:
+    """Of the loss; of the step outside S and for small findings."""
+    if finding.share is None or is_small(finding):
+        return f"{finding.share_of_step:6.1%} of the step"
+    return f"{finding.share:6.1%} of the loss"
 
 
 def diagnosis_lines(
@@ -66,49 +78,47 @@ def diagnosis_lines(
 ) -> list[Text]:
     """Everything the diagnosis says."""
     low, high = advice.diagnosis.slowdown_interval
+    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
     head = (
-        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), waste {result.waste:.1%}"
+        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
+        f"{f'; {paper}' if paper else ''}), waste {percent(result.waste)}"
     )
-    lines = [Text(head, style="bold"), Text("")]
-    outside = not result.healthy or any(f.share is None for f in advice.diagnosis.findings)
-    if result.healthy and not outside:
-        return [*lines, *wrapped(HEALTHY, width)]
+    lines = [*wrapped(head, width, style="bold"), Text("")]
+    if is_healthy(result, advice.diagnosis):
+        lines += wrapped(HEALTHY_TEXT, width)
+        if not advice.diagnosis.findings:
+            return lines
+        lines.append(Text(""))
     for finding in advice.diagnosis.findings:
-        lines += _finding_lines(finding, width)
-    lines += [Text(""), *_fall_lines(result, advice.fall, gpu_hour_cost), Text("")]
-    return lines + _remedy_lines(advice, width)
+        lines += _finding_lines(finding, advice.remedies, width)
+    lines += [Text(""), *_remedy_lines(advice, width), Text("")]
+    return lines + _fall_lines(result, advice.fall, gpu_hour_cost)
 
 
-HEALTHY = (
-    "Healthy, within what these traces can show: stragglers cost under 3%, little time passes "
-    "between operations, and the step time does not drift."
+HEALTHY_TEXT = (
+    f"{HEALTHY}: stragglers cost under 3%, little time passes between operations, and the step "
+    "time does not drift."
 )
 
 
-def _finding_lines(finding: Finding, width: int) -> list[Text]:
-    share = "outside S" if finding.share is None else f"{finding.share:.1%} of the loss"
-    head = Text().append(finding.cause, style="bold")
-    low, high = finding.interval
-    head.append(f"  {share}, {finding.share_of_step:.1%} of the step", style="bold")
-    head.append(f"  (90% interval {low:.1%} to {high:.1%}; persists in {finding.confidence:.0%})")
-    lines = [head, *wrapped(f"  {finding.text}", width, indent="  ")]
-    if finding.ambiguous:
-        lines += wrapped(f"  ambiguous: {finding.ambiguous}", width, indent="  ")
-    evidence = ", ".join(f"{key} {_value(value)}" for key, value in finding.evidence.items())
-    if evidence:
-        lines += wrapped(f"  {evidence}", width, indent="    ", style="dim")
-    return lines
+def _finding_lines(finding: Finding, remedies: Sequence[Remedy], width: int) -> list[Text]:
+    low, high = (percent(end) for end in finding.interval)
+    of_step = f"{percent(finding.share_of_step)} of the step"
+    share = f"{of_step}, outside S"
+    if finding.share is not None:
+        share = f"{percent(finding.share)} of the loss, {of_step}"
+    sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"
+    lines = wrapped(
+        f"{cause_name(finding.cause)}  {share} (90%: {low} to {high}){sure}", width, style="bold"
+    )
+    lines += wrapped(f"  {_small(finding)}{finding.text}", width, indent="  ")
+    if reading := other_reading(finding, remedies):
+        lines += wrapped(f"  {reading}", width, indent="  ")
+    return lines + _phrase_lines(evidence_phrases(finding), width)
 
 
-def _value(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key} {_value(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        shown = ", ".join(_value(inner) for inner in value[:6])
-        return f"[{shown}{', ...' if len(value) > 6 else ''}]"
-    return str(value)
+def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
+    return wrapped(f"  {'; '.join(phrases)}", width, indent="    ", style="dim") if phrases else []
 
 
 def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) -> list[Text]:
@@ -117,17 +127,25 @@ def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) ->
     money = "" if gpu_hour_cost is None else f"{'cost':>12}"
     about = f"per step; GPU-hours over the {len(result.steps)} steps"
     lines = [_title("where the time goes", about)]
-    lines.append(Text(f"{'':16}{'seconds':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
-    rows = [("actual step", fall.actual_s)]
-    rows += [(drop.name, -drop.seconds) for drop in fall.drops]
-    rows.append(("compute", fall.compute_s))
-    for name, seconds in rows:
-        share = seconds / fall.actual_s
-        cost = "" if gpu_hour_cost is None else f"{seconds * hours * gpu_hour_cost:12,.2f}"
-        line = Text(f"{name:16}{seconds:10.3f}{share:8.1%}{seconds * hours:12,.2f}{cost} ")
+    rows = [("Actual step", fall.actual_s)]
+    rows += [(drop_name(drop.name), -drop.seconds) for drop in fall.drops]
+    rows.append(("Compute of a worker", fall.compute_s))
+    wide = max(len(name) for name, _ in rows)
+    lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
+    for name, left_s in rows:
+        share = left_s / fall.actual_s
+        spent = left_s * hours
+        cost = "" if gpu_hour_cost is None else f"{_cents(spent * gpu_hour_cost):12,.2f}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(spent):12,.2f}{cost} "
+        line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)
     return lines
+
+
+def _cents(value: float) -> float:
+    """Two digits; no minus before 0."""
+    return round(value, 2) + 0.0
 
 
 def _remedy_lines(advice: Advice, width: int) -> list[Text]:
@@ -150,16 +168,14 @@ def _remedy_lines(advice: Advice, width: int) -> list[Text]:
 
 def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
     """One remedy: gain, interval, what to change, notes."""
-    low, high = remedy.interval
-    head = Text().append(f"{remedy.gain:6.1%}  {remedy.remedy}", style="bold")
-    head.append(
-        f"  (90% interval {low:.1%} to {high:.1%}; new mean step {remedy.step_time_s:.3g} s)"
+    low, high = (percent(end) for end in remedy.interval)
+    text = (
+        f"{remedy.gain:6.1%}  {remedy.remedy}  (90%: {low} to {high}; new mean step "
+        f"{seconds(remedy.step_time_s)})"
     )
-    lines = [head, *wrapped(f"  {remedy.text}", width, indent="  ")]
-    told = {key: value for key, value in remedy.change.items() if key not in _TOO_LONG}
-    change = ", ".join(f"{key} {_value(value)}" for key, value in told.items())
-    if change:
-        lines += wrapped(f"  {change}", width, indent="    ", style="dim")
+    lines = wrapped(text, width, indent=" " * 8, style="bold")
+    lines += wrapped(f"  {remedy.text}", width, indent="  ")
+    lines += _phrase_lines(change_phrases(remedy), width)
     for note in remedy.notes:
         lines += wrapped(f"  note: {note}", width, indent="    ", style="dim")
     return lines

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import ModelError, MonitorError
 from paceline.model.marked_yaml import Section
+from paceline.units import seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -245,8 +246,8 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
     if last["step_s"] < rule.at_least * usual:
         return None
     headline = (
-        f"A step takes {last['step_s']:.4g} s, {last['step_s'] / usual:.2f} times the median of "
-        f"the last {rule.days:g} days ({usual:.4g} s)."
+        f"A step takes {seconds(last['step_s'])}, {last['step_s'] / usual:.2f} times the median of "
+        f"the last {rule.days:g} days ({seconds(usual)})."
     )
     said = f" {last['headline']}" if last["headline"] else ""
     cause = None if last["cause"] == "healthy" else last["cause"]

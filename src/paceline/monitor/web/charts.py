@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from paceline.monitor.step_series import Series
-from paceline.report.page.markup import seconds
+from paceline.units import seconds
 
 Spec = dict[str, Any]
 

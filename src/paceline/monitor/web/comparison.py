@@ -11,7 +11,7 @@ import numpy as np
 from paceline.monitor.web.shown import hosts_of, shown
 from paceline.monitor.web.templating import cause
 from paceline.report.page.figures import figure_data
-from paceline.report.page.markup import percent, seconds
+from paceline.units import percent, seconds
 
 Result = Mapping[str, Any]
 

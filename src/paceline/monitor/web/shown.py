@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy.typing as npt
 from paceline.diagnose import Diagnosis, Finding, Waterfall
 from paceline.diagnose.waterfall import Drop
 from paceline.remedies import Remedy
+from paceline.report.headline import details, is_healthy
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import Hosts, figure_data
-from paceline.report.page.findings import findings_html, remedies_html
+from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.trace import Job
 from paceline.whatif import WhatIf
 
@@ -33,8 +34,11 @@ class Shown:
     job: Job
     steps: npt.NDArray[np.int64]
     slowdown: float
+    slowdown_paper: float
     waste: float
     discrepancy: float
+    launch_slowdown: float
+    slow_mode_shares: Mapping[str, float]
     traced_s: Array
     simulated_s: Array
     ideal_s: Array
@@ -44,10 +48,13 @@ class Shown:
     by_worker: Array
     by_worker_by_step: Array
 
-    @property
-    def doubtful(self) -> bool:
-        """As of :class:`WhatIf`."""
-        return self.discrepancy > WhatIf.DOUBTFUL_ABOVE
+    REFERENCE_FAILS_BELOW = WhatIf.REFERENCE_FAILS_BELOW
+    HEALTHY_BELOW = WhatIf.HEALTHY_BELOW
+    DOUBTFUL_ABOVE = WhatIf.DOUBTFUL_ABOVE
+
+    #: What follows from these numbers follows as in :class:`WhatIf`.
+    step_modes, straggling = WhatIf.step_modes, WhatIf.straggling
+    healthy, doubtful = WhatIf.healthy, WhatIf.doubtful
 
 
 def shown(result: Mapping[str, Any]) -> WhatIf:
@@ -58,8 +65,11 @@ def shown(result: Mapping[str, Any]) -> WhatIf:
         job=Job(**{name: job[name] for name in job}),
         steps=np.array(result["steps"], dtype=np.int64),
         slowdown=_number(result["slowdown"]),
+        slowdown_paper=_number(result.get("slowdown_paper", result["slowdown"])),
         waste=_number(result["waste"]),
         discrepancy=_number(result["discrepancy"]),
+        launch_slowdown=_number(result.get("launch_slowdown", 1.0)),
+        slow_mode_shares=result.get("slow_mode_shares", {}),
         traced_s=_array(list(times["traced"].values())),
         simulated_s=_array(list(times["simulated"].values())),
         ideal_s=_array(list(times["ideal"].values())),
@@ -100,18 +110,34 @@ def _number(value: float | None) -> float:
 def diagnosis_of(result: Mapping[str, Any]) -> Diagnosis:
     """Findings and the interval of S; none where the analysis went without a diagnosis."""
     findings = (
-        Finding(**{**finding, "interval": tuple(finding["interval"])})
+        Finding(**{**EMPTY, **_fields(Finding, finding), "interval": tuple(finding["interval"])})
         for finding in result.get("findings", ())
     )
     low, high = result.get("slowdown_interval") or (float("nan"), float("nan"))
     return Diagnosis(tuple(findings), (low, high))
 
 
+#: What findings and remedies of some versions do not have.
+EMPTY: Mapping[str, Any] = {"where": {}, "evidence": {}}
+
+
+def _fields(record: type[Finding | Remedy], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry without keys that another version wrote."""
+    names = {field.name for field in fields(record)}
+    return {name: value for name, value in entry.items() if name in names}
+
+
 def remedies_of(result: Mapping[str, Any]) -> list[Remedy]:
     """The remedies, then changes of the architecture, which older results do not have apart."""
     tuples = ("findings", "interval", "notes")
     return [
-        Remedy(**{**remedy, **{name: tuple(remedy[name]) for name in tuples}})
+        Remedy(
+            **{
+                "change": {},
+                **_fields(Remedy, remedy),
+                **{name: tuple(remedy.get(name, ())) for name in tuples},
+            }
+        )
         for remedy in (*result.get("remedies", ()), *result.get("architecture", ()))
     ]
 
@@ -130,14 +156,15 @@ class Sections:
     """A session's parts of the job page, as HTML and as the figures' numbers.
 
     Attributes:
-        numbers, waterfall, kinds, stages, findings, remedies: HTML.
+        details, numbers, waterfall, kinds, stages, findings, remedies: HTML.
         workers, workers_by_step: numbers of the heatmaps.
         few: there is room for the heatmaps beside each other.
         exact: the per-step heatmap is exact, not estimated.
-        healthy: S is next to 1.
+        healthy: there is nothing to report but small findings.
         warnings: what to know before trusting the numbers.
     """
 
+    details: str
     numbers: str
     waterfall: str
     kinds: str
@@ -168,6 +195,7 @@ def sections(result: Mapping[str, Any]) -> Sections:
     both = ("n_pp", "n_dp", "hosts")
     by_step = ("steps", "by_step", "traced_s", "workers_by_step")
     return Sections(
+        details=details_html(details(part, diagnosis, remedies)),
         numbers=fitted(key_numbers(part, diagnosis, None)),
         waterfall=fitted(waterfall_html(part, fall, None)) if fall else "",
         kinds=fitted(parts_html(kinds, "kind")),
@@ -178,7 +206,7 @@ def sections(result: Mapping[str, Any]) -> Sections:
         workers_by_step={name: data[name] for name in (*both, *by_step)},
         few=part.by_worker.shape[1] <= _FEW,
         exact=is_exact_by_step(result),
-        healthy=part.slowdown < WhatIf.HEALTHY_BELOW,
+        healthy=is_healthy(part, diagnosis),
         warnings=tuple(result.get("warnings", ())),
     )
 

@@ -13,10 +13,10 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from paceline import units
 from paceline.monitor.web.assets import static
-from paceline.report.page import markup
-from paceline.report.page.findings import CAUSES
 from paceline.report.page.pack import safe_json
+from paceline.report.words.names import CAUSES
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -61,9 +61,9 @@ def _environment() -> Environment:
         hours=hours,
         iso=lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
         moment=moment,
-        percent=_or_dash(markup.percent),
+        percent=_or_dash(units.percent),
         ratio=_or_dash(lambda value: f"{value:.3f}"),
-        seconds=_or_dash(markup.seconds),
+        seconds=_or_dash(units.seconds),
         whole=_or_dash(lambda value: f"{value:,.0f}"),
     )
     return environment

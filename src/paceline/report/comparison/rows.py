@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from paceline.comparison import Change, Comparison, WorkerChange
 from paceline.comparison.parts import DELAY, DELAY_AT_START
-from paceline.report.page.fall import OTHERS
-from paceline.report.page.findings import CAUSES
-from paceline.report.page.markup import percent, seconds
+from paceline.report.words.names import CAUSES, OTHERS
+from paceline.units import percent, seconds
 
 Form = Callable[[float], str]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.comparison import Comparison, Side, TimeChange
 from paceline.comparison.interval import MIN_STEPS
-from paceline.report.page.markup import seconds
+from paceline.units import seconds
 
 #: Nine of ten pairs of runs of one job on one system differ by less than this, with equal software
 #: and machines (MLPerf Training v5.1, 20 steps of each; docs/compare.md).

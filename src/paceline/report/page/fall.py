@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.diagnose import Diagnosis, Waterfall
-from paceline.report.page.findings import CAUSES
-from paceline.report.page.markup import bar, escaped, foreign, percent, seconds, table
+from paceline.report.page.markup import bar, escaped, foreign, table
+from paceline.report.words.names import OTHERS, cause_name
+from paceline.report.words.slowdown import by_paper
+from paceline.units import percent, seconds
 from paceline.whatif import WhatIf
-
-#: Drops that are no finding: their names, and what they are.
-OTHERS = {
-    "launch-delay": ("Launch delays", "time between operations"),
-    "unexplained": ("Other stragglers", "no known pattern"),
-    "p2p": ("Transfers between stages", "sends and recvs"),
-    "collectives": ("Collectives, optimizer", "and the rest of the tail"),
-    "bubble": ("Pipeline bubble", "workers wait for their neighbours"),
-}
 
 
 def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | None) -> str:
@@ -32,7 +25,7 @@ def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | Non
     )
     judged = "doubtful: over 5%" if result.doubtful else "fine: under 5%"
     items = (
-        ("Slowdown S", f"{result.slowdown:.3f}", f"90%: {low:.3f} to {high:.3f}"),
+        ("Slowdown S", f"{result.slowdown:.3f}", _beside_s(result, low, high)),
         ("Waste", percent(result.waste), f"{_gpus(lost)} of {gpus:,} GPUs{per_day}"),
         ("Mean step, actual", seconds(actual), "as traced"),
         (
@@ -49,6 +42,12 @@ def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | Non
         for name, number, more in items
     )
     return f'<dl class="numbers">{"".join(cells)}</dl>'
+
+
+def _beside_s(result: WhatIf, low: float, high: float) -> str:
+    """The interval of S, and S by the paper's reference where that is another number."""
+    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
+    return f"90%: {low:.3f} to {high:.3f}{f'; {paper}' if paper else ''}"
 
 
 def _gpus(lost: float) -> str:
@@ -72,7 +71,7 @@ def _waterfall_rows(fall: Waterfall) -> list[_Row]:
     left = fall.actual_s
     after = {"launch-delay": "Without launch delays", "unexplained": "Ideal: without stragglers"}
     for drop in fall.drops:
-        name, text = OTHERS.get(drop.name, (CAUSES.get(drop.name, drop.name), drop.text))
+        name, text = OTHERS.get(drop.name, (cause_name(drop.name), drop.text))
         rows.append(_Row(name, text, drop.seconds, left, left - drop.seconds, False))
         left -= drop.seconds
         if drop.name in after:
@@ -113,7 +112,7 @@ def waterfall_html(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None)
 
 def _hours(value: float) -> str:
     size = abs(value)
-    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-6 else "0"
+    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-4 else "0"
     return f"−{text}" if value < 0 and text != "0" else text
 
 

@@ -7,20 +7,14 @@ from typing import Any
 
 from paceline.diagnose import Diagnosis, Finding
 from paceline.remedies import Remedy
+from paceline.report.headline import is_small
 from paceline.report.page.figures import Hosts, host_name
-from paceline.report.page.markup import bar, escaped, foreign, pairs, percent, seconds
-
-CAUSES = {
-    "worker": "Worker fault",
-    "stage-imbalance": "Stage imbalance",
-    "sequence-length": "Sequence-length imbalance",
-    "gc": "Garbage collection",
-    "link": "Slow link",
-    "dp-network": "Data-parallel network",
-    "unexplained": "Unexplained",
-    "launch-delay": "Launch delay",
-    "drift": "Drift over the job",
-}
+from paceline.report.page.markup import bar, escaped, foreign, pairs
+from paceline.report.words.changes import change_phrases
+from paceline.report.words.evidence import evidence_phrases
+from paceline.report.words.names import cause_name, confidence_text, remedy_name
+from paceline.report.words.readings import other_reading
+from paceline.units import percent, seconds
 
 _MAX_WORKERS = 12
 
@@ -33,8 +27,13 @@ def findings_html(diagnosis: Diagnosis, remedies: Sequence[Remedy], hosts: Hosts
     for rank, remedy in enumerate(ranked(remedies), 1):
         for finding in remedy.findings:
             answers.setdefault(finding, []).append(rank)
-    cards = (_card(f, answers.get(f.id, []), hosts) for f in diagnosis.findings)
+    cards = (_card(f, answers.get(f.id, []), remedies, hosts) for f in diagnosis.findings)
     return f'<ol class="cards">{"".join(cards)}</ol>'
+
+
+def details_html(sentences: Sequence[str]) -> str:
+    """What stands below the headline, a line for each sentence."""
+    return "".join(f'<p class="lead">{foreign(sentence)}</p>' for sentence in sentences)
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
@@ -42,33 +41,62 @@ def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
     return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
 
-def _card(finding: Finding, remedies: Sequence[int], hosts: Hosts | None) -> str:
+def _card(
+    finding: Finding, answers: Sequence[int], remedies: Sequence[Remedy], hosts: Hosts | None
+) -> str:
     unexplained = finding.cause == "unexplained"
-    low, high = finding.interval
-    between = f"{percent(low)} to {percent(high)}"
-    of_step = f"{percent(finding.share_of_step)} of the step"
-    if finding.share is None:
-        size, about = percent(finding.share_of_step), f"of the step (90%: {between}); outside S"
-    else:
-        size, about = percent(finding.share), f"of the loss (90%: {between}) = {of_step}"
-    shown = finding.share_of_step if finding.share is None else finding.share
-    sure = "" if unexplained else f"; holds in {percent(finding.confidence, 0)} of the resamples"
-    anchor = escaped(f"finding-{finding.id}")
+    reading = other_reading(finding, remedies)
+    small = is_small(finding)
+    text = f"small: {finding.text}" if small else finding.text
+    quiet = unexplained or small
     parts = [
-        f'<li class="card{" quiet" if unexplained else ""}" id="{anchor}">',
-        f"<h3>{escaped(CAUSES.get(finding.cause, finding.cause))}</h3>",
-        f'<p class="size"><strong>{size}</strong> {about}{sure}</p>',
-        bar(0, abs(shown), name="negative" if shown < 0 else "share"),
-        f"<p>{_capital(finding.text)}</p>",
-        f'<p class="note">Ambiguous: {escaped(finding.ambiguous)}.</p>'
-        if finding.ambiguous
-        else "",
+        f'<li class="card{" quiet" if quiet else ""}" id="{escaped(f"finding-{finding.id}")}">',
+        f"<h3>{escaped(cause_name(finding.cause))}</h3>",
+        _size(finding),
+        f"<p>{_capital(text)}</p>",
+        f'<p class="note">{_capital(reading)}.</p>' if reading else "",
         _where(finding.where, hosts),
-        pairs(finding.evidence, name="evidence") if finding.evidence else "",
-        _links(remedies),
+        _phrases(evidence_phrases(finding)),
+        _links(answers),
+        _raw(finding.evidence),
         "</li>",
     ]
     return "".join(parts)
+
+
+def _size(finding: Finding) -> str:
+    """What it costs and how sure that is, with a bar."""
+    low, high = finding.interval
+    between = f"90%: {percent(low)} to {percent(high)}"
+    of_step, share = finding.share_of_step, finding.share
+    if share is None:
+        shown, about = of_step, f"of the step ({between}); outside S"
+    elif is_small(finding):  # a large share of next to nothing
+        shown, about = of_step, f"of the step; {percent(share)} of the loss ({between})"
+    else:
+        shown, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
+    sure = ""
+    if finding.cause != "unexplained":
+        sure = f"; <strong>{escaped(confidence_text(finding.confidence))}</strong>"
+    return (
+        f'<p class="size"><strong class="number">{percent(shown)}</strong> {about}{sure}</p>'
+        f"{bar(0, abs(shown), name='negative' if shown < 0 else 'share')}"
+    )
+
+
+def _phrases(phrases: Sequence[str]) -> str:
+    items = "".join(f"<li>{_capital(phrase)}</li>" for phrase in phrases)
+    return f'<ul class="phrases">{items}</ul>' if items else ""
+
+
+def _raw(entries: Mapping[str, Any]) -> str:
+    """All numbers under the names that ``result.json`` has for them, folded away."""
+    if not entries:
+        return ""
+    return (
+        '<details class="raw"><summary>Numbers as in result.json</summary>'
+        f"{pairs(entries, name='evidence')}</details>"
+    )
 
 
 def _capital(text: str) -> str:
@@ -101,18 +129,18 @@ def remedies_html(
     remedies: Sequence[Remedy], findings: Sequence[Finding], not_applicable: Mapping[str, str]
 ) -> str:
     """Remedies by gain, then changes of the architecture, and why others do not apply."""
-    causes = {f.id: CAUSES.get(f.cause, f.cause) for f in findings}
+    causes = {f.id: cause_name(f.cause) for f in findings}
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}
     for rank, remedy in enumerate(ranked(remedies), 1):
         cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
-        text += "<h3>Changes of the job's architecture</h3>"
+        text += "<h3 class=list>Changes of the job's architecture</h3>"
         text += f"<p>They answer none of the findings.</p>{_cards(cards[True])}"
     if not_applicable:
         items = (
-            f"<div><dt>{escaped(name)}</dt><dd>{foreign(why)}</dd></div>"
+            f"<div><dt>{foreign(remedy_name(name))}</dt><dd>{foreign(why)}</dd></div>"
             for name, why in not_applicable.items()
         )
         text += f"<details><summary>Not applicable here ({len(not_applicable)})</summary>"
@@ -130,18 +158,19 @@ def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) ->
         f'<a href="#finding-{escaped(i)}">{escaped(causes[i])}</a>' if i in causes else foreign(i)
         for i in remedy.findings
     )
-    name = escaped(remedy.remedy.replace("-", " ").capitalize())
+    at_most = "at most " if remedy.change.get("bound") else ""
     parts = [
         f'<li class="card" id="remedy-{rank}">',
-        f'<h3><span class="rank">{rank}</span> {name}</h3>',
-        f'<p class="size"><strong>{percent(remedy.gain)}</strong> shorter steps '
-        f"(90%: {percent(low)} to {percent(high)}); "
+        f'<h3><span class="rank">{rank}</span> {foreign(remedy_name(remedy.remedy))}</h3>',
+        f'<p class="size">{at_most}<strong class="number">{percent(remedy.gain)}</strong> shorter '
+        f"steps (90%: {percent(low)} to {percent(high)}); "
         f"new mean step {seconds(remedy.step_time_s)}</p>",
         _gain_bar(remedy, top),
         f"<p>{_capital(remedy.text)}</p>",
-        pairs(remedy.change, name="evidence") if remedy.change else "",
+        _phrases(change_phrases(remedy)),
         _notes(remedy.notes),
         f'<p class="links">Answers {answers}</p>' if answers else "",
+        _raw(remedy.change),
         "</li>",
     ]
     return "".join(parts)

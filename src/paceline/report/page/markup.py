@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from paceline.units import quantity
 
 #: Entries of a list, and levels of nesting, that a page shows; the rest is in result.json.
 MAX_ENTRIES, MAX_DEPTH = 12, 3
@@ -23,34 +24,6 @@ def escaped(text: object) -> str:
 def foreign(text: object) -> str:
     """A name that others chose: escaped, and its direction of writing kept to itself."""
     return f"<bdi>{escaped(text)}</bdi>"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """``12.3%``; a real minus sign, and none before 0."""
-    text = f"{abs(value):.{digits}%}"
-    return ("−" if value < 0 and text.strip("0.%") else "") + text
-
-
-def seconds(value: float) -> str:
-    """Three or four digits with the unit."""
-    size = abs(value)
-    if size >= 0.9995:  # what is less never rounds to 1,000 ms
-        text = f"{size:.0f} s" if size >= 999.5 else f"{size:#.4g} s"
-    else:
-        text = _small(size)
-    return ("−" if value < 0 and any(d in "123456789" for d in text) else "") + text
-
-
-def _small(size: float) -> str:
-    return f"{size * 1e3:#.3g} ms".replace(". ms", " ms") if size >= 1e-6 else "0 s"
-
-
-def quantity(value: float) -> str:
-    """A number for people: four significant digits, thousands parted."""
-    if not math.isfinite(value):
-        return "–"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return text.replace("-", "−", 1) if value < 0 else text
 
 
 def table(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from paceline.report.critical_path import leader_text, near_text
-from paceline.report.page.markup import bar, escaped, percent, seconds, table
+from paceline.report.page.markup import bar, escaped, table
+from paceline.units import percent, seconds
 from paceline.whatif.critical_path import LAUNCH_DELAY, CriticalPath
 from paceline.whatif.segments import Sort
 

@@ -1,0 +1,245 @@
+"""What a remedy changes, in phrases: one per number, with its unit and what it is now.
+
+A phrase is left out where its number is missing, as in results of earlier versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline.remedies import Remedy
+from paceline.report.words.names import link, worker, workers
+from paceline.units import count, percent, seconds, several, times
+
+#: Entries of a list that a phrase names.
+MOST = 6
+
+#: Embedding and loss that take less than this share of a layer are noise.
+LEAST = 0.05
+
+Change = Mapping[str, Any]
+Phrases = Iterator[str]
+
+
+def change_phrases(remedy: Remedy) -> list[str]:
+    """What the remedy changes; empty for remedies that are not known here."""
+    of_remedy = OF_REMEDY.get(remedy.remedy)
+    return [] if of_remedy is None else list(of_remedy(remedy.change))
+
+
+def _replace_worker(change: Change) -> Phrases:
+    if places := change.get("workers"):
+        yield f"{count(len(places), 'worker')} to replace: {workers(places, MOST)}"
+
+
+def _fix_link(change: Change) -> Phrases:
+    if links := change.get("links"):
+        named = several([link(ends) for ends in links], MOST, "; ")
+        yield f"{count(len(links), 'link')} to repair: {named}"
+
+
+def _fix_nic(change: Change) -> Phrases:
+    if groups := change.get("groups"):
+        named = [f"{group['kind']} of stage {group['stage']}" for group in groups]
+        yield f"{count(len(groups), 'group')} to repair: {several(named, MOST, '; ')}"
+    if places := change.get("workers"):
+        yield f"{count(len(places), 'worker')} to look at: {workers(places, MOST)}"
+    if kinds := change.get("kinds"):
+        yield f"late in {several(list(kinds), MOST)}"
+
+
+def _stage_layout(change: Change) -> Phrases:
+    layers, now = change.get("layers"), change.get("layers_now")
+    if layers and now:
+        place = "stage, chunk after chunk" if "gap" in change else "stage"
+        yield f"layers by {place}: {_numbers(layers)}; now {_numbers(now)}"
+    loads, loads_now = change.get("loads_s"), change.get("loads_now_s")
+    if loads and loads_now:
+        yield (
+            f"the busiest takes {seconds(max(loads))} per microbatch, now {seconds(max(loads_now))}"
+        )
+    even = change.get("load_even_s")
+    if even is not None and loads_now:
+        yield (
+            f"every stage takes {seconds(even)} per microbatch, now between "
+            f"{seconds(min(loads_now))} and {seconds(max(loads_now))}"
+        )
+    layer_s = change.get("layer_s") or (0.0, 0.0)
+    for name, key in (("layer", "layer_s"), ("embedding", "embedding_s"), ("loss", "loss_s")):
+        pair = change.get(key)
+        if pair and sum(pair) > LEAST * sum(layer_s):
+            yield f"{name}: {seconds(pair[0])} forward, {seconds(pair[1])} backward"
+    if change.get("gap") is not None:
+        bound = change.get("lower_bound_s")
+        of = "" if bound is None else f" of {seconds(bound)}"
+        yield f"at most {percent(change['gap'])} above the lower bound{of} of any split"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(f"{value:,}" for value in values)
+
+
+#: What a plan exchanges, and in what order it runs microbatches.
+EXCHANGED = {
+    "sequences": "sequences exchanged",
+    "microbatches": "whole microbatches exchanged",
+    "nothing": "nothing exchanged",
+}
+ORDERED = {
+    "falling": "the dearest first",
+    "rising": "the cheapest first",
+    "hill": "the cheap ones first and last",
+}
+
+
+def _plan_name(exchange: str, order: str) -> str:
+    return f"{EXCHANGED.get(exchange, exchange)}, {ORDERED.get(order, order)}"
+
+
+def _sequence_balance(change: Change) -> Phrases:
+    moved, total = change.get("moved_between_ranks"), change.get("moves")
+    nouns = ("sequence", "") if "tokens_per_rank" in change else ("microbatch", "microbatches")
+    if moved is not None and total is not None:
+        things = count(total, *nouns)
+        if round(moved * total):
+            yield (
+                f"moves {round(moved * total):,} of {things} ({percent(moved)}) to another "
+                "data-parallel rank"
+            )
+        else:
+            yield f"none of {things} moves to another data-parallel rank"
+    yield from _balance(change.get("balance_before") or {}, change.get("balance_after") or {})
+    yield from _tokens(change)
+    chosen = (change.get("exchange"), change.get("order"))
+    others = [
+        f"{_plan_name(plan['exchange'], plan['order'])} {percent(plan['gain'])}"
+        for plan in change.get("alternatives") or ()
+        if (plan["exchange"], plan["order"]) != chosen
+    ]
+    if others:
+        yield f"other plans gain: {several(others, 3, '; ')}"
+
+
+def _balance(before: Change, after: Change) -> Phrases:
+    if "ranks" in before and "ranks" in after:
+        yield (
+            f"the dearest rank costs {times(after['ranks'])} the mean, now {times(before['ranks'])}"
+        )
+    if "microbatches" in before and "microbatches" in after:
+        yield (
+            f"the dearest microbatch costs {times(after['microbatches'])} the mean, now "
+            f"{times(before['microbatches'])}"
+        )
+
+
+def _tokens(change: Change) -> Phrases:
+    """How tokens are shared out; nothing where the lengths are not known."""
+    tokens = change.get("tokens_per_rank")
+    if tokens:
+        after, before = tokens["after"], tokens["before"]
+        yield (
+            f"a rank holds {after['min']:,} to {after['max']:,} tokens a step, now "
+            f"{before['min']:,} to {before['max']:,}"
+        )
+        yield (
+            f"the largest microbatch holds {after['largest_microbatch']:,} tokens, now "
+            f"{before['largest_microbatch']:,}"
+        )
+    if change.get("max_tokens") is not None:
+        yield f"no microbatch may hold more than {count(change['max_tokens'], 'token')}"
+    if r2 := change.get("r2"):
+        yield (
+            f"the lengths explain {percent(r2['forward'])} of how forward times vary, "
+            f"{percent(r2['backward'])} of backward times"
+        )
+
+
+def _micro_batches(change: Change) -> Phrases:
+    rows = change.get("microbatches") or []
+    named = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
+    if named:
+        yield f"microbatches: {several(named, MOST)}"
+    if change.get("total") is not None:
+        yield f"{count(change['total'], 'microbatch', 'microbatches')} in all"
+    if change.get("unit", 1) > 1:
+        yield f"they move {change['unit']:,} at a time"
+    over = change.get("slowest_replica_over_median")
+    if over is not None:
+        yield f"the slowest replica alone takes {times(over)} the median one"
+
+
+def _planned_gc(change: Change) -> Phrases:
+    if change.get("pause_s") is not None:
+        yield f"a planned collection takes {seconds(change['pause_s'])}"
+    seen, apart = change.get("collections_seen"), change.get("steps_between_automatic")
+    if seen is not None and apart is not None:
+        yield (
+            f"{count(seen, 'pause')} seen: a worker collects about once in {_some(apart)} steps now"
+        )
+    rows = change.get("table") or []
+    named = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
+    if named:
+        yield f"gains by interval: {several(named, MOST)}"
+
+
+def _some(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _placement(change: Change) -> Phrases:
+    swaps = change.get("swaps") or []
+    named = [f"{worker(one)} with {worker(other)}" for one, other in swaps]
+    if named:
+        yield f"{count(len(swaps), 'swap')}: {several(named, MOST, '; ')}"
+
+
+def _hide_delays(change: Change) -> Phrases:
+    rows = change.get("alone") or []
+    named = [
+        f"{_delays(row['hide'])} {percent(row['gain'])} ({seconds(row['saved_s'])} a step)"
+        for row in rows
+    ]
+    if named:
+        yield f"what hiding them would gain, each sort alone: {several(named, MOST)}"
+
+
+def _delays(hide: str) -> str:
+    names = {"step-start": "at the start of steps", "all": "all delays"}
+    return names.get(hide, f"before {hide}")
+
+
+def _overlap(change: Change) -> Phrases:
+    buckets = change.get("buckets")
+    if buckets is not None:
+        yield f"gradients of a chunk are reduced in {count(buckets, 'part')}"
+
+
+def _one_f_one_b(change: Change) -> Phrases:
+    if change.get("schedule") == "1f1b":
+        yield "schedule: 1F1B"
+
+
+def _interleave(change: Change) -> Phrases:
+    if change.get("chunks") is not None:
+        yield f"schedule: interleaved 1F1B with {count(change['chunks'], 'chunk')} per stage"
+    rows = change.get("compared") or []
+    named = [f"{count(row['chunks'], 'chunk')} {seconds(row['step_time_s'])}" for row in rows]
+    if named:
+        yield f"the mean step with: {', '.join(named)}"
+
+
+OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
+    "replace-worker": _replace_worker,
+    "fix-link": _fix_link,
+    "fix-nic": _fix_nic,
+    "stage-layout": _stage_layout,
+    "sequence-balance": _sequence_balance,
+    "micro-batches": _micro_batches,
+    "planned-gc": _planned_gc,
+    "placement": _placement,
+    "hide-delays": _hide_delays,
+    "overlap-dp": _overlap,
+    "1f1b": _one_f_one_b,
+    "interleave": _interleave,
+}

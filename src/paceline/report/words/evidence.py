@@ -1,0 +1,322 @@
+"""The evidence of a finding in phrases: one per number, with its unit and what it is held to.
+
+A phrase is left out where its number is missing, as in results of earlier versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from paceline.diagnose import Finding
+from paceline.report.words.names import link, worker
+from paceline.units import count, percent, seconds, several, times
+
+#: Entries of a list that a phrase names.
+MOST = 4
+
+#: Up to this many stages each one's load is named.
+MOST_STAGES = 8
+
+#: Below this share pauses do not grow over the trace.
+GROWTH = 0.01
+
+#: Delays of a kind that lengthen steps by less than this share are not named.
+LEAST_DELAY = 0.0005
+
+#: Tokens of the sequence whose cost stands for the fitted curve.
+SEQUENCE = 4096
+
+Evidence = Mapping[str, Any]
+Phrases = Iterator[str]
+
+
+def evidence_phrases(finding: Finding) -> list[str]:
+    """What shows the finding, most telling first; empty for causes that are not known here."""
+    of_cause = OF_CAUSE.get(finding.cause)
+    phrases = [] if of_cause is None else list(of_cause(finding))
+    error = _number(finding.evidence, "share_sampling_error")
+    if error is not None:
+        phrases.append(f"the share rests on sampled orders: off by about {percent(error)}")
+    return phrases
+
+
+def _number(evidence: Evidence, key: str) -> float | None:
+    value = evidence.get(key)
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and value is not None else None
+
+
+def _from(evidence: Evidence, key: str = "threshold") -> str:
+    least = _number(evidence, key)
+    return "" if least is None else f" (counts from {times(least)})"
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """``in step 7``, ``in 12 steps: 1, 2, 3, 4 and 8 more``."""
+    if len(steps) == 1:
+        return f"in step {steps[0]}"
+    return f"in {count(len(steps), 'step')}: {several([str(step) for step in steps], MOST)}"
+
+
+PATTERNS = {
+    "one dp rank": "all are of one data-parallel rank",
+    "all of one dp rank": "they are all workers of one data-parallel rank",
+    "one stage": "all are of one stage",
+    "all of one node": "they are all workers of one host",
+    "one node": "all are on one host",
+    "several workers": "they share neither data-parallel rank nor stage",
+}
+
+
+def _worker(finding: Finding) -> Phrases:
+    evidence, places = finding.evidence, finding.where.get("workers") or []
+    factors = evidence.get("factors") or []
+    named = [
+        f"{times(factor)} {worker(place)}" for place, factor in zip(places, factors, strict=False)
+    ]
+    if len(named) == 1:
+        yield f"it takes {times(factors[0])} as long as its peers{_from(evidence)}"
+    elif named:
+        yield f"over their peers: {several(named, MOST, '; ')}{_from(evidence)}"
+    if len(places) > 1 and evidence.get("pattern") in PATTERNS:
+        yield PATTERNS[evidence["pattern"]]
+    steps = evidence.get("steps")
+    if steps == "all":
+        yield "in all steps"
+    elif steps:
+        yield steps_text(steps)
+    alone = _number(evidence, "worst_slowdown")
+    if alone is not None:
+        which = "this worker" if len(places) < 2 else "the worst of them"
+        yield f"with only {which} as measured, a step takes {times(alone)} the ideal"
+    share = _number(evidence, "m_w")
+    if share is not None:
+        yield f"with the slowest 3% of the workers ideal, {percent(share, 0)} of the loss vanishes"
+
+
+def _stage(finding: Finding) -> Phrases:
+    evidence, stage = finding.evidence, finding.where.get("stage")
+    loads = evidence.get("loads_s") or []
+    name = f"stage {stage}"
+    if stage is not None and stage < len(loads):
+        others = [load for place, load in enumerate(loads) if place != stage]
+        middle = median(others) if others else 0.0
+        if middle > 0:
+            which = "the other stage" if len(others) == 1 else "the median of the other stages"
+            yield f"{name} takes {times(loads[stage] / middle)} {which}"
+    over = _number(evidence, "load_over_mean")
+    if over is not None:
+        yield f"it takes {times(over)} the mean of all stages{_from(evidence)}"
+    forward, backward = _number(evidence, "forward_ratio"), _number(evidence, "backward_ratio")
+    if forward is not None and backward is not None:
+        yield (
+            f"its forwards take {times(forward)}, its backwards {times(backward)} the mean of the "
+            "other stages"
+        )
+    if 0 < len(loads) <= MOST_STAGES:
+        listed = ", ".join(seconds(load) for load in loads)
+        yield f"computes of a microbatch take {listed} on stages 0 to {len(loads) - 1}"
+    elif loads:
+        yield (
+            f"computes of a microbatch take {seconds(max(loads))} there, "
+            f"{seconds(median(loads))} on the median stage"
+        )
+    alone = _number(evidence, "stage_slowdown")
+    if alone is not None:
+        yield f"with only {name} as measured, a step takes {times(alone)} the ideal"
+    share = _number(evidence, "m_stage")
+    if share is not None:
+        yield f"with {name} ideal, {percent(share, 0)} of the loss vanishes"
+
+
+def _sequence(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    varied = _number(evidence, "coefficient_of_variation")
+    if varied is not None:
+        yield f"the cost of microbatches varies by {percent(varied)} (standard deviation over mean)"
+    alike = _number(evidence, "correlation")
+    if alike is not None:
+        least = _number(evidence, "threshold")
+        bar = "" if least is None else f" (counts from {least:.2f})"
+        yield f"forward and backward times of microbatches correlate at {alike:.2f}{bar}"
+    showing = _number(evidence, "replicas_showing_it")
+    if showing is not None:
+        yield f"{percent(showing, 0)} of the replicas show it"
+    neighbours = _number(evidence, "correlation_of_neighbours")
+    if neighbours is not None:
+        yield (
+            "operations that follow each other, of different microbatches, correlate at "
+            f"{round(neighbours, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
+        )
+    yield from _lengths(evidence.get("lengths") or {})
+
+
+def _lengths(fit: Evidence) -> Phrases:
+    r2 = fit.get("r2")
+    if not r2:
+        return
+    sequences = _number(fit, "sequences")
+    of = "" if sequences is None else f" of {count(int(sequences), 'sequence')}"
+    yield (
+        f"the lengths{of} explain {percent(r2['forward'])} of how forward times vary, "
+        f"{percent(r2['backward'])} of backward times"
+    )
+    squared, single = fit.get("seconds_per_token_squared"), fit.get("seconds_per_token")
+    if squared and single:
+        costs = [
+            seconds(squared[way] * SEQUENCE**2 + single[way] * SEQUENCE)
+            for way in ("forward", "backward")
+        ]
+        yield (
+            f"by the fit a sequence of {SEQUENCE:,} tokens takes {costs[0]} forward and "
+            f"{costs[1]} backward, on all stages together"
+        )
+
+
+def _gc(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    pauses, backward = _number(evidence, "pauses"), _number(evidence, "backward_pauses")
+    if pauses is not None:
+        beside = "" if backward is None else f", {count(int(backward), 'backward')}"
+        yield f"{count(int(pauses), 'forward')}{beside} paused"
+    middle, total = _number(evidence, "median_s"), _number(evidence, "total_s")
+    if middle is not None:
+        workers = _number(evidence, "workers")
+        where = "" if workers is None else f" on {count(int(workers), 'worker')}"
+        sums = "" if total is None else f", all together {seconds(total)}{where}"
+        yield f"the median pause takes {seconds(middle)}{sums}"
+    repeated = _number(evidence, "on_one_microbatch")
+    if repeated:
+        yield f"the microbatch that is paused most has {percent(repeated)} of the pauses"
+    growth = _number(evidence, "growth_over_trace")
+    if growth is not None and abs(growth) >= GROWTH:
+        way = "longer" if growth > 0 else "shorter"
+        yield f"pauses become {percent(abs(growth))} {way} from the first step to the last"
+
+
+def _link(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    over = _number(evidence, "median_over_usual")
+    if over is not None:
+        yield f"its median transfer takes {times(over)} the usual one{_from(evidence)}"
+    late = _number(evidence, "late_share")
+    if late is not None:
+        yield f"{percent(late)} of its transfers take more than twice the usual time"
+    links = evidence.get("links") or []
+    if len(links) > 1:
+        total = int(_number(evidence, "n_links") or len(links))
+        named = several([link(ends) for ends in links[:MOST]], MOST, "; ")
+        more = f" and {total - MOST:,} more" if total > MOST else ""
+        yield f"{total:,} links are slow or flap: {named}{more}"
+
+
+def _network(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    late = _number(evidence, "late_s")
+    if late is not None:
+        yield from _late_members(evidence, late)
+        return
+    groups = evidence.get("groups") or []
+    named = [
+        f"{times(group['median_over_usual'])} {group['kind']} of stage {group['stage']}, in "
+        f"{percent(group['slow_share'], 0)} of the steps"
+        for group in groups
+    ]
+    if named:
+        yield f"over the usual time: {several(named, MOST, '; ')}{_from(evidence)}"
+    total = _number(evidence, "n_groups")
+    if total is not None and groups:
+        yield f"{len(groups):,} of {count(int(total), 'group')} are slow"
+    if steps := evidence.get("steps"):
+        yield steps_text(steps)
+
+
+def _late_members(evidence: Evidence, late_s: float) -> Phrases:
+    share, least = _number(evidence, "late_share"), _number(evidence, "threshold")
+    of = "" if share is None else f", {_share_or_times(share)} what the collective takes"
+    bar = "" if least is None else f" (counts from {percent(least, 0)})"
+    yield f"in the typical step it ends {seconds(late_s)} late{of}{bar}"
+    if kinds := evidence.get("kinds"):
+        yield f"in {several(list(kinds), MOST)}"
+
+
+def _share_or_times(ratio: float) -> str:
+    return times(ratio) if ratio >= 2 else f"{percent(ratio)} of"
+
+
+def _delay(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    slowdown = _number(evidence, "launch_slowdown")
+    if slowdown is not None:
+        yield f"traced steps take {times(slowdown)} what they would without delays{_from(evidence)}"
+    start = _number(evidence, "step_start")
+    if start is not None:
+        yield f"delays at the start of steps alone make them {percent(start - 1)} longer"
+    by_kind = evidence.get("by_kind") or {}
+    named = [
+        f"before {kind} {percent(factor - 1)}"
+        for kind, factor in by_kind.items()
+        if factor - 1 >= LEAST_DELAY
+    ]
+    if named:
+        yield f"delays of one kind alone make them longer by: {several(named, MOST)}"
+
+
+def _drift(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    change = _number(evidence, "change")
+    if change is not None:
+        least = _number(evidence, "threshold")
+        bar = "" if least is None else f" (counts from {percent(least, 0)})"
+        yield f"the step time changes by {percent(change)} over the trace{bar}"
+    slope = _number(evidence, "slope_s_per_step")
+    if slope is not None:
+        way = "longer" if slope >= 0 else "shorter"
+        yield f"each step takes {seconds(abs(slope))} {way} than the one before"
+    chance = _number(evidence, "p_value")
+    if chance is not None:
+        test = evidence.get("test")
+        by = f" ({test})" if test else ""
+        yield f"chance shows such a change in {_one_in(chance)}{by}"
+    yield from _odd(evidence)
+
+
+def _one_in(chance: float) -> str:
+    if chance < 1e-9:
+        return "under one trace in a billion"
+    return f"one trace in {float(f'{1 / chance:.2g}'):,.0f}" if chance < 0.5 else "most traces"
+
+
+def _odd(evidence: Evidence) -> Phrases:
+    """Of steps that are unlike the others."""
+    if steps := evidence.get("steps"):
+        yield steps_text(steps)
+    typical, least = _number(evidence, "typical_s"), _number(evidence, "threshold")
+    if typical is not None:
+        yield f"a typical step takes {seconds(typical)}"
+        if least is not None:
+            yield (
+                f"a step is odd if it computes {times(least)} as long as the typical one, or waits "
+                f"{percent(least - 1, 0)} of a step longer"
+            )
+    fast, slow = _number(evidence, "fast_s"), _number(evidence, "slow_s")
+    if fast is not None and slow is not None:
+        yield f"these steps take {seconds(slow)}, the others {seconds(fast)}"
+    by_kind = evidence.get("slow_over_fast_by_kind") or {}
+    named = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
+    if named:
+        yield f"what operations take then, over the other steps: {several(named, MOST)}"
+
+
+OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {
+    "worker": _worker,
+    "stage-imbalance": _stage,
+    "sequence-length": _sequence,
+    "gc": _gc,
+    "link": _link,
+    "dp-network": _network,
+    "launch-delay": _delay,
+    "drift": _drift,
+}

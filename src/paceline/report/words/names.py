@@ -1,0 +1,107 @@
+"""What things are called: causes, remedies, places, and how likely a finding is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.units import percent, several
+
+CAUSES = {
+    "worker": "Worker fault",
+    "stage-imbalance": "Stage imbalance",
+    "sequence-length": "Sequence-length imbalance",
+    "gc": "Garbage collection",
+    "link": "Slow link",
+    "dp-network": "Data-parallel network",
+    "unexplained": "Unexplained",
+    "launch-delay": "Launch delay",
+    "drift": "Drift over the job",
+}
+
+#: Drops of the waterfall that are no finding: their names, and what they are.
+OTHERS = {
+    "launch-delay": ("Launch delays", "time between operations"),
+    "unexplained": ("Other stragglers", "no known pattern"),
+    "p2p": ("Transfers between stages", "sends and recvs"),
+    "collectives": ("Collectives, optimizer", "and the rest of the tail"),
+    "bubble": ("Pipeline bubble", "workers wait for their neighbours"),
+}
+
+#: Remedies whose names are not just words.
+REMEDIES = {
+    "1f1b": "1F1B",
+    "fix-nic": "Fix NIC",
+    "micro-batches": "Microbatches",
+    "overlap-dp": "Overlap DP",
+    "planned-gc": "Planned GC",
+}
+
+#: From this confidence on, a finding is called so. From 90% on at least 90% of the findings are
+#: true (benchmarks/truth.py, docs/diagnosis.md).
+LIKELY = (
+    (0.99, "nearly certain"),
+    (0.9, "very likely"),
+    (0.7, "likely"),
+    (0.5, "possible"),
+    (0.0, "a guess"),
+)
+
+#: The same before a noun: "possibly worker dp 3".
+ADVERBS = {"likely": "likely ", "possible": "possibly ", "a guess": "perhaps "}
+
+
+def cause_name(cause: str) -> str:
+    """``Worker fault``; a cause that is not known keeps its own name."""
+    return CAUSES.get(cause, cause)
+
+
+def remedy_name(remedy: str) -> str:
+    """``Replace worker``."""
+    return REMEDIES.get(remedy, remedy.replace("-", " ").capitalize())
+
+
+def drop_name(drop: str) -> str:
+    """What a drop of the waterfall is called."""
+    return OTHERS[drop][0] if drop in OTHERS else cause_name(drop)
+
+
+def likelihood(confidence: float) -> str:
+    """The word for a confidence, ``very likely``."""
+    return next((word for least, word in LIKELY if confidence >= least), LIKELY[-1][1])
+
+
+def confidence_text(confidence: float) -> str:
+    """``very likely (93%)``."""
+    if confidence >= LIKELY[0][0]:
+        return f"{LIKELY[0][1]} (over 99%)"  # no finding is sure
+    # Down to the whole percent: 89.7% is no "90%", where another word begins.
+    whole = int(confidence * 100 + 1e-9) / 100
+    return f"{likelihood(confidence)} ({percent(whole, 0)})"
+
+
+def hedge(confidence: float) -> str:
+    """What to put before a cause that is not sure; empty for a sure one."""
+    return ADVERBS.get(likelihood(confidence), "")
+
+
+def worker(place: Sequence[int]) -> str:
+    """``dp 3, stage 1``."""
+    dp, pp = place
+    return f"dp {int(dp)}, stage {int(pp)}"
+
+
+def workers(places: Sequence[Sequence[int]], most: int) -> str:
+    """``dp 3, stage 1; dp 4, stage 1 and 3 more``."""
+    return several([worker(place) for place in places], most, "; ")
+
+
+def link(ends: Sequence[Sequence[int]]) -> str:
+    """``dp 0, stages 1 and 2``."""
+    (dp, low), (_, high) = ends
+    return f"dp {int(dp)}, stages {int(low)} and {int(high)}"
+
+
+def hosts(where: Mapping[str, Any], most: int) -> str:
+    """The hosts of a finding's place; empty where they are not known."""
+    return several([str(host) for host in where.get("hosts") or ()], most)

@@ -1,0 +1,48 @@
+"""The other reading of a finding, with what may be gained under each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.diagnose import Finding
+from paceline.remedies import REMEDIES, Remedy
+from paceline.report.words.names import cause_name, remedy_name
+from paceline.units import percent
+
+
+def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
+    """``or: ...`` with both gains, where another reading fits as well; None where none does.
+
+    Args:
+        finding: with ``ambiguous``, what else it may be, and ``alternative``, the cause then.
+        remedies: all that were proposed for the job.
+    """
+    if not finding.ambiguous:
+        return None
+    text = f"or: {finding.ambiguous}"
+    if not finding.alternative:
+        return text
+    repairs = [remedy for remedy in remedies if not remedy.architecture]
+    names = {kind.name for kind in REMEDIES if finding.alternative in kind.causes}
+    own = _best(remedy for remedy in repairs if finding.id in remedy.findings)
+    other = _best(remedy for remedy in repairs if remedy.remedy in names)
+    return (
+        f"{text}. Read as {cause_name(finding.cause).lower()}: {_gain(own)}; read as "
+        f"{cause_name(finding.alternative).lower()}: {_gain(other)}"
+    )
+
+
+def _best(remedies: Iterable[Remedy]) -> Remedy | None:
+    return max(remedies, key=lambda remedy: remedy.gain, default=None)
+
+
+def _lower(name: str) -> str:
+    """Its first letter small, but for abbreviations."""
+    return name if name[1:2].isupper() or name[:1].isdigit() else name[:1].lower() + name[1:]
+
+
+def _gain(remedy: Remedy | None) -> str:
+    if remedy is None:
+        return "no gain is predicted"
+    at_most = "at most " if remedy.change.get("bound") else ""
+    return f"{_lower(remedy_name(remedy.remedy))} gains {at_most}{percent(remedy.gain)}"

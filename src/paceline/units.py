@@ -1,0 +1,69 @@
+"""Numbers with their units, as people read them; the one place that rounds for a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+#: Stands for what is no number.
+NONE = "–"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """``12.3%``; a real minus sign, and none before 0."""
+    if not math.isfinite(value):
+        return NONE
+    text = f"{abs(value):,.{digits}%}"
+    return _signed(text, value)
+
+
+def seconds(value: float) -> str:
+    """Three or four digits with the unit, from ns to s: ``12.3 ms``, ``7,301 s``."""
+    if not math.isfinite(value):
+        return NONE
+    size = abs(value)
+    if size >= 999.5:
+        text = f"{size:,.0f} s"
+    elif size >= 0.9995:  # what is less never rounds to 1,000 ms
+        text = f"{size:#.4g} s"
+    else:
+        text = _small(size)
+    return _signed(text, value)
+
+
+def _small(size: float) -> str:
+    for unit, scale in (("ms", 1e3), ("µs", 1e6), ("ns", 1e9)):
+        if size * scale >= 0.9995:
+            return f"{size * scale:#.3g}".rstrip(".") + f" {unit}"
+    return "0 s"
+
+
+def quantity(value: float) -> str:
+    """Four significant digits, thousands parted."""
+    if not math.isfinite(value):
+        return NONE
+    text = f"{abs(value):,.0f}" if abs(value) >= 1000 else f"{abs(value):.4g}"
+    return _signed(text, value) if "e" not in text else f"{value:.1e}"
+
+
+def times(ratio: float) -> str:
+    """``1.80 times``: how often one time goes into another."""
+    if not math.isfinite(ratio):
+        return NONE
+    digits = 2 if abs(ratio) < 9.995 else 1 if abs(ratio) < 99.95 else 0
+    return f"{_signed(f'{abs(ratio):,.{digits}f}', ratio)} times"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """``1 step``, ``1,024 steps``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def several(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first ``most`` of the items, and how many more there are."""
+    text = separator.join(items[:most])
+    return f"{text} and {len(items) - most:,} more" if len(items) > most else text
+
+
+def _signed(text: str, value: float) -> str:
+    return ("−" if value < 0 and any(digit in "123456789" for digit in text) else "") + text

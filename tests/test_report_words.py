@@ -1,0 +1,253 @@
+"""What terminal and report say of findings and remedies: in words, with units, no raw keys."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
+from paceline.diagnose import Finding
+from paceline.diagnose.finding import CAUSES
+from paceline.remedies import REMEDIES
+from paceline.report.headline import MAX_LENGTH, details, headline, is_healthy
+from paceline.report.terminal import screen
+from paceline.report.why import diagnosis_lines, remedy_lines
+from paceline.report.words.changes import change_phrases
+from paceline.report.words.evidence import evidence_phrases
+from paceline.report.words.names import confidence_text, hedge, remedy_name
+from paceline.report.words.readings import other_reading
+from paceline.units import count, percent, quantity, seconds, several, times
+
+#: What no reader should see: keys, exponents, the repr of a container or of nothing.
+RAW = re.compile(
+    r"[a-z0-9]+_[a-z0-9_]+|\d[eE][+-]?\d|[\[\]{}]|\b(?:None|True|False|nan|inf)\b|\('|\(\d+, \d"
+)
+#: Milliseconds that are seconds, and seconds that are milliseconds.
+ODD_UNIT = re.compile(r"\d{4,}(?:\.\d+)? [mµn]s\b|,\d{3} [mµn]s\b|\b0\.0\d* s\b")
+
+
+class Visible(HTMLParser):
+    """The text of a page without scripts, styles and raw numbers, which are folded away."""
+
+    VOID = ("meta", "br", "img", "input")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.open: list[tuple[str, bool]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in self.VOID:
+            return
+        folded = tag in ("script", "style") or ("class", "raw") in attrs
+        self.open.append((tag, folded))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not any(folded for _, folded in self.open):
+            self.lines.append(data)
+
+
+def texts_of(known: Advised) -> Iterator[str]:
+    """All that is said of a job; the warnings of the analysis are not ours."""
+    advice = known.advice
+    width = 10_000  # no line is broken
+    yield from (line.plain for line in diagnosis_lines(known.result, advice, width, 2.0))
+    quiet = replace(known.result, warnings=())
+    for line in screen(quiet, 132, colour=False, advice=advice):
+        yield line.plain
+    yield from Visible(page_of(replace(known, result=quiet))).lines
+    yield headline(known.result, advice.diagnosis, every_remedy(known))
+    yield from details(known.result, advice.diagnosis, every_remedy(known))
+
+
+def test_the_jobs_have_every_cause_and_every_remedy():
+    known = [job(name) for name in JOBS]
+    causes = {f.cause for each in known for f in each.advice.diagnosis.findings}
+    ids = {f.id for each in known for f in each.advice.diagnosis.findings}
+    assert causes == set(CAUSES)
+    assert {"trend", "change-point", "odd-steps", "two-modes"} <= ids
+    names = {remedy.remedy for each in known for remedy in every_remedy(each)}
+    assert names == {kind.name for kind in REMEDIES}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_nothing_raw_is_seen(name):
+    for text in texts_of(job(name)):
+        found = RAW.search(text) or ODD_UNIT.search(text)
+        assert found is None, (found, text)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_finding_and_remedy_has_phrases_with_its_numbers(name):
+    known = job(name)
+    for finding in known.advice.diagnosis.findings:
+        text = "; ".join(evidence_phrases(finding))
+        assert text or finding.cause == "unexplained"
+        for key, value in finding.evidence.items():
+            if key.endswith("_s") and isinstance(value, float):
+                assert seconds(value) in text, key
+    for remedy in every_remedy(known):
+        text = "; ".join(change_phrases(remedy))
+        assert text
+        for key, value in remedy.change.items():
+            if key.endswith("_s") and isinstance(value, float):
+                assert seconds(value) in text, key
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_headline_is_short_and_says_what_the_details_measure(name):
+    known = job(name)
+    text = headline(known.result, known.advice.diagnosis, every_remedy(known))
+    assert len(text) <= MAX_LENGTH
+    below = details(known.result, known.advice.diagnosis, every_remedy(known))
+    findings = [f for f in known.advice.diagnosis.findings if f.cause != "unexplained"]
+    assert bool(below) == bool(findings)
+    if findings:
+        assert confidence_text(findings[0].confidence) in below[0].lower()
+
+
+@pytest.mark.parametrize("cause", EXTREMES)
+@pytest.mark.parametrize("straggling", [True, False])
+def test_extreme_numbers_stay_short_and_readable(cause, straggling):
+    known, finding, remedy = extreme(cause, straggling=straggling)
+    text = headline(known.result, known.advice.diagnosis, [remedy])
+    assert len(text) <= MAX_LENGTH
+    for phrase in (*evidence_phrases(finding), text):
+        assert RAW.search(phrase) is None, phrase
+        assert ODD_UNIT.search(phrase) is None, phrase
+        assert len(phrase) < 250
+
+
+def test_seconds_have_the_unit_that_reads_well():
+    cases = {
+        7301.4: "7,301 s",
+        2.6: "2.600 s",
+        0.9999: "0.9999 s",
+        0.0203: "20.3 ms",
+        1.23e-5: "12.3 µs",
+        5e-9: "5.00 ns",
+        0.0: "0 s",
+        -0.0181: "−18.1 ms",
+        float("nan"): "–",
+    }
+    assert {value: seconds(value) for value in cases} == cases
+
+
+def test_other_numbers_read_well():
+    assert (times(1.8), times(59.94), times(1234.5)) == ("1.80 times", "59.9 times", "1,234 times")
+    assert (percent(131.031), percent(float("inf"))) == ("13,103.1%", "–")
+    assert (quantity(11_008), quantity(0.12345)) == ("11,008", "0.1235")
+    assert (count(1, "step"), count(1024, "microbatch", "microbatches")) == (
+        "1 step",
+        "1,024 microbatches",
+    )
+    assert several(["a", "b", "c"], 2) == "a, b and 1 more"
+
+
+def test_confidence_in_words_never_rounds_up_to_a_better_word():
+    said = {
+        1.0: "nearly certain (over 99%)",
+        0.9961: "nearly certain (over 99%)",
+        0.9899: "very likely (98%)",
+        0.9: "very likely (90%)",
+        0.8999: "likely (89%)",
+        0.7: "likely (70%)",
+        0.6: "possible (60%)",
+        0.29: "a guess (29%)",
+    }
+    assert {value: confidence_text(value) for value in said} == said
+    assert [hedge(value) for value in (0.95, 0.8, 0.6, 0.1)] == [
+        "", "likely ", "possibly ", "perhaps "
+    ]  # fmt: skip
+
+
+def test_a_doubtful_cause_is_no_certainty_in_the_headline():
+    known = job("most of a stage")
+    text = headline(known.result, known.advice.diagnosis, every_remedy(known))
+    assert ": possibly 6 workers are slow" in text
+
+
+def test_the_other_reading_stands_beside_the_finding_with_both_gains():
+    known = job("most of a stage")
+    finding = known.advice.diagnosis.findings[0]
+    assert finding.alternative == "stage-imbalance"
+    remedies = list(every_remedy(known))
+    gain = percent(max(r.gain for r in remedies if finding.id in r.findings))
+    reading = other_reading(finding, remedies)
+    assert reading.startswith(
+        f"or: {finding.ambiguous}. Read as worker fault: replace worker gains"
+    )
+    assert gain in reading
+    assert reading.endswith("read as stage imbalance: no gain is predicted")
+    split = replace(
+        remedies[0], remedy="stage-layout", findings=(), gain=0.123, change={"bound": 1}
+    )
+    both = other_reading(finding, [*remedies, split])
+    assert both.endswith("read as stage imbalance: stage layout gains at most 12.3%")
+    flowing = " ".join(" ".join(texts_of(known)).split())
+    assert flowing.count(reading) >= 2  # terminal; in the page its first letter is large
+    assert reading.replace("or:", "Or:") in flowing
+    assert other_reading(replace(finding, ambiguous=""), remedies) is None
+
+
+def test_a_small_finding_of_a_healthy_job_is_shown_as_small():
+    known = job("small")
+    assert is_healthy(known.result, known.advice.diagnosis)
+    finding = known.advice.diagnosis.findings[0]
+    assert headline(known.result, known.advice.diagnosis, ()).startswith("Healthy, within")
+    page = page_of(known)
+    assert f"Small: {finding.text}" in page
+    assert 'id="remedy-1"' in page
+    assert 'id="fig-' not in page
+    plain = [line.plain for line in diagnosis_lines(known.result, known.advice, 120)]
+    assert any(line.startswith("Healthy, within") for line in plain)
+    assert f"  small: {finding.text}" in plain
+    lines = [line.plain for line in screen(known.result, 120, colour=False, advice=known.advice)]
+    start = f"{finding.share_of_step:6.1%} of the step small: {finding.text}"
+    assert any(line.startswith(start) for line in lines)
+
+
+def test_both_slowdowns_are_shown_where_the_references_differ():
+    known = job("two references")
+    assert known.result.slow_mode_shares
+    paper = f"{known.result.slowdown_paper:.3f} by the paper's reference"
+    shown = " ".join(texts_of(known))
+    assert shown.count(paper) == 3  # diagnose, analyze, page
+    alike = job("worker")
+    assert "by the paper's reference" not in " ".join(texts_of(alike))
+
+
+def test_terminal_remedies_keep_the_name_that_the_command_takes():
+    remedy = job("late member").advice.remedies[0]
+    assert "fix-nic" in remedy_lines(remedy, 100)[0].plain
+    assert remedy_name("fix-nic") == "Fix NIC"
+
+
+def test_a_stage_is_compared_with_the_others():
+    finding = Finding(
+        "stage-imbalance", "stage-imbalance", "x", 0.9, 0.2, (0.8, 1.0), 1.0,
+        {"stage": 1}, {"loads_s": [0.4, 0.6]},
+    )  # fmt: skip
+    assert evidence_phrases(finding)[0] == "stage 1 takes 1.50 times the other stage"
+    four = replace(finding, evidence={"loads_s": [0.4, 0.8, 0.5, 0.3]})
+    assert evidence_phrases(four)[0] == "stage 1 takes 2.00 times the median of the other stages"
+
+
+def test_evidence_and_changes_say_what_they_mean():
+    known = job("sequences")
+    (balance,) = known.advice.remedies
+    total = balance.change["moves"]
+    moved = round(balance.change["moved_between_ranks"] * total)
+    assert f"moves {moved:,} of {total:,} sequences (" in change_phrases(balance)[0]
+    (late, *_) = job("late member").advice.diagnosis.findings
+    assert f"it ends {seconds(late.evidence['late_s'])} late" in evidence_phrases(late)[0]
+    (layout, *_) = job("stage with layers").advice.remedies
+    assert change_phrases(layout)[0] == "layers by stage: 11, 10, 10, 5; now 9, 9, 9, 9"
