@@ -174,14 +174,14 @@ def test_half_a_surrogate_pair_is_written_all_the_same():
     assert "job ?" in page(replace(result, job=replace(result.job, name="job \ud800")), *rest)
 
 
-def test_a_healthy_job_gets_its_numbers_and_no_more():
+def test_a_healthy_job_is_said_to_be_so_and_shows_where_its_time_goes():
     result, diagnosis, fall, measured = analysed(SynthSpec(dp=2, pp=2, microbatches=4, steps=3))
     assert is_healthy(result, diagnosis)
     text = page(result, diagnosis, fall, measured)
     assert "Healthy, within what these traces can show" in text
     assert f"{result.slowdown:.3f}" in text
-    assert 'id="fig-' not in text
-    assert data_of(text) is None
+    assert "No cause was found" in text
+    assert data_of(text)["timeline"]
 
 
 def test_a_job_without_findings_or_remedies_has_a_report():

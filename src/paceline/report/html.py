@@ -105,9 +105,8 @@ def _write(file: BinaryIO, content: bytes) -> None:
 
 
 def _page(report: _Report) -> str:
-    """The page; a healthy job's has no figures, and findings only where there are small ones."""
+    """The page."""
     result, diagnosis = report.result, report.diagnosis
-    healthy = is_healthy(result, diagnosis)
     script = "\n".join(_static(name) for name in SCRIPTS)
     return Template(_static("page.html")).substitute(
         title=escaped(_title(result)),
@@ -116,16 +115,16 @@ def _page(report: _Report) -> str:
         job=_job_line(result),
         headline=foreign(headline(result, diagnosis, report.remedies)),
         details=details_html(details(result, diagnosis, report.remedies)),
-        mood="healthy" if healthy else "slow",
+        mood="healthy" if is_healthy(result, diagnosis) else "slow",
         doubt=_doubt(result),
         numbers=key_numbers(result, diagnosis, report.gpu_hour_cost),
-        nav="" if healthy else _static("nav.html"),
-        answers="" if healthy and not diagnosis.findings else _answers(report),
-        figures="" if healthy else _figures(report),
+        nav=_static("nav.html"),
+        answers=_answers(report),
+        figures=_figures(report),
         definitions=_static("definitions.html"),
         warnings=_warnings(result),
         version=escaped(_version()),
-        data=safe_json(None if healthy else _data(report)),
+        data=safe_json(_data(report)),
         script=script,
     )
 

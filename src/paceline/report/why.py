@@ -26,9 +26,7 @@ ARCHITECTURE = "changes of the job's architecture"
 def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
     """Findings and the best remedies, a few lines for the screen of ``analyze``."""
     findings = [f for f in advice.diagnosis.findings if f.cause != "unexplained"][:most]
-    if not findings:
-        return []
-    lines = [_title("why", "what each cause costs, and how likely it is")]
+    lines = [_title("why", "what each cause costs, and how likely it is")] if findings else []
     for finding in findings:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
         lines += _entry(_share(finding), text, width)
@@ -36,9 +34,10 @@ def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
             lines += wrapped(f"       {reading}", width, indent=" " * 7, style="dim")
     for name, about, remedies in (
         ("what to do", "share of the step time that each remedy would save", advice.remedies),
-        (ARCHITECTURE, "they answer none of these causes", advice.architecture),
+        (ARCHITECTURE, "they answer no finding", advice.architecture),
     ):
-        lines += [Text(""), _title(name, about)] if remedies else []
+        lines += [Text("")] if remedies and lines else []
+        lines += [_title(name, about)] if remedies else []
         for remedy in remedies[:most]:
             lines += _entry(f"{remedy.gain:6.1%}", remedy.text, width)
     return lines + _hint_lines(advice, width)
@@ -85,13 +84,11 @@ def diagnosis_lines(
     )
     lines = [*wrapped(head, width, style="bold"), Text("")]
     if is_healthy(result, advice.diagnosis):
-        lines += wrapped(HEALTHY_TEXT, width)
-        if not advice.diagnosis.findings:
-            return lines
-        lines.append(Text(""))
+        lines += [*wrapped(HEALTHY_TEXT, width), Text("")]
     for finding in advice.diagnosis.findings:
         lines += _finding_lines(finding, advice.remedies, width)
-    lines += [Text(""), *_remedy_lines(advice, width), Text("")]
+    lines += [Text("")] if advice.diagnosis.findings else []
+    lines += [*_remedy_lines(advice, width), Text("")]
     return lines + _fall_lines(result, advice.fall, gpu_hour_cost)
 
 
@@ -156,13 +153,14 @@ def _remedy_lines(advice: Advice, width: int) -> list[Text]:
         lines += remedy_lines(remedy, width)
     lines += _hint_lines(advice, width)
     if advice.architecture:
-        lines += [Text(""), _title(ARCHITECTURE, "they answer none of the causes above")]
+        lines += [Text(""), _title(ARCHITECTURE, "they answer no finding")]
     for remedy in advice.architecture:
         lines += remedy_lines(remedy, width)
     if refused := advice.not_applicable:
         lines += [Text(""), Text("not applicable", style="dim")]
-        for name, reason in refused.items():
-            lines += wrapped(f"  {name}: {reason}", width, indent="    ", style="dim")
+        for reason in dict.fromkeys(refused.values()):
+            names = ", ".join(name for name, why in refused.items() if why == reason)
+            lines += wrapped(f"  {names}: {reason}", width, indent="    ", style="dim")
     return lines
 
 
