@@ -206,7 +206,6 @@ def test_a_small_finding_of_a_healthy_job_is_shown_as_small():
     page = page_of(known)
     assert f"Small: {finding.text}" in page
     assert 'id="remedy-1"' in page
-    assert 'id="fig-' not in page
     plain = [line.plain for line in diagnosis_lines(known.result, known.advice, 120)]
     assert any(line.startswith("Healthy, within") for line in plain)
     assert f"  small: {finding.text}" in plain
