@@ -92,7 +92,7 @@ def test_what_is_alone_is_not_compared() -> None:
     assert "dp,stage" not in text
     assert "workers:" not in text
     assert "worst steps" not in text
-    assert "on 1 GPUs · step 0" in text
+    assert "on 1 GPU · step 0" in text
 
 
 def test_left_out_steps_and_clamped_times_are_counted(slow: WhatIf) -> None:

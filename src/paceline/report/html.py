@@ -6,12 +6,8 @@ drawn by the scripts in ``page/static`` from numbers that the page holds as JSON
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from string import Template
 from types import MappingProxyType
 from typing import BinaryIO
@@ -25,6 +21,7 @@ from paceline.report.page.drawn import timeline_data
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import Hosts, blamed, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
+from paceline.report.page.frame import content_policy, job_line, paceline_version, static
 from paceline.report.page.markup import escaped, foreign
 from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
@@ -107,23 +104,23 @@ def _write(file: BinaryIO, content: bytes) -> None:
 def _page(report: _Report) -> str:
     """The page."""
     result, diagnosis = report.result, report.diagnosis
-    script = "\n".join(_static(name) for name in SCRIPTS)
-    return Template(_static("page.html")).substitute(
+    script = "\n".join(static(name) for name in SCRIPTS)
+    return Template(static("page.html")).substitute(
         title=escaped(_title(result)),
-        policy=escaped(_policy(script)),
-        style=_static("page.css"),
-        job=_job_line(result),
+        policy=escaped(content_policy(script)),
+        style=static("page.css"),
+        job=job_line(result),
         headline=foreign(headline(result, diagnosis, report.remedies)),
         details=details_html(details(result, diagnosis, report.remedies)),
         mood="healthy" if is_healthy(result, diagnosis) else "slow",
         doubt=_doubt(result),
         numbers=key_numbers(result, diagnosis, report.gpu_hour_cost),
-        nav=_static("nav.html"),
+        nav=static("nav.html"),
         answers=_answers(report),
         figures=_figures(report),
-        definitions=_static("definitions.html"),
+        definitions=static("definitions.html"),
         warnings=_warnings(result),
-        version=escaped(_version()),
+        version=escaped(paceline_version()),
         data=safe_json(_data(report)),
         script=script,
     )
@@ -141,7 +138,7 @@ def _data(report: _Report) -> dict[str, object]:
 def _answers(report: _Report) -> str:
     """Findings and remedies: what a reader acts on."""
     findings = report.diagnosis.findings
-    return Template(_static("answers.html")).substitute(
+    return Template(static("answers.html")).substitute(
         findings=findings_html(report.diagnosis, report.remedies, report.hosts),
         remedies=remedies_html(report.remedies, findings, report.not_applicable),
     )
@@ -153,7 +150,7 @@ def _figures(report: _Report) -> str:
     stages = {f"stage {stage}": s for stage, s in result.by_stage.items()}
     kinds = dict(sorted(result.by_kind.items(), key=lambda item: -item[1]))
     few = result.by_worker.shape[1] <= FEW
-    return Template(_static("figures.html")).substitute(
+    return Template(static("figures.html")).substitute(
         heatmaps="columns" if few else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
@@ -163,34 +160,8 @@ def _figures(report: _Report) -> str:
     )
 
 
-def _static(name: str) -> str:
-    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
-
-
-def _policy(script: str) -> str:
-    """Nothing may be fetched, and no script but ours may run, whatever the page holds."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
 def _title(result: WhatIf) -> str:
     return f"{result.job.name or 'Training job'} · Paceline"
-
-
-def _job_line(result: WhatIf) -> str:
-    job, steps = result.job, result.steps.tolist()
-    degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
-    for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
-        degrees += [f"{name} {size}"] if size > 1 else []
-    which = (
-        f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    )
-    gpus = "GPU" if job.world_size == 1 else "GPUs"
-    name = f"<b>{foreign(job.name)}</b> · " if job.name else ""
-    return f"{name}{' × '.join(degrees)} on {job.world_size:,} {gpus} · {which}"
 
 
 def _doubt(result: WhatIf) -> str:
@@ -203,13 +174,6 @@ def _doubt(result: WhatIf) -> str:
         "trace (over 5%): time passes that the operations do not explain. See launch delays, and "
         'the <a href="#warnings">warnings</a>.</p>'
     )
-
-
-def _version() -> str:
-    try:
-        return version("paceline")
-    except PackageNotFoundError:  # run from the source tree
-        return "(not installed)"
 
 
 def _perfetto(name: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any, BinaryIO
@@ -15,8 +14,8 @@ from rich.text import Text
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.plan.search import SearchResult, pareto
-from paceline.report.html import _policy, _version
 from paceline.report.layout import wrapped
+from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escaped, foreign, table
 from paceline.report.page.pack import rounded, safe_json
 
@@ -204,13 +203,13 @@ def _write(file: BinaryIO, content: bytes) -> None:
 
 def page_writer(result: SearchResult, top: int) -> Writer:
     """What writes ``report.html``: one file that fetches nothing, like that of ``analyze``."""
-    script = "\n".join(_static(name) for name in _SCRIPTS)
+    script = "\n".join(static(name) for name in _SCRIPTS)
     head = columns(result)
     best = range(min(top, len(result)))
-    page = Template(_static("search.html")).substitute(
+    page = Template(static("search.html")).substitute(
         title=escaped(f"Plans for {result.llm.name} · Paceline"),
-        policy=escaped(_policy(script)),
-        style=_static("page.css"),
+        policy=escaped(content_policy(script)),
+        style=static("page.css"),
         job=foreign(describe(result)),
         headline=_headline(result),
         numbers=_numbers(result),
@@ -219,16 +218,12 @@ def page_writer(result: SearchResult, top: int) -> Writer:
         pruned=table(("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escaped(_price(result)),
-        version=escaped(_version()),
+        version=escaped(paceline_version()),
         data=safe_json(_points(result)),
         script=script,
     )
     content = page.encode("utf-8", "replace")
     return lambda file: _write(file, content)
-
-
-def _static(name: str) -> str:
-    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
 
 
 def _headline(result: SearchResult) -> str:

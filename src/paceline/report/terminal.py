@@ -13,6 +13,7 @@ from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
 from paceline.report.why import why_lines
+from paceline.report.words.job import size_and_steps
 from paceline.report.words.slowdown import by_paper
 from paceline.units import seconds
 from paceline.whatif import WhatIf
@@ -114,16 +115,8 @@ def _beyond_lines(result: WhatIf, advice: Advice, width: int) -> list[Text]:
 
 
 def _job_line(result: WhatIf) -> str:
-    job = result.job
-    degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
-    for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
-        degrees += [f"{name} {size}"] if size > 1 else []
-    steps = result.steps.tolist()
-    which = (
-        f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
-    )
-    name = f"{job.name}: " if job.name else ""
-    return f"{name}{' × '.join(degrees)} on {job.world_size:,} GPUs · {which}"
+    name = f"{result.job.name}: " if result.job.name else ""
+    return f"{name}{size_and_steps(result)}"
 
 
 def _verdict(result: WhatIf, width: int) -> list[Text]:

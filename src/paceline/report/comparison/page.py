@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from string import Template
 from typing import BinaryIO
 
@@ -11,7 +10,7 @@ from paceline.files import Writer
 from paceline.report.comparison import words
 from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
 from paceline.report.comparison.terminal import warnings_of
-from paceline.report.html import _job_line, _policy, _version
+from paceline.report.page.frame import content_policy, job_line, paceline_version, static
 from paceline.report.page.markup import bar, escaped, foreign, table
 
 _MOST = 20  # rows of workers and hosts
@@ -31,13 +30,13 @@ def page_writer(comparison: Comparison) -> Writer:
 
 
 def _page(comparison: Comparison) -> str:
-    script = "\n".join(_static(name) for name in _SCRIPTS)
+    script = "\n".join(static(name) for name in _SCRIPTS)
     sections = tables(comparison, _MOST)
     scale = _scale([row for section in sections for row in section.rows])
-    return Template(_static("comparison.html")).substitute(
+    return Template(static("comparison.html")).substitute(
         title=escaped(f"{_name(comparison)} · Paceline"),
-        policy=escaped(_policy(script)),
-        style=_static("page.css"),
+        policy=escaped(content_policy(script)),
+        style=static("page.css"),
         name=foreign(_name(comparison)),
         headline=escaped(words.verdict(comparison)),
         mood=_MOODS.get(comparison.verdict, "same"),
@@ -53,13 +52,9 @@ def _page(comparison: Comparison) -> str:
             _warnings(side, when)
             for side, when in ((comparison.before, "Before"), (comparison.after, "After"))
         ),
-        version=escaped(_version()),
+        version=escaped(paceline_version()),
         script=script,
     )
-
-
-def _static(name: str) -> str:
-    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
 
 
 def _name(comparison: Comparison) -> str:
@@ -149,7 +144,7 @@ def _numbers(comparison: Comparison) -> str:
 
 def _job(side: Side, when: str) -> str:
     name = f": {foreign(side.name)}" if side.name else ""
-    return f"<div><dt>{when}{name}</dt><dd>{_job_line(side.result)}</dd></div>"
+    return f"<div><dt>{when}{name}</dt><dd>{job_line(side.result)}</dd></div>"
 
 
 def _warnings(side: Side, when: str) -> str:

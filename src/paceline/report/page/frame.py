@@ -1,0 +1,40 @@
+"""What all pages have: static files, the policy of their content, the job's line, the version."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+
+from paceline.report.page.markup import foreign
+from paceline.report.words.job import size_and_steps
+from paceline.whatif import WhatIf
+
+
+def static(name: str) -> str:
+    """A file of ``page/static``."""
+    return (files("paceline.report") / "page" / "static" / name).read_text(encoding="utf-8")
+
+
+def content_policy(script: str) -> str:
+    """Nothing may be fetched, and no script but ours may run, whatever the page holds."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def job_line(result: WhatIf) -> str:
+    """The job's name, size and steps."""
+    name = f"<b>{foreign(result.job.name)}</b> · " if result.job.name else ""
+    return f"{name}{size_and_steps(result)}"
+
+
+def paceline_version() -> str:
+    """The version that makes the page."""
+    try:
+        return version("paceline")
+    except PackageNotFoundError:  # run from the source tree
+        return "(not installed)"

@@ -1,0 +1,18 @@
+"""The job and its steps in a line."""
+
+from __future__ import annotations
+
+from paceline.units import count
+from paceline.whatif import WhatIf
+
+
+def size_and_steps(result: WhatIf) -> str:
+    """``dp 4 × pp 2 on 8 GPUs · 10 steps, 0 to 9``."""
+    job, steps = result.job, result.steps.tolist()
+    degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
+    for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
+        degrees += [f"{name} {size}"] if size > 1 else []
+    which = (
+        f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    )
+    return f"{' × '.join(degrees)} on {count(job.world_size, 'GPU')} · {which}"
