@@ -33,6 +33,7 @@ LAYERS = (
         "mitigate",
         "record",
         "fleet",
+        "results",
         "report",
     ),
     *("plot", "monitor", "demo", "cli"),

@@ -14,10 +14,10 @@ from paceline.remedies import REMEDIES
 from paceline.report.headline import MAX_LENGTH, details, headline, is_healthy
 from paceline.report.terminal import screen
 from paceline.report.why import diagnosis_lines, remedy_lines
-from paceline.report.words.changes import change_phrases
-from paceline.report.words.evidence import evidence_phrases
-from paceline.report.words.names import confidence_text, hedge, remedy_name
-from paceline.report.words.readings import other_reading
+from paceline.results.words.changes import change_phrases
+from paceline.results.words.evidence import evidence_phrases
+from paceline.results.words.names import confidence_text, hedge, remedy_name
+from paceline.results.words.readings import other_reading
 from paceline.units import count, percent, quantity, seconds, several, times
 
 #: What no reader should see: keys, exponents, the repr of a container or of nothing.

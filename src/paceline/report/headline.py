@@ -11,8 +11,8 @@ from textwrap import shorten
 
 from paceline.diagnose import Diagnosis, Finding
 from paceline.remedies import Remedy
-from paceline.report.words.names import confidence_text, hedge, hosts, link, worker
-from paceline.report.words.readings import other_reading
+from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
+from paceline.results.words.readings import other_reading
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 

@@ -13,8 +13,8 @@ from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
 from paceline.report.why import why_lines
-from paceline.report.words.job import size_and_steps
-from paceline.report.words.slowdown import by_paper
+from paceline.results.words.job import size_and_steps
+from paceline.results.words.slowdown import by_paper
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 

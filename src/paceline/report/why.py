@@ -10,11 +10,11 @@ from paceline.diagnose import Finding, Waterfall
 from paceline.remedies import Advice, Remedy
 from paceline.report.headline import HEALTHY, is_healthy, is_small
 from paceline.report.layout import wrapped
-from paceline.report.words.changes import change_phrases
-from paceline.report.words.evidence import evidence_phrases
-from paceline.report.words.names import cause_name, confidence_text, drop_name
-from paceline.report.words.readings import other_reading
-from paceline.report.words.slowdown import by_paper
+from paceline.results.words.changes import change_phrases
+from paceline.results.words.evidence import evidence_phrases
+from paceline.results.words.names import cause_name, confidence_text, drop_name
+from paceline.results.words.readings import other_reading
+from paceline.results.words.slowdown import by_paper
 from paceline.units import percent, seconds
 from paceline.whatif import WhatIf
 

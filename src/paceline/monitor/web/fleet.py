@@ -12,7 +12,7 @@ from typing import Any
 from paceline.monitor.store.queries import Week
 from paceline.monitor.web.charts import Spec, cdf_chart, scatter_chart, share_bar, stacked_bar
 from paceline.monitor.web.templating import cause
-from paceline.report.words.names import CAUSES
+from paceline.results.words.names import CAUSES
 
 Row = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 from paceline import units
 from paceline.monitor.web.assets import static
 from paceline.report.page.pack import safe_json
-from paceline.report.words.names import CAUSES
+from paceline.results.words.names import CAUSES
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.comparison import Change, Comparison, WorkerChange
 from paceline.comparison.parts import DELAY, DELAY_AT_START
-from paceline.report.words.names import CAUSES, OTHERS
+from paceline.results.words.names import CAUSES, OTHERS
 from paceline.units import percent, seconds
 
 Form = Callable[[float], str]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.diagnose import Diagnosis, Waterfall
 from paceline.report.page.markup import bar, escaped, foreign, table
-from paceline.report.words.names import OTHERS, cause_name
-from paceline.report.words.slowdown import by_paper
+from paceline.results.words.names import OTHERS, cause_name
+from paceline.results.words.slowdown import by_paper
 from paceline.units import percent, seconds
 from paceline.whatif import WhatIf
 

@@ -10,10 +10,10 @@ from paceline.remedies import Remedy
 from paceline.report.headline import is_small
 from paceline.report.page.figures import Hosts, host_name
 from paceline.report.page.markup import bar, escaped, foreign, pairs
-from paceline.report.words.changes import change_phrases
-from paceline.report.words.evidence import evidence_phrases
-from paceline.report.words.names import cause_name, confidence_text, remedy_name
-from paceline.report.words.readings import other_reading
+from paceline.results.words.changes import change_phrases
+from paceline.results.words.evidence import evidence_phrases
+from paceline.results.words.names import cause_name, confidence_text, remedy_name
+from paceline.results.words.readings import other_reading
 from paceline.units import percent, seconds
 
 _MAX_WORKERS = 12

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 from paceline.report.page.markup import foreign
-from paceline.report.words.job import size_and_steps
+from paceline.results.words.job import size_and_steps
 from paceline.whatif import WhatIf
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from paceline.diagnose import Finding
-from paceline.report.words.names import link, worker
+from paceline.results.words.names import link, worker
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.

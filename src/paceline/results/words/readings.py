@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.diagnose import Finding
 from paceline.remedies import REMEDIES, Remedy
-from paceline.report.words.names import cause_name, remedy_name
+from paceline.results.words.names import cause_name, remedy_name
 from paceline.units import percent
 
 

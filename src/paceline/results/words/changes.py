@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.remedies import Remedy
-from paceline.report.words.names import link, worker, workers
+from paceline.results.words.names import link, worker, workers
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
