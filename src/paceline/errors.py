@@ -15,6 +15,7 @@
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
     ├── DemoError           the demo's training job on this machine failed
     ├── MonitorError        the service's store, configuration or a request to it is wrong
+    ├── ResultError         a result document lacks a field, or has one of another form
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
 Every message says what is wrong, where, and what to do about it.
@@ -61,6 +62,14 @@ class ComparisonError(PacelineError):
     def __init__(self, message: str, disagreements: tuple[tuple[str, str, str], ...] = ()) -> None:
         super().__init__(message)
         self.disagreements = disagreements
+
+
+class ResultError(PacelineError):
+    """A result document cannot be read: ``field`` is the path of the bad field, if it is one."""
+
+    def __init__(self, problem: str, field: str = "") -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.problem, self.field = problem, field
 
 
 class ModelError(PacelineError):

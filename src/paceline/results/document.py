@@ -1,0 +1,259 @@
+"""The finished report of a job: all that terminal, page and monitor show, and how JSON holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose import Diagnosis, Finding, Waterfall
+from paceline.errors import ResultError
+from paceline.plan.expect import Expectation
+from paceline.remedies import Advice, Remedy
+from paceline.results.forms import mapping_of
+from paceline.results.from_analysis import (
+    answers_of,
+    host_of,
+    modes_of,
+    numbers_of,
+    tables_of,
+)
+from paceline.results.keys import KEYS, Clocks, Hosts, StepModes, StepTimes, WarningDetail
+from paceline.results.path import PathSummary
+from paceline.results.record import needed_fields, read_values, same, write_record
+from paceline.results.sentence import Warning
+from paceline.trace import Job
+from paceline.whatif import LaunchDelay, WhatIf
+
+Array = npt.NDArray[np.float64]
+
+#: Version of the document. Later ones add keys; none changes its meaning.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, eq=False)
+class JobReport:
+    """The report of a job, complete: whoever draws it needs nothing else, and computes nothing.
+
+    The numbers are those of :class:`paceline.whatif.WhatIf`, under the same names where both have
+    them; ``docs/result-json.md`` says what they mean. What a document may lack has a default.
+
+    Attributes:
+        job, steps: the job's degrees, and the numbers of the steps analysed.
+        slowdown, waste, discrepancy, launch_slowdown: of the what-if analysis.
+        step_time_s: traced, simulated and ideal.
+        by_step, by_kind, by_stage, by_replica, by_worker: S of each part; by_worker is [pp, dp].
+        by_kind_by_step, by_stage_by_step, by_replica_by_step: step -> part -> S.
+        by_worker_by_step: step -> [pp, dp]; None where only stages and replicas are kept.
+        warnings: what to know before trusting the numbers.
+        microbatches: [dp] of each replica; empty where they are not known.
+        findings: None where the analysis went without a diagnosis.
+        waterfall, remedies, architecture, not_applicable, hints: of the diagnosis.
+        expected: the model of the job beside it.
+        hosts: where workers run; empty where that is not known.
+    """
+
+    job: Job
+    steps: tuple[int, ...]
+    slowdown: float
+    slowdown_paper: float
+    waste: float
+    discrepancy: float
+    step_time_s: StepTimes
+    by_step: Mapping[int, float]
+    by_kind: Mapping[str, float]
+    by_stage: Mapping[int, float]
+    by_worker: Array
+    by_stage_by_step: Mapping[int, Mapping[int, float]]
+    by_replica_by_step: Mapping[int, Mapping[int, float]]
+    slow_mode_shares: Mapping[str, float] = field(default_factory=dict)
+    launch_slowdown: float = 1.0
+    by_replica: Mapping[int, float] = field(default_factory=dict)
+    by_kind_by_step: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    slowest_workers: tuple[tuple[int, int, float], ...] = ()
+    m_w: float | None = None
+    m_w_paper: float | None = None
+    m_s: float | None = None
+    m_w_only: float | None = None
+    m_s_only: float | None = None
+    replay_error: float | None = None
+    launch_delay: LaunchDelay | None = None
+    critical_path: PathSummary | None = None
+    clamped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    clock_offsets_s: Clocks | None = None
+    step_modes: StepModes | None = None
+    not_judged: tuple[str, ...] = ()
+    left_out_steps: Mapping[int, str] = field(default_factory=dict)
+    warnings: tuple[Warning, ...] = ()
+    microbatches: tuple[int, ...] = ()
+    by_worker_by_step: Mapping[int, Array] | None = None
+    expected: Expectation | None = None
+    slowdown_interval: tuple[float, float] | None = None
+    findings: tuple[Finding, ...] | None = None
+    waterfall: Waterfall | None = None
+    remedies: tuple[Remedy, ...] = ()
+    architecture: tuple[Remedy, ...] = ()
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+    hosts: Hosts = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        result: WhatIf,
+        advice: Advice | None = None,
+        *,
+        expectation: Expectation | None = None,
+        hosts: Mapping[tuple[int, int], str | tuple[str, str]] | None = None,
+        per_step_workers: bool = False,
+    ) -> JobReport:
+        """The report of a finished analysis.
+
+        Args:
+            result: the what-if analysis.
+            advice: its diagnosis and remedies, if there is one.
+            expectation: the model of the job beside it.
+            hosts: (dp, pp) -> host or (host, gpu), where they are known.
+            per_step_workers: keep the slowdown of every worker in every step.
+        """
+        return cls(
+            **numbers_of(result),
+            **tables_of(result, per_step_workers=per_step_workers),
+            **({} if advice is None else answers_of(advice)),
+            expected=expectation,
+            hosts={place: host_of(name) for place, name in (hosts or {}).items()},
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON knows it; ``docs/result-json.md`` lists the keys."""
+        return {"schema": SCHEMA, **write_record(self, KEYS)}
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> JobReport:
+        """The report that a document holds, be it of this version or of one before.
+
+        Raises:
+            ResultError: a field is missing or has another form; the message names it.
+        """
+        _check_version(mapping)
+        values = read_values(KEYS, mapping, needed_fields(cls) - {"slowdown_paper"})
+        values.setdefault("slowdown_paper", values["slowdown"])
+        values["warnings"] = _warnings(
+            values.pop("warning_texts", ()), values.pop("warning_details", ())
+        )
+        report = cls(**values)
+        _check_shapes(report)
+        if "step_modes" in values:
+            return report
+        return replace(report, step_modes=modes_of(report.steps, report.traced_s))
+
+    def __eq__(self, other: object) -> bool:
+        return same(self, other) if isinstance(other, JobReport) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that holds arrays
+
+    @property
+    def every_remedy(self) -> tuple[Remedy, ...]:
+        """The remedies, then changes of the architecture."""
+        return (*self.remedies, *self.architecture)
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The findings, with the interval of S; none where there was no diagnosis."""
+        return Diagnosis(self.findings or (), self.slowdown_interval or (math.nan, math.nan))
+
+    @cached_property
+    def traced_s(self) -> Array:
+        """[step] seconds."""
+        return _column(self.step_time_s.traced)
+
+    @cached_property
+    def simulated_s(self) -> Array:
+        """[step] seconds."""
+        return _column(self.step_time_s.simulated)
+
+    @cached_property
+    def ideal_s(self) -> Array:
+        """[step] seconds."""
+        return _column(self.step_time_s.ideal)
+
+    @cached_property
+    def workers_by_step(self) -> Array:
+        """[step, pp, dp] S; where only stages and replicas are kept, the smaller of the two.
+
+        That is the what-if paper's own approximation (section 5.1).
+        """
+        if self.by_worker_by_step is not None:
+            return np.stack(list(self.by_worker_by_step.values()))
+        stages, replicas = (
+            np.array([list(row.values()) for row in rows.values()], dtype=np.float64)
+            for rows in (self.by_stage_by_step, self.by_replica_by_step)
+        )
+        return np.minimum(stages[:, :, None], replicas[:, None, :])
+
+    @property
+    def straggling(self) -> bool:
+        """Whether stragglers cost enough to look for causes."""
+        return self.slowdown >= WhatIf.HEALTHY_BELOW
+
+    @property
+    def healthy(self) -> bool:
+        """Whether stragglers cost next to nothing, as far as the reference and the steps say so."""
+        judged = self.slowdown >= WhatIf.REFERENCE_FAILS_BELOW and self.step_modes is None
+        return judged and not self.straggling
+
+    @property
+    def even(self) -> bool:
+        """Whether all replicas have equally many microbatches, as far as that is known."""
+        return len(set(self.microbatches)) < 2
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether unrecorded delays make the simulation differ from the trace by more than 5%."""
+        return self.discrepancy > WhatIf.DOUBTFUL_ABOVE
+
+    @property
+    def warning_texts(self) -> tuple[str, ...]:
+        """The warnings in words."""
+        return tuple(warning.text for warning in self.warnings)
+
+    @property
+    def warning_details(self) -> tuple[WarningDetail, ...]:
+        """Their codes and numbers, in the same order."""
+        return tuple(WarningDetail(warning.code, warning.numbers) for warning in self.warnings)
+
+
+def _column(times: Mapping[int, float]) -> Array:
+    return np.array(list(times.values()), dtype=np.float64)
+
+
+def _warnings(texts: Sequence[str], details: Sequence[WarningDetail]) -> tuple[Warning, ...]:
+    """The warnings of a document; older ones have the texts alone."""
+    if len(details) != len(texts):
+        return tuple(Warning("", text) for text in texts)
+    pairs = zip(texts, details, strict=True)
+    return tuple(Warning(detail.code, text, detail.numbers) for text, detail in pairs)
+
+
+def _check_version(mapping: Mapping[str, Any]) -> None:
+    version = mapping_of(mapping).get("schema", SCHEMA)
+    if not isinstance(version, int) or version > SCHEMA:
+        raise ResultError(
+            f"is {version!r}, but this version of Paceline reads {SCHEMA}: update it", "schema"
+        )
+
+
+def _check_shapes(report: JobReport) -> None:
+    """Tables have the rows and columns of the job."""
+    shape = (report.job.pp_size, report.job.dp_size)
+    if report.by_worker.shape != shape:
+        raise ResultError(f"must be {shape[0]} x {shape[1]}, as the job is", "by_worker")
+    tables = {"traced": report.traced_s, "simulated": report.simulated_s, "ideal": report.ideal_s}
+    for name, seconds in tables.items():
+        if len(seconds) != len(report.steps):
+            raise ResultError("must have one time for each step", f"step_time_s.{name}")

@@ -1,0 +1,104 @@
+"""Fields of the document, from the results of an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.remedies import Advice
+from paceline.results.answers import plain_finding, plain_remedy
+from paceline.results.keys import Clocks, StepModes, StepTimes
+from paceline.results.path import PathSummary
+from paceline.results.sentence import Warning
+from paceline.whatif import WhatIf
+from paceline.whatif.modes import two_modes
+
+Array = npt.NDArray[np.float64]
+
+
+def numbers_of(result: WhatIf) -> dict[str, Any]:
+    """Fields that are numbers or short lists."""
+    names = (
+        *("job", "slowdown", "slowdown_paper", "waste", "discrepancy", "launch_slowdown"),
+        *("slowest_workers", "m_w", "m_w_paper", "m_s", "m_w_only", "m_s_only", "replay_error"),
+        *("launch_delay", "not_judged"),
+    )
+    clocks, steps = result.clocks, tuple(result.steps.tolist())
+    return {
+        **{name: getattr(result, name) for name in names},
+        "steps": steps,
+        "slow_mode_shares": dict(result.slow_mode_shares),
+        "critical_path": PathSummary.of(result.critical_path),
+        "clamped": {what: dict(counts) for what, counts in result.clamped.items()},
+        "clock_offsets_s": Clocks(clocks.std_s, clocks.corrected, clocks.offset_s.T),
+        "step_modes": modes_of(steps, result.traced_s),
+        "left_out_steps": dict(result.left_out_steps),
+        "warnings": tuple(Warning("", text) for text in result.warnings),
+        "microbatches": tuple(result.microbatches.tolist()),
+    }
+
+
+def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:
+    """Fields by step and by part."""
+    steps = result.steps.tolist()
+    times = (result.traced_s, result.simulated_s, result.ideal_s)
+    kinds = np.stack([result.by_kind_by_step[kind] for kind in result.by_kind], axis=1)
+    return {
+        "step_time_s": StepTimes(*(_keyed(steps, seconds) for seconds in times)),
+        "by_step": dict(result.by_step),
+        "by_kind": dict(result.by_kind),
+        "by_stage": dict(result.by_stage),
+        "by_replica": dict(result.by_replica),
+        "by_worker": result.by_worker,
+        "by_kind_by_step": _rows(steps, result.by_kind, kinds),
+        "by_stage_by_step": _rows(steps, result.by_stage, result.by_stage_by_step),
+        "by_replica_by_step": _rows(steps, result.by_replica, result.by_replica_by_step),
+        "by_worker_by_step": (
+            dict(zip(steps, result.by_worker_by_step, strict=True)) if per_step_workers else None
+        ),
+    }
+
+
+def answers_of(advice: Advice) -> dict[str, Any]:
+    """Fields of the diagnosis."""
+    low, high = advice.diagnosis.slowdown_interval
+    return {
+        "slowdown_interval": (float(low), float(high)),
+        "findings": tuple(map(plain_finding, advice.diagnosis.findings)),
+        "waterfall": advice.fall,
+        "remedies": tuple(map(plain_remedy, advice.remedies)),
+        "architecture": tuple(map(plain_remedy, advice.architecture)),
+        "not_applicable": dict(advice.not_applicable),
+        "hints": advice.hints,
+    }
+
+
+def host_of(name: str | tuple[str, str]) -> tuple[str, str]:
+    """(host, gpu), the gpu "" where it is not known."""
+    host, gpu = (name, "") if isinstance(name, str) else name
+    return str(host), str(gpu)
+
+
+def modes_of(steps: Sequence[int], traced_s: Array) -> StepModes | None:
+    """The two lengths of the traced steps, if they have two."""
+    modes = two_modes(traced_s)
+    if modes is None:
+        return None
+    slow = tuple(step for step, is_slow in zip(steps, modes.slow, strict=True) if is_slow)
+    return StepModes(slow, modes.ratio)
+
+
+def _keyed(names: Iterable[int], values: Array) -> dict[int, float]:
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _rows(steps: Sequence[int], parts: Iterable[Any], values: Array) -> dict[int, dict[Any, float]]:
+    """Step -> part -> value, from [step, part]."""
+    names = list(parts)
+    return {
+        step: dict(zip(names, row, strict=True))
+        for step, row in zip(steps, values.tolist(), strict=True)
+    }

@@ -1,0 +1,196 @@
+"""The keys of the document, in order: their forms, and what they are (docs/result-json.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ResultError
+from paceline.results.answers import EXPECTATION, FINDING, INTERVAL, REMEDY, WATERFALL
+from paceline.results.forms import (
+    FLAG,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Form,
+    array,
+    fixed,
+    keyed,
+    listed,
+    optional,
+)
+from paceline.results.path import PATH
+from paceline.results.record import Key, record
+from paceline.trace import Job
+from paceline.whatif import LaunchDelay
+
+#: (dp, pp) -> (host, gpu).
+Hosts = Mapping[tuple[int, int], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Step number -> seconds."""
+
+    traced: Mapping[int, float]
+    simulated: Mapping[int, float]
+    ideal: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class StepModes:
+    """Traced step times come in two lengths: the slow steps, and the ratio of the medians."""
+
+    slow_steps: tuple[int, ...]
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Clock offsets; ``by_worker`` [pp, dp] seconds ahead of the mean."""
+
+    std: float
+    corrected: bool
+    by_worker: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WarningDetail:
+    """Code and numbers of a warning, whose text stands under ``warnings``."""
+
+    code: str
+    numbers: Mapping[str, float]
+
+
+_HOSTS = keyed(str, fixed(TEXT, TEXT))
+
+
+def _read_hosts(value: Any) -> Hosts:
+    hosts = {}
+    for place, (host, gpu) in _HOSTS.read(value).items():
+        dp, _, pp = place.partition(",")
+        if not (dp.isdecimal() and pp.isdecimal()):
+            raise ResultError("must be dp,pp", place)
+        hosts[int(dp), int(pp)] = (host, gpu)
+    return hosts
+
+
+HOSTS: Form[Hosts] = Form(
+    lambda hosts: {f"{dp},{pp}": list(place) for (dp, pp), place in hosts.items()},
+    _read_hosts,
+    _HOSTS.schema,
+)
+
+_BY_STEP = keyed(int, NUMBER)
+_BY_KIND = keyed(str, NUMBER)
+_BY_NUMBER = keyed(int, NUMBER)
+_JOB = record(
+    Job,
+    (
+        *(Key(name, WHOLE) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")),
+        Key("world_size", WHOLE),
+        Key("name", TEXT),
+    ),
+)
+
+
+def _is_diagnosed(report: Any) -> bool:
+    return report.findings is not None
+
+
+_DIAGNOSIS = (
+    Key("slowdown_interval", optional(INTERVAL), "90% bootstrap interval of S over the steps"),
+    Key("findings", optional(listed(FINDING)), "causes, by share"),
+    Key("waterfall", optional(WATERFALL), "from the actual step down to pure compute"),
+    Key("remedies", listed(REMEDY), "changes that answer findings, by gain"),
+    Key("architecture", listed(REMEDY), "changes of the job's architecture, by gain"),
+    Key("remedies_not_applicable", keyed(str, TEXT), "remedy -> reason", "not_applicable"),
+    Key("hints", listed(TEXT), "what to tell Paceline to learn more"),
+)
+
+#: Keys that a diagnosis adds.
+DIAGNOSIS_KEYS = tuple(
+    Key(key.name, key.form, key.about, key.field, _is_diagnosed) for key in _DIAGNOSIS
+)
+
+#: All keys but ``schema``.
+KEYS: tuple[Key, ...] = (
+    Key("job", _JOB, "degrees of parallelism"),
+    Key("steps", listed(WHOLE), "step numbers analysed"),
+    Key("slowdown", NUMBER, "S"),
+    Key("slowdown_paper", NUMBER, "S by the paper's reference for every kind"),
+    Key("slow_mode_shares", _BY_KIND, "kinds judged against their own fast steps"),
+    Key("waste", NUMBER, "1 - 1/S"),
+    Key("discrepancy", NUMBER, "|T - traced| / traced"),
+    Key("launch_slowdown", NUMBER, "traced mean step / T"),
+    Key(
+        "step_time_s",
+        record(StepTimes, tuple(Key(n, _BY_STEP) for n in ("traced", "simulated", "ideal"))),
+        "step -> seconds",
+    ),
+    Key("by_step", _BY_STEP, "step -> S"),
+    Key("by_kind", _BY_KIND, "kind -> S"),
+    Key("by_stage", _BY_NUMBER, "stage -> S"),
+    Key("by_replica", _BY_NUMBER, "DP rank -> S"),
+    Key("by_worker", array(2), "[pp][dp] S"),
+    Key("by_kind_by_step", keyed(int, _BY_KIND), "step -> kind -> S"),
+    Key("by_stage_by_step", keyed(int, _BY_NUMBER), "step -> stage -> S"),
+    Key("by_replica_by_step", keyed(int, _BY_NUMBER), "step -> DP rank -> S"),
+    Key("slowest_workers", listed(fixed(WHOLE, WHOLE, NUMBER)), "[dp, pp, S], worst first"),
+    *(
+        Key(name, optional(NUMBER), "share of T - T_ideal")
+        for name in ("m_w", "m_w_paper", "m_s", "m_w_only", "m_s_only")
+    ),
+    Key("replay_error", optional(NUMBER), "the discrepancy with launch delays replayed"),
+    Key(
+        "launch_delay",
+        optional(record(LaunchDelay, (Key("by_kind", _BY_KIND), Key("step_start", NUMBER)))),
+        "T with only these delays / T",
+    ),
+    Key("critical_path", optional(PATH), "what makes up the step, shares of the mean step"),
+    Key("clamped", keyed(str, keyed(str, WHOLE)), "values under -10 ms that became 0"),
+    Key(
+        "clock_offsets_s",
+        optional(
+            record(Clocks, (Key("std", NUMBER), Key("corrected", FLAG), Key("by_worker", array(2))))
+        ),
+        "seconds ahead of the mean",
+    ),
+    Key(
+        "step_modes",
+        optional(record(StepModes, (Key("slow_steps", listed(WHOLE)), Key("ratio", NUMBER)))),
+        "where traced step times come in two lengths",
+    ),
+    Key("not_judged", listed(TEXT), "kinds whose lasting slowness cannot show"),
+    Key("left_out_steps", keyed(int, TEXT), "step -> reason"),
+    Key("warnings", listed(TEXT), "what to know before trusting the numbers", "warning_texts"),
+    Key(
+        "warning_details",
+        listed(record(WarningDetail, (Key("code", TEXT), Key("numbers", keyed(str, NUMBER))))),
+        "code and numbers of each warning, in the same order",
+    ),
+    Key("microbatches", listed(WHOLE), "of each DP rank"),
+    Key(
+        "by_worker_by_step",
+        keyed(int, array(2)),
+        "step -> [pp][dp] S; only with --per-step-workers",
+        written=lambda report: report.by_worker_by_step is not None,
+    ),
+    Key(
+        "expected",
+        EXPECTATION,
+        "the model of the job beside it; only with --expect",
+        written=lambda report: report.expected is not None,
+    ),
+    *DIAGNOSIS_KEYS,
+    Key(
+        "hosts",
+        HOSTS,
+        "dp,pp -> [host, gpu], where they are known",
+        written=lambda report: bool(report.hosts),
+    ),
+)

@@ -1,0 +1,133 @@
+"""Dataclasses as objects of JSON: one key for each field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.errors import PacelineError, ResultError
+from paceline.results.forms import Form, inside, mapping_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of an object.
+
+    Attributes:
+        name: in JSON.
+        form: of its value.
+        about: what it is, for the schema.
+        field: of the dataclass, where it has another name.
+        written: whether a record writes it; None: always.
+    """
+
+    name: str
+    form: Form[Any]
+    about: str = ""
+    field: str = ""
+    written: Callable[[Any], bool] | None = None
+
+    @property
+    def attribute(self) -> str:
+        """The dataclass's name for it."""
+        return self.field or self.name
+
+
+def record(cls: type[T], keys: tuple[Key, ...]) -> Form[T]:
+    """The form of a dataclass; a field that a document lacks takes its default."""
+    return Form(
+        lambda value: write_record(value, keys),
+        lambda value: read_record(cls, keys, value),
+        record_schema(cls, keys),
+    )
+
+
+def write_record(value: Any, keys: tuple[Key, ...]) -> dict[str, Any]:
+    """The object, its keys in order."""
+    return {
+        key.name: key.form.write(getattr(value, key.attribute))
+        for key in keys
+        if key.written is None or key.written(value)
+    }
+
+
+def read_record(cls: type[T], keys: tuple[Key, ...], value: Any) -> T:
+    """The dataclass; keys that it does not know are left out.
+
+    Raises:
+        ResultError: a key is missing that has no default, or its value has another form.
+    """
+    values = read_values(keys, value, needed_fields(cls))
+    try:
+        return cls(**values)
+    except ResultError:
+        raise
+    except PacelineError as error:  # of a class that checks its values, such as Job
+        raise ResultError(str(error)) from None
+
+
+def read_values(keys: tuple[Key, ...], value: Any, needed: Collection[str]) -> dict[str, Any]:
+    """Field -> value, of the keys that the object has.
+
+    Args:
+        keys: those that are read.
+        value: an object of JSON.
+        needed: fields that must be there.
+
+    Raises:
+        ResultError: one is missing, or a value has another form.
+    """
+    entries, values = mapping_of(value), {}
+    for key in keys:
+        if key.name not in entries:
+            if key.attribute in needed:
+                raise ResultError("is missing", key.name)
+            continue
+        try:
+            values[key.attribute] = key.form.read(entries[key.name])
+        except ResultError as error:
+            raise inside(key.name, error) from None
+    return values
+
+
+def record_schema(cls: type[Any], keys: tuple[Key, ...]) -> dict[str, Any]:
+    """The JSON Schema: what must be there, and the form of what may be."""
+    needed = needed_fields(cls)
+    properties = {
+        key.name: {**({"description": key.about} if key.about else {}), **key.form.schema}
+        for key in keys
+    }
+    required = [key.name for key in keys if key.attribute in needed]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def needed_fields(cls: type[Any]) -> set[str]:
+    """Fields without a default."""
+    return {
+        field.name
+        for field in fields(cls)
+        if field.default is MISSING and field.default_factory is MISSING
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; NaN equals NaN, arrays are compared by their values."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+    if is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name))
+            for field in fields(one)
+            if field.compare
+        )
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(same(a, b) for a, b in pairs)
+    return bool(one == other or (one != one and other != other))
