@@ -14,6 +14,8 @@ from paceline.diagnose import Finding, diagnose
 from paceline.graph import Measured, from_trace
 from paceline.remedies import REMEDIES, Advice, Case, Remedy, advise
 from paceline.report.html import report_writer
+from paceline.report.page.drawings import Drawings
+from paceline.results.document import JobReport
 from paceline.simulate import timeline
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, draw_seqlens, synthesize
 from paceline.trace import OpKind, Trace
@@ -165,19 +167,16 @@ def every_remedy(known: Advised) -> tuple[Remedy, ...]:
     return (*known.advice.remedies, *known.advice.architecture)
 
 
+def report_of(known: Advised, **options: Any) -> JobReport:
+    """The document of the job."""
+    return JobReport.of(known.result, known.advice, hosts=known.hosts, **options)
+
+
 def page_of(known: Advised) -> str:
     """The HTML report."""
     file = BytesIO()
-    advice = known.advice
-    report_writer(
-        known.result,
-        advice.diagnosis,
-        advice.fall,
-        every_remedy(known),
-        known.measured,
-        hosts=known.hosts or None,
-        not_applicable=advice.not_applicable,
-    )(file)
+    drawings = Drawings.of(known.measured, known.result)
+    report_writer(report_of(known, per_step_workers=True), drawings)(file)
     return file.getvalue().decode()
 
 
@@ -208,4 +207,5 @@ def extreme(cause: str, *, straggling: bool) -> tuple[Advised, Finding, Remedy]:
     remedy = Remedy(
         "stage-layout", "split: gain", (cause,), 7301.4, 0.987, (0.9, 0.99), {"bound": True}
     )
-    return replace(known, advice=replace(known.advice, diagnosis=diagnosis)), finding, remedy
+    advice = replace(known.advice, diagnosis=diagnosis, remedies=(remedy,), architecture=())
+    return replace(known, advice=advice), finding, remedy

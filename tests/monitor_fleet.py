@@ -17,7 +17,6 @@ from paceline.graph import from_trace
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, FileBlobs, result_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
-from paceline.monitor.fleet_facts import facts_of
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import ROW, append_rows
 from paceline.monitor.store.database import open_database
@@ -31,8 +30,9 @@ from paceline.monitor.store.tables import (
     silences,
 )
 from paceline.remedies import REMEDIES, Case, advise
-from paceline.report.headline import headline
-from paceline.report.result_json import dumps
+from paceline.results.document import JobReport
+from paceline.results.facts import best_gain, fleet_facts, main_cause
+from paceline.results.headline import headline
 from paceline.sources import load
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
@@ -87,22 +87,19 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
     result = analyze(measured)
     diagnosis = diagnose(measured, result, hosts or {})
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
-    inside = [f.cause for f in diagnosis.findings if f.share is not None]
-    outside = [f.cause for f in diagnosis.findings if f.share is None]
-    text = json.loads(dumps(result, advice, per_step_workers=True))
-    if hosts:
-        text["hosts"] = {f"{dp},{pp}": list(place) for (dp, pp), place in hosts.items()}
+    report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
     columns = {
-        "first_step": int(result.steps.min()),
-        "last_step": int(result.steps.max()),
-        "step_s": float(result.traced_s.mean()),
-        "slowdown": float(result.slowdown),
-        "waste": max(0.0, float(result.waste)),
-        "cause": ([*inside, *outside, "healthy"])[0],
-        "headline": headline(result, diagnosis, advice.remedies),
-        "best_gain": max((float(r.gain) for r in advice.remedies), default=None),
+        "first_step": min(report.steps),
+        "last_step": max(report.steps),
+        "step_s": float(report.traced_s.mean()),
+        "slowdown": float(report.slowdown),
+        "waste": max(0.0, float(report.waste)),
+        "cause": main_cause(report),
+        "headline": headline(report),
+        "best_gain": best_gain(report),
     }
-    facts = facts_of(text, forward_backward_correlation(measured.durations))
+    facts = fleet_facts(report, forward_backward_correlation(measured.durations))
+    text = report.to_mapping()
     degrees = result.job.to_mapping()
     return Analysis(json.dumps(text), columns, result.job.world_size, degrees, facts)
 

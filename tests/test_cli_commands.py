@@ -13,7 +13,7 @@ import pytest
 from paceline.cli import analyze, main
 from paceline.cli.main import run
 from paceline.errors import TraceError
-from paceline.report.result_json import to_mapping
+from paceline.results.document import JobReport
 from paceline.sources import load
 from paceline.whatif import analyze as analyse
 
@@ -50,7 +50,7 @@ def test_the_screen(trace: Path, capsys: Captured) -> None:
 def test_json_is_all_there_is_on_standard_output(trace: Path, capsys: Captured) -> None:
     assert run(["analyze", str(trace), "--json", "--steps", "1-2", "--no-diagnose"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == to_mapping(analyse(load(trace, steps=[1, 2])))
+    assert json.loads(out) == JobReport.of(analyse(load(trace, steps=[1, 2]))).to_mapping()
     assert err == ""
 
 
@@ -73,7 +73,7 @@ def test_out_is_filled_once(trace: Path, tmp_path: Path, capsys: Captured) -> No
     assert run(argv) == 0
     assert f"wrote {out / 'result.json'}" in capsys.readouterr().err
     document = json.loads((out / "result.json").read_text())
-    numbers = to_mapping(analyse(load(trace)))
+    numbers = JobReport.of(analyse(load(trace))).to_mapping()
     assert {key: document[key] for key in numbers} == numbers
     assert {"findings", "remedies", "waterfall"} <= set(document)
     assert (out / "by_worker.csv").read_text().startswith("dp,pp,slowdown\n2,1,1.")

@@ -7,14 +7,18 @@ import pytest
 pytest.importorskip("starlette")
 
 import monitor_alerts
+from advised_jobs import job
 from monitor_alerts import DAY, HOUR, World
 from monitor_web import eventually
+from paceline.diagnose import Finding
 from paceline.monitor.alerts import engine
 from paceline.monitor.alerts.engine import Alerts
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
 from paceline.monitor.store.tables import events, sessions
 from paceline.monitor.store.tables import jobs as job_table
+from paceline.remedies import Remedy
+from paceline.results.document import JobReport
 
 world = monitor_alerts.world
 
@@ -40,23 +44,38 @@ def test_a_job_slows_down_and_recovers(world):
     assert [row["status"] for row in world.rows()] == ["resolved", "firing"]
 
 
+def remedy(text, gain):
+    return Remedy("replace-worker", text, ("worker",), 1.0, gain, (gain, gain), {})
+
+
 def test_where_and_what_it_gains_are_read_from_the_result(world):
     world.session(1.3)
     number = len(world.rows(sessions)) + 1
-    world.results[f"results/{number:03d}/{number}/result.json"] = {
-        "findings": [
-            {"cause": "gc", "where": {}},
-            {"cause": "worker", "where": {"workers": [[3, 1]], "hosts": ["gpu-7"]}},
-        ],
-        "remedies": [
-            {"text": "move microbatches (gain 3%)", "gain": 0.03},
-            {"text": "replace worker dp 3 stage 1 (gain 26%)", "gain": 0.26},
-        ],
-    }
+    known = job("worker")
+    gc = Finding("gc", "gc", "pauses", 0.1, 0.1, (0.0, 0.2), 0.9, {}, {})
+    where = {"workers": [[3, 1]], "hosts": ["gpu-7"]}
+    fault = Finding("worker", "worker", "slow", 0.9, 0.3, (0.8, 1.0), 0.9, where, {})
+    remedies = (
+        remedy("move microbatches (gain 3%)", 0.03),
+        remedy("replace worker dp 3 stage 1 (gain 26%)", 0.26),
+    )
+    diagnosis = replace(known.advice.diagnosis, findings=(gc, fault))
+    advice = replace(known.advice, diagnosis=diagnosis, remedies=remedies)
+    document = JobReport.of(known.result, advice).to_mapping()
+    world.results[f"results/{number:03d}/{number}/result.json"] = document
     world.session(1.3)
     (row,) = world.rows()
     assert row["place"] == "worker dp 3 stage 1; host gpu-7"
     assert row["gain"] == "replace worker dp 3 stage 1 (gain 26%)"
+
+
+def test_a_result_that_cannot_be_read_costs_only_its_words(world):
+    world.session(1.3)
+    number = len(world.rows(sessions)) + 1
+    world.results[f"results/{number:03d}/{number}/result.json"] = {"findings": [{"cause": 3}]}
+    world.session(1.3)
+    (row,) = world.rows()
+    assert (row["place"], row["gain"]) == (None, None)
 
 
 def test_a_trace_is_no_step(world):

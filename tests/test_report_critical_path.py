@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import run
-from paceline.report.critical_path import path_lines, path_mapping
+from paceline.report.critical_path import path_lines
 from paceline.report.page.path import path_html
+from paceline.results.path import PATH, PathSummary
 from paceline.sources import parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import WhatIf, analyze
@@ -22,7 +23,8 @@ def result() -> WhatIf:
 
 
 def screen(result: WhatIf, width: int = 200) -> list[str]:
-    return [line.plain for line in path_lines(result.critical_path, width)]
+    path = PathSummary.of(result.critical_path)
+    return [line.plain for line in path_lines(path, result.job.workers, width)]
 
 
 def test_the_terminal_says_what_the_step_consists_of(result: WhatIf) -> None:
@@ -41,13 +43,13 @@ def test_the_terminal_says_what_the_step_consists_of(result: WhatIf) -> None:
 def test_a_job_of_one_worker_and_one_step_has_nobody_to_name() -> None:
     alone = analyze(synthesize(SynthSpec(dp=1, pp=1, microbatches=4, steps=1)))
     assert len(screen(alone)) == 2
-    page = path_html(alone.critical_path)
+    page = path_html(PathSummary.of(alone.critical_path), 1)
     assert "path_text" in page
     assert "worker" not in page["path_text"]
 
 
 def test_json_has_shares_that_sum_to_one(result: WhatIf) -> None:
-    mapping = json.loads(json.dumps(path_mapping(result.critical_path), allow_nan=False))
+    mapping = json.loads(json.dumps(PATH.write(PathSummary.of(result.critical_path))))
     for key in ("by_sort", "by_kind", "by_stage"):
         assert sum(mapping[key].values()) == pytest.approx(1, rel=1e-9)
         for step in mapping["by_step"].values():
@@ -68,10 +70,11 @@ def test_json_has_shares_that_sum_to_one(result: WhatIf) -> None:
     assert slack["by_worker"][1][2] == pytest.approx(0, abs=1e-9)
     assert slack["by_kind"]["forward-compute"]["least"] == pytest.approx(0, abs=1e-9)
     assert slack["by_stage"]["0"]["median"] > 0
+    assert slack["median_by_worker"][0][0] > 0
 
 
 def test_the_page_names_the_workers_on_the_path(result: WhatIf) -> None:
-    page = path_html(result.critical_path)
+    page = path_html(PathSummary.of(result.critical_path), result.job.workers)
     assert page["path_workers"].index("dp 2, stage 1") < page["path_workers"].index("dp 2, stage 0")
     assert "2 of 2 steps" in page["path_workers"]
     assert page["path_kinds"].index("backward-compute") < page["path_kinds"].index(">optimizer<")

@@ -14,9 +14,11 @@ from paceline.diagnose import Diagnosis, diagnose, waterfall
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.waterfall import Drop, Waterfall
 from paceline.graph import from_trace
-from paceline.remedies import Remedy
-from paceline.report.headline import details, headline, is_healthy
+from paceline.remedies import Advice, Remedy
 from paceline.report.html import report_writer
+from paceline.report.page.drawings import Drawings
+from paceline.results.document import JobReport
+from paceline.results.headline import details, headline, is_healthy
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
 
@@ -53,10 +55,23 @@ def remedy(gain: float, **change: object) -> Remedy:
     )
 
 
-def page(result, diagnosis, fall, measured, remedies=(), **options) -> str:
+def document(result, diagnosis, remedies=(), fall=None, not_applicable=None, hosts=None):
+    fall = fall or Waterfall(1.0, (), 1.0)
+    advice = Advice(diagnosis, fall, tuple(remedies), not_applicable or {})
+    return JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
+
+
+def page(
+    result, diagnosis, fall, measured, remedies=(), hosts=None, not_applicable=None, **options
+) -> str:
+    report = document(result, diagnosis, remedies, fall, not_applicable, hosts)
     file = io.BytesIO()
-    report_writer(result, diagnosis, fall, remedies, measured, **options)(file)
+    report_writer(report, Drawings.of(measured, result), **options)(file)
     return file.getvalue().decode()
+
+
+def headline_of(result, diagnosis, remedies) -> str:
+    return headline(document(result, diagnosis, remedies))
 
 
 class Elements(HTMLParser):
@@ -176,7 +191,7 @@ def test_half_a_surrogate_pair_is_written_all_the_same():
 
 def test_a_healthy_job_is_said_to_be_so_and_shows_where_its_time_goes():
     result, diagnosis, fall, measured = analysed(SynthSpec(dp=2, pp=2, microbatches=4, steps=3))
-    assert is_healthy(result, diagnosis)
+    assert is_healthy(document(result, diagnosis))
     text = page(result, diagnosis, fall, measured)
     assert "Healthy, within what these traces can show" in text
     assert f"{result.slowdown:.3f}" in text
@@ -193,7 +208,7 @@ def test_a_job_without_findings_or_remedies_has_a_report():
 
 def test_the_headline_names_loss_cause_and_gain():
     result, diagnosis, *_ = analysed(SLOW)
-    text = headline(result, diagnosis, [remedy(0.05), remedy(0.21)])
+    text = headline_of(result, diagnosis, [remedy(0.05), remedy(0.21)])
     assert text.startswith(f"This job wastes {result.waste:.0%} of its GPUs: worker dp 2, stage 1")
     assert text.endswith(" slow. Replacing it gains 21%.")
 
@@ -201,14 +216,15 @@ def test_the_headline_names_loss_cause_and_gain():
 def test_the_headline_prefers_the_remedy_of_the_cause_it_names():
     result, diagnosis, *_ = analysed(SLOW)
     other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))
-    assert "Replacing it gains 5%." in headline(result, diagnosis, [other, remedy(0.05)])
+    assert "Replacing it gains 5%." in headline_of(result, diagnosis, [other, remedy(0.05)])
     moved = replace(remedy(0.3), remedy="micro-batches", action="move: 2 of them")
-    assert headline(result, diagnosis, [moved]).endswith(" Moving microbatches gains 30%.")
+    assert headline_of(result, diagnosis, [moved]).endswith(" Moving microbatches gains 30%.")
     bound = replace(moved, remedy="stage-layout", change={"bound": True})
-    assert headline(result, diagnosis, [bound]).endswith(
+    assert headline_of(result, diagnosis, [bound]).endswith(
         " Splitting the layers anew gains at most 30%."
     )
-    assert "move: 2 of them (gains 30.0%, 90%: 29.0%" in details(result, diagnosis, [moved])[-1]
+    below = details(document(result, diagnosis, [moved]))
+    assert "move: 2 of them (gains 30.0%, 90%: 29.0%" in below[-1]
 
 
 def test_the_headline_prefers_the_surest_of_equal_gains():
@@ -216,8 +232,8 @@ def test_the_headline_prefers_the_surest_of_equal_gains():
     unsure = replace(
         remedy(0.3), remedy="placement", action="swap it", gain=0.305, interval=(0.0, 0.31)
     )
-    assert "Replacing it gains 30%." in headline(result, diagnosis, [unsure, remedy(0.3)])
-    assert headline(result, diagnosis, [unsure, remedy(0.2)]).endswith(
+    assert "Replacing it gains 30%." in headline_of(result, diagnosis, [unsure, remedy(0.3)])
+    assert headline_of(result, diagnosis, [unsure, remedy(0.2)]).endswith(
         "Swapping workers gains 30%."
     )
 
@@ -225,26 +241,26 @@ def test_the_headline_prefers_the_surest_of_equal_gains():
 def test_the_headline_names_no_remedy_of_another_cause():
     result, diagnosis, *_ = analysed(SLOW)
     other = replace(remedy(0.3), remedy="fix-link", action="repair it", findings=("link",))
-    assert headline(result, diagnosis, [other]).endswith(" slow.")
+    assert headline_of(result, diagnosis, [other]).endswith(" slow.")
     chunks = replace(remedy(0.3), remedy="interleave", architecture=True)
-    assert headline(result, diagnosis, [chunks]).endswith(" slow.")
+    assert headline_of(result, diagnosis, [chunks]).endswith(" slow.")
     unexplained = replace(diagnosis.findings[0], id="unexplained", cause="unexplained")
     noisy = Diagnosis((unexplained,), diagnosis.slowdown_interval)
-    assert headline(result, noisy, [other, chunks]).endswith("no known pattern explains it.")
+    assert headline_of(result, noisy, [other, chunks]).endswith("no known pattern explains it.")
 
 
 def test_the_headline_says_when_no_cause_is_known():
     result, diagnosis, *_ = analysed(SLOW)
     nothing = Diagnosis((), diagnosis.slowdown_interval)
-    assert "no known pattern explains it." in headline(result, nothing, [])
-    assert "gain" not in headline(result, nothing, [remedy(-0.1)])
+    assert "no known pattern explains it." in headline_of(result, nothing, [])
+    assert "gain" not in headline_of(result, nothing, [remedy(-0.1)])
 
 
 def test_the_headline_of_a_healthy_slowdown_names_what_lies_outside_it():
     spec = SynthSpec(dp=2, pp=2, microbatches=4, steps=3, launch_delay=(0.5, 1.0))
     result, diagnosis, *_ = analysed(spec)
     assert re.match(
-        r"Stragglers cost little \(.*\), but .* between op", headline(result, diagnosis, [])
+        r"Stragglers cost little \(.*\), but .* between op", headline_of(result, diagnosis, [])
     )
 
 

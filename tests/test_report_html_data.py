@@ -13,6 +13,7 @@ from paceline.graph import from_trace
 from paceline.report.page import drawn, figures, scatter
 from paceline.report.page.markup import value
 from paceline.report.page.pack import safe_json, slowdowns
+from paceline.results.document import JobReport
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.units import percent, seconds
 from paceline.whatif import analyze
@@ -45,7 +46,7 @@ def test_slowdowns_survive_the_packing():
 def test_of_many_steps_the_worst_and_an_even_sample_are_kept(monkeypatch):
     result, _ = analysed(replace(SLOW, steps=20))
     monkeypatch.setattr(figures, "MAX_STEP_VALUES", 6 * result.by_worker.size)
-    kept = figures.figure_data(result, None)["workers_by_step"]["index"]
+    kept = figures.figure_data(JobReport.of(result))["workers_by_step"]["index"]
     assert len(kept) <= 6
     assert int(np.argmax(result.simulated_s / result.ideal_s)) in kept
     assert {0, 19} <= set(kept)

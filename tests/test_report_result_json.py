@@ -3,6 +3,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from advised_jobs import job
 from paceline.graph import from_trace
 from paceline.report import folder
-from paceline.report.result_json import dumps, json_writer, to_mapping, worker_csv_writer
+from paceline.report.result_json import dumps, json_writer, worker_csv_writer
+from paceline.results.document import JobReport
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import WhatIf, analyze
 
@@ -48,7 +50,13 @@ KEYS = [
     "not_judged",
     "left_out_steps",
     "warnings",
+    "warning_details",
+    "microbatches",
 ]
+
+
+def to_mapping(result: WhatIf, **options: bool) -> dict[str, Any]:
+    return JobReport.of(result, **options).to_mapping()
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +118,14 @@ def test_numbers_are_those_of_the_result(result: WhatIf) -> None:
 
 
 def test_text_is_json_and_the_same_mapping(result: WhatIf) -> None:
-    assert json.loads(dumps(result)) == to_mapping(result)
+    assert json.loads(dumps(JobReport.of(result))) == to_mapping(result)
 
 
 def test_what_is_not_finite_becomes_null(result: WhatIf) -> None:
     by_worker = result.by_worker.copy()
     by_worker[0, 0] = np.nan
     broken = replace(result, by_worker=by_worker, slowdown=float("inf"), m_w=None)
-    mapping = json.loads(dumps(broken))
+    mapping = json.loads(dumps(JobReport.of(broken)))
     assert mapping["by_worker"][0][0] is None
     assert mapping["by_worker"][0][1] == result.by_worker[0, 1]
     assert mapping["slowdown"] is None
@@ -127,7 +135,7 @@ def test_what_is_not_finite_becomes_null(result: WhatIf) -> None:
 def test_workers_table_has_the_worst_first_and_ties_by_stage(result: WhatIf) -> None:
     tied = replace(result, by_worker=np.array([[1.0, 1.5, 1.0], [1.5, 1.0, 2.0]]))
     file = io.BytesIO()
-    worker_csv_writer(tied)(file)
+    worker_csv_writer(JobReport.of(tied))(file)
     rows = list(csv.reader(io.StringIO(file.getvalue().decode())))
     assert rows[0] == ["dp", "pp", "slowdown"]
     assert rows[1:4] == [["2", "1", "2.0"], ["1", "0", "1.5"], ["0", "1", "1.5"]]
@@ -136,12 +144,14 @@ def test_workers_table_has_the_worst_first_and_ties_by_stage(result: WhatIf) -> 
 
 def test_writer_writes_what_dumps_says(result: WhatIf) -> None:
     file = io.BytesIO()
-    json_writer(result, per_step_workers=True)(file)
-    assert file.getvalue().decode() == dumps(result, per_step_workers=True)
+    report = JobReport.of(result, per_step_workers=True)
+    json_writer(report)(file)
+    assert file.getvalue().decode() == dumps(report)
 
 
 def test_folder_holds_the_three_files(result: WhatIf, spec: SynthSpec, tmp_path: Path) -> None:
-    notes = folder.write_folder(result, from_trace(synthesize(spec)), tmp_path / "new" / "out")
+    report, measured = JobReport.of(result), from_trace(synthesize(spec))
+    notes = folder.write_folder(report, result, measured, tmp_path / "new" / "out")
     names = sorted(path.name for path in (tmp_path / "new" / "out").iterdir())
     assert names == ["by_worker.csv", "ideal.json.gz", "result.json"]
     assert len(notes) == 1
@@ -152,7 +162,8 @@ def test_numbers_are_written_even_if_the_ideal_is_too_large_to_draw(
     result: WhatIf, spec: SynthSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.report.perfetto.MAX_EVENTS", 5)
-    notes = folder.write_folder(result, from_trace(synthesize(spec)), tmp_path / "out")
+    report, measured = JobReport.of(result), from_trace(synthesize(spec))
+    notes = folder.write_folder(report, result, measured, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "by_worker.csv",
         "result.json",

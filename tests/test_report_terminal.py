@@ -8,27 +8,31 @@ import pytest
 from rich.console import Console
 
 from paceline.report.heatmap import heatmap
-from paceline.report.terminal import print_result, screen
+from paceline.report.terminal import print_report, screen
+from paceline.results.document import JobReport
+from paceline.results.sentence import Warning
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import Job
-from paceline.whatif import WhatIf, analyze
+from paceline.whatif import analyze
+
+LEFT_OUT = Warning("", "10 steps left out: dp 1 has no rows")
 
 
-def synth(**changes: Any) -> WhatIf:
+def synth(**changes: Any) -> JobReport:
     spec = SynthSpec(dp=4, pp=2, microbatches=4, steps=3, slow_workers=(SlowWorker(2, 1, 1.5),))
-    return analyze(synthesize(replace(spec, **changes)))
+    return JobReport.of(analyze(synthesize(replace(spec, **changes))))
 
 
 @pytest.fixture(scope="module")
-def slow() -> WhatIf:
+def slow() -> JobReport:
     return synth()
 
 
-def text_of(result: WhatIf, width: int = 100, *, colour: bool = False) -> str:
+def text_of(result: JobReport, width: int = 100, *, colour: bool = False) -> str:
     return "\n".join(line.plain for line in screen(result, width, colour=colour))
 
 
-def resized(result: WhatIf, n_dp: int, n_pp: int) -> WhatIf:
+def resized(result: JobReport, n_dp: int, n_pp: int) -> JobReport:
     """The result with as many workers as wished, one of them (the last) slow."""
     by_worker = np.full((n_pp, n_dp), 1.01)
     by_worker[-1, -1] = 1.87
@@ -41,7 +45,7 @@ def resized(result: WhatIf, n_dp: int, n_pp: int) -> WhatIf:
     )
 
 
-def test_a_slow_job_is_told_with_its_numbers(slow: WhatIf) -> None:
+def test_a_slow_job_is_told_with_its_numbers(slow: JobReport) -> None:
     text = text_of(slow)
     assert "synthesised: dp 4 × pp 2 on 8 GPUs · 3 steps, 0 to 2" in text
     assert f"Stragglers make steps {slow.slowdown:.2f} times as long as they could be" in text
@@ -55,7 +59,7 @@ def test_a_slow_job_is_told_with_its_numbers(slow: WhatIf) -> None:
     assert re.search(r"M_S +last stage", text)
     assert "step" in text
     flowing = " ".join(text_of(slow, 132).split())
-    assert all(warning in flowing for warning in slow.warnings)
+    assert all(warning in flowing for warning in slow.warning_texts)
 
 
 def test_a_healthy_job_is_said_to_be_so_with_all_numbers() -> None:
@@ -75,14 +79,14 @@ def test_a_doubtful_analysis_is_said_to_be_so() -> None:
     assert "off: over 5%)" in text
 
 
-def test_without_loss_the_shares_are_dashes(slow: WhatIf) -> None:
+def test_without_loss_the_shares_are_dashes(slow: JobReport) -> None:
     none = replace(slow, m_w=None, m_w_only=None, m_s=None, m_s_only=None)
     text = text_of(none)
     assert re.search(r"M_W .* - +-", text)
     assert "There is next to no loss (under 0.1%) to share out." in text
 
 
-def test_no_share_is_minus_zero(slow: WhatIf) -> None:
+def test_no_share_is_minus_zero(slow: JobReport) -> None:
     assert "-0.00" not in text_of(replace(slow, m_s=-0.001, m_s_only=-1e-9))
 
 
@@ -95,13 +99,13 @@ def test_what_is_alone_is_not_compared() -> None:
     assert "on 1 GPU · step 0" in text
 
 
-def test_left_out_steps_and_clamped_times_are_counted(slow: WhatIf) -> None:
+def test_left_out_steps_and_clamped_times_are_counted(slow: JobReport) -> None:
     reasons = dict.fromkeys(range(10, 20), "dp 1 has no rows")
     clamped = {"transfer": {"forward-send": 2}, "launch_delay": {"gc": 3}}
     text = text_of(replace(slow, left_out_steps=reasons, clamped=clamped))
     assert "left out steps: 10, 11, 12, 13, 14, 15, 16, 17, ... (10: dp 1 has no rows)" in text
     assert "5 negative times below -10 ms were set to 0" in text
-    told = replace(slow, left_out_steps=reasons, warnings=("10 steps left out: dp 1 has no rows",))
+    told = replace(slow, left_out_steps=reasons, warnings=(LEFT_OUT,))
     assert text_of(told).count("dp 1 has no rows") == 1
 
 
@@ -109,7 +113,7 @@ def test_left_out_steps_and_clamped_times_are_counted(slow: WhatIf) -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (2, 1), (64, 4), (100, 16), (1024, 64)])
 @pytest.mark.parametrize("colour", [True, False])
 def test_no_line_is_too_wide_and_all_fits_one_screen(
-    slow: WhatIf, shape: tuple[int, int], width: int, *, colour: bool
+    slow: JobReport, shape: tuple[int, int], width: int, *, colour: bool
 ) -> None:
     lines = screen(resized(slow, *shape), width, colour=colour)
     rows = [row for line in lines for row in line.plain.split("\n")]
@@ -170,13 +174,13 @@ def test_hot_cells_are_brighter_than_cold_ones() -> None:
     assert levels == sorted(levels)
 
 
-def printed(result: WhatIf, **console: Any) -> str:
+def printed(result: JobReport, **console: Any) -> str:
     file = io.StringIO()
-    print_result(result, Console(file=file, width=80, **console))
+    print_report(result, Console(file=file, width=80, **console))
     return file.getvalue()
 
 
-def test_escape_codes_go_to_terminals_only(slow: WhatIf) -> None:
+def test_escape_codes_go_to_terminals_only(slow: JobReport) -> None:
     assert "\x1b[" not in printed(slow)
     assert "48;2;" in printed(slow, force_terminal=True, color_system="truecolor")
     # Not "48;5;": rich renders a style once per process, and it may have been in true colours.
@@ -184,15 +188,16 @@ def test_escape_codes_go_to_terminals_only(slow: WhatIf) -> None:
 
 
 @pytest.mark.parametrize("few", [{"no_color": True}, {"color_system": "standard"}])
-def test_digits_where_colours_are_few(slow: WhatIf, few: dict[str, Any]) -> None:
+def test_digits_where_colours_are_few(slow: JobReport, few: dict[str, Any]) -> None:
     wide = resized(slow, 60, 2)
     text = printed(wide, force_terminal=True, **{"color_system": "truecolor", **few})
     assert "·" * 59 + "9" in text
     assert "48;" not in text
 
 
-def test_brackets_in_texts_are_no_markup(slow: WhatIf) -> None:
-    named = replace(slow, job=replace(slow.job, name="[red]x[/red]"), warnings=("a [b] c",))
+def test_brackets_in_texts_are_no_markup(slow: JobReport) -> None:
+    bracketed = (Warning("", "a [b] c"),)
+    named = replace(slow, job=replace(slow.job, name="[red]x[/red]"), warnings=bracketed)
     text = printed(named)
     assert "[red]x[/red]: dp 4" in text
     assert "! a [b] c" in text

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
+from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of, report_of
 from paceline.diagnose import Finding
 from paceline.diagnose.finding import CAUSES
 from paceline.remedies import REMEDIES
-from paceline.report.headline import MAX_LENGTH, details, headline, is_healthy
 from paceline.report.terminal import screen
 from paceline.report.why import diagnosis_lines, remedy_lines
+from paceline.results.headline import MAX_LENGTH, details, headline, is_healthy
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import confidence_text, hedge, remedy_name
@@ -57,15 +57,14 @@ class Visible(HTMLParser):
 
 def texts_of(known: Advised) -> Iterator[str]:
     """All that is said of a job; the warnings of the analysis are not ours."""
-    advice = known.advice
     width = 10_000  # no line is broken
-    yield from (line.plain for line in diagnosis_lines(known.result, advice, width, 2.0))
-    quiet = replace(known.result, warnings=())
-    for line in screen(quiet, 132, colour=False, advice=advice):
+    yield from (line.plain for line in diagnosis_lines(report_of(known), width, 2.0))
+    quiet = replace(known, result=replace(known.result, warnings=()))
+    for line in screen(report_of(quiet), 132, colour=False):
         yield line.plain
-    yield from Visible(page_of(replace(known, result=quiet))).lines
-    yield headline(known.result, advice.diagnosis, every_remedy(known))
-    yield from details(known.result, advice.diagnosis, every_remedy(known))
+    yield from Visible(page_of(quiet)).lines
+    yield headline(report_of(known))
+    yield from details(report_of(known))
 
 
 def test_the_jobs_have_every_cause_and_every_remedy():
@@ -105,9 +104,9 @@ def test_every_finding_and_remedy_has_phrases_with_its_numbers(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_headline_is_short_and_says_what_the_details_measure(name):
     known = job(name)
-    text = headline(known.result, known.advice.diagnosis, every_remedy(known))
+    text = headline(report_of(known))
     assert len(text) <= MAX_LENGTH
-    below = details(known.result, known.advice.diagnosis, every_remedy(known))
+    below = details(report_of(known))
     findings = [f for f in known.advice.diagnosis.findings if f.cause != "unexplained"]
     assert bool(below) == bool(findings)
     if findings:
@@ -117,8 +116,8 @@ def test_the_headline_is_short_and_says_what_the_details_measure(name):
 @pytest.mark.parametrize("cause", EXTREMES)
 @pytest.mark.parametrize("straggling", [True, False])
 def test_extreme_numbers_stay_short_and_readable(cause, straggling):
-    known, finding, remedy = extreme(cause, straggling=straggling)
-    text = headline(known.result, known.advice.diagnosis, [remedy])
+    known, finding, _ = extreme(cause, straggling=straggling)
+    text = headline(report_of(known))
     assert len(text) <= MAX_LENGTH
     for phrase in (*evidence_phrases(finding), text):
         assert RAW.search(phrase) is None, phrase
@@ -171,7 +170,7 @@ def test_confidence_in_words_never_rounds_up_to_a_better_word():
 
 def test_a_doubtful_cause_is_no_certainty_in_the_headline():
     known = job("most of a stage")
-    text = headline(known.result, known.advice.diagnosis, every_remedy(known))
+    text = headline(report_of(known))
     assert ": possibly 6 workers are slow" in text
 
 
@@ -200,16 +199,16 @@ def test_the_other_reading_stands_beside_the_finding_with_both_gains():
 
 def test_a_small_finding_of_a_healthy_job_is_shown_as_small():
     known = job("small")
-    assert is_healthy(known.result, known.advice.diagnosis)
+    assert is_healthy(report_of(known))
     finding = known.advice.diagnosis.findings[0]
-    assert headline(known.result, known.advice.diagnosis, ()).startswith("Healthy, within")
+    assert headline(report_of(known)).startswith("Healthy, within")
     page = page_of(known)
     assert f"Small: {finding.text}" in page
     assert 'id="remedy-1"' in page
-    plain = [line.plain for line in diagnosis_lines(known.result, known.advice, 120)]
+    plain = [line.plain for line in diagnosis_lines(report_of(known), 120)]
     assert any(line.startswith("Healthy, within") for line in plain)
     assert f"  small: {finding.text}" in plain
-    lines = [line.plain for line in screen(known.result, 120, colour=False, advice=known.advice)]
+    lines = [line.plain for line in screen(report_of(known), 120, colour=False)]
     start = f"{finding.share_of_step:6.1%} of the step small: {finding.text}"
     assert any(line.startswith(start) for line in lines)
 

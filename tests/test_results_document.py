@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from advised_jobs import JOBS, job
+from advised_jobs import report_of as document_of
 from paceline.errors import PacelineError, ResultError
 from paceline.plan.expect import Expectation
 from paceline.results.document import JobReport
@@ -25,8 +26,7 @@ EXPECTATION = Expectation(
 
 
 def report_of(name: str, **options) -> JobReport:
-    known = job(name)
-    return JobReport.of(known.result, known.advice, hosts=known.hosts, **options)
+    return document_of(job(name), **options)
 
 
 def written(report: JobReport) -> dict:

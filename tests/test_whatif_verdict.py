@@ -11,6 +11,7 @@ import pytest
 from jobs import Spec, make_rows, trace_of
 from paceline.graph import Durations, from_trace
 from paceline.report.terminal import screen
+from paceline.results.document import JobReport
 from paceline.simulate import Rules, timeline
 from paceline.trace import OpKind
 from paceline.whatif import Scenario, analyze, ideal_durations, simulate_scenarios
@@ -23,7 +24,7 @@ CLIP = "optimizer-clip-main-grad"
 
 
 def text_of(result):
-    return "\n".join(line.plain for line in screen(result, 100, colour=False))
+    return "\n".join(line.plain for line in screen(JobReport.of(result), 100, colour=False))
 
 
 def kinds_in(result, words):
@@ -78,7 +79,7 @@ def test_work_handed_out_unevenly_is_not_called_healthy():
     assert not result.even
     (note,) = [w for w in result.warnings if "does not show in S" in w]
     assert "at most 6, on average 4.7" in note
-    lines = screen(result, 100, colour=False)
+    lines = screen(JobReport.of(result), 100, colour=False)
     assert not any(line.plain.startswith("Healthy") for line in lines)
     assert not any("green" in str(line.style) for line in lines)
     assert "unequal numbers of microbatches" in text_of(result)

@@ -11,8 +11,9 @@ import numpy as np
 
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
-from paceline.remedies import REMEDIES, Case, propose_all
-from paceline.report.headline import headline, is_healthy
+from paceline.remedies import REMEDIES, Case, advise
+from paceline.results.document import JobReport
+from paceline.results.headline import headline, is_healthy
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import analyze
@@ -69,7 +70,9 @@ def ask(trace: Trace, layers: tuple[int, ...], seqlens: SeqLens | None) -> Answe
     result = analyze(measured)
     diagnosis = diagnose(measured, result, seqlens=seqlens)
     case = Case(measured, result, diagnosis, layers, seqlens)
-    remedies, refused = propose_all(case, REMEDIES)
+    advice = advise(case, REMEDIES)
+    report = JobReport.of(result, advice)
+    remedies = sorted(report.every_remedy, key=lambda remedy: -remedy.gain)
     return Answer(
         slowdown=result.slowdown,
         waste=result.waste,
@@ -79,14 +82,14 @@ def ask(trace: Trace, layers: tuple[int, ...], seqlens: SeqLens | None) -> Answe
         simulated_s=float(result.simulated_s.mean()),
         traced_s=float(result.traced_s.mean()),
         healthy=bool(result.healthy),
-        is_healthy=bool(is_healthy(result, diagnosis)),
-        headline=headline(result, diagnosis, remedies),
+        is_healthy=bool(is_healthy(report)),
+        headline=headline(report),
         clocks_corrected=bool(result.clocks.corrected),
         clock_std_s=float(result.clocks.std_s),
         clock_offset_s=result.clocks.offset_s.tolist(),
         findings=[finding.to_mapping() for finding in diagnosis.findings],
         remedies=[remedy.to_mapping() for remedy in remedies],
-        refused=dict(refused),
+        refused=dict(advice.not_applicable),
         warnings=list(result.warnings),
     )
 

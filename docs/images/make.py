@@ -14,12 +14,12 @@ from rich.console import Console
 from paceline import SynthSpec, analyze, from_trace, synthesize
 from paceline.diagnose import diagnose
 from paceline.files import write_files
-from paceline.graph import Measured
-from paceline.remedies import REMEDIES, Advice, Case, advise
+from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.html import report_writer
-from paceline.report.terminal import print_result
+from paceline.report.page.drawings import Drawings
+from paceline.report.terminal import print_report
+from paceline.results.document import JobReport
 from paceline.synth import SlowWorker
-from paceline.whatif import WhatIf
 
 HERE = Path(__file__).parent
 JOB = SynthSpec(dp=8, pp=4, microbatches=16, steps=10, slow_workers=(SlowWorker(3, 1, 1.5),))
@@ -31,16 +31,17 @@ def main() -> None:
     measured = from_trace(synthesize(JOB))
     result = analyze(measured)
     advice = advise(Case(measured, result, diagnose(measured, result)), REMEDIES)
-    draw_screen(result, advice)
-    draw_report(result, advice, measured)
+    report = JobReport.of(result, advice, per_step_workers=True)
+    draw_screen(report)
+    draw_report(report, Drawings.of(measured, result))
 
 
-def draw_screen(result: WhatIf, advice: Advice) -> None:
+def draw_screen(report: JobReport) -> None:
     """analyze.svg, from a recording console."""
     console = Console(
         record=True, width=92, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-    print_result(result, console, advice)
+    print_report(report, console)
     svg = console.export_svg(title="paceline analyze trace.parquet")
     # The fonts would come from the network; any fixed-width font of the reader's will do.
     head, _, rest = svg.partition("@font-face")
@@ -51,13 +52,9 @@ def draw_screen(result: WhatIf, advice: Advice) -> None:
     (HERE / "analyze.svg").write_text(head.replace("Fira Code", "monospace"))
 
 
-def draw_report(result: WhatIf, advice: Advice, measured: Measured) -> None:
+def draw_report(report: JobReport, drawings: Drawings) -> None:
     """report.png, the first screen of the page."""
-    remedies = (*advice.remedies, *advice.architecture)
-    write = report_writer(
-        *(result, advice.diagnosis, advice.fall, remedies, measured),
-        not_applicable=advice.not_applicable,
-    )
+    write = report_writer(report, drawings)
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "report.html"
         write_files({path: write})

@@ -35,7 +35,7 @@ def test_the_page_shows_the_verdict_and_every_table(open_page, comparison_page) 
     assert "shorter" in page.locator("h1").inner_text()
     for name in ("causes", "kinds", "stages", "workers", "hosts", "numbers", "warnings"):
         assert page.locator(f"#{name}").bounding_box()["height"] > 30, name
-    bar = page.locator("#causes .track b.gain").first.bounding_box()
+    bar = page.locator("#causes .track rect.gain").first.bounding_box()
     track = page.locator("#causes .track").first.bounding_box()
     middle = track["x"] + track["width"] / 2
     assert bar["x"] + bar["width"] == pytest.approx(middle, abs=2)  # to the left: less time

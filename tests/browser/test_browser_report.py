@@ -1,16 +1,17 @@
 """The report in a browser: it draws, moves, prints, and asks for nothing."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, page_of
+from advised_jobs import EXTREMES, JOBS, Advised, extreme, job, page_of, report_of
 from paceline.diagnose import diagnose, waterfall
 from paceline.graph import from_trace
-from paceline.remedies import Remedy
-from paceline.report.headline import headline
+from paceline.remedies import Advice, Remedy
 from paceline.report.html import report_writer
+from paceline.report.page.drawings import Drawings
+from paceline.results.document import JobReport
+from paceline.results.headline import headline
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
 
@@ -26,8 +27,10 @@ def write(spec: SynthSpec, path: Path) -> Path:
     diagnosis = diagnose(measured, result)
     fall = waterfall(measured, result, diagnosis.findings)
     hosts = {(dp, pp): f"node-{dp}{HOSTILE}" for dp in range(spec.dp) for pp in range(spec.pp)}
+    advice = Advice(diagnosis, fall, (CURE,))
+    document = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
     with path.open("wb") as file:
-        report_writer(result, diagnosis, fall, [CURE], measured, hosts=hosts)(file)
+        report_writer(document, Drawings.of(measured, result))(file)
     return path
 
 
@@ -304,13 +307,13 @@ def lines_of(page, selector: str) -> float:
     )
 
 
-def headline_of(known: Advised, remedies: Sequence[Remedy]) -> str:
-    return headline(known.result, known.advice.diagnosis, remedies)
+def headline_of(known: Advised) -> str:
+    return headline(report_of(known))
 
 
 def test_the_headline_has_at_most_two_lines_at_1400_px(open_page, tmp_path):
     """Of the dozen jobs with the longest ones, and with the largest numbers there may be."""
-    texts = {name: headline_of(job(name), every_remedy(job(name))) for name in JOBS}
+    texts = {name: headline_of(job(name)) for name in JOBS}
     longest = sorted(texts, key=lambda name: -len(texts[name]))[:12]
     for name in longest:
         path = tmp_path / f"{name}.html"
@@ -322,8 +325,8 @@ def test_the_headline_has_at_most_two_lines_at_1400_px(open_page, tmp_path):
         assert overflow(page) <= 0, name
     for cause in EXTREMES:
         for straggling in (True, False):
-            known, _, remedy = extreme(cause, straggling=straggling)
-            text = headline_of(known, [remedy])
+            known, _, _ = extreme(cause, straggling=straggling)
+            text = headline_of(known)
             page.locator("h1").evaluate("(box, text) => { box.textContent = text; }", text)
             assert lines_of(page, "h1") < 2.01, text
 

@@ -105,16 +105,20 @@ def run(args: argparse.Namespace) -> int:
 
         llm, plan, cluster = expected
         expectation = expect(measured, result, llm, plan, cluster)
+    from paceline.results.document import JobReport
+
+    hosts = case_input.hosts(args, measured)
+    report = JobReport.of(
+        result, advice, expectation=expectation, hosts=hosts, per_step_workers=True
+    )
     notes: tuple[str, ...] = ()
     if args.out is not None:
         notes = write_folder(
+            report,
             result,
             measured,
             args.out,
-            advice=advice,
-            hosts=case_input.hosts(args, measured),
             gpu_hour_cost=args.gpu_hour_cost,
-            expectation=expectation,
             per_step_workers=args.per_step_workers,
             more=more,
             force=args.force,
@@ -122,13 +126,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from paceline.report.result_json import dumps
 
-        sys.stdout.write(
-            dumps(result, advice, expectation=expectation, per_step_workers=args.per_step_workers)
-        )
+        document = report if args.per_step_workers else report.without_workers_by_step()
+        sys.stdout.write(dumps(document))
     else:
-        from paceline.report.terminal import print_result
+        from paceline.report.terminal import print_report
 
-        print_result(result, advice=advice)
+        print_report(report)
         if expectation is not None:
             from rich.text import Text
 

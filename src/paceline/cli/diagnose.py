@@ -34,18 +34,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Diagnose and print."""
     from paceline.remedies import REMEDIES, advise
+    from paceline.results.document import JobReport
 
     case = case_input.load_case(args)
-    advice = advise(case, REMEDIES)
+    report = JobReport.of(case.result, advise(case, REMEDIES))
     if args.json:
-        from paceline.report.result_json import advice_mapping, lines_of_json
+        from paceline.report.result_json import lines_of_json
+        from paceline.results.keys import DIAGNOSIS_KEYS
+        from paceline.results.record import write_record
 
-        sys.stdout.write(lines_of_json(advice_mapping(advice)))
+        sys.stdout.write(lines_of_json(write_record(report, DIAGNOSIS_KEYS)))
         return 0
     from paceline.report.terminal import print_lines, standard_output
     from paceline.report.why import diagnosis_lines
 
     console = standard_output()
-    lines = diagnosis_lines(case.result, advice, min(console.width, 120), args.gpu_hour_cost)
+    lines = diagnosis_lines(report, min(console.width, 120), args.gpu_hour_cost)
     print_lines(lines, console)
     return 0

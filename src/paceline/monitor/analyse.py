@@ -17,7 +17,10 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.results.document import JobReport
 
 SETTINGS, SUMMARY = "settings.json", "summary.json"
 
@@ -53,11 +56,10 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
     """What `paceline analyze --out` does, and what the store keeps of it."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.graph import from_trace
-    from paceline.monitor.fleet_facts import facts_of
     from paceline.remedies import REMEDIES, Case, advise
-    from paceline.report.folder import RESULT, write_folder
-    from paceline.report.headline import headline
+    from paceline.report.folder import write_folder
     from paceline.report.page.figures import MAX_STEP_VALUES
+    from paceline.results.document import JobReport
     from paceline.sources.hosts import hosts_of_workers
     from paceline.whatif import analyze
 
@@ -66,28 +68,30 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
     hosts = hosts_of_workers(_hosts(meta), measured.rank)
     diagnosis = diagnose(measured, result, hosts)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
+    report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
     by_step = result.by_worker_by_step.size <= MAX_STEP_VALUES
-    write_folder(result, measured, folder, advice=advice, hosts=hosts, per_step_workers=by_step)
-    _add_hosts(folder / RESULT, hosts)
-    steps = result.steps.tolist()
-    causes = [f.cause for f in diagnosis.findings if f.share is not None]
-    causes += [f.cause for f in diagnosis.findings if f.share is None]
+    write_folder(report, result, measured, folder, per_step_workers=by_step)
+    return _summary(report, forward_backward_correlation(measured.durations))
+
+
+def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
+    """The columns of a session."""
+    from paceline.results.facts import best_gain, fleet_facts, main_cause
+    from paceline.results.headline import headline
+
     return {
-        "first_step": min(steps),
-        "last_step": max(steps),
-        "step_s": float(result.traced_s.mean()),
-        "steps_s": float(result.traced_s.sum()),
-        "slowdown": float(result.slowdown),
-        "waste": max(0.0, float(result.waste)),
-        "cause": causes[0] if causes else "healthy",
-        "headline": headline(result, diagnosis, advice.remedies),
-        "best_gain": max((float(r.gain) for r in advice.remedies), default=None),
-        "gpus": int(result.job.world_size),
-        "degrees": result.job.to_mapping(),
-        "facts": facts_of(
-            json.loads((folder / RESULT).read_text(encoding="utf-8")),
-            forward_backward_correlation(measured.durations),
-        ),
+        "first_step": min(report.steps),
+        "last_step": max(report.steps),
+        "step_s": float(report.traced_s.mean()),
+        "steps_s": float(report.traced_s.sum()),
+        "slowdown": float(report.slowdown),
+        "waste": max(0.0, float(report.waste)),
+        "cause": main_cause(report),
+        "headline": headline(report),
+        "best_gain": best_gain(report),
+        "gpus": report.job.world_size,
+        "degrees": report.job.to_mapping(),
+        "facts": fleet_facts(report, correlation),
     }
 
 
@@ -112,14 +116,6 @@ def _hosts(meta: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
         if rank.isdecimal() and isinstance(place, list) and len(place) == 2:
             hosts[int(rank)] = (str(place[0])[:100], str(place[1])[:100])
     return hosts
-
-
-def _add_hosts(path: Path, hosts: Mapping[tuple[int, int], tuple[str, str]]) -> None:
-    """Say in the result where workers run: "dp,pp" -> [host, gpu]."""
-    if hosts:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        result["hosts"] = {f"{dp},{pp}": list(place) for (dp, pp), place in hosts.items()}
-        path.write_text(json.dumps(result), encoding="utf-8")
 
 
 def _limit(memory_bytes: int) -> None:

@@ -12,7 +12,6 @@ from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind, answered, gain_of
 from paceline.units import seconds
-from paceline.whatif import WhatIf
 
 #: Two readings of a gain that differ by more than this both go into its interval.
 APART = 0.01
@@ -82,7 +81,7 @@ def outcome(
         action=action,
         architecture=kind.architecture,
     )
-    beyond = beyond_s(case.result, case.diagnosis, [remedy])
+    beyond = beyond_s(case.result.slowdown, case.diagnosis, [remedy])
     return replace(remedy, notes=(*notes, beyond)) if beyond else remedy
 
 
@@ -93,20 +92,20 @@ def _delays_note(gain: float, bare: float) -> str:
     )
 
 
-def beyond_s(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str | None:
+def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str | None:
     """How S and a speed-up above it hang together; None where no remedy of what S shows is above.
 
     Args:
-        result: it has S.
+        slowdown: S.
         diagnosis: which findings lie inside S.
         remedies: those for the job; the one with the largest gain counts.
     """
     inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
     gain = max((r.gain for r in remedies if inside & set(r.findings)), default=0.0)
-    if gain >= 1 or (speedup := 1 / (1 - gain)) < BEYOND * result.slowdown:
+    if gain >= 1 or (speedup := 1 / (1 - gain)) < BEYOND * slowdown:
         return None
     return (
-        f"a speed-up of {speedup:.2f} above S = {result.slowdown:.2f} is no contradiction: S takes "
+        f"a speed-up of {speedup:.2f} above S = {slowdown:.2f} is no contradiction: S takes "
         "the mean of all workers as the ideal, and the mean contains the slow ones (what-if paper, "
         "3.2); to take the slowness itself away gains more"
     )

@@ -8,12 +8,12 @@ from pathlib import Path
 from paceline.errors import OutputError
 from paceline.files import Writer, check_not_input, check_targets, make_folder, write_files
 from paceline.graph import Measured
-from paceline.plan.expect import Expectation
-from paceline.remedies import Advice
 from paceline.report.html import report_writer
+from paceline.report.page.drawings import Drawings
 from paceline.report.perfetto import trace_writer
 from paceline.report.result_json import json_writer, worker_csv_writer
 from paceline.report.scenario import draw_ideal
+from paceline.results.document import JobReport
 from paceline.whatif import WhatIf
 
 RESULT, WORKERS, IDEAL = "result.json", "by_worker.csv", "ideal.json.gz"
@@ -46,30 +46,38 @@ def check_folder(
 
 
 def write_folder(
+    report: JobReport,
     result: WhatIf,
     measured: Measured,
     folder: Path,
     *,
-    advice: Advice | None = None,
-    hosts: Mapping[tuple[int, int], tuple[str, str]] | None = None,
     gpu_hour_cost: float | None = None,
-    expectation: Expectation | None = None,
     per_step_workers: bool = False,
     more: Mapping[str, Writer] | None = None,
     force: bool = False,
 ) -> tuple[str, ...]:
-    """Write the result, the workers' table, the ideal timeline and, with advice, the report.
+    """Write the document, the workers' table, the ideal timeline and, of a diagnosis, the page.
 
-    ``more`` are further files by name. Returns notes for the user.
+    Args:
+        report: the document, with the slowdown of every worker in every step.
+        result: the analysis that it came from, for the drawings.
+        measured: graph and durations, for the drawings.
+        folder: where to.
+        gpu_hour_cost: price of a GPU-hour, in the user's currency.
+        per_step_workers: keep the slowdown of every worker in every step in ``result.json``.
+        more: further files by name.
+        force: overwrite.
+
+    Returns:
+        Notes for the user.
 
     Raises:
         OutputError: a file exists and ``force`` is not given, or cannot be written.
     """
+    document = report if per_step_workers else report.without_workers_by_step()
     writers: dict[Path, Writer] = {
-        folder / RESULT: json_writer(
-            result, advice, expectation=expectation, per_step_workers=per_step_workers
-        ),
-        folder / WORKERS: worker_csv_writer(result),
+        folder / RESULT: json_writer(document),
+        folder / WORKERS: worker_csv_writer(report),
     }
     notes = []
     try:
@@ -83,17 +91,12 @@ def write_folder(
         )
     except OutputError as error:  # too large for any viewer: the numbers are worth having still
         notes.append(f"{IDEAL} is not written: {error}")
-    if advice is not None:
+    if report.findings is not None:
         writers[folder / REPORT] = report_writer(
-            result,
-            advice.diagnosis,
-            advice.fall,
-            (*advice.remedies, *advice.architecture),
-            measured,
-            hosts=hosts,
+            report,
+            Drawings.of(measured, result),
             gpu_hour_cost=gpu_hour_cost,
             perfetto=IDEAL if folder / IDEAL in writers else None,
-            not_applicable=advice.not_applicable,
         )
     writers |= {folder / name: writer for name, writer in (more or {}).items()}
     make_folder(folder)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from paceline.remedies import Advice, beyond_s
+from paceline.remedies import beyond_s
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrapped
 from paceline.report.why import why_lines
+from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper
 from paceline.units import seconds
@@ -28,14 +29,12 @@ _MAX_BAR, _MIN_BAR = 10, 3
 _GAP = 3
 
 
-def print_result(
-    result: WhatIf, console: Console | None = None, advice: Advice | None = None
-) -> None:
+def print_report(report: JobReport, console: Console | None = None) -> None:
     """Print the screen; colours only where ``console`` (default: standard output) shows them."""
     console = console or standard_output()
     # Sixteen colours are too few for a scale; digits then say more.
     many_colours = console.color_system in ("256", "truecolor") and not console.no_color
-    print_lines(screen(result, console.width, colour=many_colours, advice=advice), console)
+    print_lines(screen(report, console.width, colour=many_colours), console)
 
 
 def print_lines(lines: Iterable[Text], console: Console | None = None) -> None:
@@ -65,25 +64,24 @@ def standard_output() -> Console:
     return console
 
 
-def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = None) -> list[Text]:
+def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
     """The lines of the screen.
 
     Args:
-        result: a finished analysis.
+        report: of an analysis, with its diagnosis or without.
         width: characters there are.
         colour: whether the terminal shows at least 256 colours.
-        advice: the diagnosis, if there is one.
     """
     full_width = max(width, 40)
     width = min(full_width, _MAX_WIDTH)
     blocks = [
-        _head(result, width, advice),
-        why_lines(advice, width) if advice else [],
-        path_lines(result.critical_path, width),
-        _worst(result, width),
-        _shares(result, width),
-        heatmap(result.by_worker, full_width, colour=colour) if result.by_worker.size > 1 else [],
-        _notes(result, width),
+        _head(report, width),
+        why_lines(report, width),
+        path_lines(report.critical_path, report.job.workers, width),
+        _worst(report, width),
+        _shares(report, width),
+        heatmap(report.by_worker, full_width, colour=colour) if report.by_worker.size > 1 else [],
+        _notes(report, width),
     ]
     lines: list[Text] = []
     for block in filter(None, blocks):
@@ -91,76 +89,76 @@ def screen(result: WhatIf, width: int, *, colour: bool, advice: Advice | None = 
     return lines
 
 
-def _head(result: WhatIf, width: int, advice: Advice | None) -> list[Text]:
-    gpus = result.job.world_size
-    worth = result.waste * gpus
-    waste = f"{result.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
-    numbers = Text("S ").append(f"{result.slowdown:.3f}", style="bold")
-    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
+def _head(report: JobReport, width: int) -> list[Text]:
+    gpus = report.job.world_size
+    worth = report.waste * gpus
+    waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
+    numbers = Text("S ").append(f"{report.slowdown:.3f}", style="bold")
+    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     numbers.append(f" ({paper})" if paper else "")
     numbers.append("   waste ").append(waste, style="bold")
     return [
-        *wrapped(_job_line(result), width, style="bold"),
-        *_verdict(result, width),
+        *wrapped(_job_line(report), width, style="bold"),
+        *_verdict(report, width),
         numbers,
-        *(_beyond_lines(result, advice, width) if advice else []),
-        *wrapped(_step_times(result), width),
+        *_beyond_lines(report, width),
+        *wrapped(_step_times(report), width),
     ]
 
 
-def _beyond_lines(result: WhatIf, advice: Advice, width: int) -> list[Text]:
+def _beyond_lines(report: JobReport, width: int) -> list[Text]:
     """How S hangs together with a remedy that gains more."""
-    note = beyond_s(result, advice.diagnosis, advice.remedies)
+    note = beyond_s(report.slowdown, report.diagnosis, report.remedies)
     return wrapped(note, width, style="dim") if note else []
 
 
-def _job_line(result: WhatIf) -> str:
-    name = f"{result.job.name}: " if result.job.name else ""
-    return f"{name}{size_and_steps(result)}"
+def _job_line(report: JobReport) -> str:
+    name = f"{report.job.name}: " if report.job.name else ""
+    return f"{name}{size_and_steps(report.job, report.steps)}"
 
 
-def _verdict(result: WhatIf, width: int) -> list[Text]:
-    lost = result.slowdown - 1
-    if result.healthy and "forward-compute" in result.not_judged:
+def _verdict(report: JobReport, width: int) -> list[Text]:
+    lost = report.slowdown - 1
+    if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
-    elif result.slowdown < result.REFERENCE_FAILS_BELOW:
-        text = f"S says nothing: it is {result.slowdown:.2f}, faster than its reference"
+    elif report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
+        text = f"S says nothing: it is {report.slowdown:.2f}, faster than its reference"
         style = "bold yellow"
-    elif not result.healthy and not result.straggling:
-        text = f"Stragglers cost little ({max(result.waste, 0):.1%}), but steps come in two lengths"
+    elif not report.healthy and not report.straggling:
+        text = f"Stragglers cost little ({max(report.waste, 0):.1%}), but steps come in two lengths"
         style = "bold yellow"
-    elif result.healthy:
+    elif report.healthy:
         text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
         style = "bold green"
-        if result.doubtful or not result.even:
+        if report.doubtful or not report.even:
             text = f"No stragglers in the operations: they make steps {max(lost, 0):.1%} longer"
             style = "bold yellow"
     else:
-        text = f"Stragglers make steps {result.slowdown:.2f} times as long as they could be"
-        style = "bold red" if result.slowdown >= _SEVERE else "bold yellow"
+        text = f"Stragglers make steps {report.slowdown:.2f} times as long as they could be"
+        style = "bold red" if report.slowdown >= _SEVERE else "bold yellow"
     lines = wrapped(text, width, style=style)
-    if result.doubtful:
-        outside = 1 - 1 / result.launch_slowdown
+    if report.doubtful:
+        outside = 1 - 1 / report.launch_slowdown
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
         if outside > 0:
             text = (
                 f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
             )
         lines += wrapped(text, width, style="bold yellow")
-    if not result.even:
+    if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"
         lines += wrapped(text, width, style="bold yellow")
     return lines
 
 
-def _step_times(result: WhatIf) -> str:
+def _step_times(report: JobReport) -> str:
     traced, simulated, ideal = (
         seconds(float(times.mean()))
-        for times in (result.traced_s, result.simulated_s, result.ideal_s)
+        for times in (report.traced_s, report.simulated_s, report.ideal_s)
     )
-    judged = "over 5%" if result.doubtful else "fine"
-    off = f"{result.discrepancy:.1%} off: {judged}"
+    judged = "over 5%" if report.doubtful else "fine"
+    off = f"{report.discrepancy:.1%} off: {judged}"
     return f"mean step: ideal {ideal}, simulated {simulated}, traced {traced} ({off})"
 
 
@@ -192,17 +190,17 @@ class _Table:
         return lines
 
 
-def _worst(result: WhatIf, width: int) -> list[Text]:
+def _worst(report: JobReport, width: int) -> list[Text]:
     """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
-    n_pp, n_dp = result.by_worker.shape
-    flat = result.by_worker.ravel()
+    n_pp, n_dp = report.by_worker.shape
+    flat = report.by_worker.ravel()
     worst = (-flat).argsort(kind="stable")[:TOP].tolist()
     workers = [(f"{i % n_dp},{i // n_dp}", float(flat[i])) for i in worst]
-    tables = [_Table("kind", _top(result.by_kind))]
-    tables += [_Table("stage", _top(result.by_stage))] if n_pp > 1 else []
-    tables += [_Table("dp", _top(result.by_replica))] if n_dp > 1 else []
+    tables = [_Table("kind", _top(report.by_kind))]
+    tables += [_Table("stage", _top(report.by_stage))] if n_pp > 1 else []
+    tables += [_Table("dp", _top(report.by_replica))] if n_dp > 1 else []
     tables += [_Table("dp,stage", workers)] if n_pp > 1 and n_dp > 1 else []
-    steps = _Table("step", _top(result.by_step))
+    steps = _Table("step", _top(report.by_step))
     below: list[Text] = []
     if len(steps.rows) > 1:
         if _total(tables) + _GAP + steps.width <= width:
@@ -249,12 +247,12 @@ def _steps_line(steps: _Table, width: int) -> list[Text]:
     return wrapped(f"worst steps: {', '.join(named)}", width)
 
 
-def _shares(result: WhatIf, width: int) -> list[Text]:
+def _shares(report: JobReport, width: int) -> list[Text]:
     """M_W and M_S, each with what it means."""
-    n, of = len(result.slowest_workers), result.by_worker.size
-    rows = [("M_W", f"slowest 3% of workers ({n} of {of})", result.m_w, result.m_w_only)]
-    if result.by_worker.shape[0] > 1:
-        rows.append(("M_S", "last stage", result.m_s, result.m_s_only))
+    n, of = len(report.slowest_workers), report.by_worker.size
+    rows = [("M_W", f"slowest 3% of workers ({n} of {of})", report.m_w, report.m_w_only)]
+    if report.by_worker.shape[0] > 1:
+        rows.append(("M_S", "last stage", report.m_s, report.m_s_only))
     wide = max(len(whom) for _, whom, _, _ in rows)
     title = Text().append("share of the loss", style="bold")
     title.append(" " * (wide + len("M_W    ") - len(title)))
@@ -264,7 +262,7 @@ def _shares(result: WhatIf, width: int) -> list[Text]:
         line = Text().append(name, style="bold").append(f"  {whom:<{wide}}  ")
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
-    if result.m_w is None:
+    if report.m_w is None:
         lines += wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
     return lines
 
@@ -273,16 +271,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
 
 
-def _notes(result: WhatIf, width: int) -> list[Text]:
-    notes = [*result.warnings]
+def _notes(report: JobReport, width: int) -> list[Text]:
+    notes = [*report.warning_texts]
     told = any("left out, for example" in note for note in notes)
-    if result.left_out_steps and not (told and len(result.left_out_steps) == 1):
-        numbers = list(result.left_out_steps)
+    if report.left_out_steps and not (told and len(report.left_out_steps) == 1):
+        numbers = list(report.left_out_steps)
         shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-        reason = result.left_out_steps[numbers[0]]
+        reason = report.left_out_steps[numbers[0]]
         why = "" if any(reason in note for note in notes) else f" ({numbers[0]}: {reason})"
         notes.append(f"left out steps: {shown}{why}")
-    clamped = sum(sum(counts.values()) for counts in result.clamped.values())
+    clamped = sum(sum(counts.values()) for counts in report.clamped.values())
     if clamped:
         notes.append(f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)")
     lines: list[Text] = []

@@ -6,50 +6,50 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from paceline.diagnose import Finding, Waterfall
-from paceline.remedies import Advice, Remedy
-from paceline.report.headline import HEALTHY, is_healthy, is_small
+from paceline.diagnose import Finding
+from paceline.remedies import Remedy
 from paceline.report.layout import wrapped
+from paceline.results.document import JobReport
+from paceline.results.headline import HEALTHY, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
 from paceline.results.words.slowdown import by_paper
 from paceline.units import percent, seconds
-from paceline.whatif import WhatIf
 
 _BAR = 24
 
 ARCHITECTURE = "changes of the job's architecture"
 
 
-def why_lines(advice: Advice, width: int, most: int = 4) -> list[Text]:
+def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     """Findings and the best remedies, a few lines for the screen of ``analyze``."""
-    findings = [f for f in advice.diagnosis.findings if f.cause != "unexplained"][:most]
+    findings = [f for f in report.diagnosis.findings if f.cause != "unexplained"][:most]
     lines = [_title("why", "what each cause costs, and how likely it is")] if findings else []
     for finding in findings:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
         lines += _entry(_share(finding), text, width)
-        if reading := other_reading(finding, advice.remedies):
+        if reading := other_reading(finding, report.remedies):
             lines += wrapped(f"       {reading}", width, indent=" " * 7, style="dim")
     for name, about, remedies in (
-        ("what to do", "share of the step time that each remedy would save", advice.remedies),
-        (ARCHITECTURE, "they answer no finding", advice.architecture),
+        ("what to do", "share of the step time that each remedy would save", report.remedies),
+        (ARCHITECTURE, "they answer no finding", report.architecture),
     ):
         lines += [Text("")] if remedies and lines else []
         lines += [_title(name, about)] if remedies else []
         for remedy in remedies[:most]:
             lines += _entry(f"{remedy.gain:6.1%}", remedy.text, width)
-    return lines + _hint_lines(advice, width)
+    return lines + _hint_lines(report, width)
 
 
 def _small(finding: Finding) -> str:
     return "small: " if is_small(finding) else ""
 
 
-def _hint_lines(advice: Advice, width: int) -> list[Text]:
+def _hint_lines(report: JobReport, width: int) -> list[Text]:
     lines: list[Text] = []
-    for hint in advice.hints:
+    for hint in report.hints:
         lines += wrapped(f"hint: {hint}", width, indent="  ", style="dim")
     return lines
 
@@ -73,23 +73,23 @@ def _share(finding: Finding) -> str:
 
 
 def diagnosis_lines(
-    result: WhatIf, advice: Advice, width: int, gpu_hour_cost: float | None = None
+    report: JobReport, width: int, gpu_hour_cost: float | None = None
 ) -> list[Text]:
     """Everything the diagnosis says."""
-    low, high = advice.diagnosis.slowdown_interval
-    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
+    low, high = report.diagnosis.slowdown_interval
+    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     head = (
-        f"S {result.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
-        f"{f'; {paper}' if paper else ''}), waste {percent(result.waste)}"
+        f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
+        f"{f'; {paper}' if paper else ''}), waste {percent(report.waste)}"
     )
     lines = [*wrapped(head, width, style="bold"), Text("")]
-    if is_healthy(result, advice.diagnosis):
+    if is_healthy(report):
         lines += [*wrapped(HEALTHY_TEXT, width), Text("")]
-    for finding in advice.diagnosis.findings:
-        lines += _finding_lines(finding, advice.remedies, width)
-    lines += [Text("")] if advice.diagnosis.findings else []
-    lines += [*_remedy_lines(advice, width), Text("")]
-    return lines + _fall_lines(result, advice.fall, gpu_hour_cost)
+    for finding in report.diagnosis.findings:
+        lines += _finding_lines(finding, report.remedies, width)
+    lines += [Text("")] if report.diagnosis.findings else []
+    lines += [*_remedy_lines(report, width), Text("")]
+    return lines + _fall_lines(report, gpu_hour_cost)
 
 
 HEALTHY_TEXT = (
@@ -118,11 +118,14 @@ def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
     return wrapped(f"  {'; '.join(phrases)}", width, indent="    ", style="dim") if phrases else []
 
 
-def _fall_lines(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) -> list[Text]:
+def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
     """The waterfall: seconds, share of the step, GPU-hours over the steps analysed, money."""
-    hours = result.job.world_size * len(result.steps) / 3600
+    fall = report.waterfall
+    if fall is None:  # an older document
+        return []
+    hours = report.job.world_size * len(report.steps) / 3600
     money = "" if gpu_hour_cost is None else f"{'cost':>12}"
-    about = f"per step; GPU-hours over the {len(result.steps)} steps"
+    about = f"per step; GPU-hours over the {len(report.steps)} steps"
     lines = [_title("where the time goes", about)]
     rows = [("Actual step", fall.actual_s)]
     rows += [(drop_name(drop.name), -drop.seconds) for drop in fall.drops]
@@ -145,18 +148,18 @@ def _cents(value: float) -> float:
     return round(value, 2) + 0.0
 
 
-def _remedy_lines(advice: Advice, width: int) -> list[Text]:
+def _remedy_lines(report: JobReport, width: int) -> list[Text]:
     lines = [_title("remedies", "by gain, the share of the step time that is saved")]
-    if not advice.remedies:
+    if not report.remedies:
         lines.append(Text("none applies"))
-    for remedy in advice.remedies:
+    for remedy in report.remedies:
         lines += remedy_lines(remedy, width)
-    lines += _hint_lines(advice, width)
-    if advice.architecture:
+    lines += _hint_lines(report, width)
+    if report.architecture:
         lines += [Text(""), _title(ARCHITECTURE, "they answer no finding")]
-    for remedy in advice.architecture:
+    for remedy in report.architecture:
         lines += remedy_lines(remedy, width)
-    if refused := advice.not_applicable:
+    if refused := report.not_applicable:
         lines += [Text(""), Text("not applicable", style="dim")]
         for reason in dict.fromkeys(refused.values()):
             names = ", ".join(name for name, why in refused.items() if why == reason)

@@ -152,6 +152,10 @@ class JobReport:
             return report
         return replace(report, step_modes=modes_of(report.steps, report.traced_s))
 
+    def without_workers_by_step(self) -> JobReport:
+        """The report without its largest table."""
+        return replace(self, by_worker_by_step=None)
+
     def __eq__(self, other: object) -> bool:
         return same(self, other) if isinstance(other, JobReport) else NotImplemented
 

@@ -6,7 +6,6 @@ nothing. So a restart judges all recent jobs, and what happened around it is not
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -16,7 +15,6 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.monitor.alerts.delivery import Courier
-from paceline.monitor.alerts.explain import gain_of, hosts_of, place_of
 from paceline.monitor.alerts.rules import (
     DAY_S,
     IMPORTANCE_LABEL,
@@ -28,11 +26,13 @@ from paceline.monitor.alerts.rules import (
     judge,
 )
 from paceline.monitor.alerts.settings import load_settings
-from paceline.monitor.blobs import RESULT, result_key
+from paceline.monitor.documents import read_report
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import sessions
 from paceline.monitor.store.health import problem_in
+from paceline.results.facts import cause_place, gain
+from paceline.units import several
 
 #: How often all that fires is judged again.
 AGAIN_S = 300.0
@@ -213,19 +213,18 @@ class Alerts:
         if alarm.session_id is None:
             return None, None
         try:
-            with self._service.blobs.open(result_key(alarm.session_id, RESULT)) as file:
-                result = json.loads(file.read(_MAX_RESULT_BYTES))
-            return place_of(result, alarm.cause), gain_of(result)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            report = read_report(self._service.blobs, alarm.session_id, _MAX_RESULT_BYTES)
+        except OSError as error:
             log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
             return None, None
+        return (None, None) if report is None else (cause_place(report, alarm.cause), gain(report))
 
     def _with_hosts(self, alarm: Alarm, facts: Facts) -> str | None:
         """Its place, with the hosts of its ranks where the latest session was pushed with them."""
         if not alarm.ranks or not facts.sessions:
             return alarm.place
         row = sessions.by_id(self._service.engine, facts.sessions[0]["id"], "*")
-        hosts = hosts_of(row["meta"] if row else {}, alarm.ranks)
+        hosts = _hosts_of(row["meta"] if row else {}, alarm.ranks)
         return f"{alarm.place}; host {hosts}" if hosts else alarm.place
 
     def _catch_up(self) -> None:
@@ -298,3 +297,11 @@ def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     """When the latest relief was seen; -inf where there is none, or the job has ended."""
     reliefs = [event["at"] for event in events if event["kind"] == "relief"]
     return max(reliefs, default=-math.inf) if job["status"] != "ended" else -math.inf
+
+
+def _hosts_of(meta: Mapping[str, Any], ranks: Sequence[int]) -> str | None:
+    """The hosts of ranks, as pushed with a trace; None where it says none."""
+    pushed = meta.get("hosts")
+    places = [pushed.get(str(rank)) for rank in ranks] if isinstance(pushed, Mapping) else []
+    names = dict.fromkeys(str(place[0])[:100] for place in places if place)
+    return several(list(names), 4) or None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.monitor.web.shown import hosts_of, shown
 from paceline.monitor.web.templating import cause
 from paceline.report.page.figures import figure_data
+from paceline.results.document import JobReport
 from paceline.units import percent, seconds
 
-Result = Mapping[str, Any]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Comparison:
     workers: list[dict[str, Any]]
 
 
-def compare(a: Result, b: Result) -> Comparison:
+def compare(a: JobReport, b: JobReport) -> Comparison:
     """What changed from ``a`` to ``b``."""
     return Comparison(
         numbers=_key_lines(a, b),
         falls=_fall_lines(a, b),
-        kinds=_part_lines(a, b, "by_kind"),
-        stages=_part_lines(a, b, "by_stage"),
+        kinds=_kind_lines(a, b),
+        stages=_stage_lines(a, b),
         workers=_worker_figures((a, b)),
     )
 
@@ -66,30 +68,37 @@ def compare(a: Result, b: Result) -> Comparison:
 _NOTICED = 0.01
 
 
-def _key_lines(a: Result, b: Result) -> list[Line]:
+def _key_lines(a: JobReport, b: JobReport) -> list[Line]:
     times = [
-        (name, _mean(a["step_time_s"][key]), _mean(b["step_time_s"][key]))
-        for name, key in (
-            ("Mean step, actual", "traced"),
-            ("… without launch delays", "simulated"),
-            ("… ideal", "ideal"),
+        (name, _mean(x), _mean(y))
+        for name, x, y in (
+            ("Mean step, actual", a.traced_s, b.traced_s),
+            ("… without launch delays", a.simulated_s, b.simulated_s),
+            ("… ideal", a.ideal_s, b.ideal_s),
         )
     ]
     lines = [
-        _line("Slowdown S", a["slowdown"], b["slowdown"], _ratio),
-        _line("Waste", a["waste"], b["waste"], percent),
-        _line("Launch delays, factor", a["launch_slowdown"], b["launch_slowdown"], _ratio),
+        _line("Slowdown S", a.slowdown, b.slowdown, _ratio),
+        _line("Waste", a.waste, b.waste, percent),
+        _line("Launch delays, factor", a.launch_slowdown, b.launch_slowdown, _ratio),
     ]
     return lines + [_line(name, x, y, seconds, scale=x or 1.0) for name, x, y in times]
 
 
-def _part_lines(a: Result, b: Result, key: str) -> list[Line]:
-    names = list(dict.fromkeys([*a[key], *b[key]]))
-    pairs = [(name, a[key].get(name), b[key].get(name)) for name in names]
-    if key == "by_kind":
-        pairs.sort(key=lambda p: -abs((p[2] or 1.0) - (p[1] or 1.0)))
-    head = "stage " if key == "by_stage" else ""
-    return [_line(f"{head}{name}", x, y, _ratio) for name, x, y in pairs]
+def _kind_lines(a: JobReport, b: JobReport) -> list[Line]:
+    """The kinds, the largest changes first."""
+    names = dict.fromkeys([*a.by_kind, *b.by_kind])
+    pairs = [(name, a.by_kind.get(name), b.by_kind.get(name)) for name in names]
+    pairs.sort(key=lambda p: -abs((p[2] or 1.0) - (p[1] or 1.0)))
+    return [_line(name, x, y, _ratio) for name, x, y in pairs]
+
+
+def _stage_lines(a: JobReport, b: JobReport) -> list[Line]:
+    stages = dict.fromkeys([*a.by_stage, *b.by_stage])
+    return [
+        _line(f"stage {stage}", a.by_stage.get(stage), b.by_stage.get(stage), _ratio)
+        for stage in stages
+    ]
 
 
 #: Drops that are no finding, as the report calls them.
@@ -102,13 +111,10 @@ _DROPS = {
 }
 
 
-def _fall_lines(a: Result, b: Result) -> list[Line]:
-    falls = [
-        {d["name"]: d["seconds"] or 0.0 for d in r.get("waterfall", {}).get("drops", ())}
-        for r in (a, b)
-    ]
+def _fall_lines(a: JobReport, b: JobReport) -> list[Line]:
+    falls = [_drops(report) for report in (a, b)]
     names = dict.fromkeys([*falls[0], *falls[1]])
-    scale = _mean(a["step_time_s"]["traced"]) or 1.0
+    scale = _mean(a.traced_s) or 1.0
     return [
         _line(
             _DROPS.get(name) or cause(name),
@@ -121,6 +127,12 @@ def _fall_lines(a: Result, b: Result) -> list[Line]:
     ]
 
 
+def _drops(report: JobReport) -> dict[str, float]:
+    """Drop of the waterfall -> seconds; none where the document has no waterfall."""
+    drops = () if report.waterfall is None else report.waterfall.drops
+    return {drop.name: drop.seconds if math.isfinite(drop.seconds) else 0.0 for drop in drops}
+
+
 def _line(
     name: str,
     before: float | None,
@@ -130,6 +142,7 @@ def _line(
     scale: float = 1.0,
 ) -> Line:
     """A line; larger values are worse. ``scale``: what a change is measured by."""
+    before, after = (v if v is not None and math.isfinite(v) else None for v in (before, after))
     if before is None or after is None:
         texts = ["–" if v is None else form(v) for v in (before, after)]
         return Line(name, texts[0], texts[1], "–", "")
@@ -146,13 +159,13 @@ def _ratio(value: float) -> str:
     return f"−{text}" if value < 0 and text != "0.000" else text
 
 
-def _mean(values: Mapping[str, float | None]) -> float | None:
-    known = [v for v in values.values() if v is not None]
-    return sum(known) / len(known) if known else None
+def _mean(values: Array) -> float | None:
+    numbers = values[np.isfinite(values)]
+    return float(numbers.mean()) if len(numbers) else None
 
 
-def _worker_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
-    made = [figure_data(shown(result), hosts_of(result)) for result in results]
-    top = max(float(np.nanmax(np.array(r["by_worker"], dtype=np.float64))) for r in results)
+def _worker_figures(reports: Sequence[JobReport]) -> list[dict[str, Any]]:
+    figures = [figure_data(report) for report in reports]
+    top = max(float(np.nanmax(report.by_worker)) for report in reports)
     wanted = ("n_pp", "n_dp", "workers", "hosts")
-    return [{**{name: data[name] for name in wanted}, "top": top} for data in made]
+    return [{**{name: data[name] for name in wanted}, "top": top} for data in figures]

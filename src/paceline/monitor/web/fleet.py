@@ -50,7 +50,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
 
     Args:
         rows: of :func:`paceline.monitor.store.queries.fleet_jobs`; their ``facts`` are those of
-            :func:`paceline.monitor.fleet_facts.facts_of`, or None.
+            :func:`paceline.results.facts.fleet_facts`, or None.
     """
     known = [row for row in rows if row["facts"] is not None]
     slow = [row for row in known if row["slowdown"] >= STRAGGLING]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.monitor.blobs import PERFETTO, REPORT, Blobs, result_key
+from paceline.monitor.documents import read_report
 from paceline.monitor.step_series import read_series
 from paceline.monitor.web.charts import MAX_POINTS, Spec, steps_chart
-from paceline.monitor.web.results import read_result
-from paceline.monitor.web.shown import Sections, sections
+from paceline.monitor.web.sections import Sections, sections
 
 Row = Mapping[str, Any]
 
@@ -31,11 +31,11 @@ class Made:
 
 def made(session_id: int, blobs: Blobs) -> Made:
     """What there is to show of an analysed session."""
-    result = read_result(blobs, session_id)
+    report = read_report(blobs, session_id)
     has_report, has_perfetto = (
         blobs.exists(result_key(session_id, name)) for name in (REPORT, PERFETTO)
     )
-    return Made(None if result is None else sections(result), has_report, has_perfetto)
+    return Made(None if report is None else sections(report), has_report, has_perfetto)
 
 
 #: Degrees that are told always, and those told above 1.

@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from paceline.monitor.documents import read_report
 from paceline.monitor.store import queries
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, stream
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name
-from paceline.monitor.web.results import Kept, read_result
+from paceline.monitor.web.results import Kept
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
 
@@ -157,7 +158,7 @@ class Pages:
                 for name, place in (("a", 1), ("b", 0))
             ]
         results = [
-            read_result(self.service.blobs, s["id"]) if s is not None else None for s in pair
+            read_report(self.service.blobs, s["id"]) if s is not None else None for s in pair
         ]
         both = [result for result in results if result is not None]
         return self._render(

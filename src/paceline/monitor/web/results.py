@@ -1,26 +1,13 @@
-"""Results of sessions out of the blobs; what pages make of them is kept for a while."""
+"""What pages make of results is kept for a while."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
-
-from paceline.monitor.blobs import RESULT, Blobs, result_key
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-def read_result(blobs: Blobs, session_id: int) -> dict[str, Any] | None:
-    """A session's ``result.json``; None where there is none (removed by age, or not written)."""
-    try:
-        with blobs.open(result_key(session_id, RESULT)) as file:
-            result = json.load(file)
-    except (FileNotFoundError, ValueError):  # ValueError: not JSON, so nobody can read it
-        return None
-    return result if isinstance(result, dict) else None
 
 
 class Kept(Generic[T]):

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.comparison import Change, Comparison, PartChange, TimeChange
 from paceline.report.comparison import words
 from paceline.report.result_json import lines_of_json
-from paceline.report.result_json import to_mapping as result_mapping
+from paceline.results.document import JobReport
 
 SCHEMA = 1
 
@@ -86,8 +86,8 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
             when: list(side.result.warnings)
             for when, side in zip(("before", "after"), sides, strict=True)
         },
-        "before": result_mapping(comparison.before.result, comparison.before.advice),
-        "after": result_mapping(comparison.after.result, comparison.after.advice),
+        "before": JobReport.of(comparison.before.result, comparison.before.advice).to_mapping(),
+        "after": JobReport.of(comparison.after.result, comparison.after.advice).to_mapping(),
     }
 
 

@@ -126,12 +126,11 @@ def _bar(change: Change, scale: float) -> str:
     """From the middle to the left where the step became shorter, to the right where longer."""
     end = 0.5 + 0.5 * max(-1.0, min(1.0, change.seconds / scale))
     name = "level" if not change.clear else "gain" if change.seconds < 0 else "share"
-    track = bar(min(0.5, end), max(0.5, end), name=name, base=0.5)
-    if change.interval is None:
-        return track
-    low, high = (0.5 + 0.5 * max(-1.0, min(1.0, x / scale)) for x in change.interval)
-    whisker = f'<i class="whisker" style="left:{low:.2%};width:{high - low:.2%}"></i>'
-    return track.replace("</span>", f"{whisker}</span>")
+    interval = None
+    if change.interval is not None:
+        low, high = (0.5 + 0.5 * max(-1.0, min(1.0, x / scale)) for x in change.interval)
+        interval = (low, high)
+    return bar(min(0.5, end), max(0.5, end), name=name, base=0.5, interval=interval)
 
 
 def _numbers(comparison: Comparison) -> str:
@@ -144,7 +143,8 @@ def _numbers(comparison: Comparison) -> str:
 
 def _job(side: Side, when: str) -> str:
     name = f": {foreign(side.name)}" if side.name else ""
-    return f"<div><dt>{when}{name}</dt><dd>{job_line(side.result)}</dd></div>"
+    line = job_line(side.result.job, side.result.steps.tolist())
+    return f"<div><dt>{when}{name}</dt><dd>{line}</dd></div>"
 
 
 def _warnings(side: Side, when: str) -> str:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.diagnose import Diagnosis, Waterfall
+from paceline.diagnose import Waterfall
 from paceline.report.page.markup import bar, escaped, foreign, table
+from paceline.results.document import JobReport
 from paceline.results.words.names import OTHERS, cause_name
 from paceline.results.words.slowdown import by_paper
 from paceline.units import percent, seconds
-from paceline.whatif import WhatIf
 
 
-def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | None) -> str:
+def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     """The figures that a reader takes to a meeting."""
-    gpus = result.job.world_size
-    low, high = diagnosis.slowdown_interval
-    lost = result.waste * gpus
+    gpus = report.job.world_size
+    low, high = report.diagnosis.slowdown_interval
+    lost = report.waste * gpus
     cost = 0.0 if gpu_hour_cost is None else lost * 24 * gpu_hour_cost
     per_day = f"; costs {_hours(cost)} a day" if cost >= 1 else ""
     actual, simulated, ideal = (
-        float(times.mean()) for times in (result.traced_s, result.simulated_s, result.ideal_s)
+        float(times.mean()) for times in (report.traced_s, report.simulated_s, report.ideal_s)
     )
-    judged = "doubtful: over 5%" if result.doubtful else "fine: under 5%"
+    judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
-        ("Slowdown S", f"{result.slowdown:.3f}", _beside_s(result, low, high)),
-        ("Waste", percent(result.waste), f"{_gpus(lost)} of {gpus:,} GPUs{per_day}"),
+        ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
+        ("Waste", percent(report.waste), f"{_gpus(lost)} of {gpus:,} GPUs{per_day}"),
         ("Mean step, actual", seconds(actual), "as traced"),
         (
             "… without launch delays",
@@ -34,7 +34,7 @@ def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | Non
             f"they take {percent(1 - simulated / actual)}",
         ),
         ("… ideal", seconds(ideal), "without stragglers"),
-        ("Simulation against trace", percent(result.discrepancy), judged),
+        ("Simulation against trace", percent(report.discrepancy), judged),
     )
     cells = (
         f"<div{' class=bad' if 'doubtful' in more else ''}><dt>{name}</dt><dd>{number}</dd>"
@@ -44,9 +44,9 @@ def key_numbers(result: WhatIf, diagnosis: Diagnosis, gpu_hour_cost: float | Non
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
-def _beside_s(result: WhatIf, low: float, high: float) -> str:
+def _beside_s(report: JobReport, low: float, high: float) -> str:
     """The interval of S, and S by the paper's reference where that is another number."""
-    paper = by_paper(result.slowdown_paper, result.slow_mode_shares)
+    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     return f"90%: {low:.3f} to {high:.3f}{f'; {paper}' if paper else ''}"
 
 
@@ -83,11 +83,17 @@ def _level(name: str, text: str, left: float) -> _Row:
     return _Row(name, text, left, left, 0.0, True)
 
 
-def waterfall_html(result: WhatIf, fall: Waterfall, gpu_hour_cost: float | None) -> str:
-    """From the actual step down to pure compute; negative drops are shown as they are."""
+def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
+    """From the actual step down to pure compute; negative drops are shown as they are.
+
+    Empty where the document has no waterfall.
+    """
+    fall = report.waterfall
+    if fall is None:
+        return ""
     rows = _waterfall_rows(fall)
     scale = max(max(row.top_s, row.bottom_s) for row in rows) or 1.0
-    gpus, n_steps = result.job.world_size, len(result.steps)
+    gpus, n_steps = report.job.world_size, len(report.steps)
     head = ["", "", "per step", "share", f"GPU-hours, {n_steps} steps", "GPU-hours a day"]
     head += [] if gpu_hour_cost is None else ["cost a day"]
     lines = []

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from paceline.diagnose import Diagnosis
 from paceline.report.page.pack import rounded, slowdowns
-from paceline.whatif import WhatIf
+from paceline.results.document import JobReport
+from paceline.results.keys import Hosts
 
-#: (dp, pp) -> host, or (host, gpu).
-Hosts = Mapping[tuple[int, int], "str | tuple[str, str]"]
+#: Up to this many replicas the two heatmaps have room beside each other.
+FEW = 10
 
 #: Values of the per-step heatmap that a page holds at most (16 bits each, so about 1 MB).
 MAX_STEP_VALUES = 400_000
 
 
-def figure_data(result: WhatIf, hosts: Hosts | None) -> dict[str, Any]:
+def figure_data(report: JobReport) -> dict[str, Any]:
     """Everything but the timeline and the scatter."""
-    n_pp, n_dp = result.by_worker.shape
+    n_pp, n_dp = report.by_worker.shape
     return {
-        "steps": result.steps.tolist(),
-        "slowdown": float(result.slowdown),
-        "by_step": rounded(np.array([result.by_step[step] for step in result.steps.tolist()])),
-        "traced_s": rounded(result.traced_s),
-        "simulated_s": rounded(result.simulated_s),
-        "ideal_s": rounded(result.ideal_s),
+        "steps": list(report.steps),
+        "slowdown": float(report.slowdown),
+        "by_step": rounded(np.array([report.by_step[step] for step in report.steps])),
+        "traced_s": rounded(report.traced_s),
+        "simulated_s": rounded(report.simulated_s),
+        "ideal_s": rounded(report.ideal_s),
         "n_pp": n_pp,
         "n_dp": n_dp,
-        "workers": slowdowns(result.by_worker),
-        "workers_by_step": _by_step(result),
-        "hosts": _hosts(hosts, n_pp, n_dp),
+        "workers": slowdowns(report.by_worker),
+        "workers_by_step": _by_step(report),
+        "hosts": _hosts(report.hosts, n_pp, n_dp),
     }
 
 
-def _by_step(result: WhatIf) -> dict[str, Any]:
+def _by_step(report: JobReport) -> dict[str, Any]:
     """Slowdowns of every worker in every step, or in the steps there is room for."""
-    n_steps, room = len(result.steps), max(1, MAX_STEP_VALUES // result.by_worker.size)
+    n_steps, room = len(report.steps), max(1, MAX_STEP_VALUES // report.by_worker.size)
     if n_steps <= room:
-        shown = np.arange(n_steps)
+        index = np.arange(n_steps)
     else:
-        worst = np.argsort(-result.simulated_s / result.ideal_s, kind="stable")[: (room + 1) // 2]
+        worst = np.argsort(-report.simulated_s / report.ideal_s, kind="stable")[: (room + 1) // 2]
         spread = np.linspace(0, n_steps - 1, room - len(worst), dtype=np.int64)
-        shown = np.unique(np.concatenate([worst, spread]))
-    return {"index": shown.tolist(), **slowdowns(result.by_worker_by_step[shown])}
+        index = np.unique(np.concatenate([worst, spread]))
+    return {"index": index.tolist(), **slowdowns(report.workers_by_step[index])}
 
 
 def blamed(diagnosis: Diagnosis) -> list[list[int]]:
@@ -54,16 +54,13 @@ def blamed(diagnosis: Diagnosis) -> list[list[int]]:
     return [[int(dp), int(pp)] for workers in found for dp, pp in workers]
 
 
-def host_name(hosts: Hosts | None, dp: int, pp: int) -> str:
+def host_name(hosts: Hosts, dp: int, pp: int) -> str:
     """``node-7, GPU 3``; empty where it is not known."""
-    host = (hosts or {}).get((dp, pp), "")
-    if isinstance(host, str):
-        return host
-    name, gpu = host
+    name, gpu = hosts.get((dp, pp), ("", ""))
     return f"{name}, GPU {gpu}" if gpu else name
 
 
-def _hosts(hosts: Hosts | None, n_pp: int, n_dp: int) -> list[str] | None:
+def _hosts(hosts: Hosts, n_pp: int, n_dp: int) -> list[str] | None:
     if not hosts:
         return None
     return [host_name(hosts, dp, pp) for pp in range(n_pp) for dp in range(n_dp)]

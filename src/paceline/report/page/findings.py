@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.diagnose import Diagnosis, Finding
+from paceline.diagnose import Finding
 from paceline.remedies import Remedy
-from paceline.report.headline import is_small
-from paceline.report.page.figures import Hosts, host_name
+from paceline.report.page.figures import host_name
 from paceline.report.page.markup import bar, escaped, foreign, pairs
+from paceline.results.document import JobReport
+from paceline.results.headline import is_small
+from paceline.results.keys import Hosts
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
@@ -19,15 +21,15 @@ from paceline.units import percent, seconds
 _MAX_WORKERS = 12
 
 
-def findings_html(diagnosis: Diagnosis, remedies: Sequence[Remedy], hosts: Hosts | None) -> str:
+def findings_html(report: JobReport) -> str:
     """A card for each finding, in the order of the diagnosis."""
-    if not diagnosis.findings:
+    if not report.findings:
         return "<p>No cause was found.</p>"
     answers: dict[str, list[int]] = {}
-    for rank, remedy in enumerate(ranked(remedies), 1):
+    for rank, remedy in enumerate(ranked(report.every_remedy), 1):
         for finding in remedy.findings:
             answers.setdefault(finding, []).append(rank)
-    cards = (_card(f, answers.get(f.id, []), remedies, hosts) for f in diagnosis.findings)
+    cards = (_card(f, answers.get(f.id, []), report) for f in report.findings)
     return f'<ol class="cards">{"".join(cards)}</ol>'
 
 
@@ -41,11 +43,9 @@ def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
     return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
 
-def _card(
-    finding: Finding, answers: Sequence[int], remedies: Sequence[Remedy], hosts: Hosts | None
-) -> str:
+def _card(finding: Finding, answers: Sequence[int], report: JobReport) -> str:
     unexplained = finding.cause == "unexplained"
-    reading = other_reading(finding, remedies)
+    reading = other_reading(finding, report.every_remedy)
     small = is_small(finding)
     text = f"small: {finding.text}" if small else finding.text
     quiet = unexplained or small
@@ -55,7 +55,7 @@ def _card(
         _size(finding),
         f"<p>{_capital(text)}</p>",
         f'<p class="note">{_capital(reading)}.</p>' if reading else "",
-        _where(finding.where, hosts),
+        _where(finding.where, report.hosts),
         _phrases(evidence_phrases(finding)),
         _links(answers),
         _raw(finding.evidence),
@@ -103,7 +103,7 @@ def _capital(text: str) -> str:
     return foreign(text[:1].upper() + text[1:])
 
 
-def _where(where: Mapping[str, Any], hosts: Hosts | None) -> str:
+def _where(where: Mapping[str, Any], hosts: Hosts) -> str:
     """The workers that a finding blames, with their machines."""
     workers = where.get("workers") or where.get("link") or []
     items = []
@@ -125,11 +125,10 @@ def _links(remedies: Sequence[int]) -> str:
     return f'<p class="links">Answered by {links}</p>'
 
 
-def remedies_html(
-    remedies: Sequence[Remedy], findings: Sequence[Finding], not_applicable: Mapping[str, str]
-) -> str:
+def remedies_html(report: JobReport) -> str:
     """Remedies by gain, then changes of the architecture, and why others do not apply."""
-    causes = {f.id: cause_name(f.cause) for f in findings}
+    causes = {f.id: cause_name(f.cause) for f in report.diagnosis.findings}
+    remedies, not_applicable = report.every_remedy, report.not_applicable
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}
     for rank, remedy in enumerate(ranked(remedies), 1):
@@ -185,6 +184,5 @@ def _notes(notes: Sequence[str]) -> str:
 def _gain_bar(remedy: Remedy, top: float) -> str:
     """The gain, with its interval as a line."""
     low, high = (min(max(x / top, 0.0), 1.0) for x in remedy.interval)
-    whisker = f'<i class="whisker" style="left:{low:.2%};width:{high - low:.2%}"></i>'
     name = "negative" if remedy.gain < 0 else "gain"
-    return bar(0, abs(remedy.gain) / top, name=name).replace("</span>", f"{whisker}</span>")
+    return bar(0, abs(remedy.gain) / top, name=name, interval=(low, high))

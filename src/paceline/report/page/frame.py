@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 from paceline.report.page.markup import foreign
 from paceline.results.words.job import size_and_steps
-from paceline.whatif import WhatIf
+from paceline.trace import Job
 
 
 def static(name: str) -> str:
@@ -26,10 +27,10 @@ def content_policy(script: str) -> str:
     )
 
 
-def job_line(result: WhatIf) -> str:
+def job_line(job: Job, steps: Sequence[int]) -> str:
     """The job's name, size and steps."""
-    name = f"<b>{foreign(result.job.name)}</b> · " if result.job.name else ""
-    return f"{name}{size_and_steps(result)}"
+    name = f"<b>{foreign(job.name)}</b> · " if job.name else ""
+    return f"{name}{size_and_steps(job, steps)}"
 
 
 def paceline_version() -> str:

@@ -39,9 +39,7 @@ def table(
     lines = [f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">']
     lines.append(f'<table class="{name}">')
     lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
-    heads = (
-        f'<th scope="col"{_number(i, numeric_from)}>{escaped(h)}</th>' for i, h in enumerate(head)
-    )
+    heads = (_head(h, _number(i, numeric_from)) for i, h in enumerate(head))
     lines.append(f"<thead><tr>{''.join(heads)}</tr></thead><tbody>")
     for row in rows:
         cells = (f"<td{_number(i, numeric_from)}>{c}</td>" for i, c in enumerate(row) if i)
@@ -49,18 +47,50 @@ def table(
     return "\n".join([*lines, "</tbody></table></div>"])
 
 
+def _head(name: str, attributes: str) -> str:
+    """A column's heading; a column without a name has none, also to a screen reader."""
+    return f'<th scope="col"{attributes}>{escaped(name)}</th>' if name else "<td></td>"
+
+
 def _number(place: int, numeric_from: int) -> str:
     return ' class="num"' if place >= numeric_from else ""
 
 
-def bar(low: float, high: float, *, name: str = "", base: float | None = None) -> str:
-    """A bar from ``low`` to ``high`` (0..1) of its track; the numbers stand beside it."""
+def bar(
+    low: float,
+    high: float,
+    *,
+    name: str = "",
+    base: float | None = None,
+    interval: tuple[float, float] | None = None,
+) -> str:
+    """A bar from ``low`` to ``high`` (0..1) of its track; the numbers stand beside it.
+
+    Args:
+        low: start of the bar.
+        high: its end.
+        name: its class: share, drop, gain, level or negative.
+        base: where to mark the track with a line.
+        interval: ends of a thin line over the bar, 0..1.
+    """
     low, high = max(0.0, min(low, high)), min(1.0, max(low, high))
-    mark = f'<i class="base" style="left:{base:.2%}"></i>' if base is not None else ""
-    place = f"left:{low:.2%};width:{high - low:.2%}"
+    mark = _piece("base", base) if base is not None else ""
     # Under a pixel there is nothing to see, and a line would look like something.
-    inner = f'<b class="{name}" style="{place}"></b>' if high - low >= _VISIBLE else ""
-    return f'<span class="track" aria-hidden="true">{mark}{inner}</span>'
+    inner = _piece(name, low, high - low) if high - low >= _VISIBLE else ""
+    line = "" if interval is None else _piece("whisker", interval[0], interval[1] - interval[0])
+    return f'<span class="track" aria-hidden="true">{mark}{inner}{line}</span>'
+
+
+def _piece(name: str, left: float, width: float | None = None) -> str:
+    """A rectangle, one pixel wide without a width.
+
+    SVG, as the monitor's Content-Security-Policy refuses style attributes.
+    """
+    size = "1" if width is None else f"{width:.2%}"
+    return (
+        f'<svg class="part {name}"><rect class="{name}" x="{left:.2%}" width="{size}" '
+        'height="100%"/></svg>'
+    )
 
 
 def value(thing: Any, depth: int = 0) -> str:

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from paceline.report.critical_path import leader_text, near_text
 from paceline.report.page.markup import bar, escaped, table
+from paceline.results.path import PathSummary, SlackSummary
 from paceline.units import percent, seconds
-from paceline.whatif.critical_path import LAUNCH_DELAY, CriticalPath
+from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
 
 #: Workers in the table.
 TOP = 8
 
 
-def path_html(path: CriticalPath) -> dict[str, str]:
-    """The pieces that ``figures.html`` asks for."""
+def path_html(path: PathSummary | None, workers: int) -> dict[str, str]:
+    """The pieces that ``figures.html`` asks for; empty where the document has no path."""
+    if path is None:
+        return dict.fromkeys(("path_text", "path_kinds", "path_stages", "path_workers"), "")
     kinds = {label: share for label, share in path.by_kind.items() if share > 0}
     ranked = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     names = {("between operations" if k == LAUNCH_DELAY else k): v for k, v in ranked.items()}
     stages = {f"stage {stage}": share for stage, share in path.by_stage.items()}
     return {
-        "path_text": _text(path),
+        "path_text": _text(path, workers),
         "path_kinds": _shares(names, "kind"),
         "path_stages": _shares(stages, "stage"),
         "path_workers": _workers(path),
     }
 
 
-def _text(path: CriticalPath) -> str:
-    workers = path.n_dp * path.n_pp
+def _text(path: PathSummary, workers: int) -> str:
     sentences = []
     if workers > 1:
         text = leader_text(path)
@@ -56,26 +56,23 @@ def _shares(shares: Mapping[str, float], head: str) -> str:
     return table([head, "", "share of the step"], rows, name="parts", numeric_from=2)
 
 
-def _workers(path: CriticalPath) -> str:
+def _workers(path: PathSummary) -> str:
     """The workers with the largest shares, and how much longer their computes could take."""
-    shares = path.by_worker
-    order = np.argsort(-shares, axis=None, kind="stable")[:TOP]
     head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
-    lead = path.worker_s.reshape(len(path.steps), -1).argmax(axis=1)
     rows = []
-    for flat in order.tolist():
-        pp, dp = divmod(flat, path.n_dp)
-        if shares[pp, dp] <= 0:
-            break
-        steps = int((lead == flat).sum())
-        slack = path.slack
-        extents = (None, None) if slack is None else (slack.least_s[pp, dp], slack.median_s[pp, dp])
+    for dp, pp, share in path.by_worker[:TOP]:
         rows.append(
             [
                 escaped(f"dp {dp}, stage {pp}"),
-                percent(float(shares[pp, dp])),
-                f"{steps} of {len(path.steps)} steps",
-                *("–" if value is None else seconds(max(float(value), 0.0)) for value in extents),
+                percent(share),
+                f"{path.steps_led_by(dp, pp)} of {len(path.by_step)} steps",
+                *_slack(path.slack, dp, pp),
             ]
         )
     return table(head, rows, caption="Workers on the path", name="workers", numeric_from=1)
+
+
+def _slack(slack: SlackSummary | None, dp: int, pp: int) -> list[str]:
+    """The least and the median slack of a worker, as far as they are known."""
+    tables = (None, None) if slack is None else (slack.by_worker, slack.median_by_worker)
+    return ["–" if s is None else seconds(max(float(s[pp, dp]), 0.0)) for s in tables]

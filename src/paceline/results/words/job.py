@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from paceline.trace import Job
 from paceline.units import count
-from paceline.whatif import WhatIf
 
 
-def size_and_steps(result: WhatIf) -> str:
+def size_and_steps(job: Job, steps: Sequence[int]) -> str:
     """``dp 4 × pp 2 on 8 GPUs · 10 steps, 0 to 9``."""
-    job, steps = result.job, result.steps.tolist()
     degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
     for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
         degrees += [f"{name} {size}"] if size > 1 else []

@@ -105,3 +105,18 @@ def link(ends: Sequence[Sequence[int]]) -> str:
 def hosts(where: Mapping[str, Any], most: int) -> str:
     """The hosts of a finding's place; empty where they are not known."""
     return several([str(host) for host in where.get("hosts") or ()], most)
+
+
+def place(where: Mapping[str, Any], most: int = 4) -> str:
+    """``worker dp 3 stage 1; host node-7``: where a finding is; empty where it is nowhere."""
+    phrases = []
+    if where.get("workers"):
+        named = [f"dp {dp} stage {pp}" for dp, pp in where["workers"]]
+        phrases.append(f"worker {several(named, most)}")
+    if "stage" in where:
+        phrases.append(f"stage {where['stage']}")
+    if where.get("link"):
+        phrases.append(f"link {' to '.join(f'dp {dp} stage {pp}' for dp, pp in where['link'])}")
+    if where.get("hosts"):
+        phrases.append(f"host {', '.join(map(str, where['hosts'][:most]))}")
+    return "; ".join(phrases)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import shorten
 
-from paceline.diagnose import Diagnosis, Finding
+from paceline.diagnose import Finding
 from paceline.remedies import Remedy
+from paceline.results.document import JobReport
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
 from paceline.units import count, percent, seconds
@@ -31,10 +32,10 @@ SMALL = 0.03
 MAX_LENGTH = 124
 
 
-def is_healthy(result: WhatIf, diagnosis: Diagnosis) -> bool:
+def is_healthy(report: JobReport) -> bool:
     """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
-    drifts = any(finding.cause == "drift" for finding in diagnosis.findings)
-    return result.healthy and result.launch_slowdown < DELAYED and not drifts
+    drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
+    return report.healthy and report.launch_slowdown < DELAYED and not drifts
 
 
 def is_small(finding: Finding) -> bool:
@@ -42,32 +43,32 @@ def is_small(finding: Finding) -> bool:
     return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL
 
 
-def headline(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str:
+def headline(report: JobReport) -> str:
     """What an on-call engineer needs to know first, in at most ``MAX_LENGTH`` characters."""
-    if is_healthy(result, diagnosis):
-        return f"{HEALTHY}: stragglers cost {_cost(result)} of the GPU time."
-    first = main_finding(result, diagnosis)
-    verdict = _verdict(result, first)
-    best = best_remedy(first, remedies)
+    if is_healthy(report):
+        return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
+    first = main_finding(report)
+    verdict = _verdict(report, first)
+    best = best_remedy(first, report.every_remedy)
     advice = f" {_advice(first, best)}" if first and best else ""
     named = hosts(first.where, 1) if first else ""
     longest_first = ([f"{verdict} ({named}).{advice}"] if named else []) + [f"{verdict}.{advice}"]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
 
 
-def details(result: WhatIf, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> list[str]:
+def details(report: JobReport) -> list[str]:
     """Sentences to stand below the headline in smaller text: measured, with intervals."""
-    if is_healthy(result, diagnosis):
-        return [_small_sentence(f) for f in diagnosis.findings if f.cause != "unexplained"]
-    first = main_finding(result, diagnosis)
+    if is_healthy(report):
+        return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
+    first = main_finding(report)
     if first is None:
         return []
     sure = confidence_text(first.confidence)
     sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
-    reading = other_reading(first, remedies)
+    reading = other_reading(first, report.every_remedy)
     if reading:
         sentences.append(_sentence(f"O{reading[1:]}"))
-    best = best_remedy(first, remedies)
+    best = best_remedy(first, report.every_remedy)
     if best is not None:
         low, high = best.interval
         at_most = "at most " if best.change.get("bound") else ""
@@ -84,12 +85,13 @@ def _small_sentence(finding: Finding) -> str:
     return f"Small, {cost} of the step, {sure}: {_sentence(finding.text)}"
 
 
-def main_finding(result: WhatIf, diagnosis: Diagnosis) -> Finding | None:
+def main_finding(report: JobReport) -> Finding | None:
     """The finding to name: the largest known cause, inside S unless S is next to 1."""
-    inside = [f for f in diagnosis.findings if f.share is not None and f.cause != "unexplained"]
-    outside = [f for f in diagnosis.findings if f.share is None]
+    findings = report.diagnosis.findings
+    inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
+    outside = [f for f in findings if f.share is None]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
-    if result.straggling:
+    if report.straggling:
         return positive
     return outside[0] if outside else None
 
@@ -111,32 +113,32 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
     )
 
 
-def _cost(result: WhatIf) -> str:
-    return percent(max(result.waste, 0.0))
+def _cost(report: JobReport) -> str:
+    return percent(max(report.waste, 0.0))
 
 
-def _verdict(result: WhatIf, first: Finding | None) -> str:
+def _verdict(report: JobReport, first: Finding | None) -> str:
     """What is lost and why, without the full stop."""
-    reason = "" if first is None else f"{hedge(first.confidence)}{_reason(result, first)}"
-    if result.straggling:
-        loss = f"This job wastes {percent(result.waste, 0)} of its GPUs"
+    reason = "" if first is None else f"{hedge(first.confidence)}{_reason(report, first)}"
+    if report.straggling:
+        loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
         return f"{loss}: {reason or 'no known pattern explains it'}"
-    if result.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
-        loss = f"S says nothing: it is {result.slowdown:.2f}, faster than its reference"
+    if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
+        loss = f"S says nothing: it is {report.slowdown:.2f}, faster than its reference"
         return f"{loss}; {reason}" if reason else loss
     if not reason:
-        modes = result.step_modes is not None
+        modes = report.step_modes is not None
         reason = "steps come in two lengths" if modes else "time passes between operations"
-    return f"Stragglers cost little ({_cost(result)}), but {reason}"
+    return f"Stragglers cost little ({_cost(report)}), but {reason}"
 
 
-def _reason(result: WhatIf, finding: Finding) -> str:
+def _reason(report: JobReport, finding: Finding) -> str:
     """The finding in a few words; measured numbers follow in the details."""
     of_cause = REASONS.get(finding.cause)
-    return of_cause(result, finding) if of_cause else shorten(finding.text, MAX_LENGTH // 2)
+    return of_cause(report, finding) if of_cause else shorten(finding.text, MAX_LENGTH // 2)
 
 
-def _worker(_: WhatIf, finding: Finding) -> str:
+def _worker(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     if not places:
         return "workers are slow"
@@ -145,18 +147,18 @@ def _worker(_: WhatIf, finding: Finding) -> str:
     return f"{len(places):,} workers are slow (most: {worker(places[0])})"
 
 
-def _stage(_: WhatIf, finding: Finding) -> str:
+def _stage(_: JobReport, finding: Finding) -> str:
     return f"stage {finding.where.get('stage', '?')} has too much to compute"
 
 
-def _link(_: WhatIf, finding: Finding) -> str:
+def _link(_: JobReport, finding: Finding) -> str:
     more = int(finding.evidence.get("n_links", 1)) - 1
     beside = f", as are {more:,} more" if more > 1 else ", as is one more" if more else ""
     ends = finding.where.get("link")
     return f"the link of {link(ends)} is slow{beside}" if ends else "links are slow"
 
 
-def _network(_: WhatIf, finding: Finding) -> str:
+def _network(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     if places:
         more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
@@ -165,20 +167,20 @@ def _network(_: WhatIf, finding: Finding) -> str:
     return f"the data-parallel network of stage {stage} is slow"
 
 
-def _delay(_: WhatIf, finding: Finding) -> str:
+def _delay(_: JobReport, finding: Finding) -> str:
     return f"{percent(finding.share_of_step)} of the step passes between operations"
 
 
-def _drift(result: WhatIf, finding: Finding) -> str:
+def _drift(report: JobReport, finding: Finding) -> str:
     change = finding.evidence.get("change")
     if change is not None:
         return f"steps become {percent(abs(change))} {'slower' if change > 0 else 'faster'}"
     steps = finding.evidence.get("steps") or []
-    return f"{len(steps):,} of {count(len(result.steps), 'step')} take longer"
+    return f"{len(steps):,} of {count(len(report.steps), 'step')} take longer"
 
 
 #: Cause -> its few words; of causes that are not here the finding's own text.
-REASONS: Mapping[str, Callable[[WhatIf, Finding], str]] = {
+REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "worker": _worker,
     "stage-imbalance": _stage,
     "sequence-length": lambda *_: "sequences differ in length",

@@ -1,0 +1,64 @@
+"""The job page's parts of a session, drawn by the report's own code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
+from paceline.report.page.figures import FEW, figure_data
+from paceline.report.page.findings import details_html, findings_html, remedies_html
+from paceline.results.document import JobReport
+from paceline.results.headline import details, is_healthy
+
+
+@dataclass(frozen=True)
+class Sections:
+    """A session's parts of the job page, as HTML and as the figures' numbers.
+
+    Attributes:
+        details, numbers, waterfall, kinds, stages, findings, remedies: HTML.
+        workers, workers_by_step: numbers of the heatmaps.
+        few: there is room for the heatmaps beside each other.
+        exact: the per-step heatmap is exact, not estimated.
+        healthy: there is nothing to report but small findings.
+        warnings: what to know before trusting the numbers.
+    """
+
+    details: str
+    numbers: str
+    waterfall: str
+    kinds: str
+    stages: str
+    findings: str
+    remedies: str
+    workers: dict[str, Any]
+    workers_by_step: dict[str, Any]
+    few: bool
+    exact: bool
+    healthy: bool
+    warnings: tuple[str, ...]
+
+
+def sections(report: JobReport) -> Sections:
+    """What the job page shows of a session."""
+    stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
+    kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
+    data = figure_data(report)
+    both = ("n_pp", "n_dp", "hosts")
+    by_step = ("steps", "by_step", "traced_s", "workers_by_step")
+    return Sections(
+        details=details_html(details(report)),
+        numbers=key_numbers(report, None),
+        waterfall=waterfall_html(report, None),
+        kinds=parts_html(kinds, "kind"),
+        stages=parts_html(stages, "stage"),
+        findings=findings_html(report),
+        remedies=remedies_html(report),
+        workers={name: data[name] for name in (*both, "workers")},
+        workers_by_step={name: data[name] for name in (*both, *by_step)},
+        few=report.job.dp_size <= FEW,
+        exact=report.by_worker_by_step is not None,
+        healthy=is_healthy(report),
+        warnings=report.warning_texts,
+    )

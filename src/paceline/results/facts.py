@@ -1,0 +1,64 @@
+"""Single facts of a document: what alerts say, and what the fleet's figures need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from paceline.diagnose import Finding
+from paceline.results.document import JobReport
+from paceline.results.words.names import place
+
+#: Steps of one job in the figure of all steps: more say nothing new.
+_MAX_STEPS = 25
+
+#: A remedy that gains less is not named.
+_LEAST_GAIN = 0.01
+
+
+def cause_place(report: JobReport, cause: str | None) -> str | None:
+    """Where the finding of that cause is (of the first finding, without one), in words."""
+    findings = report.diagnosis.findings
+    finding: Finding | None = next((f for f in findings if f.cause == cause), None)
+    finding = finding or next(iter(findings), None)
+    return place(finding.where) or None if finding is not None else None
+
+
+def main_cause(report: JobReport) -> str:
+    """The first cause inside S, else the first outside it; ``healthy`` without any."""
+    findings = sorted(report.diagnosis.findings, key=lambda finding: finding.share is None)
+    return findings[0].cause if findings else "healthy"
+
+
+def best_gain(report: JobReport) -> float | None:
+    """The largest gain of a remedy; None without remedies."""
+    return max((remedy.gain for remedy in report.remedies), default=None)
+
+
+def gain(report: JobReport) -> str | None:
+    """The best remedy's sentence; None where none gains a percent."""
+    best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
+    return best.text if best is not None and best.gain >= _LEAST_GAIN else None
+
+
+def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
+    """What the fleet's figures need of a session, as JSON knows it.
+
+    ``m_w`` and ``m_s`` (None: nothing to explain), ``n_stages``, ``waste_by_kind`` (1 - 1/S of each
+    kind alone: Eq. 3 of the what-if paper for its Eq. 2), ``steps`` (slowdowns of at most 25 steps,
+    evenly out of the sorted ones, over the job's) and ``correlation`` (of forward and backward).
+    """
+    by_step = sorted(s for s in report.by_step.values() if math.isfinite(s))
+    if len(by_step) > _MAX_STEPS:
+        last = len(by_step) - 1
+        by_step = [by_step[round(i * last / (_MAX_STEPS - 1))] for i in range(_MAX_STEPS)]
+    kinds = {kind: s for kind, s in report.by_kind.items() if math.isfinite(s) and s}
+    known = math.isfinite(report.slowdown) and report.slowdown > 0
+    return {
+        "m_w": report.m_w,
+        "m_s": report.m_s,
+        "n_stages": report.job.pp_size,
+        "waste_by_kind": {kind: round(1 - 1 / s, 6) for kind, s in kinds.items()},
+        "steps": [round(s / report.slowdown, 6) for s in by_step] if known else [],
+        "correlation": round(correlation, 6) if math.isfinite(correlation) else None,
+    }
