@@ -77,7 +77,9 @@ def bar(
     mark = _piece("base", base) if base is not None else ""
     # Under a pixel there is nothing to see, and a line would look like something.
     inner = _piece(name, low, high - low) if high - low >= _VISIBLE else ""
-    line = "" if interval is None else _piece("whisker", interval[0], interval[1] - interval[0])
+    line = ""
+    if interval is not None:  # however narrow, it is there to see
+        line = _piece("whisker", interval[0], max(interval[1] - interval[0], _VISIBLE))
     return f'<span class="track" aria-hidden="true">{mark}{inner}{line}</span>'
 
 
