@@ -219,3 +219,11 @@ def test_the_schema_refuses_what_is_not_the_document(document):
         assert list(violations(schema, put(document, path, value)))
     assert list(violations(schema, {k: v for k, v in document.items() if k != "steps"}))
     assert set(document) <= set(schema["properties"])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_remedy_says_action_and_effect(name):
+    for remedy in report_of(name).every_remedy:
+        assert remedy.text == f"{remedy.action}: {remedy.effect}"
+        assert remedy.effect.startswith("a step takes ")
+        assert f"(gain {remedy.gain:.1%})" in remedy.effect

@@ -68,10 +68,13 @@ def outcome(
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
     low, high = low - margin, high + margin
+    effect = (
+        f"a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
+        f"(gain {gain:.1%})"
+    )
     remedy = Remedy(
         remedy=kind.name,
-        text=f"{action}: a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
-        f"(gain {gain:.1%})",
+        text=f"{action}: {effect}",
         findings=answered(case, kind.causes if causes is None else frozenset(causes)),
         step_time_s=after.mean_s,
         gain=gain,
@@ -79,6 +82,7 @@ def outcome(
         change=change,
         notes=tuple(notes),
         action=action,
+        effect=effect,
         architecture=kind.architecture,
     )
     beyond = beyond_s(case.result.slowdown, case.diagnosis, [remedy])

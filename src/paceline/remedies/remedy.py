@@ -113,7 +113,8 @@ class Remedy:
             open what the change does.
         change: what to change, as JSON can hold it.
         notes: limits and assumptions.
-        action: what to do, without the gain: ``text`` begins with it.
+        action: what to do, without the gain: ``text`` is ``action: effect``.
+        effect: what the step then takes, with the gain; both are "" in older results.
         architecture: it changes the job's architecture instead of mending what is wrong.
     """
 
@@ -127,12 +128,14 @@ class Remedy:
     notes: tuple[str, ...] = ()
     action: str = ""
     architecture: bool = False
+    effect: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """The remedy as JSON holds it."""
         return {
             "remedy": self.remedy,
             "action": self.action,
+            "effect": self.effect,
             "text": self.text,
             "findings": list(self.findings),
             "step_time_s": self.step_time_s,

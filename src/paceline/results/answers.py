@@ -55,6 +55,7 @@ REMEDY: Form[Remedy] = _form(
     (
         Key("remedy", TEXT, "its name"),
         Key("action", TEXT, "what to do"),
+        Key("effect", TEXT, "what the step then takes, with the gain"),
         Key("text", TEXT, "action and effect in one sentence"),
         Key("findings", listed(TEXT), "ids of the findings it answers"),
         Key("step_time_s", NUMBER, "predicted mean step, seconds"),
