@@ -313,3 +313,23 @@ def test_forward_and_backward_vary_alike_only_with_the_sequences(pp):
 
     assert correlation(sequence_imbalance=0.3) > 0.9
     assert abs(correlation(slow_workers=(SlowWorker(3, 0, 1.5),))) < 0.3
+
+
+def test_a_stage_long_in_backwards_only_is_no_embedding():
+    """Recomputed activations lengthen backwards; an embedding or a loss layer forwards, too."""
+    for factors, said in (((1.0, 1.33), "recomputed"), ((1.2, 1.2), "embedding")):
+        spec = replace(JOB, stage_factors=(factors, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))
+        finding = diagnosed(spec)[2].findings[0]
+        assert finding.where == {"stage": 0}
+        assert said in finding.text
+
+
+def test_lengths_that_lie_close_by_chance_make_no_slow_worker():
+    """One microbatch a step: of 16 replicas some show ten lengths that hardly differ."""
+    spec = replace(JOB, dp=16, pp=1, microbatches=1, steps=10, sequence_imbalance=0.3)
+    accused = [
+        seed for seed in range(20) if "worker" in causes(diagnosed(replace(spec, seed=seed))[2])
+    ]
+    assert accused == []
+    slow = replace(spec, sequence_imbalance=0.1, steps=20, slow_workers=(SlowWorker(3, 0, 1.4),))
+    assert "worker" in causes(diagnosed(slow)[2])

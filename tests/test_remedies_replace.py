@@ -9,6 +9,7 @@ from paceline.errors import RemedyError
 from paceline.remedies.replace import KINDS, fix_link, fix_nic, replace_worker
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
 from remedy_cases import case_of, error_of
+from remedy_jobs import LayeredJob
 
 SIZES = [(4, 2, 0, 0.02), (8, 1, 1, 0.01), (8, 4, 2, 0.02), (16, 8, 3, 0.01)]
 
@@ -106,3 +107,11 @@ def test_the_case_is_left_as_it_was():
     before = case.measured.durations.values.copy()
     replace_worker(case)
     np.testing.assert_array_equal(case.measured.durations.values, before)
+
+
+def test_few_steps_are_said_to_show_nothing_of_how_steps_differ():
+    for steps, said in ((1, "one step was"), (3, "3 steps were"), (4, "")):
+        notes = replace_worker(LayeredJob(workers={(1, 2): 1.4}, steps=steps).case()).notes
+        few = [note for note in notes if "the interval cannot hold" in note]
+        assert len(few) == (said != "")
+        assert all(note.startswith(said) for note in few)

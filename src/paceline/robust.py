@@ -14,11 +14,23 @@ Array = npt.NDArray[np.float64]
 #: absolute deviation, and standard error of a median over that of a mean.
 SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION, MEDIAN_ERROR = 1.4826, 1.2533, 1.2533
 
+#: Standard deviations of a normal distribution between its 10% and 90% quantiles.
+OF_MIDDLE_80 = 2.5631
+
 
 def spread(values: Array, axis: int | tuple[int, ...] | None = None) -> Any:
     """The standard deviation, from the median absolute deviation."""
     middle = np.median(values, axis=axis, keepdims=True)
     return SIGMA_OF_MAD * np.median(np.abs(values - middle), axis=axis)
+
+
+def wide_spread(values: Array) -> float:
+    """The standard deviation, from the middle 80% of all values.
+
+    Of long-tailed values, as sequence lengths are, the median absolute deviation sees too little.
+    """
+    low, high = np.quantile(values, [0.1, 0.9])
+    return float(high - low) / OF_MIDDLE_80
 
 
 def median_error(values: Array, axis: int = 0) -> Any:

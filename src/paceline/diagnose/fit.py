@@ -171,7 +171,12 @@ def _levels(graph: StepGraph, micro: list[Array], seen: Array) -> tuple[Array, A
         flat = cost.reshape(-1, len(dps))
         cost += seen[dps] - np.median(flat, axis=0)
         by_step = np.median(cost, axis=0)  # [step, dp]
-        error[dps] = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
+        # Microbatches come from the same data: a replica whose few happen to lie close together is
+        # no surer than the others.
+        of_all = robust.wide_spread(flat - np.median(flat, axis=0))
+        alike = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
+        own = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
+        error[dps] = np.maximum(alike, own)
     level = from_the_fast(seen, error)
     stands_out = np.abs(level) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)
     return np.where(stands_out, level, 0.0), error

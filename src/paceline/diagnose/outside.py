@@ -33,7 +33,7 @@ MIN_STEPS = 8
 
 def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
     """Findings outside S by share of the step, largest first."""
-    delays = _delays(result, resamples)
+    delays = _delays(measured, result, resamples)
     over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
     if over_time == [None, None] and not result.straggling:
         over_time = [_two_modes(measured, result, resamples)]
@@ -41,10 +41,11 @@ def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list
     return sorted(findings, key=lambda finding: -finding.share_of_step)
 
 
-def _delays(result: WhatIf, resamples: Array) -> Finding | None:
-    if result.launch_slowdown < 1 + DELAYED:
+def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+    # While the step before still runs on others, a worker that has begun the next loses nothing.
+    lost = result.traced_s - measured.overlap_s - result.simulated_s
+    if float(lost.mean()) < DELAYED * float(result.simulated_s.mean()):
         return None
-    lost = result.traced_s - result.simulated_s
     of_step = (resamples @ lost) / (resamples @ result.traced_s)
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
     label, factor = by_kind[0]

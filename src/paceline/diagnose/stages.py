@@ -50,7 +50,7 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     forward, backward = (float(x) for x in of_kinds[:, stage] / others)
     typical = np.log(np.exp(fit.place).mean(axis=1, keepdims=True))
     factor = (fit.place - typical)[:, :, None, None, None]
-    place = {0: " (the first: embedding)", len(total) - 1: " (the last: loss layer)"}.get(stage, "")
+    place = _place(stage, len(total), forward, backward)
     ambiguous = _ambiguity(fit, stage, durations.graph.n_dp)
     t = (relative - 1) / max(error, 1e-12)
     n_steps = durations.n_steps
@@ -73,6 +73,13 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
         min(chance * len(total), 1.0),
         "worker" if ambiguous else "",
     )
+
+
+def _place(stage: int, n_stages: int, forward: float, backward: float) -> str:
+    """What lengthens the stage, in words. Layers lengthen forwards; recomputation does not."""
+    if forward < 1 + OVERFULL <= backward:
+        return " (only its backwards: recomputed activations?)"
+    return {0: " (the first: embedding)", n_stages - 1: " (the last: loss layer)"}.get(stage, "")
 
 
 def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets, estimate_offsets
 from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
 
@@ -33,6 +34,7 @@ class Measured:
         durations: compute durations and transfer times, seconds.
         delays: launch delays: start minus latest end among the dependencies, seconds.
         traced_step_s: [step] step time as traced, seconds.
+        overlap_s: [step] seconds of it in which the step before still ran.
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
@@ -46,6 +48,7 @@ class Measured:
     durations: Durations
     delays: Durations
     traced_step_s: npt.NDArray[np.float64]
+    overlap_s: npt.NDArray[np.float64]
     left_out: Mapping[int, str]
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
@@ -72,8 +75,13 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     graph = build_graph(structure.variants, structure.replica_variant, trace.job)
     traced = trace.traced_step_s()[structure.kept]
     start, end = _tables(trace, graph, structure.kept)
+    gaps = step_gaps(trace)
     left_out = {**trace.left_out, **structure.left_out}
-    warnings = [*trace.warnings, *_structure_warnings(trace, graph, structure.left_out)]
+    warnings = [
+        *trace.warnings,
+        *_structure_warnings(trace, graph, structure.left_out),
+        *gaps.notes(),
+    ]
     clocks = estimate_offsets(graph, start, end)
     if clocks.corrected and keep_clocks:
         clocks = replace(clocks, corrected=False, reason=KEPT)
@@ -89,6 +97,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         durations=durations,
         delays=delays,
         traced_step_s=traced,
+        overlap_s=gaps.overlap_s[structure.kept],
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

@@ -23,6 +23,9 @@ OPEN = 0.03
 #: to the interval from the steps alone (benchmarks/truth.py: 469 jobs).
 MOVED_MARGIN = 0.004
 
+#: Fewer steps say nothing of how steps differ (as in ``paceline.comparison``).
+MIN_STEPS = 4
+
 #: A speed-up is said to exceed S from this ratio on; less is noise.
 BEYOND = 1.01
 
@@ -65,6 +68,9 @@ def outcome(
     if abs(bare[0] - gain) > APART:
         readings.append(bare)
         notes.append(_delays_note(gain, bare[0]))
+    if (n_steps := len(before.step_s)) < MIN_STEPS:
+        few = "one step was" if n_steps == 1 else f"{n_steps} steps were"
+        notes.append(f"{few} analysed: the interval cannot hold how much steps differ")
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
     low, high = low - margin, high + margin

@@ -11,17 +11,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph import Durations, Measured, StepGraph
-from paceline.graph.computes import KINDS
+from paceline.graph import Durations, Measured
+from paceline.remedies.program_order import ops_of
 from paceline.simulate import timeline
-from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def launch_overheads(measured: Measured) -> Durations:
+def launch_overheads(measured: Measured, ties: Ints | None = None) -> Durations:
     """The launch delays, but of sends and recvs only what follows the end of a compute.
+
+    Args:
+        measured: the trace.
+        ties: [tie, 2] a compute, and a send or recv that waits for it, beside the graph's own.
 
     Returns:
         seconds in the layout of ``measured.delays``: of a send or recv its start minus the latest
@@ -32,21 +35,15 @@ def launch_overheads(measured: Measured) -> Durations:
     changed = Durations(graph, measured.delays.n_steps, measured.delays.values.copy())
     for v in range(graph.n_variants):
         for stage in range(graph.n_pp):
-            computes, transfers = _ops_of(graph, v, stage)
+            computes, transfers = ops_of(graph, v, stage)
             if len(transfers):
                 since = _since_compute(line.end.block(v)[computes], line.start.block(v)[transfers])
                 block = changed.block(v)
                 block[transfers] = np.minimum(block[transfers], since)
+    for compute, transfer in () if ties is None else ties.tolist():
+        behind = np.maximum(line.start.row(transfer) - line.end.row(compute), 0.0)
+        np.minimum(changed.row(transfer), behind, out=changed.row(transfer))
     return changed
-
-
-def _ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
-    """Computes of a stage, and its sends and recvs, counted from the variant's first op."""
-    span = graph.variant_ops(variant)
-    mine = graph.pp[span] == stage
-    computes = np.flatnonzero(mine & np.isin(graph.kind[span], [int(kind) for kind in KINDS]))
-    transfers = np.flatnonzero(mine & np.isin(graph.kind[span], [int(k) for k in P2P_KINDS]))
-    return computes, transfers
 
 
 def _since_compute(ends: Array, starts: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline.diagnose import Diagnosis
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.remedies.overheads import launch_overheads
+from paceline.remedies.program_order import ProgramOrder, program_order
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf
@@ -79,10 +80,8 @@ class Case:
     @cached_property
     def before(self) -> Prediction:
         """The job as it is: what gains compare with."""
-        simulated = self.result.simulated_s
-        if self.delays is None:
-            return Prediction(simulated, simulated)
-        return Prediction(predicted_step_s(self.measured.durations, self.delays), simulated)
+        step_s = self._tied_step_s(self.measured.durations)
+        return Prediction(step_s, self.result.simulated_s)
 
     def predicted(self, durations: Durations, delays: Durations | None = None) -> Prediction:
         """The job with other durations.
@@ -92,9 +91,42 @@ class Case:
             delays: launch delays in the layout of ``durations``; None: those of the trace.
         """
         undelayed = predicted_step_s(durations)
+        if durations.graph is self.measured.graph:
+            return Prediction(self._tied_step_s(durations), undelayed)
         if self.delays is None:
-            return Prediction(undelayed, undelayed)
-        return Prediction(predicted_step_s(durations, delays or self.delays), undelayed)
+            return Prediction(undelayed * self._ties_cost, undelayed)
+        delayed = predicted_step_s(durations, delays or self.delays)
+        return Prediction(delayed * self._ties_cost, undelayed)
+
+    @cached_property
+    def _program(self) -> ProgramOrder:
+        return program_order(self.measured)
+
+    @cached_property
+    def _tied_delays(self) -> Durations | None:
+        """The launch delays beside what ties explain; None: they hardly lengthen the step."""
+        durations, ties = self.measured.durations, self._program.ties
+        if not len(ties):
+            return self.delays
+        tied_s = predicted_step_s(self._program.on_graph(durations))
+        if self.result.traced_s.mean() < DELAYS_COUNT * tied_s.mean():
+            return None
+        return self._program.on_graph(launch_overheads(self.measured, ties))
+
+    @cached_property
+    def _ties_cost(self) -> float:
+        """How many times as long ties make the step; those of another graph are not known."""
+        if not len(self._program.ties):
+            return 1.0
+        untied = predicted_step_s(self.measured.durations, self.delays)
+        return self.before.mean_s / float(untied.mean())
+
+    def _tied_step_s(self, durations: Durations) -> Array:
+        """[step] step times with these durations of the trace's ops, as the program ties them."""
+        unchanged = durations is self.measured.durations and self._tied_delays is None
+        if unchanged and not len(self._program.ties):
+            return self.result.simulated_s
+        return predicted_step_s(self._program.on_graph(durations), self._tied_delays)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""What lies between the steps of a trace: pauses that belong to no step, and steps that overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.trace import Trace
+
+Array = npt.NDArray[np.float64]
+
+#: Time beside the steps matters from this share on: the line from which S calls a job straggling.
+MATTERS = 0.03
+
+
+@dataclass(frozen=True)
+class StepGaps:
+    """Seconds from the end of each step's predecessor to its own start.
+
+    Attributes:
+        steps: [step] step numbers.
+        traced_s: [step] step times.
+        gap_s: [step] seconds; negative where the steps overlap; NaN where the trace has no absolute
+            times, or lacks the step before.
+    """
+
+    steps: npt.NDArray[np.int64]
+    traced_s: Array
+    gap_s: Array
+
+    @property
+    def overlap_s(self) -> Array:
+        """[step] seconds in which the step before still ran; where that is unknown, the median."""
+        known = np.isfinite(self.gap_s)
+        if not known.any():
+            return np.zeros(len(self.gap_s))
+        overlap = np.maximum(-self.gap_s, 0.0)
+        return np.where(known, overlap, np.median(overlap[known]))
+
+    def notes(self) -> list[str]:
+        """What to know of the time beside the steps."""
+        known = np.isfinite(self.gap_s)
+        if not known.any():
+            return []
+        gap, traced = self.gap_s[known], self.traced_s[known]
+        pause, overlap = np.maximum(gap, 0.0), np.maximum(-gap, 0.0)
+        notes = []
+        if (share := float(pause.sum() / (traced.sum() + gap.sum()))) >= MATTERS:
+            longest = int(np.argmax(pause))
+            notes.append(
+                f"{share:.1%} of the time lies between the steps, the longest before step "
+                f"{self.steps[known][longest]} ({pause[longest]:.3g} s): checkpoint, evaluation, "
+                "data loading? It belongs to no step, so neither S nor a comparison counts it"
+            )
+        if (share := float(overlap.sum() / traced.sum())) >= MATTERS:
+            notes.append(
+                f"steps overlap by {share:.1%}: workers begin a step while others still run the "
+                "one before, since no traced operation waits for all. That time is in both "
+                "steps, so a step's traced time is too long by it"
+            )
+        return notes
+
+
+def step_gaps(trace: Trace) -> StepGaps:
+    """The times between the steps of a trace."""
+    traced = trace.traced_step_s()
+    gap = np.full(trace.n_steps, np.nan)
+    gap[1:] = np.diff(trace.step_start_s) - traced[:-1]
+    gap[1:][np.diff(trace.steps) != 1] = np.nan
+    return StepGaps(trace.steps, traced, gap)

@@ -1,0 +1,138 @@
+"""Ties that the program adds to the paper's graph: a transfer issued behind an earlier compute.
+
+A framework that sends and receives in turn with its computes (Megatron's 1F1B) issues a receive
+when it comes to it: behind the compute before, of whichever direction. The graph lets it be
+launched earlier (what-if paper, 3.2) and so hides transfers behind computes that in fact come
+first. A fix then seems to gain less than it does. What is launched behind the same compute in all
+steps and replicas is taken to wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import GraphError
+from paceline.graph import Durations, Measured, StepGraph
+from paceline.graph.computes import KINDS
+from paceline.graph.graph import make_graph
+from paceline.simulate import Timeline, timeline
+from paceline.trace.kinds import P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Ops of whole steps that are looked at for ties; what holds in all of these holds in the others.
+ROOM = 300_000
+
+#: Traced times are rounded: a launch may seem to lie before the end of the compute that it follows,
+#: in the real jobs by up to 0.1 ms of 220. Of launches that have nothing to do with a compute but
+#: happen during it, one in a hundred lies in this share at its end; all of them hardly ever do.
+ROUNDED = 0.01
+
+
+@dataclass(frozen=True)
+class ProgramOrder:
+    """What the order of the program adds to the graph of a trace.
+
+    Attributes:
+        graph: the graph with the ties.
+        ties: [tie, 2] a compute, and the send or recv that is launched behind it.
+    """
+
+    graph: StepGraph
+    ties: Ints
+
+    def on_graph(self, values: Durations) -> Durations:
+        """The same seconds on the tied graph."""
+        return Durations(self.graph, values.n_steps, values.values)
+
+
+def program_order(measured: Measured) -> ProgramOrder:
+    """The ties that the trace shows: none, where it shows none."""
+    graph = measured.graph
+    index = _some_steps(measured)
+    delays = measured.delays.of_steps(index)
+    line = timeline(measured.durations.of_steps(index), None, delays)
+    found = [
+        graph.variant_ops(v).start + _ties(line, delays, v, stage)
+        for v in range(graph.n_variants)
+        for stage in range(graph.n_pp)
+    ]
+    ties = np.concatenate(found)
+    if len(ties):
+        try:
+            return ProgramOrder(_with_edges(graph, ties), ties)
+        except GraphError:  # clocks of workers contradict each other
+            pass
+    return ProgramOrder(graph, ties[:0])
+
+
+def _ties(line: Timeline, delays: Durations, variant: int, stage: int) -> Ints:
+    """[tie, 2] compute and transfer of a stage, counted from the variant's first op."""
+    start, end = line.start.block(variant), line.end.block(variant)
+    computes, transfers = ops_of(line.graph, variant, stage)
+    if len(transfers) == 0:
+        return np.empty((0, 2), dtype=np.int64)
+    computes = computes[np.argsort(end[computes].mean(axis=(1, 2)), kind="stable")]
+    nearly = end[computes] - ROUNDED * (end[computes] - start[computes])
+    before = _ended_before(nearly, start[transfers]) - 1
+    rows, behind = transfers[before >= 0], computes[before[before >= 0]]
+    # A tie that explains nothing beside the graph's own dependencies may be chance.
+    free = start[rows] - delays.block(variant)[rows]
+    explains = np.median(nearly[before[before >= 0]] - free, axis=(1, 2)) > 0
+    ties: Ints = np.stack([behind, rows], axis=1)[explains]
+    return ties
+
+
+def ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
+    """Computes of a stage, and its sends and recvs, counted from the variant's first op."""
+    span = graph.variant_ops(variant)
+    mine = graph.pp[span] == stage
+    computes = np.flatnonzero(mine & np.isin(graph.kind[span], [int(kind) for kind in KINDS]))
+    transfers = np.flatnonzero(mine & np.isin(graph.kind[span], [int(k) for k in P2P_KINDS]))
+    return computes, transfers
+
+
+def _some_steps(measured: Measured) -> Ints:
+    """Indices of steps, evenly spread, that together have ``ROOM`` ops."""
+    n_steps = measured.durations.n_steps
+    per_step = max(1, len(measured.durations.values) // n_steps)
+    some: Ints = np.unique(
+        np.linspace(0, n_steps - 1, min(n_steps, max(1, ROOM // per_step))).astype(np.int64)
+    )
+    return some
+
+
+def _ended_before(ends: Array, starts: Array) -> Ints:
+    """[transfer] how many computes had ended before its start, in all steps and replicas.
+
+    Args:
+        ends: [compute, step, dp], in the order in which they run.
+        starts: [transfer, step, dp].
+    """
+    least = np.full(len(starts), len(ends))
+    for lane in np.ndindex(*starts.shape[1:]):
+        ended = np.searchsorted(ends[:, *lane], starts[:, *lane], side="right")
+        np.minimum(least, ended, out=least)
+    return least
+
+
+def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
+    """The graph with further edges [edge, 2] (before, after)."""
+    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
+    return make_graph(
+        kind=graph.kind,
+        pp=graph.pp,
+        seq=graph.seq,
+        chunk=graph.chunk,
+        microbatch=graph.microbatch,
+        edges=np.concatenate([np.stack([graph.dep, after], axis=1), more]),
+        group=graph.group,
+        spans_dp=graph.spans_dp,
+        noop=graph.noop,
+        variant_ptr=graph.variant_ptr,
+        replica_variant=graph.replica_variant,
+    )
