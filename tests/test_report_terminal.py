@@ -10,12 +10,14 @@ from rich.console import Console
 from paceline.report.heatmap import heatmap
 from paceline.report.terminal import print_report, screen
 from paceline.results.document import JobReport
-from paceline.results.sentence import Warning
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import Job
+from paceline.trace.warning import STEPS_LEFT_OUT, Warning
 from paceline.whatif import analyze
 
-LEFT_OUT = Warning("", "10 steps left out: dp 1 has no rows")
+LEFT_OUT = Warning(
+    STEPS_LEFT_OUT, "10 of 20 steps left out, for example step 10: dp 1 has no rows", {"step": 10}
+)
 
 
 def synth(**changes: Any) -> JobReport:

@@ -14,6 +14,7 @@ from paceline.plan.expect import Expectation
 from paceline.results.document import JobReport
 from paceline.results.record import same
 from paceline.results.schema import json_schema, text
+from paceline.trace.warning import LAUNCH_DELAYS, NO_PEERS, Warning
 from schema_check import violations
 
 SCHEMA_FILE = Path(__file__).parents[1] / "docs" / "result.schema.json"
@@ -227,3 +228,21 @@ def test_a_remedy_says_action_and_effect(name):
         assert remedy.text == f"{remedy.action}: {remedy.effect}"
         assert remedy.effect.startswith("a step takes ")
         assert f"(gain {remedy.gain:.1%})" in remedy.effect
+
+
+def test_warnings_have_codes_and_the_numbers_of_their_texts():
+    report = report_of("launch delays")
+    codes = {warning.code: warning for warning in report.warnings}
+    doubt = codes[LAUNCH_DELAYS]
+    assert f"{doubt.numbers['discrepancy']:.1%}" in doubt.text
+    assert doubt.numbers["discrepancy"] == report.discrepancy
+    again = JobReport.from_mapping(written(report))
+    assert again.warnings == report.warnings
+    assert NO_PEERS in {w.code for name in JOBS for w in report_of(name).warnings}
+    assert all(w.code for name in JOBS for w in report_of(name).warnings)
+
+
+def test_a_warning_of_a_reader_has_a_text_alone():
+    known = job("worker").result
+    told = replace(known, warnings=("imported from x files", *known.warnings))
+    assert JobReport.of(told).warnings[0] == Warning("", "imported from x files")

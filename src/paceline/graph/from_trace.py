@@ -14,6 +14,15 @@ from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
+from paceline.trace.warning import (
+    CLOCKS_CORRECTED,
+    CLOCKS_KEPT,
+    CLOCKS_OPEN,
+    NO_NOOPS,
+    STEPS_LEFT_OUT,
+    UNEQUAL_MICROBATCHES,
+    Warning,
+)
 
 #: Clocks disagree by some ms, so slightly negative times are kept; below this they are noise.
 CLOCK_ERROR_S = -0.010
@@ -39,6 +48,7 @@ class Measured:
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
         warnings: what the user should know.
+        doubts: those of the warnings that come from here, with their codes.
     """
 
     job: Job
@@ -53,6 +63,7 @@ class Measured:
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
     warnings: tuple[str, ...]
+    doubts: tuple[Warning, ...] = ()
 
     @property
     def microbatches(self) -> npt.NDArray[np.int64]:
@@ -77,17 +88,15 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     start, end = _tables(trace, graph, structure.kept)
     gaps = step_gaps(trace)
     left_out = {**trace.left_out, **structure.left_out}
-    warnings = [
-        *trace.warnings,
-        *_structure_warnings(trace, graph, structure.left_out),
-        *gaps.notes(),
-    ]
+    structural = _structure_warnings(trace, graph, structure.left_out)
+    warnings = [*trace.warnings, *(doubt.text for doubt in structural), *gaps.notes()]
     clocks = estimate_offsets(graph, start, end)
     if clocks.corrected and keep_clocks:
         clocks = replace(clocks, corrected=False, reason=KEPT)
     if clocks.corrected:
         traced = _correct(graph, start, end, clocks.offset_s)
-    warnings += _clock_warnings(clocks)
+    of_clocks = _clock_warnings(clocks)
+    warnings += [doubt.text for doubt in of_clocks]
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
         job=trace.job,
@@ -102,45 +111,56 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         clamped=clamped,
         clocks=clocks,
         warnings=tuple(warnings),
+        doubts=(*structural, *of_clocks),
     )
 
 
-def _structure_warnings(trace: Trace, graph: StepGraph, left_out: Mapping[int, str]) -> list[str]:
+def _structure_warnings(
+    trace: Trace, graph: StepGraph, left_out: Mapping[int, str]
+) -> list[Warning]:
     warnings = []
     if left_out:
         number, reason = min(left_out.items())
-        warnings.append(
+        text = (
             f"{len(left_out)} of {trace.n_steps} steps left out, for example step {number}: "
             f"{reason}"
         )
+        numbers = {"left_out": len(left_out), "steps": trace.n_steps, "step": number}
+        warnings.append(Warning(STEPS_LEFT_OUT, text, numbers))
     if trace.job.vpp_size > 1 and trace.job.pp_size > 1 and not graph.noop.any():
-        warnings.append(
+        text = (
             f"{trace.job.vpp_size} chunks per stage, but 0 no-op sends and recvs at the ends of "
             "the model; transfers were matched without them"
         )
+        warnings.append(Warning(NO_NOOPS, text, {"chunks": trace.job.vpp_size}))
     if graph.n_variants > 1:
         counts = microbatches_of(graph)
-        warnings.append(
+        text = (
             f"replicas differ: {graph.n_variants} structures with "
             f"{', '.join(map(str, sorted(set(counts.tolist()))))} microbatches. The ideal keeps "
             f"these numbers, so work handed out unevenly (at most {counts.max()}, on average "
             f"{counts.mean():.1f}) does not show in S"
         )
+        spread = {"most": float(counts.max()), "mean": float(counts.mean())}
+        warnings.append(Warning(UNEQUAL_MICROBATCHES, text, spread))
     return warnings
 
 
-def _clock_warnings(clocks: ClockOffsets) -> list[str]:
+def _clock_warnings(clocks: ClockOffsets) -> list[Warning]:
     if not clocks.matter:
         return []
     apart = f"std {clocks.std_s * 1e3:.1f} ms, at most {clocks.furthest_s * 1e3:.1f} ms"
+    numbers = {"std_s": clocks.std_s, "furthest_s": clocks.furthest_s}
     if clocks.corrected:
-        return [f"worker clocks differ ({apart}): {clocks.reason}; corrected"]
+        text = f"worker clocks differ ({apart}): {clocks.reason}; corrected"
+        return [Warning(CLOCKS_CORRECTED, text, numbers)]
     if clocks.reason == KEPT:
-        return [f"worker clocks differ ({apart}), {KEPT}"]
-    return [
+        return [Warning(CLOCKS_KEPT, f"worker clocks differ ({apart}), {KEPT}", numbers)]
+    text = (
         f"ends of the same transfers differ between workers ({apart}), not corrected: "
         f"{clocks.reason}"
-    ]
+    )
+    return [Warning(CLOCKS_OPEN, text, numbers)]
 
 
 def microbatches_of(graph: StepGraph) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper
+from paceline.trace.warning import STEPS_LEFT_OUT, USUAL, Warning
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 
@@ -272,25 +273,32 @@ def _share(value: float | None) -> str:
 
 
 def _notes(report: JobReport, width: int) -> list[Text]:
-    notes = [*report.warning_texts]
-    told = any("left out, for example" in note for note in notes)
-    if report.left_out_steps and not (told and len(report.left_out_steps) == 1):
-        numbers = list(report.left_out_steps)
-        shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-        reason = report.left_out_steps[numbers[0]]
-        why = "" if any(reason in note for note in notes) else f" ({numbers[0]}: {reason})"
-        notes.append(f"left out steps: {shown}{why}")
-    clamped = sum(sum(counts.values()) for counts in report.clamped.values())
-    if clamped:
-        notes.append(f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)")
     lines: list[Text] = []
-    for note in notes:
-        limit = "judged" in note.split(",")[0]  # true of nearly every job: no cause for alarm
-        note_lines = wrapped(f"! {note}", width, indent="  ", style="dim" if limit else "")
-        if not limit:
+    for warning in (*report.warnings, *_counts(report)):
+        usual = warning.code in USUAL
+        style = "dim" if usual else ""
+        note_lines = wrapped(f"! {warning.text}", width, indent="  ", style=style)
+        if not usual:
             note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines
     return lines
+
+
+def _counts(report: JobReport) -> list[Warning]:
+    """Steps that were left out, and times that were clamped."""
+    notes = []
+    explained = [w.numbers["step"] for w in report.warnings if w.code == STEPS_LEFT_OUT]
+    numbers = list(report.left_out_steps)
+    if numbers and not (explained and len(numbers) == 1):
+        first = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+        reason = report.left_out_steps[numbers[0]]
+        why = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
+        notes.append(Warning("", f"left out steps: {first}{why}"))
+    clamped = sum(sum(counts.values()) for counts in report.clamped.values())
+    if clamped:
+        text = f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)"
+        notes.append(Warning("", text))
+    return notes
 
 
 def _three_digits(slowdown: float) -> str:

@@ -26,8 +26,8 @@ from paceline.results.from_analysis import (
 from paceline.results.keys import KEYS, Clocks, Hosts, StepModes, StepTimes, WarningDetail
 from paceline.results.path import PathSummary
 from paceline.results.record import needed_fields, read_values, same, write_record
-from paceline.results.sentence import Warning
 from paceline.trace import Job
+from paceline.trace.warning import Warning
 from paceline.whatif import LaunchDelay, WhatIf
 
 Array = npt.NDArray[np.float64]

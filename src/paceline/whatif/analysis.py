@@ -70,6 +70,13 @@ def analyze(
     clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
     t_paper = _ideal_by_paper(measured, judged_by, slow)
+    doubts = (
+        *delay_doubts(discrepancy, delay),
+        *clock_doubts(replay_error, clamped),
+        *noop_doubts(measured.durations, slow.t_ideal),
+        *reference_notes(judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper),
+        *judged(peers),
+    )
     return WhatIf(
         job=measured.job,
         steps=measured.steps,
@@ -105,14 +112,8 @@ def analyze(
         not_judged=tuple(label for label, n in peers.items() if n == 1),
         slow_mode_shares={kind.label: modes.share for kind, modes in judged_by.modes.items()},
         left_out_steps=measured.left_out,
-        warnings=(
-            *measured.warnings,
-            *delay_doubts(discrepancy, delay),
-            *clock_doubts(replay_error, clamped),
-            *noop_doubts(measured.durations, slow.t_ideal),
-            *reference_notes(judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper),
-            *judged(peers),
-        ),
+        warnings=(*measured.warnings, *(doubt.text for doubt in doubts)),
+        doubts=(*measured.doubts, *doubts),
     )
 
 

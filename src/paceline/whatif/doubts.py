@@ -7,6 +7,16 @@ import numpy as np
 from paceline.graph import Durations, StepGraph
 from paceline.trace import KIND_GROUPS, OpKind
 from paceline.trace.kinds import DP_KINDS, MEAN_KINDS, P2P_KINDS
+from paceline.trace.warning import (
+    IMPOSSIBLE_TIMES,
+    LAUNCH_DELAYS,
+    NO_PEERS,
+    ONE_PEER,
+    REFERENCE_FAILS,
+    SLOW_MODES,
+    UNLIKE_NOOPS,
+    Warning,
+)
 from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
@@ -18,7 +28,7 @@ MAX_REPLAY_ERROR = 0.001
 MAX_MERGED = 0.001
 
 
-def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[str]:
+def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
     """Above a discrepancy of 5% the paper drops a trace (section 6)."""
     if discrepancy <= WhatIf.DOUBTFUL_ABOVE:
         return []
@@ -27,38 +37,41 @@ def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[str]:
     if delay.step_start > 1.001:
         causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
     named = f"; delays before {', '.join(causes)}" if causes else ""
-    return [
+    text = (
         f"the simulation differs from the trace by {discrepancy:.1%} (over 5%): the analysis is "
         f"doubtful, time is lost between operations{named}"
-    ]
+    )
+    return [Warning(LAUNCH_DELAYS, text, {"discrepancy": discrepancy})]
 
 
-def clock_doubts(replay_error: float, clamped: int) -> list[str]:
+def clock_doubts(replay_error: float, clamped: int) -> list[Warning]:
     """Replaying everything that was measured must give what was traced."""
     if replay_error <= MAX_REPLAY_ERROR:
         return []
-    return [
+    text = (
         f"replaying the trace misses it by {replay_error:.1%}: {clamped} times are impossible (a "
         "transfer ends before its last member starts, or an operation starts before what it waits "
         "for has ended) and became 0. What rests on transfers is doubtful. If the workers' clocks "
         "drift, fewer steps help (--steps)"
-    ]
+    )
+    return [Warning(IMPOSSIBLE_TIMES, text, {"replay_error": replay_error, "times": clamped})]
 
 
-def noop_doubts(durations: Durations, t_ideal: float) -> list[str]:
+def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:
     """Ideal replicas that had to be merged although their no-ops differ."""
     error = ideal_lane_error_s(durations)
     if error <= MAX_MERGED * t_ideal:
         return []
-    return [
+    text = (
         "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
         f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
-    ]
+    )
+    return [Warning(UNLIKE_NOOPS, text, {"error": error / t_ideal})]
 
 
 def reference_notes(
     judged_by: Reference, n_steps: int, slowdown: float, slowdown_paper: float
-) -> list[str]:
+) -> list[Warning]:
     """What to know of the reference: kinds judged over time, and an ideal slower than the job."""
     notes = []
     if judged_by.modes:
@@ -66,16 +79,18 @@ def reference_notes(
             f"{kind.label} ({modes.slow.sum()} of {n_steps} steps, {modes.ratio:.3g}x)"
             for kind, modes in judged_by.modes.items()
         )
-        notes.append(
+        text = (
             f"slow everywhere at once in part of the steps: {named}. The reference is the fast "
             f"steps of the kind; by the paper's, its median over all steps, S would be "
             f"{slowdown_paper:.3f}"
         )
+        notes.append(Warning(SLOW_MODES, text, {"slowdown_paper": slowdown_paper}))
     if slowdown < WhatIf.REFERENCE_FAILS_BELOW:
-        notes.append(
+        text = (
             f"S is {slowdown:.3f}: the job is faster than its reference, so S says nothing here. "
             "Most of a kind of operation is slow, and there are too few others to compare with"
         )
+        notes.append(Warning(REFERENCE_FAILS, text, {"slowdown": slowdown}))
     return notes
 
 
@@ -100,7 +115,7 @@ def peers_of(graph: StepGraph) -> dict[str, int]:
     return peers
 
 
-def judged(peers: dict[str, int]) -> list[str]:
+def judged(peers: dict[str, int]) -> list[Warning]:
     """Warnings about kinds whose lasting slowness cannot show for want of peers, or only half."""
     alone = [label for label, n in peers.items() if n == 1]
     halved = [
@@ -108,13 +123,15 @@ def judged(peers: dict[str, int]) -> list[str]:
     ]
     notes = []
     if halved:
-        notes.append(
+        text = (
             "judged against one peer only, so that S shows half of a lasting slowness (the median "
             f"of two is their mean): {', '.join(halved)}"
         )
+        notes.append(Warning(ONE_PEER, text, {"kinds": len(halved)}))
     if alone:
-        notes.append(
+        text = (
             "not judged, for want of peers to compare with (slowness in all steps cannot show): "
             + ", ".join(alone)
         )
+        notes.append(Warning(NO_PEERS, text, {"kinds": len(alone)}))
     return notes

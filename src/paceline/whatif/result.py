@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.graph import ClockOffsets
 from paceline.trace import Job
+from paceline.trace.warning import Warning
 from paceline.whatif.critical_path import CriticalPath
 from paceline.whatif.modes import TwoModes, two_modes
 
@@ -73,6 +74,7 @@ class WhatIf:
             share of the steps in which they are slow (:class:`paceline.whatif.ideal.Reference`).
         left_out_steps: step number -> why it was not analysed.
         warnings: what the user should know.
+        doubts: those of the warnings that have a code.
     """
 
     job: Job
@@ -110,6 +112,7 @@ class WhatIf:
     slow_mode_shares: Mapping[str, float]
     left_out_steps: Mapping[int, str]
     warnings: tuple[str, ...]
+    doubts: tuple[Warning, ...] = ()
 
     #: Below this slowdown stragglers count as harmless.
     HEALTHY_BELOW = 1.03

@@ -9,6 +9,7 @@ from paceline.errors import ComparisonError
 from paceline.report.comparison import words
 from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
 from paceline.report.layout import wrapped
+from paceline.trace.warning import STEPS_LEFT_OUT
 
 _MOST = 5  # rows of workers and hosts
 _NUMBER = 11  # width of a column of numbers
@@ -101,7 +102,7 @@ def warnings_of(side: Side) -> list[str]:
     """What to know before trusting the numbers of a side."""
     left_out = side.result.left_out_steps
     more = []
-    if left_out and not any("steps left out" in text for text in side.result.warnings):
+    if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):
         step, why = next(iter(left_out.items()))
         more = [f"{len(left_out)} steps left out, for example step {step}: {why}"]
     return [*side.result.warnings, *more]

@@ -1,0 +1,46 @@
+"""Warnings: what to know before trusting numbers, with a code so that nobody searches the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Warning:
+    """What to know before trusting the numbers.
+
+    Attributes:
+        code: which warning it is, one of the constants here; "" where its maker gives none.
+        text: the warning in a sentence or two.
+        numbers: name -> the numbers in the text.
+    """
+
+    code: str
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+#: Steps of a trace are not analysed; ``step`` is the one whose reason the text gives.
+STEPS_LEFT_OUT = "steps-left-out"
+#: Sends and recvs were matched without the no-ops of chunks.
+NO_NOOPS = "no-noops"
+#: Replicas have unequal numbers of microbatches, which S does not show.
+UNEQUAL_MICROBATCHES = "unequal-microbatches"
+#: Worker clocks differ, and were corrected or not.
+CLOCKS_CORRECTED, CLOCKS_KEPT, CLOCKS_OPEN = "clocks-corrected", "clocks-kept", "clocks-open"
+#: The simulation is more than 5% off the trace.
+LAUNCH_DELAYS = "launch-delays"
+#: Times that contradict each other became 0.
+IMPOSSIBLE_TIMES = "impossible-times"
+#: Slowdowns may be too low, as unlike no-ops were merged.
+UNLIKE_NOOPS = "unlike-noops"
+#: Kinds are slow everywhere at once in part of the steps.
+SLOW_MODES = "slow-modes"
+#: The job is faster than its reference.
+REFERENCE_FAILS = "reference-fails"
+#: Kinds are judged against one peer only, or have no peer.
+ONE_PEER, NO_PEERS = "one-peer", "no-peers"
+
+#: True of nearly every job: no cause for alarm.
+USUAL = frozenset({ONE_PEER, NO_PEERS})
