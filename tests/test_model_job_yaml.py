@@ -114,6 +114,10 @@ def test_a_cluster_in_place_or_in_a_file_beside_the_job(written, tmp_path):
         ("gpt3-175b", "gpt3-174b", "job.yaml, line 1: model: .*nearest.*gpt3-175b"),
         ("gpt3-175b", "{preset: gpt3-175b, layer: 4}", r"model\.layer: .*did you mean layers"),
         ("gpt3-175b", "{preset: gpt3-175b, layers: 0}", r"line 1: model\.layers: "),
+        # A name that is that of a field is not what the message speaks of.
+        ("gpt3-175b", "{preset: gpt3-175b, name: vocab, vocab: 99, layers: 0}", r"model\.layers: "),
+        ("gpt3-175b", "{preset: gpt3-175b, moe: 7}", r"line 1: model\.moe: .*mapping.*not 7"),
+        ("gpt3-175b", "{preset: gpt3-175b, latent: x}", r"line 1: model\.latent: .*not 'x'"),
         ("gpt3-175b", "{hidden: 512}", "line 1: model: lacks layers, heads, vocab, seq_len;"),
         ("gpt3-175b", "{preset: opt-175b, hf: x.json}", r"model\.hf: .*not on both"),
         ("gpt3-175b", "no.json", "line 1: model: .*no.json"),

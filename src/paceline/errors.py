@@ -73,7 +73,14 @@ class ResultError(PacelineError):
 
 
 class ModelError(PacelineError):
-    """A model, cluster or profile is not known, malformed or not modelled."""
+    """A model, cluster or profile is not known, malformed or not modelled.
+
+    ``fields`` are those of the record that the message speaks of, where its maker says so.
+    """
+
+    def __init__(self, message: str = "", *, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class PlanError(ModelError):

@@ -48,19 +48,22 @@ class Gpu:
         if not isinstance(self.peak_flops, Mapping) or not self.peak_flops:
             raise ModelError(
                 f"the GPU's peak_flops must map a precision to FLOP/s ({{bf16: 312e12}}), not "
-                f"{reprlib.repr(self.peak_flops)}"
+                f"{reprlib.repr(self.peak_flops)}",
+                fields=("peak_flops",),
             )
         for precision, peak in self.peak_flops.items():
             if precision not in PRECISIONS:
                 raise ModelError(
                     f"the GPU's peak_flops names the precision {reprlib.repr(precision)}; known "
-                    f"are {', '.join(PRECISIONS)}"
+                    f"are {', '.join(PRECISIONS)}",
+                    fields=("peak_flops",),
                 )
-            _check_number(peak, f"the GPU's peak_flops for {precision}", "FLOP/s")
+            what = f"the GPU's peak_flops for {precision}"
+            _check_value(peak, "peak_flops", what, "FLOP/s")
         object.__setattr__(self, "peak_flops", dict(self.peak_flops))
-        _check_number(self.memory_bytes, "the GPU's memory_bytes", "bytes")
-        _check_number(self.memory_bandwidth, "the GPU's memory_bandwidth", "byte/s")
-        _check_count(self.sms, "the GPU's sms")
+        _check_number(self, "memory_bytes", "the GPU", "bytes")
+        _check_number(self, "memory_bandwidth", "the GPU", "byte/s")
+        _check_count(self, "sms", "the GPU")
 
     def peak(self, precision: str) -> float:
         """Dense peak [FLOP/s] at a precision.
@@ -97,13 +100,14 @@ class Node:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_count(self.gpus, "the node's gpus")
-        _check_number(self.bandwidth, "the node's bandwidth", "byte/s")
-        _check_number(self.latency_s, "the node's latency_s", "seconds", zero=True)
+        _check_count(self, "gpus", "the node")
+        _check_number(self, "bandwidth", "the node", "byte/s")
+        _check_number(self, "latency_s", "the node", "seconds", zero=True)
         if self.topology not in TOPOLOGIES:
             raise ModelError(
                 f"the node's topology must be {', '.join(TOPOLOGIES[:-1])} or {TOPOLOGIES[-1]}, "
-                f"not {reprlib.repr(self.topology)}"
+                f"not {reprlib.repr(self.topology)}",
+                fields=("topology",),
             )
 
 
@@ -126,14 +130,15 @@ class Network:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_count(self.nics, "the network's nics")
-        _check_number(self.nic_bandwidth, "the network's nic_bandwidth", "byte/s")
-        _check_number(self.latency_s, "the network's latency_s", "seconds", zero=True)
-        _check_number(self.oversubscription, "the network's oversubscription", "(1 = none)")
+        _check_count(self, "nics", "the network")
+        _check_number(self, "nic_bandwidth", "the network", "byte/s")
+        _check_number(self, "latency_s", "the network", "seconds", zero=True)
+        _check_number(self, "oversubscription", "the network", "(1 = none)")
         if self.oversubscription < 1:
             raise ModelError(
                 f"the network's oversubscription must be >= 1 (1 = none), not "
-                f"{self.oversubscription:g}"
+                f"{self.oversubscription:g}",
+                fields=("oversubscription",),
             )
 
     @property
@@ -171,10 +176,11 @@ class Cluster:
         for part, kind in (("gpu", Gpu), ("node", Node), ("network", Network)):
             if not isinstance(getattr(self, part), kind):
                 shown = reprlib.repr(getattr(self, part))
-                raise ModelError(f"the cluster's {part} must be a {kind.__name__}, not {shown}")
+                raise ModelError(
+                    f"the cluster's {part} must be a {kind.__name__}, not {shown}", fields=(part,)
+                )
         if self.price_per_gpu_hour is not None:
-            what = "the cluster's price_per_gpu_hour"
-            _check_number(self.price_per_gpu_hour, what, "dollars", zero=True)
+            _check_number(self, "price_per_gpu_hour", "the cluster", "dollars", zero=True)
 
     def nodes(self, gpus: int) -> int:
         """Nodes that so many GPUs take."""
@@ -190,17 +196,29 @@ def _default_efficiency() -> Any:
 def _check_text(owner: object, name: str, what: str) -> None:
     value = getattr(owner, name)
     if not isinstance(value, str) or not value.strip():
-        raise ModelError(f"{what}'s {name} must be a text, not {reprlib.repr(value)}")
+        raise ModelError(
+            f"{what}'s {name} must be a text, not {reprlib.repr(value)}", fields=(name,)
+        )
 
 
-def _check_count(value: object, what: str) -> None:
+def _check_count(owner: object, name: str, what: str) -> None:
+    value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{what} must be a whole number >= 1, not {reprlib.repr(value)}")
+        raise ModelError(
+            f"{what}'s {name} must be a whole number >= 1, not {reprlib.repr(value)}",
+            fields=(name,),
+        )
 
 
-def _check_number(value: object, what: str, unit: str, *, zero: bool = False) -> None:
+def _check_number(owner: object, name: str, what: str, unit: str, *, zero: bool = False) -> None:
     """A finite number above 0 (or from 0 on)."""
+    _check_value(getattr(owner, name), name, f"{what}'s {name}", unit, zero=zero)
+
+
+def _check_value(value: object, field: str, what: str, unit: str, *, zero: bool = False) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value < 0 or (value == 0 and not zero):  # type: ignore[operator]  # a number, if good
         least = ">= 0" if zero else "> 0"
-        raise ModelError(f"{what} must be a number {least} [{unit}], not {reprlib.repr(value)}")
+        raise ModelError(
+            f"{what} must be a number {least} [{unit}], not {reprlib.repr(value)}", fields=(field,)
+        )

@@ -76,11 +76,14 @@ class Efficiency:
             if not good or not least <= value <= most or math.isinf(value):
                 bound = ">= 0" if most == math.inf else "from 0 to 1"
                 raise ModelError(
-                    f"the efficiency's {field.name} must be a number {bound}, not {value!r}"
+                    f"the efficiency's {field.name} must be a number {bound}, not {value!r}",
+                    fields=(field.name,),
                 )
             zero_ok = field.name.endswith("_s") or field.name == "overlap"
             if value == 0 and not zero_ok:
-                raise ModelError(f"the efficiency's {field.name} must be above 0")
+                raise ModelError(
+                    f"the efficiency's {field.name} must be above 0", fields=(field.name,)
+                )
 
 
 #: What large GEMMs reach in practice over the best that any shape does: on the A100, 0.80 (above)

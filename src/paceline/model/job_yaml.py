@@ -63,10 +63,13 @@ class PlannedJob:
             plan = self.plan
             raise PlanError(
                 f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp {plan.cp} = {plan.gpus} GPUs, "
-                f"not {self.gpus}; leave out dp, and it follows from gpus"
+                f"not {self.gpus}; leave out dp, and it follows from gpus",
+                fields=("tp", "pp", "dp", "cp"),
             )
         if self.tokens is not None and not 0 < self.tokens < float("inf"):
-            raise ModelError(f"the training's tokens must be above 0, not {self.tokens:g}")
+            raise ModelError(
+                f"the training's tokens must be above 0, not {self.tokens:g}", fields=("tokens",)
+            )
 
 
 def load_job(path: Path | str) -> PlannedJob:
@@ -156,14 +159,17 @@ def derive_dp(gpus: int, tp: int = 1, pp: int = 1, cp: int = 1) -> int:
     """
     for name, value in (("gpus", gpus), ("tp", tp), ("pp", pp), ("cp", cp)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"{name} must be a whole number >= 1, not {reprlib.repr(value)}")
+            raise PlanError(
+                f"{name} must be a whole number >= 1, not {reprlib.repr(value)}", fields=(name,)
+            )
     replica = tp * pp * cp
     if gpus % replica:
         degrees = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
         fewer = gpus // replica * replica
         would = f"{fewer} or {fewer + replica}" if fewer else str(replica)
         raise PlanError(
-            f"{gpus} GPUs are no multiple of {degrees} = {replica}; {would} GPUs would be"
+            f"{gpus} GPUs are no multiple of {degrees} = {replica}; {would} GPUs would be",
+            fields=("tp", "pp", "cp"),
         )
     return gpus // replica
 

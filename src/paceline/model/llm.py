@@ -51,11 +51,13 @@ class MoE:
         if self.top_k > self.experts:
             raise ModelError(
                 f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
-                "more experts than there are"
+                "more experts than there are",
+                fields=("top_k", "experts"),
             )
         if self.shared_ffn and not self.shared_experts:
             raise ModelError(
-                f"shared_ffn is {self.shared_ffn} but shared_experts is 0; give both or neither"
+                f"shared_ffn is {self.shared_ffn} but shared_experts is 0; give both or neither",
+                fields=("shared_ffn", "shared_experts"),
             )
         if self.capacity is not None and not (
             isinstance(self.capacity, int | float)
@@ -63,7 +65,8 @@ class MoE:
             and 0 < self.capacity < float("inf")
         ):
             raise ModelError(
-                f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}"
+                f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}",
+                fields=("capacity",),
             )
         if not self.shared_ffn:
             object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)
@@ -156,7 +159,9 @@ class LLM:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ModelError(f"a model needs a name, not {reprlib.repr(self.name)}")
+            raise ModelError(
+                f"a model needs a name, not {reprlib.repr(self.name)}", fields=("name",)
+            )
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
             _whole(self, field, 1, where)
@@ -167,7 +172,17 @@ class LLM:
         for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm"):
             if not isinstance(getattr(self, field), bool):
                 shown = reprlib.repr(getattr(self, field))
-                raise ModelError(f"{where}: {field} must be true or false, not {shown}")
+                raise ModelError(
+                    f"{where}: {field} must be true or false, not {shown}", fields=(field,)
+                )
+        for field, kind in (("moe", MoE), ("latent", LatentAttention)):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, kind):
+                shown = reprlib.repr(value)
+                raise ModelError(
+                    f"{where}: {field} must be a mapping of its own fields, not {shown}",
+                    fields=(field,),
+                )
         _one_of(self, "norm", get_args(Norm), where)
         _one_of(self, "positions", get_args(Positions), where)
         self._fill_in(where)
@@ -177,7 +192,8 @@ class LLM:
         if not self.head_dim and self.latent is None and self.hidden % self.heads:
             raise ModelError(
                 f"{where}: hidden {self.hidden} is not a multiple of heads {self.heads}; "
-                "give head_dim"
+                "give head_dim",
+                fields=("hidden", "heads"),
             )
         filled = {
             "kv_heads": self.kv_heads or self.heads,
@@ -192,17 +208,20 @@ class LLM:
     def _agree(self, where: str) -> None:
         if self.heads % self.kv_heads:
             raise ModelError(
-                f"{where}: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
+                f"{where}: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}",
+                fields=("heads", "kv_heads"),
             )
         if self.positions == "learned" and self.seq_len > self.max_positions:
             raise ModelError(
                 f"{where}: seq_len {self.seq_len} exceeds max_positions {self.max_positions}, the "
-                "rows of its learned positions"
+                "rows of its learned positions",
+                fields=("seq_len", "max_positions"),
             )
         if self.moe is not None and not self.moe_layers:
             raise ModelError(
                 f"{where}: no layer is a mixture of experts with {self.layers} layers, "
-                f"dense_layers {self.moe.dense_layers} and every {self.moe.every}"
+                f"dense_layers {self.moe.dense_layers} and every {self.moe.every}",
+                fields=("layers", "moe"),
             )
 
     # Which layer is what.
@@ -416,14 +435,19 @@ def _whole(record: Any, field: str, least: int, where: str) -> None:
     value = getattr(record, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         shown = reprlib.repr(value)
-        raise ModelError(f"{where}: {field} must be a whole number >= {least}, not {shown}")
+        raise ModelError(
+            f"{where}: {field} must be a whole number >= {least}, not {shown}", fields=(field,)
+        )
     if value > MAX_FIELD:
-        raise ModelError(f"{where}: {field} is {reprlib.repr(value)}, beyond any real model")
+        raise ModelError(
+            f"{where}: {field} is {reprlib.repr(value)}, beyond any real model", fields=(field,)
+        )
 
 
 def _one_of(record: Any, field: str, words: tuple[str, ...], where: str) -> None:
     value = getattr(record, field)
     if value not in words:
         raise ModelError(
-            f"{where}: {field} must be one of {', '.join(words)}, not {reprlib.repr(value)}"
+            f"{where}: {field} must be one of {', '.join(words)}, not {reprlib.repr(value)}",
+            fields=(field,),
         )

@@ -50,10 +50,8 @@ class Section:
         raise ModelError(f"{where}: {place}: {message}" if place else f"{where}: {message}")
 
     def blame(self, error: ModelError) -> NoReturn:
-        """Raise ``error`` again with the line of the field that it speaks of."""
-        said = str(error)
-        named = [field for field in self.nodes if re.search(rf"\b{re.escape(field)}\b", said)]
-        self.fail(named[0] if named else "", said)
+        """Raise ``error`` again with the line of the first field here that it speaks of."""
+        self.fail(next((field for field in self.nodes if field in error.fields), ""), str(error))
 
     def allow(self, known: Iterable[str]) -> None:
         """Refuse fields that are not ``known``, naming the nearest.

@@ -92,26 +92,35 @@ class Plan:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 shown = reprlib.repr(value)
-                raise PlanError(f"the plan's {field} must be a whole number >= 1, not {shown}")
+                raise PlanError(
+                    f"the plan's {field} must be a whole number >= 1, not {shown}", fields=(field,)
+                )
         for field in _SWITCHES:
             if not isinstance(getattr(self, field), bool):
                 shown = reprlib.repr(getattr(self, field))
-                raise PlanError(f"the plan's {field} must be true or false, not {shown}")
+                raise PlanError(
+                    f"the plan's {field} must be true or false, not {shown}", fields=(field,)
+                )
         for field, words in _WORDS:
             _known(field, getattr(self, field), words)
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             shown = reprlib.repr(self.zero)
             raise PlanError(
                 f"the plan's zero must be 0 (nothing sharded), 1 (optimizer states), 2 (and "
-                f"gradients) or 3 (and parameters), not {shown}"
+                f"gradients) or 3 (and parameters), not {shown}",
+                fields=("zero",),
             )
         if isinstance(self.grad_bytes, bool) or self.grad_bytes not in (2, 4):
             shown = reprlib.repr(self.grad_bytes)
-            raise PlanError(f"the plan's grad_bytes must be 2 or 4 bytes an element, not {shown}")
+            raise PlanError(
+                f"the plan's grad_bytes must be 2 or 4 bytes an element, not {shown}",
+                fields=("grad_bytes",),
+            )
         if self.bucket_bytes is not None and not _positive(self.bucket_bytes):
             shown = reprlib.repr(self.bucket_bytes)
             raise PlanError(
-                f"the plan's bucket_bytes must be a positive number or nothing, not {shown}"
+                f"the plan's bucket_bytes must be a positive number or nothing, not {shown}",
+                fields=("bucket_bytes",),
             )
         self._settle_schedule()
         self._check_layers()
@@ -123,9 +132,15 @@ class Plan:
 
     def _settle_schedule(self) -> None:
         if self.vpp > 1 and self.schedule == "gpipe":
-            raise PlanError(f"gpipe has one chunk per stage, not vpp {self.vpp}; use interleaved")
+            raise PlanError(
+                f"gpipe has one chunk per stage, not vpp {self.vpp}; use interleaved",
+                fields=("vpp",),
+            )
         if self.vpp == 1 and self.schedule == "interleaved":
-            raise PlanError("the interleaved schedule needs vpp > 1; with vpp 1 it is 1f1b")
+            raise PlanError(
+                "the interleaved schedule needs vpp > 1; with vpp 1 it is 1f1b",
+                fields=("schedule", "vpp"),
+            )
         if self.vpp > 1:
             object.__setattr__(self, "schedule", "interleaved")
 
@@ -137,11 +152,15 @@ class Plan:
             isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers
         ):
             shown = reprlib.repr(layers)
-            raise PlanError(f"layers_per_stage must be whole numbers >= 0, not {shown}")
+            raise PlanError(
+                f"layers_per_stage must be whole numbers >= 0, not {shown}",
+                fields=("layers_per_stage",),
+            )
         if len(layers) != self.chunks:
             raise PlanError(
                 f"layers_per_stage has {len(layers)} entries, not pp {self.pp} x vpp {self.vpp} "
-                f"= {self.chunks}"
+                f"= {self.chunks}",
+                fields=("layers_per_stage", "pp", "vpp"),
             )
         object.__setattr__(self, "layers_per_stage", tuple(layers))
 
@@ -328,7 +347,9 @@ def _known(field: str, value: object, words: tuple[str, ...]) -> None:
     near = get_close_matches(str(value).lower(), words, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
     shown = reprlib.repr(value)
-    raise PlanError(f"the plan's {field} must be one of {', '.join(words)}, not {shown}{hint}")
+    raise PlanError(
+        f"the plan's {field} must be one of {', '.join(words)}, not {shown}{hint}", fields=(field,)
+    )
 
 
 def _positive(value: object) -> bool:
