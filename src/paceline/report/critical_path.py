@@ -1,15 +1,12 @@
-"""The critical path in words, and on the terminal."""
+"""The critical path on the terminal."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from paceline.report.layout import wrapped
-from paceline.results.path import PathSummary, SlackSummary
-from paceline.whatif.critical_path import LAUNCH_DELAY
-
-#: Kinds that a line of the terminal names, and the least share worth naming.
-_TOP_KINDS, _LEAST = 4, 0.005
+from paceline.results.path import PathSummary
+from paceline.results.words.path import kinds_text, leader_text, near_text
 
 
 def path_lines(path: PathSummary | None, workers: int, width: int) -> list[Text]:
@@ -25,30 +22,3 @@ def path_lines(path: PathSummary | None, workers: int, width: int) -> list[Text]
             text += f"; {near_text(path.slack, workers)}"
         lines += wrapped(text, width)
     return lines
-
-
-def kinds_text(path: PathSummary) -> str:
-    """``backward-compute 67%, forward-compute 31%, between operations 2%``."""
-    kinds = {kind: share for kind, share in path.by_kind.items() if kind != LAUNCH_DELAY}
-    ranked = sorted(kinds.items(), key=lambda item: -item[1])
-    named = [(kind, share) for kind, share in ranked[:_TOP_KINDS] if share >= _LEAST]
-    delay = path.by_kind[LAUNCH_DELAY]
-    rest = 1 - delay - sum(share for _, share in named)
-    named += [("all else", rest)] if rest >= _LEAST else []
-    return ", ".join(
-        f"{name} {share:.0%}" for name, share in [*named, ("between operations", delay)]
-    )
-
-
-def leader_text(path: PathSummary) -> str:
-    """``worker dp 3, stage 1 has 62% of it, the most in 9 of 10 steps``."""
-    leader = path.leading_worker
-    n_steps = len(path.by_step)
-    steps = f", the most in {leader.steps} of {n_steps} steps" if n_steps > 1 else ""
-    return f"worker dp {leader.dp}, stage {leader.pp} has {leader.share:.0%} of it{steps}"
-
-
-def near_text(slack: SlackSummary, workers: int) -> str:
-    """``16 of 2,048 workers are on it or within 1% of the step``."""
-    are = "is" if slack.near_workers == 1 else "are"
-    return f"{slack.near_workers:,} of {workers:,} workers {are} on it or within 1% of the step"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.report.critical_path import leader_text, near_text
 from paceline.report.page.markup import bar, escaped, table
 from paceline.results.path import PathSummary, SlackSummary
+from paceline.results.words.path import leader_text, near_text
 from paceline.units import percent, seconds
 from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
