@@ -253,11 +253,28 @@ def _check_version(mapping: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(report: JobReport) -> None:
-    """Tables have the rows and columns of the job."""
-    shape = (report.job.pp_size, report.job.dp_size)
-    if report.by_worker.shape != shape:
-        raise ResultError(f"must be {shape[0]} x {shape[1]}, as the job is", "by_worker")
-    tables = {"traced": report.traced_s, "simulated": report.simulated_s, "ideal": report.ideal_s}
-    for name, seconds in tables.items():
-        if len(seconds) != len(report.steps):
-            raise ResultError("must have one time for each step", f"step_time_s.{name}")
+    """Tables have the steps, stages and ranks of the job: pages rely on it."""
+    n_steps, shape = len(report.steps), (report.job.pp_size, report.job.dp_size)
+    times, by_worker = report.step_time_s, report.by_worker_by_step
+    lengths: dict[str, tuple[object, object]] = {
+        "steps": (n_steps, max(n_steps, 1)),
+        "by_step": (len(set(report.steps) & report.by_step.keys()), n_steps),
+        "step_time_s.traced": (len(times.traced), n_steps),
+        "step_time_s.simulated": (len(times.simulated), n_steps),
+        "step_time_s.ideal": (len(times.ideal), n_steps),
+        "by_stage_by_step": (_extent(report.by_stage_by_step), (n_steps, shape[0])),
+        "by_replica_by_step": (_extent(report.by_replica_by_step), (n_steps, shape[1])),
+        "by_worker": (report.by_worker.shape, shape),
+    }
+    if by_worker is not None:
+        tables = {table.shape for table in by_worker.values()}
+        lengths["by_worker_by_step"] = ((len(by_worker), tables), (n_steps, {shape}))
+    for name, (size, wanted) in lengths.items():
+        if size != wanted:
+            raise ResultError(f"must have the size {wanted} of the job, not {size}", name)
+
+
+def _extent(rows: Mapping[int, Mapping[int, float]]) -> tuple[int, int]:
+    """Rows, and entries of each; -1 where they differ."""
+    widths = {len(row) for row in rows.values()}
+    return len(rows), widths.pop() if len(widths) == 1 else -1
