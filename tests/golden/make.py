@@ -47,7 +47,7 @@ def snapshot(folder):
 
 
 def trace():
-    """dp 2 x pp 2, 2 microbatches, steps 0 and 1 without noise; worker (1, 0) computes twice as long."""
+    """dp 2 x pp 2, 2 microbatches, 2 steps without noise; computes of worker (1, 0) take twice."""
     from paceline.synth import SynthSpec, synthesize
     from paceline.synth.spec import SlowWorker
 
@@ -93,11 +93,21 @@ def profile(folder):
         Timing(operator=norm, seconds=5e-7, spread=0.02, repeats=9),
     )
     made = OperatorProfile(
-        **{"device": "NVIDIA A100-SXM4-80GB", "device_kind": "cuda", "memory_bytes": 80 * 2.0**30},
-        **{"processors": 108, "torch": "2.5.1", "cuda": "12.4", "driver": "550.54"},
-        **{"date": "2026-11-22T10:00:00+00:00", "precision": "bf16", "launch_s": 5e-6},
-        **{"peak_flops": 2.5e14, "memory_bandwidth": 1.6e12, "shapes": {"hidden": (64,)}},
-        **{"timings": timings, "left_out": ("tp 16: no such split",)},
+        device="NVIDIA A100-SXM4-80GB",
+        device_kind="cuda",
+        memory_bytes=80 * 2.0**30,
+        processors=108,
+        torch="2.5.1",
+        cuda="12.4",
+        driver="550.54",
+        date="2026-11-22T10:00:00+00:00",
+        precision="bf16",
+        launch_s=5e-6,
+        peak_flops=2.5e14,
+        memory_bandwidth=1.6e12,
+        shapes={"hidden": (64,)},
+        timings=timings,
+        left_out=("tp 16: no such split",),
     )
     save_profile(made, folder / "profile.json")
     return folder / "profile.json"
@@ -117,7 +127,7 @@ def cluster(folder):
 
 
 def seqlens(folder):
-    """Steps 3 and 4, 2 replicas, 2 microbatches: lengths 10, 11, ... of one sequence each, then 5."""
+    """Steps 3 and 4, 2 replicas, 2 microbatches: one sequence each, of 10, 11, ...; then a 5."""
     from paceline.sources.seqlens import write_seqlens
     from paceline.trace.seqlens import SeqLens
 
