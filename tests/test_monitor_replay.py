@@ -17,6 +17,7 @@ from paceline.monitor import replay, step_files
 from paceline.monitor import stream as streams
 from paceline.monitor.snapshot import SNAPSHOT, load_stream, save_stream
 from paceline.monitor.step_series import ROW, append_rows
+from paceline.monitor.store import events
 from paceline.monitor.stream import Stream
 from step_batches import of_step
 from test_monitor_detectors import Site, story
@@ -169,6 +170,34 @@ class TestDetectors:
         assert load_stream(site.files.path(site.job.id)).detector.steps == 110
         assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
         assert site.files.series(site.job.id, points=0).step.tolist() == list(range(400))
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_fail_slow_that_began_before_the_files_goes_on(self, site, monkeypatch, again):
+        monkeypatch.setattr(step_files, "SEGMENT_BYTES", 1000)
+        for one in story(steps=500, slow=slice(80, 400)):
+            if int(one.number) == 250 or (again and int(one.number) == 350):
+                site.stop()
+                path = site.files.path(site.job.id) / SNAPSHOT
+                if int(one.number) == 250:
+                    assert not path.with_name("00000000.steps").exists()
+                    newer(path)
+                site.start()
+            site.push(one)
+            if int(one.number) == 390:
+                site.stop()
+                row = site.row()
+                assert row["slow_since_step"] == pytest.approx(80, abs=3)
+                assert row["healthy_s"] == pytest.approx(1.0, abs=0.01)
+                site.start()
+        site.stop()
+        (onset, *_), (relief, until, ranks) = site.events()
+        assert (onset, relief, ranks) == ("onset", "relief", (0, 1, 2, 3))
+        assert 400 <= until <= 410
+        assert site.row()["slow_since_step"] is None
+        healthy_s = site.files.series(site.job.id, points=0).healthy_s[100:390]
+        assert healthy_s == pytest.approx(np.ones(290), abs=0.01)
+        text = events.listed(site.engine, "*", site.job.id, None, 1)[0]["text"]
+        assert text == f"step {until}: healthy again since step {until}"
 
     def test_what_was_not_stored_is(self, site, monkeypatch):
         """Crashed behind the series, before the store: nothing but the files knows of the onset."""

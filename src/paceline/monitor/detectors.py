@@ -17,12 +17,14 @@ from paceline.errors import StateError
 from paceline.monitor.bus import Bus
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
+from paceline.monitor.ongoing import find_ongoing
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
-from paceline.monitor.step_files import Batch, StepFiles
+from paceline.monitor.step_files import Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series
 from paceline.monitor.store import events as event_rows
+from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
 from paceline.monitor.stream import Anew, Closed, Stream
 from paceline.monitor.turns import Turns, Work
@@ -191,8 +193,7 @@ class Detectors:
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
                 if is_unfit and known is not None:
                     live.replayed_to = int(known["start"]), int(known["step"])
-                since = live.stream.seen_at - _MARGIN_S
-                for batch in replay(file, live.stream) if is_unfit else file.read(since=since):
+                for batch in self._batches_behind(live, file, is_unfit=is_unfit):
                     yield from self._digest_batch(live, batch, known)
                     if self._turns.is_over():
                         yield
@@ -200,6 +201,20 @@ class Detectors:
             self._n_loading -= 1
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
+
+    def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
+        """What came since the stream was saved; where that does not fit, what makes another."""
+        if not is_unfit:
+            return file.read(since=live.stream.seen_at - _MARGIN_S)
+        return replay(file, live.stream, lambda: self._look_for_ongoing(live))
+
+    def _look_for_ongoing(self, live: LiveJob) -> None:
+        """A fail-slow that the store knows may have begun before the batches that are left."""
+        row, stream = jobs.by_id(self._engine, live.job.id), live.stream
+        since = row["slow_since_step"] if row is not None else None
+        if since is not None and stream.slow_since is None:
+            folder = self._files.path(live.job.id)
+            stream.ongoing = find_ongoing(folder, stream.start, int(since))
 
     def _saved(self, job: JobKey) -> tuple[LiveJob, bool]:
         """The job as it was saved, or a new one; and whether what was saved does not fit."""

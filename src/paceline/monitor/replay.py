@@ -7,7 +7,8 @@ with few ranks they hold millions of steps; a detector forgets, so only the last
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from paceline.detect.detector import ANCHOR_STEPS, THRESHOLD, WARM_UP
 from paceline.monitor.step_files import Batch, StepFile
-from paceline.monitor.step_series import read_rows, row_from
+from paceline.monitor.step_series import last_row, read_rows, row_from
 from paceline.monitor.stream import Stream
 
 #: So many of the last steps are read anew; where those begin in a fail-slow, up to the second
@@ -28,16 +29,28 @@ SAME_STEPS = 64
 _MARGIN_S = 60.0
 
 
-def replay(file: StepFile, stream: Stream) -> Iterator[Batch]:
-    """The batches for a new stream, which gets the number of the start that they are of."""
-    since = replay_since(file.folder)
-    is_first = True
+def replay(file: StepFile, stream: Stream, passed: Callable[[], None]) -> Iterator[Batch]:
+    """The batches for a new stream, which gets the number of the start that they are of.
+
+    Args:
+        file: of the job.
+        stream: takes each batch before the next one is asked for.
+        passed: called once, when the stream has seen what the series has, before it sees more.
+    """
+    since, last = replay_since(file.folder), last_row(file.folder)
+    known_at = math.inf if last is None else float(last["at"])
+    is_first, is_passed = True, False
     for batch in file.read(since=since - _MARGIN_S):
         if batch.at < since:
             continue
         if is_first:
             stream.start, is_first = _start_at(file.folder, batch.at), False
+        if batch.at > known_at and not is_passed:
+            is_passed = True
+            passed()
         yield batch
+    if not is_passed:
+        passed()
 
 
 def replay_since(folder: Path) -> float:

@@ -2,7 +2,7 @@
 
 An ``.npz`` file: ``about`` is JSON with the numbers and texts of the state. The arrays lie beside
 it, those of the detector with ``detector.`` before their names. Version 0 said neither schema nor
-version and held the detector's attributes as they were; its fields are those of version 1.
+version and held the detector's attributes as they were, under the names of version 1's fields.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _read(path: Path) -> State:
 
 def _from_version_0(about: State, arrays: State) -> tuple[State, State]:
     """The attributes of a detector were saved by their names: numbers plain, arrays ``d_x``."""
-    about = {"schema": streams.STATE_SCHEMA, "version": 1, "detector": None, **about}
+    added: State = {"detector": None, "ongoing_since": None, "ongoing_healthy_s": None}
+    about = {"schema": streams.STATE_SCHEMA, "version": 1, **added, **about}
     if isinstance(about["detector"], dict):
         about["detector"] |= {"schema": detector.STATE_SCHEMA, "version": 1}
     renamed = {

@@ -16,6 +16,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.detect.who import name_ranks
+from paceline.monitor.ongoing import Ongoing
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
 
@@ -35,7 +36,8 @@ MOST_WAITING = 20_000_000
 STATE_SCHEMA, STATE_VERSION = "paceline-stream", 1
 _STATE_FIELDS = (
     *("last_step", "start", "session", "old_sessions", "world", "begun_at", "joined_at"),
-    *("seen_at", "taken_to", "back_at", "ranks", "sent", "detector"),
+    *("seen_at", "taken_to", "back_at", "ongoing_since", "ongoing_healthy_s"),
+    *("ranks", "sent", "detector"),
 )
 
 
@@ -87,6 +89,7 @@ class Stream:
         last_step: the last closed step; -1 before the first.
         seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again.
+        ongoing: a fail-slow that the detector, made anew within it, takes for health.
         replayed_to: batches up to then may come a second time, read anew after a restart.
     """
 
@@ -96,6 +99,7 @@ class Stream:
         self.last_step, self.start = -1, 0
         self.seen_at = 0.0
         self.session = ""
+        self.ongoing: Ongoing | None = None
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._again: list[Batch] = []  # of steps that their ranks have given before
@@ -211,10 +215,10 @@ class Stream:
 
     def _begin_anew(self, at: float) -> Iterator[Anew]:
         """Forget what the start before has told, and tell who was slow in it."""
-        if self.detector is not None and self.detector.slow.any():
+        if self.detector is not None and (self.detector.slow.any() or self.ongoing is not None):
             yield self._slow_before(self.detector, at)
         self.start += 1
-        self.last_step, self.detector = -1, None
+        self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
         self._order.clear()
@@ -222,9 +226,10 @@ class Stream:
         self._begun_at = at
 
     def _slow_before(self, detector: Detector, at: float) -> Anew:
-        slow = np.flatnonzero(detector.slow)
+        slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector._lost[slow].max()), self.last_step + 1
+        lost_s = lost_s if self.ongoing is None else float("nan")  # the detector knows a part of it
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
@@ -270,12 +275,21 @@ class Stream:
         if len(known):
             row["median_s"], row["max_s"] = np.median(known), known.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
+        if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
+            events += self._end_ongoing(step, self.ongoing.healthy_s)
         row["healthy_s"] = self.healthy_s
         return Closed(row, tuple(events))
+
+    def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
+        """All ranks are healthy again; since which step, and what was lost, nobody knows."""
+        self.ongoing, nan = None, float("nan")
+        return [Event("relief", i, step, step, nan, nan, healthy_s) for i in range(len(self.ranks))]
 
     @property
     def healthy_s(self) -> float:
         """The healthy step time, median of the ranks; nan where it is not known yet."""
+        if self.ongoing is not None:
+            return self.ongoing.healthy_s
         known = np.zeros(0) if self.detector is None else self.detector.healthy_s
         known = known[~np.isnan(known)]
         return float(np.median(known)) if len(known) else float("nan")
@@ -283,6 +297,8 @@ class Stream:
     @property
     def slow_since(self) -> int | None:
         """The step since which ranks are slow, median of them; None if none is."""
+        if self.ongoing is not None:
+            return self.ongoing.since_step
         slow = np.zeros(0, dtype=bool) if self.detector is None else self.detector.slow
         if self.detector is None or not slow.any():
             return None
@@ -303,6 +319,8 @@ class Stream:
             "seen_at": float(self.needed_from),
             "taken_to": float(self.seen_at),
             "back_at": float(self._back_at),
+            "ongoing_since": None if self.ongoing is None else self.ongoing.since_step,
+            "ongoing_healthy_s": None if self.ongoing is None else self.ongoing.healthy_s,
             "ranks": self.ranks.astype("<i4"),
             "sent": self._sent.astype("<i8"),
             "detector": None if self.detector is None else self.detector.state_dict(),
@@ -335,6 +353,9 @@ class Stream:
         stream._begun_at, stream._joined_at = reader.number("begun_at"), reader.number("joined_at")
         stream.seen_at, stream.replayed_to = reader.number("seen_at"), reader.number("taken_to")
         stream._back_at = reader.number("back_at")
+        if reader.value("ongoing_since") is not None:
+            level_s = reader.number("ongoing_healthy_s")
+            stream.ongoing = Ongoing(reader.whole("ongoing_since", least=-(2**62)), level_s)
         return stream
 
 
