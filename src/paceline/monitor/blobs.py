@@ -17,6 +17,8 @@ from paceline.files import sync
 
 RESULT, REPORT, PERFETTO = "result.json", "report.html", "ideal.json.gz"
 RESULTS = (RESULT, REPORT, PERFETTO)
+#: ``schema`` of the results that pages and rules read: what this Paceline writes (a test compares).
+RESULT_SCHEMA = 1
 
 
 def trace_key(sha256: str) -> str:

@@ -28,7 +28,7 @@ from paceline.monitor.alerts.rules import (
     judge,
 )
 from paceline.monitor.alerts.settings import load_settings
-from paceline.monitor.blobs import RESULT, result_key
+from paceline.monitor.blobs import RESULT, RESULT_SCHEMA, result_key
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import sessions
@@ -215,8 +215,11 @@ class Alerts:
         try:
             with self._service.blobs.open(result_key(alarm.session_id, RESULT)) as file:
                 result = json.loads(file.read(_MAX_RESULT_BYTES))
+            schema = result.get("schema", RESULT_SCHEMA)
+            if schema != RESULT_SCHEMA:
+                raise ValueError(f"its schema is {schema}, not {RESULT_SCHEMA}")
             return place_of(result, alarm.cause), gain_of(result)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
             return None, None
 

@@ -8,19 +8,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from paceline.monitor.blobs import RESULT, Blobs, result_key
+from paceline.monitor.blobs import RESULT, RESULT_SCHEMA, Blobs, result_key
 
 T = TypeVar("T")
 
 
 def read_result(blobs: Blobs, session_id: int) -> dict[str, Any] | None:
-    """A session's ``result.json``; None where there is none (removed by age, or not written)."""
+    """A session's ``result.json``; None where there is none that this version reads.
+
+    It was removed by age, was not written, or comes from a later version.
+    """
     try:
         with blobs.open(result_key(session_id, RESULT)) as file:
             result = json.load(file)
     except (FileNotFoundError, ValueError):  # ValueError: not JSON, so nobody can read it
         return None
-    return result if isinstance(result, dict) else None
+    usable = isinstance(result, dict) and result.get("schema") == RESULT_SCHEMA
+    return result if usable else None
 
 
 class Kept(Generic[T]):
