@@ -1,12 +1,10 @@
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from jobs import Spec, make_rows
-
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
+from shared_data import DATA
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; some
 # tests end them by it.
@@ -17,7 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def real_jobs() -> Path:
     """The folder of the three real jobs."""
-    folder = SHARED / "data" / "whatif"
+    folder = DATA / "whatif"
     if not folder.is_dir():
         pytest.skip(f"the real jobs are not here ({folder}); set PACELINE_SHARED to their folder")
     return folder

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import shared_data
 from paceline.cli import analyze, main
 from paceline.cli.main import run
 from paceline.errors import TraceError
@@ -18,7 +19,7 @@ from paceline.sources import load
 from paceline.whatif import analyze as analyse
 
 Captured = pytest.CaptureFixture[str]
-DATA = Path(__file__).parents[2] / "shared" / "data" / "whatif"
+DATA = shared_data.DATA / "whatif"
 
 
 @pytest.fixture(scope="module")

@@ -149,4 +149,4 @@ def test_analyze_takes_a_folder_of_one_rank(capsys, tmp_path):
     rec.close()
     code, out, _ = said(capsys, "analyze", tmp_path)
     assert code == 0
-    assert "dp 1 × pp 1 on 1 GPUs" in out
+    assert "dp 1 × pp 1 on 1 GPU ·" in out

@@ -1,10 +1,9 @@
 """The detector, one step at a time: what it must find, and what it must not take for slow."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+import shared_data
 from paceline import Detector
 from paceline.detect.bocd import Bocd
 from paceline.detect.detector import SILENT_AFTER
@@ -12,7 +11,7 @@ from paceline.detect.job import job_events
 from paceline.detect.who import spans
 from paceline.errors import DetectError
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "fail-slow"
+DATA = shared_data.DATA / "fail-slow"
 
 
 def noise(steps, ranks=1, cov=0.02, seed=0):
@@ -244,7 +243,7 @@ def test_ranks_that_slow_down_together_are_one_event_of_the_job():
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data/fail-slow is not there")
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 @pytest.mark.parametrize(
     ("name", "healthy_flagged", "p50", "p95"),
     [("comp", 0, 3, 5), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],

@@ -169,3 +169,17 @@ def test_a_group_that_flaps_is_named_with_its_steps():
     finding = found(diagnose(measured, analyze(measured)))[0]
     assert finding.evidence["steps"] == trace.truth["causes"][0]["steps"]
     assert finding.evidence["median_over_usual"] == pytest.approx(20, rel=0.03)
+
+
+def test_pauses_of_one_worker_are_named_and_ambiguous():
+    def pause(graph, durations, rng):
+        ops = np.flatnonzero(kinds(graph, OpKind.FORWARD_COMPUTE) & (graph.pp == 1))
+        durations[ops, :, 3] += 0.3 * (rng.random((len(ops), durations.shape[1])) < 0.1)
+
+    result, diagnosis = retimed(replace(JOB, microbatches=16), pause)
+    finding = found(diagnosis)[0]
+    assert (finding.cause, finding.alternative) == ("gc", "worker")
+    assert finding.where["workers"] == [[3, 1]]
+    assert finding.confidence <= 0.6
+    assert finding.share == pytest.approx(1, abs=0.2)
+    assert result.slowdown > 1.05

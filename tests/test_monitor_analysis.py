@@ -260,7 +260,7 @@ def test_a_store_that_goes_away_at_any_moment_delays_and_no_more(make, monkeypat
         site.start()
         row = site.wait(number)[0]
     assert row["status"] == "done", row
-    assert site.done == [(site.job.id, number)]
+    eventually(lambda: site.done == [(site.job.id, number)])  # told behind the row
 
 
 def test_an_outcome_waits_for_a_store_that_is_away(make, monkeypatch):

@@ -205,6 +205,20 @@ class TestCuts:
         files.stop()
         assert [steps for steps, _ in adopted.sessions.values()] == [list(range(5, 11))]
 
+    @pytest.mark.parametrize("plan", ['{"version": 2}', "{", '["size"]', '{"size": 1}'])
+    def test_a_plan_that_does_not_fit_is_made_anew(self, tmp_path, plan):
+        adopted = Adopted()
+        files = self.files(tmp_path, adopted)
+        for one in parts(self.ROWS, 1):
+            files.append(self.JOB, json.dumps(one).encode(), 0.0)
+        files.stop()
+        (tmp_path / "7" / otlp_jobs.PLAN).write_text(plan)
+        files = self.files(tmp_path, adopted)
+        files.tick(1e6)
+        files.stop()
+        assert [steps for steps, _ in adopted.sessions.values()] == [list(range(5, 11))]
+        assert not (tmp_path / "7" / otlp_jobs.PLAN).exists()
+
     def test_spans_that_never_become_whole_go_at_last(self, tmp_path):
         files = self.files(tmp_path, Adopted())
         line = json.dumps(parts(self.ROWS, 1)[0]).encode()

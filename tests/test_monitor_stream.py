@@ -5,7 +5,9 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
 
-from paceline.monitor.stream import PATIENCE_S, Closed, Stream, load_stream
+from paceline.errors import StateError
+from paceline.monitor.snapshot import load_stream, save_stream
+from paceline.monitor.stream import PATIENCE_S, Closed, Stream
 from step_batches import batch, of_step
 
 
@@ -72,7 +74,7 @@ class TestStream:
         found = {whole: [], cut: []}
         for step, row in enumerate(times):
             if step % 7 == 3:
-                cut.save(tmp_path)
+                save_stream(cut, tmp_path)
                 found[loaded] = found.pop(cut) if (loaded := load_stream(tmp_path)) else []
                 cut = loaded
             for stream in (whole, cut):
@@ -84,9 +86,11 @@ class TestStream:
         assert {e.kind for e in found[cut]} == {"onset", "relief"}
 
     @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"x" * 100])
-    def test_a_damaged_snapshot_is_as_none(self, tmp_path, content):
+    def test_a_damaged_snapshot_does_not_fit(self, tmp_path, content):
+        assert load_stream(tmp_path) is None
         (tmp_path / "detector.npz").write_bytes(content)
-        assert load_stream(tmp_path).last_step == -1
+        with pytest.raises(StateError, match="cannot be read"):
+            load_stream(tmp_path)
 
     def test_ranks_that_join_late_are_judged_with_the_others(self):
         stream = Stream()

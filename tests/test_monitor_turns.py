@@ -11,6 +11,7 @@ pytest.importorskip("starlette", reason="the monitor is an extra")
 
 from monitor_web import eventually, monitor
 from paceline.monitor import detectors as module
+from paceline.monitor import live_job as live_jobs
 from paceline.monitor import turns
 from paceline.monitor.bus import Bus
 from paceline.monitor.detectors import Detectors
@@ -230,13 +231,13 @@ class TestJobs:
         monkeypatch.setattr(module, "_SAVE_SAMPLES", 1)
         monkeypatch.setattr(module, "TICK_S", 0.0)  # it is looked at after every turn
         job, saved = site.job("job"), []
-        real = Stream.save
+        real = live_jobs.save_stream
 
         def save(stream, folder):
             saved.append(stream.last_step)
             real(stream, folder)
 
-        monkeypatch.setattr(Stream, "save", save)
+        monkeypatch.setattr(live_jobs, "save_stream", save)
         site.detectors._live[job.id] = LiveJob(job, Stream(), site.now)
         site.push(job, one_batch(story()[:60]))
         site.push(job, one_batch(story()[:70], number="1"))

@@ -1,11 +1,11 @@
 """Calibration: recovers what made the runs, fixes what they do not say, and the real A100 runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+import shared_data
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster, save_cluster
@@ -18,7 +18,7 @@ from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, load_runs, runs_cluster
 from paceline.plan.step import step_time_s
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "llm" / "megatron_a100_calibration.csv"
+DATA = shared_data.DATA / "llm" / "megatron_a100_calibration.csv"
 
 
 def jobs():
@@ -105,7 +105,7 @@ def test_constants_are_efficiencies_within_their_bounds():
         assert constant.low < getattr(base, constant.name) <= constant.high
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason="../shared/data/llm is not there")
+@pytest.mark.skipif(not DATA.is_file(), reason=f"{DATA} is not there")
 def test_real_a100_runs():
     """Presets within 20%; calibrated within 7% (median 4%) of runs that a fit has not seen."""
     runs = load_runs(DATA, need_times=True)

@@ -224,7 +224,9 @@ def test_the_assignment_of_a_small_job_is_listed_and_can_be_written(tmp_path):
     assert (first["step"], first["dp"], first["microbatch"]) == (0, 0, 0)
     assert first["lengths"] == plan.after.of(0, 0, 0).tolist()
     balance_of(case).write(tmp_path / "a.parquet")
-    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.schema.metadata == {b"paceline-sequence-plan": b"1"}
+    rows = table.to_pylist()
     assert len(rows) == len(lens.lengths)
     for row in rows:
         home = lens.of(row["step"], row["from_dp_rank"], row["from_mb_id"])

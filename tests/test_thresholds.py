@@ -1,5 +1,7 @@
 """Documented thresholds at their edges (docs/diagnosis.md, docs/whatif.md)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,14 +50,14 @@ def test_launch_delays_count_from_three_percent_of_the_step_on(seconds, named):
 
 def test_a_replay_is_doubted_above_a_thousandth():
     assert clock_doubts(0.001, 3) == []
-    assert "misses it by 0.1%" in clock_doubts(0.00101, 3)[0]
+    assert "misses it by 0.1%" in clock_doubts(0.00101, 3)[0].text
 
 
 def test_an_analysis_is_doubted_above_five_percent():
     delay = LaunchDelay(step_start=1.0, by_kind={})
     assert WhatIf.DOUBTFUL_ABOVE == 0.05  # what-if paper, 6
     assert delay_doubts(0.05, delay) == []
-    assert "5.1%" in delay_doubts(0.051, delay)[0]
+    assert "5.1%" in delay_doubts(0.051, delay)[0].text
 
 
 class _Airport(Savings):
@@ -86,3 +88,24 @@ def test_shares_are_shapley_values(n):
     else:  # from sampled orders: within a tenth of the dearest on average
         assert np.abs(cost[:, 0] - exact).mean() < 0.05 * n
         assert (np.abs(cost[:, 0] - exact) < 4 * error + 1e-9).all()
+
+
+@pytest.mark.parametrize(("grid_s", "said"), [(1e-3, False), (0.01, True)])
+def test_coarse_times_are_said(grid_s, said):
+    """Forwards take about 80 ms: a grid of 1 ms is fine, one of 10 ms is 12% of them."""
+    trace = synthesize(SynthSpec(dp=2, pp=2, microbatches=8, steps=4, noise=0.1))
+    rounded = replace(
+        trace,
+        start=np.rint(trace.start / grid_s) * grid_s,
+        end=np.rint(trace.end / grid_s) * grid_s,
+    )
+    warnings = [w for w in analyze(rounded).warnings if w.startswith("times are rounded")]
+    assert bool(warnings) == said
+    assert not any(w.startswith("times are rounded") for w in analyze(trace).warnings)
+    if said:
+        assert "rounded to 10.0 ms" in warnings[0]
+
+
+def test_equal_times_are_no_grid():
+    trace = synthesize(SynthSpec(dp=2, pp=2, microbatches=8, steps=4, noise=0.0))
+    assert not any("rounded" in w for w in analyze(trace).warnings)

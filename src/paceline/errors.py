@@ -12,6 +12,7 @@
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
     ├── DetectError         samples that a detector cannot take
+    ├── StateError          a saved state is of another schema or version, or malformed
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
     ├── DemoError           the demo's training job on this machine failed
     ├── MonitorError        the service's store, configuration or a request to it is wrong
@@ -89,6 +90,13 @@ class PlanError(ModelError):
 
 class DetectError(PacelineError):
     """Samples that a detector cannot take."""
+
+
+class StateError(PacelineError):
+    """A saved state is of another schema or version, lacks fields, or holds values that cannot be.
+
+    Whoever loads a state can make it anew from what it was made of.
+    """
 
 
 class MitigateError(PacelineError):

@@ -1,7 +1,6 @@
 """The monitor's pages in a browser: they draw, listen, fit, and can be used without a mouse."""
 
 import gzip
-import os
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -35,8 +34,8 @@ from paceline.monitor.store.tokens import revoke_token
 from paceline.monitor.web import stream
 from paceline.sources import parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
+from shared_data import DATA
 
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[3] / "shared"))
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 PAGES = {
     "jobs": "/",
@@ -65,7 +64,7 @@ def full(made, tmp_path_factory) -> Iterator[Any]:
     """(monitor, url) with 200 synthesised jobs, the real ones if they are here, and odd ones."""
     monitor = Monitor(tmp_path_factory.mktemp("full"))
     fill(monitor, made)
-    folder = SHARED / "data" / "whatif"
+    folder = DATA / "whatif"
     for name, analysis in (real(folder) if folder.is_dir() else {}).items():
         number = monitor.add_job(f"real-{name}")
         monitor.add_session(number, NOW - 7200, analysis)

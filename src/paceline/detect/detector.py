@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.detect.event import Event, Kind
-from paceline.errors import DetectError
+from paceline.detect.state import ArrayField, State, StateReader
+from paceline.errors import DetectError, StateError
 from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Array = npt.NDArray[np.float64]
@@ -58,6 +59,37 @@ SILENT_AFTER = 10
 
 _RING = ANCHOR_STEPS
 _HALF = np.array([(w + 1) // 2 for w in WINDOWS])
+
+#: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
+#: windows: the next version, and a file of it in tests/golden.
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 1
+_OF_WINDOW = (len(WINDOWS), "rank")
+_STATE = {
+    "x": ArrayField("<f4", (_RING, "rank"), nan=True, least=0.0),
+    "number": ArrayField("<i8", (_RING,)),
+    "bits": ArrayField("|u1", (WINDOWS[-1], "rank")),
+    "counts": ArrayField("<i2", _OF_WINDOW, least=0, most=WINDOWS[-1]),
+    "anchor": ArrayField("<f8", ("rank",), nan=True, least=0.0),
+    "stray": ArrayField("<f8", _OF_WINDOW, nan=True, least=0.0),
+    "level": ArrayField("<f8", _OF_WINDOW, inf=True, least=0.0),
+    "seen": ArrayField("<i8", ("rank",), least=0),
+    "missing": ArrayField("<i8", ("rank",), least=0),
+    "hold": ArrayField("<i8", ("rank",), least=0),
+    "paused": ArrayField("|b1", ("rank",)),
+    "agreed": ArrayField("|i1", _OF_WINDOW, least=0, most=_AGREED),
+    "middle": ArrayField("<f8", ("rank",), nan=True, least=0.0),
+    "slow": ArrayField("|b1", ("rank",)),
+    "since": ArrayField("<i8", ("rank",), least=0),
+    "since_step": ArrayField("<i8", ("rank",)),
+    "bar": ArrayField("<f8", ("rank",), least=0.0),
+    "top": ArrayField("<f8", ("rank",), least=0.0),
+    "healed": ArrayField("<i8", ("rank",), least=-_RING),
+    "low": ArrayField("|b1", (_RELIEF_OF, "rank")),
+    "low_step": ArrayField("<i8", (_RELIEF_OF, "rank")),
+    "lost": ArrayField("<f8", ("rank",)),
+    "spent": ArrayField("<f8", ("rank",), least=0.0),
+}
+_STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step")
 
 
 def checked(step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None) -> Array:
@@ -125,6 +157,42 @@ class Detector:
         self._low_step = np.zeros((_RELIEF_OF, n), dtype=np.int64)
         self._lost = np.zeros(n)
         self._spent = np.zeros(n)  # healthy seconds of the episode's steps
+
+    def state_dict(self) -> State:
+        """All that a detector knows, to go on from there: see :data:`STATE_SCHEMA`."""
+        return {
+            "schema": STATE_SCHEMA,
+            "version": STATE_VERSION,
+            "ranks": self.ranks,
+            "threshold": float(self.threshold),
+            "warm_up": int(self.warm_up),
+            "steps": self.steps,
+            "last_step": self.last_step,
+            **{name: getattr(self, f"_{name}").astype(_STATE[name].dtype) for name in _STATE},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: object) -> Detector:
+        """A detector that goes on where another stood.
+
+        Raises:
+            StateError: the state is of another schema or version, or a field does not fit.
+        """
+        reader = StateReader(state, STATE_SCHEMA, STATE_VERSION, (*_STATE_NUMBERS, *_STATE))
+        ranks = reader.whole("ranks", least=1)
+        arrays = {name: reader.array(name, _STATE[name], {"rank": ranks}) for name in _STATE}
+        try:
+            detector = cls(
+                ranks, threshold=reader.number("threshold"), warm_up=reader.whole("warm_up")
+            )
+        except DetectError as error:
+            raise StateError(f"{STATE_SCHEMA}: {error}") from None
+        detector.steps = reader.whole("steps")
+        if reader.value("last_step") is not None:
+            detector.last_step = reader.whole("last_step", least=-(2**62))
+        for name, array in arrays.items():
+            setattr(detector, f"_{name}", array)
+        return detector
 
     @property
     def slow(self) -> npt.NDArray[np.bool_]:

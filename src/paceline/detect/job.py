@@ -60,10 +60,10 @@ class JobEvent:
             ]
             return "; ".join([*said, *([self.advice] if self.advice else [])])
         if self.kind == "relief":
-            return (
-                f"{head} healthy again since step {self.since_step:,}, after {self.factor:.2f}x; "
-                f"{duration(self.lost_s)} lost"
-            )
+            over = f"{head} healthy again since step {self.since_step:,}"
+            if np.isnan(self.factor):  # its detector was made anew within the episode
+                return over
+            return f"{over}, after {self.factor:.2f}x; {duration(self.lost_s)} lost"
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
         return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"

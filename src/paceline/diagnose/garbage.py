@@ -22,6 +22,11 @@ MIN_PAUSES, FORWARD_TO_BACKWARD = 3, 3.0
 #: Pauses of which this share hits one microbatch of all follow the work, not the collector.
 SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
 
+_ONE_WORKER = (
+    "only one worker pauses: its collector may have more to do, or another process on its host "
+    "takes turns with it"
+)
+
 
 def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     """Garbage collection, where pauses of forwards look like it."""
@@ -31,8 +36,7 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     if n_forward < MIN_PAUSES or n_forward < FORWARD_TO_BACKWARD * n_backward:
         return None
     hit = _workers_paused(durations, fit, forward)
-    if len(hit) == 1 < durations.graph.n_dp * durations.graph.n_pp:
-        return None
+    alone = len(hit) == 1 < durations.graph.n_dp * durations.graph.n_pp
     repeated = _on_one_microbatch(forward)
     if repeated > SAME_MICROBATCH and n_forward >= MANY_PAUSES:
         return None
@@ -55,6 +59,8 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "source": "what-if paper, 5.4",
         },
         Effect(excess=tuple(forward)),
+        _ONE_WORKER if alone else "",
+        alternative="worker" if alone else "",
     )
 
 

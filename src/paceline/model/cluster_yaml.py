@@ -16,6 +16,10 @@ from paceline.model.efficiency import Efficiency
 from paceline.model.marked_yaml import Section, read_marked
 from paceline.model.quantities import format_quantity
 
+#: Of the file; a file that does not say its version is of this one. Fields that are added do not
+#: change it, a field that means something else does.
+VERSION = 1
+
 #: Field -> what it measures, for the fields that are no text and no whole number.
 _MEASURES = {
     "memory_bytes": "bytes",
@@ -49,7 +53,11 @@ def cluster_from_section(section: Section) -> Cluster:
     Raises:
         ModelError: a field is unknown, missing or wrong.
     """
-    section.allow(("preset", *_FIELDS))
+    section.allow(("version", "preset", *_FIELDS))
+    if "version" in section and section.whole("version") != VERSION:
+        section.fail(
+            "version", f"this Paceline reads cluster files of version {VERSION}: update it"
+        )
     base = _base(section)
     values: dict[str, Any] = {
         "gpu": _part(section, "gpu", Gpu, base.gpu if base else None),
@@ -129,7 +137,7 @@ def cluster_text(cluster: Cluster) -> str:
     """The YAML from which ``load_cluster`` makes an equal cluster."""
     import yaml
 
-    values = {
+    values = {"version": VERSION} | {
         name: _saved(name, getattr(cluster, name))
         for name in _FIELDS
         if getattr(cluster, name) is not None

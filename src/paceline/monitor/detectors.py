@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
+from paceline.errors import StateError
 from paceline.monitor.bus import Bus
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
+from paceline.monitor.ongoing import find_ongoing
 from paceline.monitor.refusal import Refusal
-from paceline.monitor.step_files import Batch, StepFiles
+from paceline.monitor.replay import SAME_STEPS, replay
+from paceline.monitor.snapshot import SNAPSHOT, load_stream
+from paceline.monitor.step_files import Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series
 from paceline.monitor.store import events as event_rows
+from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
-from paceline.monitor.stream import SNAPSHOT, Anew, Closed, load_stream
+from paceline.monitor.stream import Anew, Closed, Stream
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
@@ -181,12 +186,14 @@ class Detectors:
         folder = self._files.path(job.id)
         self._n_loading += 1
         try:
-            live = LiveJob(job, load_stream(folder), self._clock())
+            live, is_unfit = self._saved(job)
             live.start = live.stream.start
             with self._files.of(job.id) as file:
                 known = last_row(folder)
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
-                for batch in file.read(since=live.stream.seen_at - _MARGIN_S):
+                if is_unfit and known is not None:
+                    live.replayed_to = int(known["start"]), int(known["step"])
+                for batch in self._batches_behind(live, file, is_unfit=is_unfit):
                     yield from self._digest_batch(live, batch, known)
                     if self._turns.is_over():
                         yield
@@ -194,6 +201,31 @@ class Detectors:
             self._n_loading -= 1
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
+
+    def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
+        """What came since the stream was saved; where that does not fit, what makes another."""
+        if not is_unfit:
+            return file.read(since=live.stream.seen_at - _MARGIN_S)
+        return replay(file, live.stream, lambda: self._look_for_ongoing(live))
+
+    def _look_for_ongoing(self, live: LiveJob) -> None:
+        """A fail-slow that the store knows may have begun before the batches that are left."""
+        row, stream = jobs.by_id(self._engine, live.job.id), live.stream
+        since = row["slow_since_step"] if row is not None else None
+        if since is not None and stream.slow_since is None:
+            folder = self._files.path(live.job.id)
+            stream.ongoing = find_ongoing(folder, stream.start, int(since))
+
+    def _saved(self, job: JobKey) -> tuple[LiveJob, bool]:
+        """The job as it was saved, or a new one; and whether what was saved does not fit."""
+        try:
+            stream = load_stream(self._files.path(job.id))
+        except StateError as error:
+            told = {"job": job.name, "job_id": job.id, "reason": str(error)}
+            log(logging.WARNING, "detector made anew from step files", **told)
+            # Saved as soon as it may be, so that this is not done at each restart.
+            return LiveJob(job, Stream(), self._clock(), unsaved=_SAVE_SAMPLES), True
+        return LiveJob(job, stream or Stream(), self._clock()), False
 
     def _digest_batch(self, live: LiveJob, batch: Batch, known: Any = None) -> Work:
         live.unsaved += len(batch.steps)
@@ -233,6 +265,9 @@ class Detectors:
         while live.events:
             row = live.events[0]
             try:
+                if live.is_replayed(row) and self._is_stored(row):
+                    del live.events[0]
+                    continue
                 number, new = event_rows.add(self._engine, row)
             except Exception as error:
                 _say("an event", error)
@@ -243,6 +278,11 @@ class Detectors:
                 told |= {"kind": row["kind"], "text": row["text"]}
                 self._bus.publish(live.job.project, "event", told)
                 self._on_event(live.job.id, number)
+
+    def _is_stored(self, row: dict[str, Any]) -> bool:
+        """Whether an earlier detector was sure of the same onset or relief at another step."""
+        is_level = row["kind"] in ("onset", "relief")
+        return is_level and event_rows.has_near(self._engine, row, SAME_STEPS)
 
     def _tick(self, now: float, stopping: bool = False) -> None:
         for live in list(self._live.values()):

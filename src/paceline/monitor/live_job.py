@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
+from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.stream import Anew, Closed, Stream
@@ -33,6 +35,7 @@ class LiveJob:
     latest_s: list[float] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)  # rows that are not stored yet
     groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
+    replayed_to: tuple[int, int] | None = None  # (start, step) up to which steps were read anew
 
     @property
     def may_be_saved(self) -> bool:
@@ -41,10 +44,15 @@ class LiveJob:
         waits = self.under_way or self.events or not self.stream.may_be_saved
         return not waits and all(group[0].step < last for group in self.groups.values())
 
+    def is_replayed(self, event: Mapping[str, Any]) -> bool:
+        """Whether the event is of a step that an earlier detector has seen, too."""
+        place = int(event["start"]), int(event["step"])
+        return self.replayed_to is not None and place <= self.replayed_to
+
     def save(self, folder: Path) -> None:
         """Go on from here after a restart."""
         sync_rows(folder)
-        self.stream.save(folder)
+        save_stream(self.stream, folder)
         self.unsaved = 0
 
     def take(self, step: Closed, known: Any) -> list[Any]:

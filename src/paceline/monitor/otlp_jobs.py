@@ -36,6 +36,10 @@ LATE_NS = 15_000_000_000
 _KNOWN = 20_000
 
 FILE, PLAN = "requests.jsonl", "plan.json"
+#: Of a plan; one that does not say its version is of this one. It lives while a session is made.
+PLAN_VERSION = 1
+
+_PLAN_KEYS = {"size", "sha256", "late_ns", "meta"}
 
 #: (job, file of spans, what goes with it) -> a session.
 Adopt = Callable[[JobKey, Path, Mapping[str, Any]], None]
@@ -162,9 +166,19 @@ class SpanFiles:
 
     def _finish_plan(self, spans: _Spans) -> None:
         """Carry out what a crash or a full disk has cut off."""
-        if (spans.folder / PLAN).is_file():
-            text = (spans.folder / PLAN).read_text(encoding="utf-8")
-            self._carry_out(spans, json.loads(text))
+        path = spans.folder / PLAN
+        if not path.is_file():
+            return
+        try:
+            plan = json.loads(path.read_text(encoding="utf-8"))
+            usable = plan.get("version", PLAN_VERSION) == PLAN_VERSION and set(plan) >= _PLAN_KEYS
+        except (ValueError, AttributeError):
+            usable = False
+        if usable:
+            self._carry_out(spans, plan)
+        else:  # the spans are all in their file: they are cut off anew
+            log(logging.WARNING, "plan of spans left out", job=spans.job.name, reason="no fit")
+            path.unlink(missing_ok=True)
 
     def _cut(self, spans: _Spans, late_ns: int) -> None:
         self._finish_plan(spans)
@@ -178,6 +192,7 @@ class SpanFiles:
             return
         hosts = {str(rank): list(place) for rank, place in steps.hosts.items()}
         plan = {
+            "version": PLAN_VERSION,
             "size": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
             "late_ns": late_ns,

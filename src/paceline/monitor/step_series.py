@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: The name is the version: rows have no header, so other rows would be another file. This is 1.
 NAME = "series.rows"
 
 ROW = np.dtype(
@@ -79,8 +80,15 @@ def sync_rows(folder: Path) -> None:
 
 def last_row(folder: Path) -> Any:
     """The last row; None where there is none."""
-    rows = _rows(folder)
+    rows = read_rows(folder)
     return rows[-1].copy() if len(rows) else None
+
+
+def row_from(folder: Path, at: float) -> Any:
+    """The first row of a step that came at that time or later; else the last; None: no rows."""
+    rows = read_rows(folder)
+    later = np.flatnonzero(rows["at"] >= at)
+    return rows[later[0] if len(later) else -1].copy() if len(rows) else None
 
 
 def read_series(
@@ -90,7 +98,7 @@ def read_series(
 
     The newest step is always among them, and of the steps between two points the slowest is shown.
     """
-    rows = _rows(folder)
+    rows = read_rows(folder)
     if len(rows):
         start = int(rows["start"][-1])
         rows = rows[np.searchsorted(rows["start"], start) :]
@@ -107,7 +115,7 @@ def read_series(
 
 def remove_older_rows(folder: Path, before: float) -> None:
     """Drop rows from before that time, if they are half of the file or more."""
-    rows = _rows(folder)
+    rows = read_rows(folder)
     old = int(np.searchsorted(rows["at"], before)) if len(rows) else 0
     if not old or old < len(rows) / 2:
         return
@@ -116,7 +124,8 @@ def remove_older_rows(folder: Path, before: float) -> None:
     partial.replace(folder / NAME)
 
 
-def _rows(folder: Path) -> npt.NDArray[Any]:
+def read_rows(folder: Path) -> npt.NDArray[Any]:
+    """All rows, :data:`ROW` each, mapped from the file."""
     path = folder / NAME
     try:
         n = path.stat().st_size // ROW.itemsize

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +14,9 @@ from paceline.detect.arrivals import RESTART_STEPS
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
+from paceline.detect.state import ArrayField, State, StateReader
 from paceline.detect.who import name_ranks
+from paceline.monitor.ongoing import Ongoing
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
 
@@ -33,7 +31,14 @@ PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
 MOST_WAITING = 20_000_000
 
-SNAPSHOT = "detector.npz"
+#: What :meth:`Stream.state_dict` says of itself. Another set of fields, or another meaning of one:
+#: the next version, and a file of it in tests/golden.
+STATE_SCHEMA, STATE_VERSION = "paceline-stream", 1
+_STATE_FIELDS = (
+    *("last_step", "start", "session", "old_sessions", "world", "begun_at", "joined_at"),
+    *("seen_at", "taken_to", "back_at", "ongoing_since", "ongoing_healthy_s"),
+    *("ranks", "sent", "detector"),
+)
 
 
 @dataclass(eq=False)
@@ -84,6 +89,7 @@ class Stream:
         last_step: the last closed step; -1 before the first.
         seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again.
+        ongoing: a fail-slow that the detector, made anew within it, takes for health.
         replayed_to: batches up to then may come a second time, read anew after a restart.
     """
 
@@ -93,6 +99,7 @@ class Stream:
         self.last_step, self.start = -1, 0
         self.seen_at = 0.0
         self.session = ""
+        self.ongoing: Ongoing | None = None
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._again: list[Batch] = []  # of steps that their ranks have given before
@@ -153,7 +160,7 @@ class Stream:
 
     @property
     def needed_from(self) -> float:
-        """When the first batch came that :meth:`save` does not wholly cover."""
+        """When the first batch came that :meth:`state_dict` does not wholly cover."""
         return min((waiting.since for waiting in self._waiting.values()), default=self.seen_at)
 
     @property
@@ -208,10 +215,10 @@ class Stream:
 
     def _begin_anew(self, at: float) -> Iterator[Anew]:
         """Forget what the start before has told, and tell who was slow in it."""
-        if self.detector is not None and self.detector.slow.any():
+        if self.detector is not None and (self.detector.slow.any() or self.ongoing is not None):
             yield self._slow_before(self.detector, at)
         self.start += 1
-        self.last_step, self.detector = -1, None
+        self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
         self._order.clear()
@@ -219,9 +226,10 @@ class Stream:
         self._begun_at = at
 
     def _slow_before(self, detector: Detector, at: float) -> Anew:
-        slow = np.flatnonzero(detector.slow)
+        slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector._lost[slow].max()), self.last_step + 1
+        lost_s = lost_s if self.ongoing is None else float("nan")  # the detector knows a part of it
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
@@ -267,12 +275,21 @@ class Stream:
         if len(known):
             row["median_s"], row["max_s"] = np.median(known), known.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
+        if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
+            events += self._end_ongoing(step, self.ongoing.healthy_s)
         row["healthy_s"] = self.healthy_s
         return Closed(row, tuple(events))
+
+    def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
+        """All ranks are healthy again; since which step, and what was lost, nobody knows."""
+        self.ongoing, nan = None, float("nan")
+        return [Event("relief", i, step, step, nan, nan, healthy_s) for i in range(len(self.ranks))]
 
     @property
     def healthy_s(self) -> float:
         """The healthy step time, median of the ranks; nan where it is not known yet."""
+        if self.ongoing is not None:
+            return self.ongoing.healthy_s
         known = np.zeros(0) if self.detector is None else self.detector.healthy_s
         known = known[~np.isnan(known)]
         return float(np.median(known)) if len(known) else float("nan")
@@ -280,59 +297,66 @@ class Stream:
     @property
     def slow_since(self) -> int | None:
         """The step since which ranks are slow, median of them; None if none is."""
+        if self.ongoing is not None:
+            return self.ongoing.since_step
         slow = np.zeros(0, dtype=bool) if self.detector is None else self.detector.slow
         if self.detector is None or not slow.any():
             return None
         return int(np.median(self.detector._since_step[slow]))
 
-    def save(self, folder: Path) -> None:
-        """Write what is known of the closed steps; a restart goes on from there."""
-        about = {
+    def state_dict(self) -> State:
+        """What is known of the closed steps, to go on from there: see :data:`STATE_SCHEMA`."""
+        return {
+            "schema": STATE_SCHEMA,
+            "version": STATE_VERSION,
             "last_step": self.last_step,
             "start": self.start,
             "session": self.session,
-            "old_sessions": self._old_sessions,
+            "old_sessions": list(self._old_sessions),
             "world": self._world,
-            "begun_at": self._begun_at,
-            "joined_at": self._joined_at,
-            "seen_at": self.needed_from,
-            "taken_to": self.seen_at,
-            "back_at": self._back_at,
+            "begun_at": float(self._begun_at),
+            "joined_at": float(self._joined_at),
+            "seen_at": float(self.needed_from),
+            "taken_to": float(self.seen_at),
+            "back_at": float(self._back_at),
+            "ongoing_since": None if self.ongoing is None else self.ongoing.since_step,
+            "ongoing_healthy_s": None if self.ongoing is None else self.ongoing.healthy_s,
+            "ranks": self.ranks.astype("<i4"),
+            "sent": self._sent.astype("<i8"),
+            "detector": None if self.detector is None else self.detector.state_dict(),
         }
-        arrays: dict[str, Any] = {"ranks": self.ranks, "sent": self._sent}
-        if self.detector is not None:
-            state = vars(self.detector)
-            about["detector"] = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
-            arrays |= {f"d{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
-        partial = folder / f".{SNAPSHOT}.partial"
-        with partial.open("wb") as file:
-            np.savez(file, about=np.array(json.dumps(about)), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / SNAPSHOT)
 
+    @classmethod
+    def from_state_dict(cls, state: object) -> Stream:
+        """A stream that goes on where another stood.
 
-def load_stream(folder: Path) -> Stream:
-    """The stream as it was saved last; a new one where nothing (or nothing whole) was saved."""
-    stream = Stream()
-    try:
-        with (folder / SNAPSHOT).open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            arrays = {name: saved[name] for name in saved.files}
-        about = json.loads(str(arrays["about"]))
-        if "detector" in about:
-            detector = Detector(int(about["detector"]["ranks"]))
-            state = {k.removeprefix("d"): v for k, v in arrays.items() if k.startswith("d")}
-            vars(detector).update(about["detector"], **state)
-            stream.detector = detector
-        stream.ranks, stream._sent = arrays["ranks"], arrays["sent"]
-        stream.replayed_to, stream._back_at = about["taken_to"], about["back_at"]
-        stream.last_step, stream.start = about["last_step"], about["start"]
-        stream.session, stream._old_sessions = about["session"], about["old_sessions"]
-        stream._world, stream.seen_at = about["world"], about["seen_at"]
-        stream._begun_at, stream._joined_at = about["begun_at"], about["joined_at"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile):
-        return Stream()
-    return stream
+        Raises:
+            StateError: the state is of another schema or version, or a field does not fit.
+        """
+        reader = StateReader(state, STATE_SCHEMA, STATE_VERSION, _STATE_FIELDS)
+        stream = cls()
+        ranks = reader.value("ranks")
+        n = len(ranks) if isinstance(ranks, np.ndarray) and ranks.ndim else 0
+        stream.ranks = reader.array("ranks", ArrayField("<i4", ("rank",), least=0), {"rank": n})
+        stream._sent = reader.array("sent", ArrayField("<i8", ("rank",)), {"rank": n})
+        if (np.diff(stream.ranks) <= 0).any():
+            reader.fail("ranks", "must ascend")
+        if reader.value("detector") is not None:
+            stream.detector = Detector.from_state_dict(reader.value("detector"))
+            if stream.detector.ranks != n:
+                reader.fail("detector", f"has {stream.detector.ranks} ranks of {n}")
+        stream.last_step, stream.start = reader.whole("last_step", -1), reader.whole("start")
+        if stream.last_step >= 0 and stream.detector is None:
+            reader.fail("detector", f"is missing after step {stream.last_step}")
+        stream.session, stream._old_sessions = reader.text("session"), reader.texts("old_sessions")
+        stream._world = reader.whole("world")
+        stream._begun_at, stream._joined_at = reader.number("begun_at"), reader.number("joined_at")
+        stream.seen_at, stream.replayed_to = reader.number("seen_at"), reader.number("taken_to")
+        stream._back_at = reader.number("back_at")
+        if reader.value("ongoing_since") is not None:
+            level_s = reader.number("ongoing_healthy_s")
+            stream.ongoing = Ongoing(reader.whole("ongoing_since", least=-(2**62)), level_s)
+        return stream
 
 
 def widened(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:

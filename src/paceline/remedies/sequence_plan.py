@@ -15,6 +15,9 @@ from paceline.trace.seqlens import SeqLens
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+#: Of the parquet file, in its schema metadata.
+VERSION = 1
+
 #: What may be exchanged between the DP ranks of a step.
 SEQUENCES, MICROBATCHES, NOTHING = "sequences", "microbatches", "nothing"
 
@@ -85,7 +88,7 @@ class SequencePlan:
                 "from_index": (self.origin - first).astype(np.int32),
                 "length": self.after.lengths,
             }
-        )
+        ).replace_schema_metadata({b"paceline-sequence-plan": str(VERSION)})
 
         def write_table(file: BinaryIO) -> None:
             pq.write_table(table, file, compression="zstd")

@@ -246,9 +246,9 @@ def _warnings(texts: Sequence[str], details: Sequence[WarningDetail]) -> tuple[W
 
 def _check_version(mapping: Mapping[str, Any]) -> None:
     version = mapping_of(mapping).get("schema", SCHEMA)
-    if not isinstance(version, int) or version > SCHEMA:
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA:
         raise ResultError(
-            f"is {version!r}, but this version of Paceline reads {SCHEMA}: update it", "schema"
+            f"is {version!r}, but this version of Paceline reads up to {SCHEMA}", "schema"
         )
 
 

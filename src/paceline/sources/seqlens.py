@@ -1,11 +1,14 @@
 """Sequence lengths: a parquet file with one row per step, replica and microbatch.
 
 Columns: ``step``, ``dp_rank``, ``mb_id`` (integers) and ``lengths`` (a list of integers: the tokens
-of every sequence in the microbatch).
+of every sequence in the microbatch). Files that Paceline writes say their version in the schema
+metadata; those without one, from the user's own script, are read as version 1.
 """
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +18,8 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.files import check_targets, write_files
 from paceline.trace.seqlens import SeqLens
+
+METADATA_KEY, VERSION = b"paceline-seqlens", 1
 
 COLUMNS = ("step", "dp_rank", "mb_id", "lengths")
 
@@ -70,12 +75,23 @@ def _table(path: Path) -> Any:
             twice = [name for name in COLUMNS if names.count(name) > 1]
             if twice:
                 raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
+            _check_version(file.schema_arrow.metadata or {}, path)
             table = file.read(columns=list(COLUMNS))
             table.validate(full=True)
             return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
+
+
+def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
+    found = metadata.get(METADATA_KEY, str(VERSION).encode())
+    if found != str(VERSION).encode():
+        shown = reprlib.repr(found.decode(errors="replace"))
+        raise TraceError(
+            f"{path} holds sequence lengths of version {shown}; this Paceline reads version "
+            f"{VERSION}: update it"
+        )
 
 
 def _integers(column: Any, name: str, where: str) -> npt.NDArray[np.int64]:
@@ -209,7 +225,7 @@ def write_seqlens(seqlens: SeqLens, path: Path, *, force: bool = False) -> None:
             "mb_id": microbatch.astype(np.int32),
             "lengths": lists,
         }
-    )
+    ).replace_schema_metadata({METADATA_KEY: str(VERSION)})
 
     def write_table(file: BinaryIO) -> None:
         pq.write_table(table, file, compression="zstd")

@@ -33,6 +33,8 @@ CLOCKS_CORRECTED, CLOCKS_KEPT, CLOCKS_OPEN = "clocks-corrected", "clocks-kept", 
 LAUNCH_DELAYS = "launch-delays"
 #: Times that contradict each other became 0.
 IMPOSSIBLE_TIMES = "impossible-times"
+#: Times are rounded so coarsely that rounding looks like variation.
+COARSE_TIMES = "coarse-times"
 #: Slowdowns may be too low, as unlike no-ops were merged.
 UNLIKE_NOOPS = "unlike-noops"
 #: Kinds are slow everywhere at once in part of the steps.

@@ -21,6 +21,7 @@ from paceline.whatif.doubts import (
     noop_doubts,
     peers_of,
     reference_notes,
+    resolution_doubts,
 )
 from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.layout import simulate_scenarios
@@ -73,6 +74,7 @@ def analyze(
     doubts = (
         *delay_doubts(discrepancy, delay),
         *clock_doubts(replay_error, clamped),
+        *resolution_doubts(measured.durations),
         *noop_doubts(measured.durations, slow.t_ideal),
         *reference_notes(judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper),
         *judged(peers),

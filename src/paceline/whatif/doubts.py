@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.graph import Durations, StepGraph
 from paceline.trace import KIND_GROUPS, OpKind
 from paceline.trace.kinds import DP_KINDS, MEAN_KINDS, P2P_KINDS
 from paceline.trace.warning import (
+    COARSE_TIMES,
     IMPOSSIBLE_TIMES,
     LAUNCH_DELAYS,
     NO_PEERS,
@@ -17,6 +19,7 @@ from paceline.trace.warning import (
     UNLIKE_NOOPS,
     Warning,
 )
+from paceline.units import seconds
 from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
@@ -26,6 +29,12 @@ MAX_REPLAY_ERROR = 0.001
 
 #: Merged no-ops that could change slowdowns by less than this are not worth a warning.
 MAX_MERGED = 0.001
+
+#: Times on a grid coarser than this share of a typical compute are worth a warning.
+COARSE = 0.05
+
+#: Grids that clocks and files have, seconds; values looked at, and how near to the grid they lie.
+GRIDS_S, GRID_SAMPLES, ON_GRID = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), 2048, 1e-3
 
 
 def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
@@ -55,6 +64,32 @@ def clock_doubts(replay_error: float, clamped: int) -> list[Warning]:
         "drift, fewer steps help (--steps)"
     )
     return [Warning(IMPOSSIBLE_TIMES, text, {"replay_error": replay_error, "times": clamped})]
+
+
+def resolution_doubts(durations: Durations) -> list[Warning]:
+    """Computes whose times were rounded so coarsely that rounding looks like variation."""
+    graph = durations.graph
+    ops = np.flatnonzero(graph.kind == OpKind.FORWARD_COMPUTE)
+    few = ops[:: -(-len(ops) // GRID_SAMPLES)]
+    values = np.concatenate([durations.row(op)[:, 0] for op in few.tolist()])[:GRID_SAMPLES]
+    typical = float(np.median(values))
+    grid = next((grid for grid in GRIDS_S if _on_grid(values, grid)), 0.0)
+    if typical <= 0 or grid <= COARSE * typical:
+        return []
+    text = (
+        f"times are rounded to {seconds(grid)}, {grid / typical:.0%} of a typical forward-compute: "
+        "what costs less cannot show, and rounding counts as variation between operations"
+    )
+    return [Warning(COARSE_TIMES, text, {"grid_s": grid, "typical_s": typical})]
+
+
+def _on_grid(values: npt.NDArray[np.float64], grid: float) -> bool:
+    """Whether values are multiples of a grid and take several of its places next to each other."""
+    places = values / grid
+    if (np.abs(places - np.rint(places)) > ON_GRID).any():
+        return False
+    distinct = np.unique(np.rint(places))
+    return len(distinct) > 2 and float(np.diff(distinct).min()) == 1
 
 
 def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:

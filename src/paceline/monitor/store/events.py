@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Engine, delete, desc, select, update
+from sqlalchemy import Engine, delete, desc, or_, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import events, jobs
@@ -38,6 +38,25 @@ def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
         values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
         joined = update(events).where(same).values(**values).returning(events.c.id)
         return int(connection.execute(joined).scalar_one()), False
+
+
+def has_near(engine: Engine, row: Mapping[str, Any], steps: int) -> bool:
+    """Whether an event is there under another step: it began near, and shares a rank.
+
+    Of one that is there under its own step, :func:`add` knows.
+    """
+    began = events.c.since_step.between(row["since_step"] - steps, row["since_step"] + steps)
+    query = select(events.c.step, events.c.ranks).where(
+        events.c.job_id == row["job_id"],
+        events.c.kind == row["kind"],
+        or_(events.c.start == row["start"], events.c.start.is_(None)),
+        began | (events.c.step == row["step"]),
+    )
+    with engine.connect() as connection:
+        near = connection.execute(query).all()
+    ranks = set(row["ranks"])
+    is_there = any(step == row["step"] for step, _ in near)
+    return not is_there and any(not ranks.isdisjoint(others) for _, others in near)
 
 
 def listed(

@@ -1,0 +1,86 @@
+"""A detector's state: whatever it has seen, it can be taken up again, and goes on alike."""
+
+import numpy as np
+import pytest
+
+from paceline.detect.detector import Detector
+from paceline.detect.state import ArrayField, StateReader
+from paceline.errors import StateError
+
+
+def odd_times(rng, steps, ranks):
+    """Noise, fail-slows, pauses, missing samples, ranks that join late, clocks that jump."""
+    times = 1 + 0.02 * rng.normal(size=(steps, ranks))
+    begin = rng.integers(steps)
+    times[begin : begin + 60] *= 1.4
+    times[rng.random(steps) < 0.01] *= 30
+    times[rng.random((steps, ranks)) < 0.05] = np.nan
+    times[: rng.integers(steps), rng.integers(ranks)] = np.nan
+    values = [0.0, -1.0, np.inf, 1e-300, 1e30, 1e12]
+    for value in values:
+        times[rng.integers(steps), rng.integers(ranks)] = value
+    return times
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_goes_on_alike(seed):
+    rng = np.random.default_rng(seed)
+    times = odd_times(rng, 700, 3)
+    whole, cut = Detector(3, threshold=0.1, warm_up=20), Detector(3, threshold=0.1, warm_up=20)
+    for step, row in enumerate(times):
+        if step % 23 == seed:
+            cut = Detector.from_state_dict(cut.state_dict())
+        assert repr(cut.update(step, row)) == repr(whole.update(step, row))
+    assert (cut.threshold, cut.warm_up, cut.steps) == (0.1, 20, 700)
+
+
+def test_a_state_is_a_copy():
+    detector = Detector(2)
+    state = detector.state_dict()
+    taken_up = Detector.from_state_dict(state)
+    state["slow"][:] = True
+    assert not detector.slow.any()
+    assert not taken_up.slow.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "other"}, "this is no state of paceline-detector"),
+        ({"version": 2}, "paceline-detector has version 2, this Paceline reads 1"),
+        ({"version": True}, "has version True"),
+        ({"more": 1}, "has unknown more"),
+        ({"ranks": 10**12}, r"x is float32\(512, 2\), not float32\(512, 1000000000000\)"),
+        ({"ranks": 2.0}, "ranks must be a whole number >= 1, not 2.0"),
+        ({"threshold": 20.0}, "threshold must be above 0 and below 10, not 20"),
+        ({"warm_up": 3}, "warm_up must be from 10 to 512 steps, not 3"),
+        ({"steps": -1}, "steps must be a whole number >= 0, not -1"),
+        ({"counts": np.full((8, 2), 300, np.int16)}, "counts has values outside 0 to 257"),
+        ({"anchor": np.full(2, np.inf)}, "anchor has infinite values"),
+        ({"lost": np.full(2, np.nan)}, "lost has values that are no number"),
+        ({"slow": np.zeros(2, np.int8)}, r"slow is int8\(2,\), not bool\(2,\)"),
+        ({"slow": [False, False]}, "slow must be an array"),
+    ],
+)
+def test_what_does_not_fit_is_said(change, said):
+    with pytest.raises(StateError, match=said):
+        Detector.from_state_dict({**Detector(2).state_dict(), **change})
+
+
+def test_a_field_that_lacks_is_said():
+    state = Detector(2).state_dict()
+    del state["bits"]
+    with pytest.raises(StateError, match="paceline-detector lacks bits"):
+        Detector.from_state_dict(state)
+    with pytest.raises(StateError, match="this is no state"):
+        Detector.from_state_dict([])
+
+
+def test_texts():
+    reader = StateReader({"schema": "s", "version": 1, "a": ["x"], "b": 1}, "s", 1, ("a", "b"))
+    assert reader.texts("a") == ["x"]
+    for take in (reader.text, reader.texts):
+        with pytest.raises(StateError, match="s: b must be a"):
+            take("b")
+    with pytest.raises(StateError, match="s: a must be an array"):
+        reader.array("a", ArrayField("<f8", (1,)), {})
