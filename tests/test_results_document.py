@@ -14,6 +14,7 @@ from paceline.plan.expect import Expectation
 from paceline.results.document import JobReport
 from paceline.results.record import same
 from paceline.results.schema import json_schema, text
+from paceline.trace import warning
 from paceline.trace.warning import LAUNCH_DELAYS, NO_PEERS, Warning
 from schema_check import violations
 
@@ -240,7 +241,7 @@ def test_a_remedy_says_action_and_effect(name):
 
 def test_warnings_have_codes_and_the_numbers_of_their_texts():
     report = report_of("launch delays")
-    codes = {warning.code: warning for warning in report.warnings}
+    codes = {each.code: each for each in report.warnings}
     doubt = codes[LAUNCH_DELAYS]
     assert f"{doubt.numbers['discrepancy']:.1%}" in doubt.text
     assert doubt.numbers["discrepancy"] == report.discrepancy
@@ -254,3 +255,11 @@ def test_a_warning_of_a_reader_has_a_text_alone():
     known = job("worker").result
     told = replace(known, warnings=("imported from x files", *known.warnings))
     assert JobReport.of(told).warnings[0] == Warning("", "imported from x files")
+
+
+def test_every_code_of_a_warning_is_documented():
+    page = (SCHEMA_FILE.parent / "result-json.md").read_text()
+    codes = {value for value in vars(warning).values() if isinstance(value, str) and "-" in value}
+    codes = {code for code in codes if " " not in code}
+    assert codes >= {w.code for name in JOBS for w in report_of(name).warnings} | warning.USUAL
+    assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
