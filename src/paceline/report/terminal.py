@@ -17,7 +17,7 @@ from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper
 from paceline.trace.warning import STEPS_LEFT_OUT, USUAL, Warning
-from paceline.units import seconds
+from paceline.units import count, seconds
 from paceline.whatif import WhatIf
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
 def _head(report: JobReport, width: int) -> list[Text]:
     gpus = report.job.world_size
     worth = report.waste * gpus
-    waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {gpus:,} GPUs"
+    waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {count(gpus, 'GPU')}"
     numbers = Text("S ").append(f"{report.slowdown:.3f}", style="bold")
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     numbers.append(f" ({paper})" if paper else "")

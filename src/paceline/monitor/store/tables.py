@@ -103,7 +103,7 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
-#: What the fleet's figures need of a session (monitor/fleet_facts.py).
+#: What the fleet's figures need of a session (results/facts.py).
 session_facts = Table(
     "session_facts",
     metadata,
