@@ -94,7 +94,11 @@ def test_the_microbatches_of_a_real_pipeline(real: Path, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_times_of_a_real_pipeline(real: Path, schedule: str) -> None:
-    """Each forward of the modules, as they timed it, lies in the forward of the trace."""
+    """Each forward of the modules, as they timed it, lies in the forward of the trace.
+
+    On a busy machine the profiler's clock and the alignment of ranks by their transfers may be off
+    by milliseconds: by the same for all of a rank's forwards.
+    """
     trace = kineto.read(profiles_in(real / schedule)).trace
     start = trace.start + np.repeat(trace.step_start_s, trace.counts.sum(axis=(1, 2, 3)))
     end = start + trace.end - trace.start
@@ -103,9 +107,11 @@ def test_the_times_of_a_real_pipeline(real: Path, schedule: str) -> None:
         rows = np.flatnonzero((trace.kind == K.FORWARD_COMPUTE) & (trace.pp == pp))
         rows = rows[np.argsort(start[rows])]
         assert len(timed) == len(rows)
-        assert (start[rows] < timed[:, 0] + 1e-3).all()
-        assert (end[rows] > timed[:, 1] - 1e-3).all()
-        assert (start[rows][1:] > timed[:-1, 1] - 1e-3).all()
+        least, most = (timed[:, 1] - end[rows]).max(), (timed[:, 0] - start[rows]).min()
+        assert least < most + 1e-3
+        ahead = (least + most) / 2
+        assert abs(ahead) < 0.1
+        assert (start[rows][1:] + ahead > timed[:-1, 1] - 1e-3).all()
 
 
 def test_a_recv_does_not_end_before_its_send_began(real: Path) -> None:
