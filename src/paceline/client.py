@@ -58,7 +58,7 @@ class Client:
         url: of the service, http://host:8765.
         token: "" = that of the environment's PACELINE_TOKEN.
         project: where the token may write to several.
-        patience_s: for so long a request is made again while the service is away or busy.
+        patience_s: seconds for which a request is repeated while the service is away or busy.
         timeout_s: of one request.
         on_wait: told why, each time that a request begins to be made again.
 

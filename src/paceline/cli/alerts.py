@@ -56,7 +56,7 @@ def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
     silence.add_argument("--rule", help="only this rule, or those like this pattern (default any)")
     silence.add_argument("--job", help="only this job, or those like this pattern (default any)")
     silence.add_argument("--project", default="*", help="only this project (default all)")
-    silence.add_argument("--hours", type=float, default=4.0, help="for so long (default 4)")
+    silence.add_argument("--hours", type=float, default=4.0, help="how long, in hours (default 4)")
     silence.add_argument("--comment", default="", help="why")
     silence.add_argument("--end", type=int, metavar="ID", help="end the silence of this number")
     monitor_config.add_arguments(silence)

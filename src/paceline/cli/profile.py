@@ -72,7 +72,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--limit",
         metavar="SECONDS",
         type=float,
-        help="stop measuring after so long (default 900; with --quick 120)",
+        help="seconds after which measuring stops (default 900; with --quick 120)",
     )
     parser.add_argument("--threads", metavar="N", type=int, help="threads of a CPU (default: all)")
     parser.set_defaults(run=run)

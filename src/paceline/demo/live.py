@@ -263,7 +263,7 @@ class _Story:
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
         self.say(
             f"  validation between two steps: rank {rank} is {factor:.2f}x slower (the slowness is "
-            "emulated there as in training: rank 0 does so many times the matrix work)"
+            "emulated there as in training: rank 0 does its matrix work that many times)"
         )
         job.wait_for(onset + SETTLE + SLOW_STEPS)
         result.slow_s = self._median(onset + SETTLE, onset + SETTLE + SLOW_STEPS)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Ranks that give so many steps in a row anew repeat no line: the job went back to a checkpoint.
+#: Steps in a row that ranks give again after a restart from a checkpoint; fewer are repeated lines.
 RESTART_STEPS = 3
 
 

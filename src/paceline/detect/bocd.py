@@ -24,10 +24,10 @@ Array = npt.NDArray[np.float64]
 
 #: Runs kept per rank; the least probable makes room for the next.
 RUNS = 64
-#: One change point in so many steps, before anything is seen.
+#: Prior chance of a change point in a step.
 _HAZARD = 1 / 1000
 _SURE = 0.9
-#: Means of so many steps on both sides are compared, and by how much they must differ.
+#: Steps on both sides whose means are compared, and by how much these must differ.
 VERIFY_STEPS, VERIFY_SHARE = 50, 0.10
 #: Prior of a run, in units of the warm-up's median: mean 1 worth one step, variance 0.03 squared.
 _MEAN, _KAPPA, _ALPHA, _BETA = 1.0, 1.0, 1.0, 1e-3

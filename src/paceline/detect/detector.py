@@ -33,8 +33,8 @@ THRESHOLD = 0.09
 #: Standard deviations of each window's median on top of it, so that a level of 8% is not taken for
 #: one of 10%. Short windows are looked at more often, so they must be surer than long ones.
 _SURE = np.array([2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8])[:, None]
-#: So many of them above the anchor in any case: where noise is larger than the threshold, health
-#: itself strays above it.
+#: Spreads above the anchor that a level has in any case: where noise is larger than the threshold,
+#: health itself strays above it.
 _STRAYS = np.array([6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0])[:, None]
 #: Steps before anything is said, and steps whose median is the first anchor.
 WARM_UP, ANCHOR_STEPS = 50, 512
@@ -45,9 +45,9 @@ _DRIFT = 1e-5
 #: neither it nor the steps in which the job warms up again are evidence. It is over below half of
 #: that: what stays above is no pause but a level.
 PAUSE, _AFTER_PAUSE = 5.0, 5
-#: A missing sample repeats the last one's evidence once so many in a row agreed.
+#: Samples in a row that must agree before a missing one counts as the last.
 _AGREED = 3
-#: Relief: so many of the last steps lie nearer to health than to the level of the onset.
+#: Relief: steps looked at, and how many of them lie nearer to health than to the onset's level.
 _RELIEF_OF, _RELIEF = 9, 7
 _MIN_RELIEF_LEVEL = 0.05
 #: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.detect.event import Event, duration
 from paceline.detect.who import Suspect, name_ranks
 
-#: Onsets (reliefs) so many steps apart belong together.
+#: Onsets (reliefs) belong together up to this distance in steps.
 MERGE_STEPS = 20
 
 

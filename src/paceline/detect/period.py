@@ -6,7 +6,7 @@ repetitions; codes are compared as numbers though they are names; one missing ca
 period of products; and a step of many equal layers correlates by 0.95 at the length of a layer.
 
 Here two calls are equal or not, and a lag is judged by the edit distance between the sequence and
-itself so many calls later. That counts a missing call at every multiple of the period; the period
+itself, shifted by the lag. That counts a missing call at every multiple of the period; the period
 is the smallest part of the best lag whose repetition explains the sequence as well.
 """
 
@@ -27,14 +27,14 @@ Floats = npt.NDArray[np.float64]
 MOST_EDITS = 0.05
 #: The longest period looked for, in calls.
 LONGEST = 2000
-#: Calls looked at: so many of the longest periods.
+#: Calls looked at, in longest periods.
 _REPETITIONS = 6
 #: How far missing or extra calls may move a lag.
 _DRIFT = 8
 #: Repetitions that make up for one missing call in however short a log, confidence below 0.95.
 _FEW = 3.5
 #: Edits after which a comparison is given up, on top of what its calls so far may need; so is a lag
-#: that needs so many times the edits of another.
+#: that needs this multiple of another's edits.
 _GRACE, _BEATEN = 8, 4.0
 #: Parts of the best lag that are tried, stretches tried as the step, how many repetitions it has to
 #: explain, and how many edits more than the fewest are as good.
@@ -130,7 +130,7 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
 
 
 def _damage(x: Ints, calls: int) -> float:
-    """The fewest edits that make repetitions of some stretch of so many calls of a sequence."""
+    """The fewest edits that turn a sequence into repetitions of a stretch of that length."""
     n = len(x)
     near_diagonal = _kernel(n * _STRETCHES)
     least = n

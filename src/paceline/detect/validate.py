@@ -23,7 +23,7 @@ from paceline.errors import DetectError
 _GEMM = {"cpu": 384, "cuda": 4096}
 _MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
-#: Matrix products per sample; a slow rank of ``Injected`` does so many times as many.
+#: Matrix products per sample, before the factor of a slow rank of ``Injected``.
 _PRODUCTS = 4
 
 #: Messages per link and round, after one that sets up the connection and is not counted.

@@ -30,11 +30,11 @@ Array = npt.NDArray[np.float64]
 #: by this much; else the difference is that of its microbatches.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
 
-#: From so many standard errors on, a level that does not count may still be the replica's.
+#: Standard errors from which on a level that does not count may still be the replica's.
 DOUBT_ERRORS = 2.0
 
-#: A compute is paused if it exceeds its fit by so many robust standard deviations of the residual,
-#: by this share, and by this many seconds (collections take tens to hundreds of ms: paper, 5.4).
+#: A compute is paused if it exceeds its fit by these robust standard deviations of the residual,
+#: by this share, and by these seconds (collections take tens to hundreds of ms: paper, 5.4).
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
 #: With fewer steps than this, microbatches show how sure a worker's factor is.

@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 #: Delays between operations matter from this share of the step on (the health line of S, too).
 DELAYED = 0.03
 
-#: A step is odd if it takes so many times the typical one; up to this share of the steps may be.
+#: A step is odd if it takes this multiple of the typical one; up to this share of the steps may be.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
 
 #: A trend or jump counts if it changes the step time by this share over the trace and chance would

@@ -30,7 +30,7 @@ MODELS = ((0, 1), (0,), (1,), (0, 1, 2), (0, 2), (1, 2), (2,))
 #: very strong: Kass and Raftery 1995).
 MUCH_BETTER = 10.0
 
-#: Residuals beyond so many robust standard deviations are pauses and the like.
+#: Robust standard deviations beyond which residuals are pauses and the like.
 OUTLIER_SIGMAS = 6.0
 
 

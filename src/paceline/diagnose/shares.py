@@ -16,9 +16,9 @@ from paceline.simulate import Rules, all_lanes, step_times
 
 Array = npt.NDArray[np.float64]
 
-#: Up to so many causes all subsets are simulated (16 simulations).
+#: Causes up to which all subsets are simulated (16 simulations).
 EXACT_UP_TO = 4
-#: Above, so many orders are sampled, each with its reverse.
+#: Orders sampled for more causes, each with its reverse.
 ORDERS = 12
 
 

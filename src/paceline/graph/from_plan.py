@@ -47,7 +47,7 @@ def from_plan(plan: Plan, costs: PlanCosts, name: str = "") -> Planned:
         name: what the job is called.
 
     Raises:
-        GraphError: the schedule cannot run so many microbatches.
+        GraphError: the schedule cannot run this number of microbatches.
     """
     graph = plan_graph(plan.schedule, plan.pp, plan.microbatches, plan.vpp, costs.overlapped)
     durations = Durations.empty(graph, 1)

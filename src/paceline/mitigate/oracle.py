@@ -156,7 +156,7 @@ class _Rates:
         return made
 
     def finish(self, begin: float, steps: float, setting: Setting) -> float:
-        """When so many steps are made, if nothing is done any more."""
+        """When these steps are made, if nothing is done any more."""
         i = bisect_right(self.moments, begin) - 1
         while True:
             step_s = self.model.step_s(setting, self.present[i])

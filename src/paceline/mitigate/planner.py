@@ -202,7 +202,7 @@ class Planner:
             step: its number.
             duration_s: how long it took, seconds.
             steps_left: steps until the job ends: an overhead that these cannot save is not paid.
-            steps: stands for so many equal ones, the last of which is ``step``.
+            steps: number of equal steps that this stands for, the last of which is ``step``.
 
         Raises:
             MitigateError: the duration is no time.

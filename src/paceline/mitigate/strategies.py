@@ -44,7 +44,7 @@ WEIGHT = (
     "(falcon paper, 5.3)"
 )
 
-#: So many changes are written out in a sentence.
+#: Changes written out in a sentence.
 _SHOWN = 4
 
 

@@ -183,7 +183,7 @@ class Cluster:
             _check_number(self, "price_per_gpu_hour", "the cluster", "dollars", zero=True)
 
     def nodes(self, gpus: int) -> int:
-        """Nodes that so many GPUs take."""
+        """Nodes that these GPUs take."""
         return -(-gpus // self.node.gpus)
 
 

@@ -182,7 +182,7 @@ class _Maker:
         self.element = plan.element_bytes  # bytes of an activation
 
     def memory(self, name: str, forward: float, backward: float, kernels: int = 1) -> None:
-        """Element-wise kernels that move so many bytes (given for 2-byte elements)."""
+        """Element-wise kernels that move these bytes (given for 2-byte elements)."""
         scale = self.element / 2
         if forward:
             self.work.forward.append(

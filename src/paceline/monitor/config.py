@@ -41,7 +41,7 @@ class Config:
         connections_per_address: open at a time; those of this machine and of proxies do not count.
         keep_days: sessions, events and step times older than this are removed; 0 = never.
         keep_gib: blobs beyond this are removed, oldest first; 0 = no limit.
-        silent_after_s: a running job without a step for so long is silent.
+        silent_after_s: time without a step after which a running job is silent.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
         log_level: debug, info, warning or error.
     """

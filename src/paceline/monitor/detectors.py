@@ -31,11 +31,11 @@ from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
 MOST_WAITING = 5_000_000
-#: For so long a stop works on what waits.
+#: How long a stop works on what waits.
 STOP_S = 10.0
 #: How often rows of the store follow, and due steps are closed.
 TICK_S = 1.0
-#: A stream is saved after so many samples, and when it has been idle for so long.
+#: Samples after which a stream is saved, and how long it is idle before it is saved anyway.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
 #: Batches that come at the same time may be taken in another order than they are stored.
 _MARGIN_S = 60.0

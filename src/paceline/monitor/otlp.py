@@ -32,10 +32,10 @@ AT_A_TIME, WAIT_S = 8, 5.0
 #: Connections at a time: one per rank of a large job.
 MAX_CONNECTIONS = 4096
 
-#: A connection that is silent for so long is cut off.
+#: How long a connection may be silent before it is cut off.
 SILENCE_S = 60.0
 
-#: What a refused sender still sends is read for so long.
+#: How long to read what a refused sender still sends.
 LINGER_S = 2.0
 
 #: Codes of google.rpc.Code, by HTTP status; all others are INVALID_ARGUMENT.

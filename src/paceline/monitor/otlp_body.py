@@ -16,7 +16,7 @@ from paceline.sources.otlp import check_request, protobuf_encoding
 #: Largest body, as sent and unpacked. The Collector takes 20 MiB; exporters send some 100 kB.
 MAX_BODY_BYTES = 16 << 20
 
-#: A body has to arrive within so long.
+#: Time in which a body has to arrive.
 BODY_S = 20.0
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -78,7 +78,7 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 def _received(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
-    """So many bytes; a sender that trickles does not keep its place for long."""
+    """The body, read to its length; a sender that trickles does not keep its place for long."""
     until = time.monotonic() + BODY_S
     body = bytearray()
     handler.connection.settimeout(BODY_S)

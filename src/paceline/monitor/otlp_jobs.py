@@ -26,11 +26,11 @@ from paceline.monitor.otlp_steps import behind, steps_of
 from paceline.monitor.request_file import RequestFile
 from paceline.monitor.store.jobs import JobKey
 
-#: A session is cut off when nothing has come for so long, when so much has, or after so long.
+#: A session is cut off after this silence, at this size, or at this age.
 QUIET_S, CUT_BYTES, CUT_S = 30.0, 32 << 20, 300.0
-#: Without a whole step in so many bytes they become a session as they are, which says why it fails.
+#: Bytes without a whole step become a session as they are at this size; it says why it fails.
 MOST_BYTES = 128 << 20
-#: Operations of a step arrive within so long after it, while spans keep coming.
+#: How late operations of a step may arrive after it, while spans keep coming.
 LATE_NS = 15_000_000_000
 #: Requests of a job that are known again when they are sent again.
 _KNOWN = 20_000

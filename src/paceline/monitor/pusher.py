@@ -19,11 +19,11 @@ from paceline.monitor.recording_tail import RecordingTail
 BATCH_SAMPLES = 50_000
 #: How often a recording that grows is looked at.
 LOOK_S = 1.0
-#: While pushing fails, so many times that pass between two attempts, at most.
+#: While pushing fails: looks at the folder between two attempts, at most.
 _MOST_LOOKS = 30
-#: After the end of rank 0's process the others have so long.
+#: Time that the other ranks have after the end of rank 0's process.
 LAST_S = 1.5
-#: A session is cut off after so many profiled steps, or when none has come for so long.
+#: A session is cut off at this number of profiled steps, or after this time without one.
 SESSION_STEPS, QUIET_S = 10, 60.0
 #: Batches that wait for a service that is away; beyond, the rest waits in the files.
 _MOST_WAITING = 100
@@ -128,7 +128,7 @@ def follow_recording(
         say: told of what cannot be done now.
         parent: the process that started this one and records; 0 = until ``stopped``.
         session_steps: profiled steps of a session.
-        quiet_s: a session is cut off earlier when no profiled step has come for so long.
+        quiet_s: time without a profiled step after which a session is cut off earlier.
         stopped: whether to end.
     """
     push = _Push(target, folder)

@@ -19,10 +19,10 @@ from paceline.monitor.step_files import Batch, StepFile
 from paceline.monitor.step_series import last_row, read_rows, row_from
 from paceline.monitor.stream import Stream
 
-#: So many of the last steps are read anew; where those begin in a fail-slow, up to the second
-#: number. A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.
+#: Last steps that are read again; where those begin in a fail-slow, up to the second number.
+#: A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.
 STEPS, MOST_STEPS = 20_000, 100_000
-#: An onset or relief found anew is the stored one that began so many steps from it at most: another
+#: Steps between an onset or relief of the replay and the stored one that it is, at most: another
 #: version, or a beginning elsewhere, may be sure of it a little earlier or later.
 SAME_STEPS = 64
 #: Batches that come at the same time may be stored in another order than they came.

@@ -14,7 +14,7 @@ from paceline.monitor.step_series import remove_older_rows
 from paceline.monitor.store import events, retained, uploads
 from paceline.monitor.uploads import Uploads
 
-#: An upload to which nothing came for so long is forgotten.
+#: Time without news after which an upload is forgotten.
 ABANDONED_S = DAY_S
 #: A blob that nobody refers to may belong to a session that is being made right now.
 _YOUNG_S = 3600.0

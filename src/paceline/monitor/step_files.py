@@ -25,7 +25,8 @@ from paceline.errors import OutputError
 from paceline.files import sync
 from paceline.monitor.step_series import Series, read_series
 
-#: A segment this large is followed by a new one; so many are kept (detectors, repeated batches).
+#: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
+#: batches).
 SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
 
 SUFFIX = ".steps"

@@ -22,11 +22,11 @@ from paceline.monitor.step_series import ROW
 
 Array = npt.NDArray[np.float64]
 
-#: A step is waited for so long, for ranks that have not told theirs.
+#: How long a step waits for ranks that have not told theirs.
 PATIENCE_S = 30.0
-#: Before any step is closed, ranks have so long to show up, unless a batch says how many there are.
+#: Time for ranks to show up before any step is closed, unless a batch says how many there are.
 GATHER_S = 3.0
-#: So many steps are added at a time: a batch of very many pauses in between.
+#: Steps added at a time: a larger batch pauses in between.
 PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
 MOST_WAITING = 20_000_000

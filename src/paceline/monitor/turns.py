@@ -9,7 +9,7 @@ from collections.abc import Generator
 #: A generator that yields when its turn is over.
 Work = Generator[None, None, None]
 
-#: A turn ends at the first pause after so long.
+#: A turn ends at the first pause after this time.
 TURN_S = 0.1
 
 

@@ -23,7 +23,7 @@ from paceline.monitor.store import uploads as rows
 
 #: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
 MOST, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
-#: An upload of which nothing has come for so long is forgotten when room is wanted.
+#: Time without a byte after which an upload is forgotten when room is wanted.
 EMPTY_S = 600.0
 
 #: Formats by their first bytes: anything else is refused before it is kept.

@@ -302,7 +302,7 @@ class _Listing:
         return self._drop(columns, odd & (columns["vpp"] > 1), reason)
 
     def _layout(self, chunks: int, vpp: int) -> int:
-        """Index of the layers of so many chunks; -1 = there is none."""
+        """Index of the layers of this number of chunks; -1 = there is none."""
         layers = self.llm.layers
         each = -(-layers // chunks)
         fewer = each * chunks - layers

@@ -31,8 +31,8 @@ STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 VERIFIED, CLEARLY = 4, 0.01
 
 
-#: A worker's factor changes from step to step only where that stands out by so many standard errors
-#: of a median over its computes.
+#: Standard errors of a median over a worker's computes by which its factor in a step must stand
+#: out to differ from its lasting one.
 STEP_ERRORS = 3.0
 
 Swap = tuple[Worker, Worker]

@@ -23,10 +23,10 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Worker = tuple[int, int]  # (dp, pp)
 
-#: So many peers suffice for a median; more change it by less than a fifth of an op's noise.
+#: Peers that suffice for a median; more change it by less than a fifth of an op's noise.
 MAX_PEERS = 32
 
-#: Where a worker's slowness varies from op to op by so many times the noise of the job's computes,
+#: Where a worker's slowness varies from op to op by this multiple of the noise of all computes,
 #: it takes its peers' variation, not its own.
 UNSTEADY = 3.0
 

@@ -41,7 +41,7 @@ VERIFIED = 4
 #: One-layer moves tried per round of the search, and rounds.
 MAX_MOVES, MAX_ROUNDS = 2048, 40
 
-#: So many of the best moves are also made at once; the search ends with rounds that gain less.
+#: Numbers of best moves that are also made at once; the search ends with rounds that gain less.
 TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
 #: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
@@ -184,7 +184,7 @@ class LayoutSearch:
         return [self._chunked(each) for each in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
 
     def _stage_table(self) -> Array:
-        """[stage, layers] load of a stage with so many layers in all its chunks."""
+        """[stage, layers] load of a stage by its number of layers in all chunks."""
         counts = np.arange(sum(self.layers) + 1)
         shape = (2, self.bounds.n_chunks, self.bounds.n_pp)
         per_layer = self.costs.per_layer.reshape(shape).min(axis=1)  # [kind, stage]

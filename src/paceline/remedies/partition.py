@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 #: Fewer inner steps than this are interpreted, at some us each: compiling a loop takes a second.
 COMPILE_ABOVE = 30_000
 
-#: Local search compares the dearest bin with so many of the cheapest.
+#: Cheapest bins with which local search compares the dearest.
 PARTNERS = 4
 
 #: Exchanges per group at most.

@@ -22,7 +22,7 @@ from paceline.remedies.replace import blamed_workers, links_of
 #: A stage with this much more to do than is usual may be heavy, not its workers slow.
 HEAVY = 0.05
 
-#: So many slow workers are moved, the slowest; more would make the search long.
+#: Slow workers that are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
 
 Link = tuple[int, int, int]  # (dp, low stage, high stage)

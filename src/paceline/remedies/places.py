@@ -11,7 +11,7 @@ from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 
-#: A place is slower than another only from so many standard errors of their difference on.
+#: Standard errors of their difference from which on a place is slower than another.
 ERRORS = 3.0
 
 

@@ -22,7 +22,7 @@ from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
 
-#: So many are named in a sentence.
+#: Workers named in a sentence.
 SHOWN = 4
 
 

@@ -35,7 +35,7 @@ PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 LINK_KINDS = tuple(TRANSFERS)
 
-#: So many messages of so many replicas' links show what is usual between two stages.
+#: Messages and replicas that show what is usual between two stages.
 MOST_MESSAGES, MOST_LINKS = 16, 32
 
 #: Transfers the other way between the same two stages, on either of them.
@@ -64,7 +64,7 @@ def with_schedule(
         variation: of the computes, so that chunks vary on their own; None: as their stage does.
 
     Raises:
-        GraphError: the schedule does not allow so many microbatches.
+        GraphError: the schedule does not allow this number of microbatches.
     """
     graph, n_chunks = measured.graph, share.shape[2]
     variants, sources = [], []

@@ -36,8 +36,8 @@ from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
-#: Numbers of chunks are compared on steps spread over the trace, as many as have so many durations
-#: in all, but on two at least; only the best is simulated on all steps.
+#: Numbers of chunks are compared on steps spread over the trace that have these durations in all,
+#: but on two at least; only the best is simulated on all steps.
 COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 
 #: Gains of 95% of the jobs that were run again in chunks lay so near to the predicted ones

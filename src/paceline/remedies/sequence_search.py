@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 #: Lengths that explain less of the durations than this predict no gain.
 LEAST_R2 = 0.5
 
-#: Plans are compared on so many steps, spread over the trace; only the best is simulated on all.
+#: Steps, spread over the trace, on which plans are compared; only the best is simulated on all.
 COMPARED_STEPS = 3
 
 

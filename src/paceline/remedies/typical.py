@@ -47,7 +47,7 @@ def one_of_each(graph: StepGraph) -> StepGraph:
 
 
 def spread_steps(n_steps: int, most: int) -> Ints:
-    """At most so many of the steps, spread over the trace."""
+    """At most ``most`` of the steps, spread over the trace."""
     return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
 
 

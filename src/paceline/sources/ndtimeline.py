@@ -43,7 +43,7 @@ METRICS = {
 #: chunks per stage it also takes Megatron's interleaved order for granted.
 CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
 
-#: Metrics of the user's own are counted by name, up to so many names.
+#: Names up to which the user's own metrics are counted.
 MAX_NAMES = 20
 
 _METRIC = re.compile(r"(?<![\w-])(" + "|".join(METRICS) + r")(?![\w-])")

@@ -26,7 +26,7 @@ COLUMNS = ("step", "dp_rank", "mb_id", "lengths")
 #: No sequence is longer, in tokens; more is not a length.
 LONGEST = 2**31 - 1
 
-#: The table [step, dp, microbatch] may have so many places for each row of the file; where one
+#: Most places of the table [step, dp, microbatch] for each row of the file; where one
 #: replica has far more microbatches than the others, the file is broken.
 MOST_PLACES_PER_ROW = 100
 

@@ -14,7 +14,7 @@ from paceline.trace.kinds import OpKind
 from paceline.trace.trace import Trace
 
 #: An operation this many times as long as is typical of its kind, and longer than a typical step,
-#: is told. In the three real traces of the what-if paper none is.
+#: draws a warning. In the three real traces of the what-if paper none is.
 ODD_TIMES = 1000.0
 
 #: If it is also longer than this it is refused: collectives time out after 10 to 30 minutes, and a

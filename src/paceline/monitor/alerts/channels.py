@@ -23,7 +23,7 @@ from paceline.errors import MonitorError
 from paceline.monitor.alerts.notice import Notice, title_of
 from paceline.monitor.log import without_secrets
 
-#: A channel that does not answer for so long has failed this time.
+#: How long a channel may take to answer.
 TIMEOUT_S = 10.0
 #: Alertmanager forgets an alert that nobody repeats: so we do, and say when to give up on us.
 REPEAT_S, FORGET_S = 60.0, 900.0
@@ -36,7 +36,7 @@ class Channel(Protocol):
 
     Attributes:
         name: in the file and the log.
-        repeat_s: a firing alert is told again after so long; 0 = once.
+        repeat_s: seconds after which a firing alert is told again; 0 = once.
     """
 
     @property

@@ -21,7 +21,7 @@ from paceline.monitor.store.health import problem_in
 
 #: Seconds to wait after the first failure, doubled each time, up to the longest.
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
-#: A message that nobody took for so long is given up.
+#: How old a message is when it is given up.
 GIVE_UP_S = 7 * 86_400.0
 #: How often a silenced message is looked at again, and how often the queue at the least.
 _SILENCED_S, _LOOK_S = 30.0, 5.0

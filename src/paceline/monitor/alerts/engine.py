@@ -36,15 +36,15 @@ from paceline.units import several
 
 #: How often all that fires is judged again.
 AGAIN_S = 300.0
-#: The row of a job follows its events within so long; from then on it, too, says what goes on.
+#: How far the row of a job lags behind its events; from then on it, too, says what goes on.
 SETTLED_S = 30.0
-#: A fail-slow that began so long before a start goes on only if the job's row says so.
+#: A fail-slow that is older than this at a start goes on only if the job's row says so.
 _OLD_S = 3600.0
 #: Onsets whose text one headline has, if their ranks are slow at once: the latest ones.
 _TEXTS = 3
 #: How long to wait for a store that does not answer at the start.
 _RETRY_S = 5.0
-#: Jobs in which nothing happened for so long are not judged at the start.
+#: Jobs in which nothing happened within this time are not judged at the start.
 _RECENT_S = 14 * DAY_S
 #: Longest result of a session that is read for its findings.
 _MAX_RESULT_BYTES = 64 << 20

@@ -39,11 +39,11 @@ class Rule:
         at_least: slowdown: the S of each of the last ``sessions``; regression: step time of the
             latest session over the median of those before.
         sessions: slowdown: how many in a row; regression: how many there must be before.
-        gpu_hours: fail-slow: more than so many are at stake, over the next ``horizon_h`` hours.
-        hold_s: fail-slow: over only so long after the relief: at the edge, reliefs and onsets
+        gpu_hours: fail-slow: more than these are at stake, over the next ``horizon_h`` hours.
+        hold_s: fail-slow: over only this time after the relief: at the edge, reliefs and onsets
             alternate, and are one alert.
-        after_s: silent: so long without a step; until_h: forgotten after so many hours.
-        days: regression: sessions of so many days before the latest count.
+        after_s: silent: seconds without a step; until_h: hours until it is forgotten.
+        days: regression: days before the latest session whose sessions count.
     """
 
     name: str

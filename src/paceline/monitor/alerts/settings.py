@@ -15,7 +15,7 @@ from paceline.model.marked_yaml import Section, read_marked
 from paceline.monitor.alerts.channels import Alertmanager, Channel, Email, Slack, Webhook
 from paceline.monitor.alerts.rules import IMPORTANCES, Rule, default_rules, rules_of
 
-#: Alerts of one rule that begin within so long are told in one message.
+#: Alerts of one rule that begin within this time are told in one message.
 GROUP_WAIT_S = 10.0
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ROUTE = ("rules", "projects", "importance")

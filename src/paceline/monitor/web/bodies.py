@@ -35,7 +35,7 @@ AT_A_TIME = 2
 #: Keys and bytes (as JSON) of labels, degrees and a trace's meta.
 _MOST_KEYS, _META_BYTES = 50, 1 << 20
 
-#: A job has so many ranks at most: each costs the detector 3 kB for as long as the job runs.
+#: Most steps, ranks and GPUs of a job: a rank costs the detector 3 kB while the job runs.
 _MOST_STEP, _MOST_RANKS, _MOST_GPUS = 2**53, 100_000, 10_000_000
 
 

@@ -25,7 +25,7 @@ MAX_POINTS = 600
 MAX_CDF_POINTS = 200
 #: Rows of the table under the step times.
 MAX_PARTS = 20
-#: Up to so many points are drawn large.
+#: Points up to which each is drawn large.
 _FEW_DOTS = 60
 #: Classes of curves, in their order.
 CURVES = tuple(f"curve{i}" for i in range(6))

@@ -19,7 +19,7 @@ from paceline.monitor.config import MIB
 from paceline.monitor.log import log
 from paceline.monitor.web.answers import error_response
 
-#: A body may pause for so long, and has so long plus a second for every so many bytes in all.
+#: Seconds that a body may pause, seconds that it has in all, and bytes that earn it one more.
 BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
 #: Bytes of all bodies that are here at a time; a chunk of an upload goes to disk meanwhile.
 MOST_HELD_BYTES = 256 * MIB

@@ -23,7 +23,7 @@ from paceline.monitor.store.health import problem_of
 from paceline.monitor.web.metrics import CONTENT_TYPE, metrics_text
 from paceline.monitor.web.security import require
 
-#: An answer of the store is good for so long.
+#: How long an answer of the store is good.
 ASK_S = 1.0
 
 

@@ -26,7 +26,7 @@ from paceline.monitor.store.tokens import Token, find_token, token_by_id
 from paceline.monitor.web.answers import error_response
 
 COOKIE = "paceline_session"
-#: A login is good for so long, or as long as its token, whichever is less.
+#: How long a login is good; its token may end it earlier.
 SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Paths that change no data and need no token: the login itself.

@@ -20,13 +20,13 @@ from paceline.monitor.config import Config
 from paceline.monitor.log import log
 from paceline.monitor.web.limits import Connections
 
-#: The headers of a request have to arrive within so long.
+#: Time in which the headers of a request have to arrive.
 HEADERS_S = 10.0
-#: A client has to read some of an answer within so long.
+#: Time in which a client has to read some of an answer.
 UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
 MOST_CONNECTIONS = 2000
-#: What is being worked on may take so long once the service is told to stop.
+#: Time for what is being worked on once the service is told to stop.
 STOP_S = 10
 
 

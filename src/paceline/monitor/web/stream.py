@@ -13,12 +13,12 @@ from starlette.routing import Route
 
 from paceline.monitor.web.security import require
 
-#: A stream ends after so long, and the browser comes back: a token may have expired meanwhile.
+#: Age at which a stream ends, and the browser comes back: a token may have expired meanwhile.
 LIFE_S = 600.0
 
-#: A comment goes out after so long without news, so that proxies keep the connection.
+#: Time without news after which a comment goes out, for proxies to keep the connection.
 BEAT_S = 15.0
-#: The browser comes back after so long when the connection breaks.
+#: Time after which the browser comes back when the connection breaks.
 _RETRY_MS = 2000
 
 

@@ -3,7 +3,7 @@
    again and the parts marked data-live that differ are replaced. Needs figures.js. */
 (() => {
   const PAUSE_MS = 1500; // between two fetches, however much happens
-  const SHARE = 5; // a fetch that takes long is followed by a pause of so many times that
+  const SHARE = 5; // a fetch is followed by a pause of this multiple of its time
   const MINUTE_MS = 60_000; // without news the page is fetched as often: "seen 2 min ago" grows old
   const AGAIN_MS = 5000; // until a stream that the server refused is asked for again
   const source = new Map(); // id -> the part as the server sent it, before figures were drawn
