@@ -20,6 +20,7 @@ from paceline.report.page.drawings import Drawings
 from paceline.results.document import JobReport
 from paceline.results.headline import details, headline, is_healthy
 from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.trace.warning import Warning
 from paceline.whatif import analyze
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
@@ -149,7 +150,7 @@ def test_hostile_names_are_only_text():
     result = replace(
         result,
         job=replace(result.job, name=HOSTILE),
-        warnings=(HOSTILE,),
+        doubts=(Warning("", HOSTILE),),
         left_out_steps={7: HOSTILE},
     )
     bad = Finding(

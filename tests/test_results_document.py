@@ -253,8 +253,8 @@ def test_warnings_have_codes_and_the_numbers_of_their_texts():
 
 def test_a_warning_of_a_reader_has_a_text_alone():
     known = job("worker").result
-    told = replace(known, warnings=("imported from x files", *known.warnings))
-    assert JobReport.of(told).warnings[0] == Warning("", "imported from x files")
+    warned = replace(known, doubts=(Warning("", "imported from x files"), *known.doubts))
+    assert JobReport.of(warned).warnings[0] == Warning("", "imported from x files")
 
 
 def test_every_code_of_a_warning_is_documented():

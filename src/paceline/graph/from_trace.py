@@ -47,8 +47,7 @@ class Measured:
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
-        warnings: what the user should know.
-        doubts: those of the warnings that come from here, with their codes.
+        doubts: what the user should know; that of the trace's reader has no code.
     """
 
     job: Job
@@ -62,8 +61,12 @@ class Measured:
     left_out: Mapping[int, str]
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
-    warnings: tuple[str, ...]
-    doubts: tuple[Warning, ...] = ()
+    doubts: tuple[Warning, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The doubts in words."""
+        return tuple(doubt.text for doubt in self.doubts)
 
     @property
     def microbatches(self) -> npt.NDArray[np.int64]:
@@ -88,15 +91,11 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     start, end = _tables(trace, graph, structure.kept)
     gaps = step_gaps(trace)
     left_out = {**trace.left_out, **structure.left_out}
-    structural = _structure_warnings(trace, graph, structure.left_out)
-    warnings = [*trace.warnings, *(doubt.text for doubt in structural), *gaps.notes()]
     clocks = estimate_offsets(graph, start, end)
     if clocks.corrected and keep_clocks:
         clocks = replace(clocks, corrected=False, reason=KEPT)
     if clocks.corrected:
         traced = _correct(graph, start, end, clocks.offset_s)
-    of_clocks = _clock_warnings(clocks)
-    warnings += [doubt.text for doubt in of_clocks]
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
         job=trace.job,
@@ -110,8 +109,12 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,
-        warnings=tuple(warnings),
-        doubts=(*structural, *of_clocks),
+        doubts=(
+            *(Warning("", text) for text in trace.warnings),
+            *_structure_warnings(trace, graph, structure.left_out),
+            *gaps.notes(),
+            *_clock_warnings(clocks),
+        ),
     )
 
 

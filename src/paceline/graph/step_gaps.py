@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.trace import Trace
+from paceline.trace.warning import BETWEEN_STEPS, STEPS_OVERLAP, Warning
+from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
@@ -39,7 +41,7 @@ class StepGaps:
         overlap = np.maximum(-self.gap_s, 0.0)
         return np.where(known, overlap, np.median(overlap[known]))
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Warning]:
         """What to know of the time beside the steps."""
         known = np.isfinite(self.gap_s)
         if not known.any():
@@ -49,17 +51,20 @@ class StepGaps:
         notes = []
         if (share := float(pause.sum() / (traced.sum() + gap.sum()))) >= MATTERS:
             longest = int(np.argmax(pause))
-            notes.append(
+            text = (
                 f"{share:.1%} of the time lies between the steps, the longest before step "
-                f"{self.steps[known][longest]} ({pause[longest]:.3g} s): checkpoint, evaluation, "
-                "data loading? It belongs to no step, so neither S nor a comparison counts it"
+                f"{self.steps[known][longest]} ({seconds(pause[longest])}): checkpoint, "
+                "evaluation, data loading? It belongs to no step, so neither S nor a comparison "
+                "counts it"
             )
+            notes.append(Warning(BETWEEN_STEPS, text, {"share": share}))
         if (share := float(overlap.sum() / traced.sum())) >= MATTERS:
-            notes.append(
+            text = (
                 f"steps overlap by {share:.1%}: workers begin a step while others still run the "
                 "one before, since no traced operation waits for all. That time is in both "
                 "steps, so a step's traced time is too long by it"
             )
+            notes.append(Warning(STEPS_OVERLAP, text, {"share": share}))
         return notes
 
 

@@ -12,7 +12,6 @@ from paceline.remedies import Advice
 from paceline.results.answers import plain_finding, plain_remedy
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
-from paceline.trace.warning import Warning
 from paceline.whatif import WhatIf
 from paceline.whatif.modes import two_modes
 
@@ -36,15 +35,9 @@ def numbers_of(result: WhatIf) -> dict[str, Any]:
         "clock_offsets_s": Clocks(clocks.std_s, clocks.corrected, clocks.offset_s.T),
         "step_modes": modes_of(steps, result.traced_s),
         "left_out_steps": dict(result.left_out_steps),
-        "warnings": _warnings(result),
+        "warnings": result.doubts,
         "microbatches": tuple(result.microbatches.tolist()),
     }
-
-
-def _warnings(result: WhatIf) -> tuple[Warning, ...]:
-    """All warnings; those of readers have no code."""
-    coded = {doubt.text: doubt for doubt in result.doubts}
-    return tuple(coded.get(text, Warning("", text)) for text in result.warnings)
 
 
 def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Warning:
 
 #: Steps of a trace are not analysed; ``step`` is the one whose reason the text gives.
 STEPS_LEFT_OUT = "steps-left-out"
+#: Time lies between the steps, or steps overlap.
+BETWEEN_STEPS, STEPS_OVERLAP = "between-steps", "steps-overlap"
 #: Sends and recvs were matched without the no-ops of chunks.
 NO_NOOPS = "no-noops"
 #: Replicas have unequal numbers of microbatches, which S does not show.

@@ -114,7 +114,6 @@ def analyze(
         not_judged=tuple(label for label, n in peers.items() if n == 1),
         slow_mode_shares={kind.label: modes.share for kind, modes in judged_by.modes.items()},
         left_out_steps=measured.left_out,
-        warnings=(*measured.warnings, *(doubt.text for doubt in doubts)),
         doubts=(*measured.doubts, *doubts),
     )
 

@@ -73,8 +73,7 @@ class WhatIf:
         slow_mode_shares: kinds judged against their own fast mode, not by the paper's median ->
             share of the steps in which they are slow (:class:`paceline.whatif.ideal.Reference`).
         left_out_steps: step number -> why it was not analysed.
-        warnings: what the user should know.
-        doubts: those of the warnings that have a code.
+        doubts: what the user should know; that of the trace's reader has no code.
     """
 
     job: Job
@@ -111,8 +110,7 @@ class WhatIf:
     not_judged: tuple[str, ...]
     slow_mode_shares: Mapping[str, float]
     left_out_steps: Mapping[int, str]
-    warnings: tuple[str, ...]
-    doubts: tuple[Warning, ...] = ()
+    doubts: tuple[Warning, ...]
 
     #: Below this slowdown stragglers count as harmless.
     HEALTHY_BELOW = 1.03
@@ -120,6 +118,11 @@ class WhatIf:
     REFERENCE_FAILS_BELOW = 0.99
     #: Above this discrepancy the paper drops a trace (section 6).
     DOUBTFUL_ABOVE = 0.05
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The doubts in words."""
+        return tuple(doubt.text for doubt in self.doubts)
 
     @cached_property
     def step_modes(self) -> TwoModes | None:
