@@ -1,6 +1,7 @@
 """What happened: operation kinds, the job's degrees of parallelism, the validated trace."""
 
-from paceline.trace.door import Columns, arrange
+from paceline.trace.columns import Columns
+from paceline.trace.door import arrange
 from paceline.trace.job import Job
 from paceline.trace.kinds import KIND_GROUPS, OpKind
 from paceline.trace.trace import Trace

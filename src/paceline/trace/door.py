@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.trace.columns import Columns, describe
 from paceline.trace.job import Job
-from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.trace.kinds import OpKind
+from paceline.trace.peers import has_peers, merge_peers
 from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
@@ -38,42 +40,6 @@ MAX_WHOLE = 2.0**53
 
 #: Largest chunk and microbatch that a trace can hold.
 _LARGEST = {"chunk": 2**15 - 1, "microbatch": 2**31 - 1}
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Raw columns of a trace, one entry per row, in any order and any integer or float width.
-
-    Attributes:
-        step: step number.
-        dp: data-parallel rank.
-        pp: pipeline stage.
-        rank: global rank that recorded the row.
-        kind: :class:`OpKind` codes.
-        start: seconds; absolute or relative to the step's start.
-        duration: seconds, >= 0.
-        seq: number of the op among its kind on its worker in its step, by start.
-        chunk: model chunk on the stage, -1 = not applicable.
-        microbatch: microbatch, -1 = not applicable.
-    """
-
-    step: npt.NDArray[Any]
-    dp: npt.NDArray[Any]
-    pp: npt.NDArray[Any]
-    rank: npt.NDArray[Any]
-    kind: npt.NDArray[np.int8]
-    start: npt.NDArray[Any]
-    duration: npt.NDArray[Any]
-    seq: npt.NDArray[Any]
-    chunk: npt.NDArray[Any]
-    microbatch: npt.NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def take(self, rows: npt.NDArray[Any]) -> Columns:
-        """The same columns for some rows (indices or a mask)."""
-        return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
@@ -165,9 +131,9 @@ def _place(
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
-    merged = bool((np.take(rank, worker) != columns.rank).any()) and _has_peers(columns.rank, cell)
+    merged = bool((np.take(rank, worker) != columns.rank).any()) and has_peers(columns.rank, cell)
     if merged:
-        columns, left_out, note = _merge_peers(columns, worker, cell, job.workers, where)
+        columns, left_out, note = merge_peers(columns, worker, cell, job.workers, where)
         warnings.append(note)
         if len(columns) == 0:
             raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
@@ -233,14 +199,14 @@ def _check_times(columns: Columns, where: str) -> None:
             row = int(np.argmax(bad))
             raise TraceError(
                 f"{where}: {int(bad.sum())} rows have no finite {name}, the first is row {row} "
-                f"({_describe(columns, row)}); drop or repair them"
+                f"({describe(columns, row)}); drop or repair them"
             )
     if columns.duration.min() < 0:
         bad = columns.duration < 0
         row = int(np.argmax(bad))
         raise TraceError(
             f"{where}: {int(bad.sum())} rows have a negative duration, the first is row {row} "
-            f"({_describe(columns, row)}: {columns.duration[row]:g} s)"
+            f"({describe(columns, row)}: {columns.duration[row]:g} s)"
         )
     _check_resolution(columns, where)
 
@@ -274,13 +240,6 @@ def _check_resolution(columns: Columns, where: str) -> None:
             f"resolves only {resolution:.2g} s; a typical compute op lasts {median:.2g} s. "
             "Write start_ts as float64, or relative to each step's start"
         )
-
-
-def _describe(columns: Columns, row: int) -> str:
-    return (
-        f"step {columns.step[row]}, dp {columns.dp[row]}, stage {columns.pp[row]}, "
-        f"{OpKind(int(columns.kind[row])).label} {columns.seq[row]}"
-    )
 
 
 def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[str]]:
@@ -363,82 +322,6 @@ def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDA
     return rank
 
 
-def _has_peers(rank: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> bool:
-    """Whether some worker is recorded by several ranks within one step."""
-    lane = cell // N_KINDS
-    of_lane = np.empty(int(lane.max()) + 1, dtype=rank.dtype)
-    of_lane[lane] = rank
-    return bool((of_lane[lane] != rank).any())
-
-
-def _merge_peers(
-    columns: Columns,
-    worker: npt.NDArray[np.int32],
-    cell: npt.NDArray[np.int32],
-    n_workers: int,
-    where: str,
-) -> tuple[Columns, dict[int, str], str]:
-    """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
-
-    A compute op takes the longest duration, a communication op the latest start, both the latest
-    end: then the peer whose clock is ahead sets all times, and the order of ops stays.
-    """
-    order = np.lexsort((columns.start, columns.rank, cell))
-    columns, cell, worker = columns.take(order), cell[order], worker[order]
-    first_of_rank = np.ones(len(cell), dtype=bool)
-    first_of_rank[1:] = (np.diff(cell) != 0) | (np.diff(columns.rank) != 0)
-    begin = np.flatnonzero(first_of_rank)
-    seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
-
-    expected = _usual_peers(cell[begin], n_workers)
-    order = np.lexsort((seq, cell))
-    columns, cell, seq, worker = columns.take(order), cell[order], seq[order], worker[order]
-    first = np.ones(len(cell), dtype=bool)
-    first[1:] = (np.diff(cell) != 0) | (np.diff(seq) != 0)
-    begin = np.flatnonzero(first)
-    size = np.diff(np.append(begin, len(cell)))
-    short = size != expected[worker[begin]]
-    left_out: dict[int, str] = {}
-    for row in begin[short]:
-        number = int(columns.step[row])
-        if number not in left_out:
-            left_out[number] = (
-                f"not as many ranks as usual recorded an op: {_describe(columns, int(row))}"
-            )
-
-    start = columns.start.astype(np.float64)
-    end = start + columns.duration
-    latest_start = np.maximum.reduceat(start, begin)
-    latest_end = np.maximum.reduceat(end, begin)
-    longest = np.maximum.reduceat(end - start, begin)
-    local = np.isin(columns.kind[begin], [int(kind) for kind in LOCAL_KINDS])
-    merged = columns.take(begin)
-    merged = replace(
-        merged,
-        start=np.where(local, latest_end - longest, latest_start),
-        duration=np.where(local, longest, latest_end - latest_start),
-        seq=seq[begin],
-    )
-    whole = ~np.isin(merged.step, list(left_out))
-    note = (
-        f"{where}: up to {int(expected.max())} ranks recorded one (dp, stage) in a step: "
-        "tensor-parallel peers were merged (compute: the longest; communication: latest start, "
-        "latest end)"
-    )
-    return merged.take(whole), left_out, note
-
-
-def _usual_peers(cell_of_run: npt.NDArray[np.int32], n_workers: int) -> npt.NDArray[np.int64]:
-    """[worker] how many ranks record it in most steps; the larger number where two are as usual."""
-    cells, n_ranks = np.unique(cell_of_run, return_counts=True)
-    lane, first = np.unique(cells // N_KINDS, return_index=True)
-    most = np.maximum.reduceat(n_ranks, first)
-    votes = np.zeros((n_workers, int(most.max()) + 1), dtype=np.int64)
-    np.add.at(votes, (lane % n_workers, most), 1)
-    usual: npt.NDArray[np.int64] = votes.shape[1] - 1 - np.argmax(votes[:, ::-1], axis=1)
-    return usual
-
-
 def _places(
     columns: Columns, cell: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], where: str
 ) -> tuple[npt.NDArray[np.int64], int]:
@@ -483,7 +366,7 @@ def _check_duplicates(
         row = int(order[int(np.argmax(same)) + 1])
         raise TraceError(
             f"{where}: {int(same.sum())} rows are there twice, the first is row {row} "
-            f"({_describe(columns, row)}); was a file appended to itself?"
+            f"({describe(columns, row)}); was a file appended to itself?"
         )
 
 
