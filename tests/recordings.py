@@ -1,10 +1,24 @@
-"""Recordings made without waiting: the real recorder on a clock that a test sets."""
+"""Recordings made without waiting: the real recorder on a clock that a test sets, or old files."""
 
 import numpy as np
 
-from paceline.record.clocks import HostClock, Offset
+from paceline.blockfile import (
+    CLOCK,
+    CLOCK_ENTRY,
+    KINDS,
+    OP,
+    STEP,
+    STEP_HEAD,
+    SUFFIX,
+    TIME,
+    TIMES,
+    block,
+    file_header,
+)
+from paceline.record.clocks import HostClock
 from paceline.record.recorder import Recorder
-from paceline.trace import OpKind
+
+BASE_NS = 1_750_000_000_000_000_000
 
 
 class SetClock(HostClock):
@@ -45,38 +59,50 @@ def play(rec, clock, number, ops, step_ns):
 
 
 def record_trace(trace, folder, ahead_ns=None, session="one"):
-    """Every worker of a trace records it as its rank; clocks are ahead by [dp, pp] ns."""
+    """Every worker of a trace, as earlier versions recorded it: operations without programs.
+
+    Clocks are ahead by [dp, pp] ns.
+    """
     ahead_ns = np.zeros(trace.rank.shape, dtype=np.int64) if ahead_ns is None else ahead_ns
-    base_ns = 1_750_000_000_000_000_000
-    length_ns = int(1e9 * trace.traced_step_s().max()) + 10_000_000
+    folder.mkdir(parents=True, exist_ok=True)
     for (dp, pp), ahead in np.ndenumerate(ahead_ns):
-        clock = SetClock(int(ahead))
-        clock.t = base_ns
-        rec = recorder(
-            folder,
-            clock,
-            rank=int(dp * trace.job.pp_size + pp),
-            world=trace.job.workers,
-            dp=trace.job.dp_size,
-            pp=trace.job.pp_size,
-            vpp=trace.job.vpp_size,
-            dp_rank=int(dp),
-            pp_rank=int(pp),
-            session=session,
-        )
-        rec._writer.put_offset(Offset(clock.now(), int(ahead), 1000))
-        for i, number in enumerate(trace.steps.tolist()):
-            rows = np.flatnonzero((trace.step == number) & (trace.dp == dp) & (trace.pp == pp))
-            zero = base_ns + i * length_ns
-            ops = [
-                (
-                    OpKind(int(trace.kind[row])).label,
-                    int(trace.microbatch[row]),
-                    int(trace.chunk[row]),
-                    zero + round(trace.start[row] * 1e9),
-                    zero + round(trace.end[row] * 1e9),
-                )
-                for row in rows
-            ]
-            play(rec, clock, number, ops, (zero, zero + length_ns))
-        rec.close()
+        rank = int(dp * trace.job.pp_size + pp)
+        before = len(list(folder.glob(f"rank-{rank:05d}-*{SUFFIX}")))
+        place = {
+            "rank": rank,
+            "world": trace.job.workers,
+            "tp": 1,
+            "cp": 1,
+            "run": folder.name,
+            "dp": trace.job.dp_size,
+            "pp": trace.job.pp_size,
+            "vpp": trace.job.vpp_size,
+            "dp_rank": int(dp),
+            "pp_rank": int(pp),
+            "session": session,
+            "host": "host",
+            "pid": 1,
+            "started_ns": BASE_NS + int(ahead),
+            "clock": "HostClock",
+            "kinds": list(KINDS),
+        }
+        data = file_header(place)
+        data += block(CLOCK, CLOCK_ENTRY.pack(BASE_NS + int(ahead), int(ahead), 1000))
+        data += b"".join(_blocks_of_steps(trace, dp, pp, int(ahead)))
+        (folder / f"rank-{rank:05d}-{before}{SUFFIX}").write_bytes(data)
+
+
+def _blocks_of_steps(trace, dp, pp, ahead):
+    length_ns = int(1e9 * trace.traced_step_s().max()) + 10_000_000
+    for i, number in enumerate(trace.steps.tolist()):
+        rows = np.flatnonzero((trace.step == number) & (trace.dp == dp) & (trace.pp == pp))
+        zero = BASE_NS + ahead + i * length_ns
+        ops = [
+            OP.pack(
+                *(int(trace.kind[row]), 0, int(trace.chunk[row]), int(trace.microbatch[row])),
+                *(round(trace.start[row] * 1e9), round(trace.end[row] * 1e9)),
+            )
+            for row in rows
+        ]
+        yield block(STEP, STEP_HEAD.pack(number, zero, length_ns, len(ops)) + b"".join(ops))
+        yield block(TIMES, TIME.pack(number, zero, length_ns))

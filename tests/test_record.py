@@ -14,7 +14,7 @@ import pytest
 
 import paceline.record as record
 from paceline import load
-from paceline.blockfile import STEP, TIMES, read_file, read_header
+from paceline.blockfile import PROGRAM, TIMES, read_file, read_header
 from paceline.record import writer
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
@@ -381,7 +381,7 @@ def test_kill_9_loses_what_is_not_flushed_only(tmp_path):
     steps = load(tmp_path).steps
     assert steps.tolist() == list(range(len(steps)))
     assert len(steps) > 50
-    assert set(kinds_of(path_of(tmp_path))) == {STEP, TIMES}
+    assert set(kinds_of(path_of(tmp_path))) == {PROGRAM, TIMES}
 
 
 def test_a_forked_child_does_not_write(tmp_path):

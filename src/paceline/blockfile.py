@@ -40,9 +40,12 @@ KINDS: Final = (
     "optimizer",
 )
 
-#: Types of block: a profiled step with its operations, times of all steps, a clock exchange, counts
-#: of what was dropped.
-STEP, TIMES, CLOCK, COUNTS = 1, 2, 3, 4
+#: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all
+#: steps, a clock exchange, counts of what was dropped, a profiled step with its program.
+STEP, TIMES, CLOCK, COUNTS, PROGRAM = 1, 2, 3, 4, 5
+
+#: Types that hold a profiled step.
+PROFILED: Final = frozenset((STEP, PROGRAM))
 
 #: Flags of an operation. PEER_END: its end was not seen here, the peer's receive tells it. LATE: it
 #: was over before it was asked for, so its end is an upper bound.
@@ -55,8 +58,10 @@ _BLOCK = struct.Struct("<4sBxxxII")  # mark, type, length, crc32 of type and pay
 
 #: step, start and duration in ns, number of operations.
 STEP_HEAD: Final = struct.Struct("<qqqq")
-#: kind, flags, chunk, microbatch, start and end in ns since the step's start.
+#: kind, flags, chunk, microbatch, start and end in ns since the step's start; of ``STEP``.
 OP: Final = struct.Struct("<BBhiqq")
+#: The same, then part, issued and awaited (see ``paceline.trace.Program``); of ``PROGRAM``.
+PROGRAM_OP: Final = struct.Struct("<BBhiqqiii")
 #: step, start and duration in ns.
 TIME: Final = struct.Struct("<qqq")
 #: when, how far this rank's clock is ahead of rank 0's, by how much that may be wrong; all ns.

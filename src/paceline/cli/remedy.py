@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         check_targets([args.assignment_out], force=args.force)
     case = _case(args)
     try:
-        remedy = kinds[args.remedy].propose(case)
+        remedy = kinds[args.remedy].proposed(case)
     except NotApplicableError as reason:
         _print_reason(args, str(reason))
         return 0

@@ -139,7 +139,10 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
             findings.append(finding)
             explained += seconds
     if findings or result.straggling:
-        findings.append(judge.finding(UNEXPLAINED, gap - explained, 0.0))
+        rest = gap - explained
+        if result.lasting is not None:  # what passes is no straggler: a row of the waterfall
+            rest -= np.clip(gap - result.ideal_s * (result.lasting.slowdown - 1), 0.0, rest.clip(0))
+        findings.append(judge.finding(UNEXPLAINED, rest, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0))
 
 

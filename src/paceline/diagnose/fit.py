@@ -22,7 +22,7 @@ from paceline.diagnose.levels import (
     use_fast_workers,
 )
 from paceline.graph import Durations, StepGraph
-from paceline.graph.computes import KINDS, computes_of
+from paceline.graph.computes import KINDS, computes_of, whole_passes
 
 Array = npt.NDArray[np.float64]
 
@@ -119,7 +119,8 @@ def fit_computes(durations: Durations) -> Fit:
     return _FITTED[durations]
 
 
-def _fit(durations: Durations) -> Fit:
+def _fit(measured: Durations) -> Fit:
+    durations = whole_passes(measured)
     graph = durations.graph
     computes = computes_of(graph)
     ops, stage_of_place = computes.ops, computes.stage
@@ -242,6 +243,7 @@ def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
         kind: index into ``KINDS``: 0 forward, 1 backward.
     """
     least = float(pause_residual(fit)[kind])
+    durations = whole_passes(durations)
     found = []
     for v, variant in enumerate(fit.variants):
         rest = variant.residual[kind]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit
 from paceline.graph import Durations
-from paceline.graph.computes import KINDS
+from paceline.graph.computes import KINDS, set_passes, whole_passes
 
 Array = npt.NDArray[np.float64]
 
@@ -78,8 +78,9 @@ def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], k
     """Change the computes of one kind, keeping the sum of their seconds."""
     tables = []
     before = after = 0.0
+    passes = whole_passes(changed)
     for v, variant in enumerate(fit.variants):
-        block, ops = changed.block(v), variant.ops[kind]
+        block, ops = passes.block(v), variant.ops[kind]
         table = block[ops]  # [place, microbatch, step, dp]
         before += float(table.sum())
         for effect in effects:
@@ -92,4 +93,4 @@ def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], k
         tables.append(table)
     scale = before / after if after > 0 else 1.0
     for v, (variant, table) in enumerate(zip(fit.variants, tables, strict=True)):
-        changed.block(v)[variant.ops[kind]] = table * scale
+        set_passes(changed, v, variant.ops[kind], table * scale)

@@ -26,7 +26,8 @@ class Drop:
     """One drop of the waterfall.
 
     Attributes:
-        name: "launch-delay", the cause of a finding, "unexplained", "p2p", "collectives", "bubble".
+        name: "launch-delay", the cause of a finding, "passing-variation", "unexplained", "p2p",
+            "collectives", "bubble".
         text: what it is, for people.
         seconds: mean seconds per step; negative where the step would become longer.
     """
@@ -64,6 +65,11 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
     rest = t - t_ideal - sum(drop.seconds for drop in drops[1:])
+    if result.lasting is not None:
+        passing = min(max(t - t_ideal * result.lasting.slowdown, 0.0), max(rest, 0.0))
+        text = "variation that passes: parts wait for whichever peer is slow at the moment"
+        drops.append(Drop("passing-variation", text, passing))
+        rest -= passing
     drops.append(Drop("unexplained", "stragglers of no known pattern", rest))
     ideal = ideal_durations(measured.durations)
     kind = measured.graph.kind

@@ -1,9 +1,10 @@
 """What depends on what, in one step of one model replica."""
 
-from paceline.graph.build import ReplicaOps, build_graph
+from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets
 from paceline.graph.from_trace import Measured, from_trace
 from paceline.graph.graph import Durations, StepGraph, make_graph
+from paceline.graph.replica import ReplicaOps
 
 __all__ = [
     "ClockOffsets",

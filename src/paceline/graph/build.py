@@ -15,32 +15,13 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError
 from paceline.graph.graph import StepGraph, make_graph
+from paceline.graph.program import check_program, launch_numbers, program_edges, program_pairs
+from paceline.graph.replica import ReplicaOps
 from paceline.trace.job import Job
 from paceline.trace.kinds import DP_KINDS, TRANSFERS, OpKind
 
 K = OpKind
 Ops = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class ReplicaOps:
-    """The ops of one replica in one step, sorted by (pp, kind, seq).
-
-    Attributes:
-        kind: [op] :class:`OpKind`.
-        pp: [op] stage.
-        seq: [op] number among its kind on its stage.
-        chunk: [op] model chunk on the stage, -1 = not applicable.
-        microbatch: [op] microbatch, -1 = not applicable.
-        rank: [op] sort key: ops of one stream of a stage run in ascending rank.
-    """
-
-    kind: npt.NDArray[Any]
-    pp: npt.NDArray[Any]
-    seq: npt.NDArray[Any]
-    chunk: npt.NDArray[Any]
-    microbatch: npt.NDArray[Any]
-    rank: npt.NDArray[Any]
 
 
 class _Stage:
@@ -171,6 +152,40 @@ class _Stage:
             self.add(scatters[-1], tail[0])
 
 
+@dataclass(frozen=True)
+class _Dependencies:
+    """What depends on what in one replica.
+
+    Attributes:
+        edges: [edge, 2] (before, after).
+        pairs: [pair, 2] ops that meet within the replica.
+        noops: ops that move nothing.
+    """
+
+    edges: list[Ops]
+    pairs: list[Ops]
+    noops: list[Ops]
+
+
+def _of_pipeline(ops: ReplicaOps, job: Job) -> _Dependencies:
+    """By the rules of pipelines of whole passes (what-if paper, 3.2)."""
+    stages = [_Stage(ops, pp, job.pp_size, job.vpp_size) for pp in range(job.pp_size)]
+    _check_microbatches(stages)
+    for stage in stages:
+        stage.connect()
+    return _Dependencies(
+        [edges for stage in stages for edges in stage.edges],
+        _pairs(stages),
+        [noops for stage in stages for noops in stage.noops],
+    )
+
+
+def _of_programs(ops: ReplicaOps, job: Job) -> _Dependencies:
+    """By the recorded launches and waits."""
+    check_program(ops, job.pp_size)
+    return _Dependencies(program_edges(ops, job.pp_size), program_pairs(ops, job.pp_size), [])
+
+
 def build_graph(
     variants: Sequence[ReplicaOps], replica_variant: npt.NDArray[np.int64], job: Job
 ) -> StepGraph:
@@ -188,20 +203,20 @@ def build_graph(
     pairs: list[npt.NDArray[np.int64]] = []
     noops: list[Ops] = []
     offsets = np.append(0, np.cumsum([len(ops.kind) for ops in variants]))
+    dependencies = _of_pipeline if variants[0].awaited is None else _of_programs
     for offset, ops in zip(offsets, variants, strict=False):
-        stages = [_Stage(ops, pp, job.pp_size, job.vpp_size) for pp in range(job.pp_size)]
-        _check_microbatches(stages)
-        for stage in stages:
-            stage.connect()
-            edges.extend(e + offset for e in stage.edges)
-            noops.extend(n + offset for n in stage.noops)
-        pairs.extend(p + offset for p in _pairs(stages))
+        of_replica = dependencies(ops, job)
+        edges.extend(e + offset for e in of_replica.edges)
+        noops.extend(n + offset for n in of_replica.noops)
+        pairs.extend(p + offset for p in of_replica.pairs)
 
     def joined(field: str) -> npt.NDArray[Any]:
         return np.concatenate([getattr(ops, field) for ops in variants])
 
     kind, pp, seq = joined("kind"), joined("pp"), joined("seq")
-    group, spans_dp = _groups(np.concatenate(pairs), kind, pp, seq, len(variants))
+    known = variants[0].awaited is not None
+    nth = np.concatenate([launch_numbers(ops) for ops in variants]) if known else seq
+    group, spans_dp = _groups(np.concatenate(pairs), kind, pp, nth, len(variants))
     noop = np.zeros(len(kind), dtype=bool)
     for ops_at_end in noops:
         noop[ops_at_end] = True
@@ -217,6 +232,7 @@ def build_graph(
         noop=noop,
         variant_ptr=offsets.astype(np.int64),
         replica_variant=replica_variant.astype(np.int64),
+        part=joined("part") if known else None,
     )
 
 

@@ -21,7 +21,8 @@ class Computes:
     """The computes of a job, by place: a (stage, chunk), counted stage by stage.
 
     Attributes:
-        ops: per variant [kind, place, microbatch] ops, counted from the variant's first.
+        ops: per variant [kind, place, microbatch] ops, counted from the variant's first; of passes
+            that consist of parts the first part, see :func:`whole_passes`.
         stage: [place].
     """
 
@@ -53,9 +54,53 @@ def computes_of(graph: StepGraph) -> Computes:
         span = graph.variant_ops(v)
         of_kinds = []
         for kind in KINDS:
-            ops = np.flatnonzero(graph.kind[span] == kind)
+            first = graph.pass_of[span] == np.arange(span.start, span.stop)
+            ops = np.flatnonzero((graph.kind[span] == kind) & first)
             place = graph.pp[span][ops] * n_chunks + np.maximum(graph.chunk[span][ops], 0)
             ops = ops[np.lexsort((graph.microbatch[span][ops], place))]
             of_kinds.append(ops.reshape(graph.n_pp * n_chunks, -1))
         tables.append(np.stack(of_kinds))
     return Computes(tuple(tables), np.repeat(np.arange(graph.n_pp), n_chunks))
+
+
+def whole_passes(durations: Durations) -> Durations:
+    """Durations with the time of each pass in the row of its first part, and 0 in the others.
+
+    The durations themselves where no pass consists of parts.
+    """
+    graph = durations.graph
+    if not graph.has_parts:
+        return durations
+    whole = Durations(graph, durations.n_steps, durations.values.copy())
+    for op in np.flatnonzero(graph.pass_of != np.arange(graph.n_ops)).tolist():
+        whole.row(int(graph.pass_of[op]))[:] += whole.row(op)
+        whole.row(op)[:] = 0.0
+    return whole
+
+
+def set_passes(
+    durations: Durations, variant: int, ops: Ints, seconds: Array, dp_index: int | None = None
+) -> None:
+    """Make passes take other times, each part its share of them; in place.
+
+    Args:
+        durations: to be changed.
+        variant: replica structure.
+        ops: [...] first parts, counted from the variant's first op.
+        seconds: [..., step, dp] of the whole passes; [..., step] where there is one replica.
+        dp_index: of one replica, counted within its variant; None: of all.
+    """
+    graph = durations.graph
+    replicas = slice(None) if dp_index is None else slice(dp_index, dp_index + 1)
+    block = durations.block(variant)[:, :, replicas]
+    seconds = seconds if dp_index is None else seconds[..., None]
+    if not graph.has_parts:
+        block[ops] = seconds
+        return
+    before = whole_passes(durations).block(variant)[ops][..., replicas]
+    factor = np.ones_like(block)
+    factor[ops] = np.divide(seconds, before, out=np.ones_like(before), where=before > 0)
+    span = graph.variant_ops(variant)
+    first = graph.pass_of[span] - span.start
+    chosen = np.isin(first, ops)
+    block[chosen] *= factor[first[chosen]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets, estimate_offsets
 from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.late import settle_late_ends
 from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
@@ -18,6 +20,7 @@ from paceline.trace.warning import (
     CLOCKS_CORRECTED,
     CLOCKS_KEPT,
     CLOCKS_OPEN,
+    LATE_ENDS,
     NO_NOOPS,
     STEPS_LEFT_OUT,
     UNEQUAL_MICROBATCHES,
@@ -88,7 +91,12 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
     structure = find_structure(trace)
     graph = build_graph(structure.variants, structure.replica_variant, trace.job)
     traced = trace.traced_step_s()[structure.kept]
-    start, end = _tables(trace, graph, structure.kept)
+    start, end = _tables(graph, structure.kept, trace, (trace.start, trace.end))
+    estimated = 0
+    if trace.late is not None:
+        (late,) = _tables(graph, structure.kept, trace, (trace.late,))
+        estimated = settle_late_ends(graph, start, end, late)
+    _start_behind_queue(graph, start, end)
     gaps = step_gaps(trace)
     left_out = {**trace.left_out, **structure.left_out}
     clocks = estimate_offsets(graph, start, end)
@@ -112,6 +120,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         doubts=(
             *(Warning("", text) for text in trace.warnings),
             *_structure_warnings(trace, graph, structure.left_out),
+            *_late_notes(estimated, end),
             *gaps.notes(),
             *_clock_warnings(clocks),
         ),
@@ -130,7 +139,8 @@ def _structure_warnings(
         )
         numbers = {"left_out": len(left_out), "steps": trace.n_steps, "step": number}
         warnings.append(Warning(STEPS_LEFT_OUT, text, numbers))
-    if trace.job.vpp_size > 1 and trace.job.pp_size > 1 and not graph.noop.any():
+    chunked = trace.job.vpp_size > 1 and trace.job.pp_size > 1 and not graph.programmed
+    if chunked and not graph.noop.any():
         text = (
             f"{trace.job.vpp_size} chunks per stage, but 0 no-op sends and recvs at the ends of "
             "the model; transfers were matched without them"
@@ -147,6 +157,17 @@ def _structure_warnings(
         spread = {"most": float(counts.max()), "mean": float(counts.mean())}
         warnings.append(Warning(UNEQUAL_MICROBATCHES, text, spread))
     return warnings
+
+
+def _late_notes(estimated: int, end: Durations) -> list[Warning]:
+    if not estimated:
+        return []
+    share = estimated / len(end.values)
+    text = (
+        f"{estimated} operations ({share:.0%}) were over before they were waited for, their ends "
+        "are estimated: such transfers are taken as usual, none is a straggler"
+    )
+    return [Warning(LATE_ENDS, text, {"estimated": estimated, "operations": len(end.values)})]
 
 
 def _clock_warnings(clocks: ClockOffsets) -> list[Warning]:
@@ -169,26 +190,42 @@ def _clock_warnings(clocks: ClockOffsets) -> list[Warning]:
 def microbatches_of(graph: StepGraph) -> npt.NDArray[np.int64]:
     """[dp] microbatches of each replica."""
     first = (graph.kind == OpKind.FORWARD_COMPUTE) & (graph.pp == 0)
+    first &= graph.pass_of == np.arange(graph.n_ops)
     chunks = max(1, int(graph.chunk[first].max()) + 1)
     counts: npt.NDArray[np.int64] = np.bincount(graph.variant[first]) // chunks
     return counts[graph.replica_variant]
 
 
 def _tables(
-    trace: Trace, graph: StepGraph, kept: npt.NDArray[np.int64]
-) -> tuple[Durations, Durations]:
-    """Starts and ends, rearranged from rows to [op, step, dp]."""
-    start, end = Durations.empty(graph, len(kept)), Durations.empty(graph, len(kept))
+    graph: StepGraph,
+    kept: npt.NDArray[np.int64],
+    trace: Trace,
+    columns: Sequence[npt.NDArray[Any]],
+) -> list[Durations]:
+    """Columns of the trace, rearranged from rows to [op, step, dp]."""
     lane_rows = trace.lane_rows()
-    for v, dps in enumerate(graph.variant_dps):
-        rows = lane_rows[np.ix_(kept, dps)].ravel()
-        for values, table in ((trace.start, start), (trace.end, end)):
+    tables = []
+    for values in columns:
+        table = Durations.empty(graph, len(kept))
+        for v, dps in enumerate(graph.variant_dps):
+            rows = lane_rows[np.ix_(kept, dps)].ravel()
             _transpose(values, rows, table.block(v))
-    return start, end
+        tables.append(table)
+    return tables
+
+
+def _start_behind_queue(graph: StepGraph, start: Durations, end: Durations) -> None:
+    """A collective starts when the one before it in its stream has ended, in place.
+
+    What is recorded is its launch: streams run one collective at a time.
+    """
+    for op in np.flatnonzero(graph.queued_behind >= 0).tolist():
+        row = start.row(op)
+        np.maximum(row, end.row(int(graph.queued_behind[op])), out=row)
 
 
 def _transpose(
-    values: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], out: npt.NDArray[np.float64]
+    values: npt.NDArray[Any], rows: npt.NDArray[np.int64], out: npt.NDArray[np.float64]
 ) -> None:
     """Lanes that lie one after another in ``values`` become the columns of ``out``."""
     n_ops = len(out)

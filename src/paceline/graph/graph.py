@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.errors import SimulationError
 from paceline.graph.order import slots, topological
-from paceline.trace.kinds import OpKind
+from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 _CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
 
@@ -40,6 +40,9 @@ class StepGraph:
             No member's transfer starts before all members are launched.
         spans_dp: [group] whether the members of all data-parallel ranks belong to it.
         noop: [op] a send or recv that moves nothing (the ends of a virtual pipeline).
+        part: [op] place within its pass (compute), its unit or bucket (communication); 0 where
+            passes are whole.
+        programmed: whether launches and waits of the workers' programs made the dependencies.
         variant_ptr: [variant + 1] where a variant's ops start.
         replica_variant: [dp] the variant of each data-parallel rank.
         order: [op] a topological order with the members of a group next to each other.
@@ -56,6 +59,8 @@ class StepGraph:
     group: npt.NDArray[np.int64]
     spans_dp: npt.NDArray[np.bool_]
     noop: npt.NDArray[np.bool_]
+    part: npt.NDArray[np.int32]
+    programmed: bool
     variant_ptr: npt.NDArray[np.int64]
     replica_variant: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64]
@@ -117,6 +122,60 @@ class StepGraph:
         members = self._members(spans_dp=True)
         cuts = np.flatnonzero(np.diff(self.group[members])) + 1
         return tuple(np.split(members, cuts)) if len(members) else ()
+
+    @cached_property
+    def dp_groups_of(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Group -> its members of all variants, of the groups that span the data-parallel ranks."""
+        return {int(self.group[members[0]]): members for members in self.dp_groups}
+
+    @cached_property
+    def queued_behind(self) -> npt.NDArray[np.int64]:
+        """[op] the collective before it in the queue of its kind and stage, -1 = none.
+
+        Only programs know queues; in a pipeline of whole passes the recorded start tells.
+        """
+        behind = np.full(self.n_ops, -1, dtype=np.int64)
+        if not self.programmed:
+            return behind
+        after = np.repeat(np.arange(self.n_ops), np.diff(self.dep_ptr))
+        wide = self.group >= 0
+        wide[wide] = self.spans_dp[self.group[wide]]
+        queued = wide[after] & wide[self.dep] & (self.kind[after] == self.kind[self.dep])
+        behind[after[queued]] = self.dep[queued]
+        return behind
+
+    @cached_property
+    def queues(self) -> tuple[list[int], ...]:
+        """Queues of collectives of the first variant, each op behind the one before it."""
+        behind = self.queued_behind[: self.variant_ptr[1]]
+        follower = {int(before): op for op, before in enumerate(behind.tolist()) if before >= 0}
+        queues = []
+        for op in sorted(set(follower) - set(follower.values())):
+            queue = [op]
+            while queue[-1] in follower:
+                queue.append(follower[queue[-1]])
+            queues.append(queue)
+        return tuple(queues)
+
+    @cached_property
+    def pass_of(self) -> npt.NDArray[np.int64]:
+        """[op] the first part of the compute's pass; the op itself where passes are whole."""
+        own = np.arange(self.n_ops)
+        if not self.part.any():
+            return own
+        parted = np.flatnonzero(np.isin(self.kind, [int(kind) for kind in LOCAL_KINDS]))
+        fields = (self.variant, self.kind, self.pp, self.chunk, self.microbatch)
+        keys = np.stack([values[parted] for values in fields])
+        order = np.lexsort((self.part[parted], *keys))
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = (np.diff(keys[:, order], axis=1) != 0).any(axis=0)
+        own[parted[order]] = parted[order][begins][np.cumsum(begins) - 1]
+        return own
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether some pass consists of several parts."""
+        return bool((self.pass_of != np.arange(self.n_ops)).any())
 
     @cached_property
     def sources(self) -> npt.NDArray[np.bool_]:
@@ -195,8 +254,9 @@ def make_graph(
     noop: npt.NDArray[np.bool_],
     variant_ptr: npt.NDArray[np.int64],
     replica_variant: npt.NDArray[np.int64],
+    part: npt.NDArray[Any] | None = None,
 ) -> StepGraph:
-    """A StepGraph from its ops and ``edges`` [edge, 2] (before, after).
+    """A StepGraph from its ops and ``edges`` [edge, 2] (before, after); ``part`` of programs only.
 
     Raises:
         GraphError: the dependencies form a cycle; the message names its ops.
@@ -223,6 +283,8 @@ def make_graph(
         group=group,
         spans_dp=spans_dp,
         noop=noop,
+        part=np.zeros(n_ops, dtype=np.int32) if part is None else part.astype(np.int32),
+        programmed=part is not None,
         variant_ptr=variant_ptr,
         replica_variant=replica_variant,
         order=order,

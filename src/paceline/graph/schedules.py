@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import GraphError
-from paceline.graph.build import ReplicaOps
+from paceline.graph.replica import ReplicaOps
 from paceline.trace.kinds import TRANSFERS, OpKind
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.graph.build import ReplicaOps
+from paceline.graph.replica import ReplicaOps
 from paceline.trace import OpKind, Trace
 from paceline.trace.kinds import MICROBATCH_KINDS
 
@@ -183,12 +183,17 @@ def _variant_ops(
     numbers = np.repeat(trace.steps[kept], len(dps))
     label = _vote_labels(trace, rows, n_ops)
     usual = _most_common(label)
-    for lane in np.flatnonzero(label != label[usual]):
-        reason = f"dp {dps[lane % len(dps)]} has other microbatches or chunks than usual"
-        left_out.setdefault(int(numbers[lane]), reason)
     row = rows[usual]
+    odd = np.flatnonzero(label != label[usual])
+    for lane in odd[[int(numbers[lane]) not in left_out for lane in odd]]:
+        own = _OwnOps(kind, pp, seq, int(rows[lane]), int(row))
+        left_out.setdefault(int(numbers[lane]), _deviation(trace, own, dps[lane % len(dps)]))
     chunk = trace.chunk[row : row + n_ops].astype(np.int64)
     microbatch = _renumber(trace.microbatch[None, row : row + n_ops])[0]
+    if trace.program is not None:
+        program = trace.program.take(np.arange(row, row + n_ops))
+        rank = program.issued.astype(np.int64)
+        return ReplicaOps(kind, pp, seq, chunk, microbatch, rank, program.part, program.awaited)
     rank = np.zeros(n_ops, dtype=np.int64)
     alike = label == label[usual]
     for kinds in _MIXED_STREAMS:
@@ -203,6 +208,33 @@ def _variant_ops(
                     f"{kinds[0].label} and {kinds[1].label} ops in another order than usual",
                 )
     return ReplicaOps(kind, pp, seq, chunk, microbatch, rank)
+
+
+@dataclass(frozen=True)
+class _OwnOps:
+    """The ops of a lane that deviates, and the first rows of it and of a usual one."""
+
+    kind: npt.NDArray[np.int64]
+    pp: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
+    row: int
+    usual_row: int
+
+
+def _deviation(trace: Trace, ops: _OwnOps, dp: int) -> str:
+    """Why a lane with the usual counts of ops is not like the others."""
+    program, n_ops = trace.program, len(ops.kind)
+    if program is not None:
+        own, usual = (program.take(np.arange(row, row + n_ops)) for row in (ops.row, ops.usual_row))
+        differs = (own.issued != usual.issued) | (own.awaited != usual.awaited)
+        if differs.any():
+            op = int(np.argmin(np.where(differs, usual.issued, np.iinfo(np.int64).max)))
+            label = OpKind(int(ops.kind[op])).label
+            place = f"{label} {ops.seq[op]} of dp {dp}, stage {ops.pp[op]}"
+            if own.issued[op] != usual.issued[op]:
+                return f"{place} is launched as number {own.issued[op]}, usually {usual.issued[op]}"
+            return f"{place} is waited for behind op {own.awaited[op]}, usually {usual.awaited[op]}"
+    return f"dp {dp} has other microbatches or chunks than usual"
 
 
 def _lane_table(
@@ -220,22 +252,39 @@ def _most_common(label: npt.NDArray[np.uint64]) -> int:
 
 
 def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.NDArray[np.uint64]:
-    """[lane] a number for the lane's sequence of chunks and microbatches."""
+    """[lane] a number for the lane's sequence of chunks and microbatches, and for its program."""
     label = np.empty(len(rows), dtype=np.uint64)
     block = max(1, (1 << 22) // n_ops)
-    ops = np.arange(n_ops)
-    chunk0 = _lane_table(trace.chunk, rows[:1], ops)
-    batch0 = _renumber(_lane_table(trace.microbatch, rows[:1], ops))
+    first = _labelled(trace, rows[:1], n_ops)
     for low in range(0, len(rows), block):
-        part = rows[low : low + block]
-        chunk = _lane_table(trace.chunk, part, ops)
-        batch = _renumber(_lane_table(trace.microbatch, part, ops))
-        same = ((chunk == chunk0) & (batch == batch0)).all(axis=1)
+        columns = _labelled(trace, rows[low : low + block], n_ops)
+        differs = [(own != usual).any(axis=1) for own, usual in zip(columns, first, strict=True)]
+        other = np.logical_or.reduce(differs)
         label[low : low + block] = 0
-        if not same.all():
-            packed = (chunk[~same].astype(np.int64) + 1) << 33 | (batch[~same].astype(np.int64) + 1)
-            label[low : low + block][~same] = _hashes(packed.view(np.uint64)) | np.uint64(1)
+        if other.any():
+            packed = [
+                (one[other].astype(np.int64) + 1) << 33 | (two[other].astype(np.int64) + 1)
+                for one, two in zip(columns[::2], columns[1::2], strict=True)
+            ]
+            hashes = _hashes(np.concatenate(packed, axis=1).view(np.uint64))
+            label[low : low + block][other] = hashes | np.uint64(1)
     return label
+
+
+def _labelled(
+    trace: Trace, rows: npt.NDArray[np.int64], n_ops: int
+) -> tuple[npt.NDArray[Any], ...]:
+    """[lane, op] what lanes of one structure have in common; an even number of columns."""
+    ops = np.arange(n_ops)
+    chunk = _lane_table(trace.chunk, rows, ops)
+    columns = (chunk, _renumber(_lane_table(trace.microbatch, rows, ops)))
+    if trace.program is None:
+        return columns
+    part, issued, awaited = (
+        _lane_table(column, rows, ops)
+        for column in (trace.program.part, trace.program.issued, trace.program.awaited)
+    )
+    return (*columns, chunk, issued, part, awaited)
 
 
 def _renumber(microbatch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -59,8 +59,9 @@ class _File:
     def _take(self, kind: int, payload: bytes) -> None:
         if kind == blockfile.CLOCK:
             self.clocks.append(payload)
-        elif kind == blockfile.STEP:
-            self.steps[blockfile.STEP_HEAD.unpack_from(payload)[0]] = payload
+        elif kind in blockfile.PROFILED:
+            number = blockfile.STEP_HEAD.unpack_from(payload)[0]
+            self.steps[number] = blockfile.block(kind, payload)
         elif kind == blockfile.TIMES:
             for step, _, duration_ns in blockfile.TIME.iter_unpack(payload):
                 self.times.append((step, duration_ns / 1e9))
@@ -138,7 +139,7 @@ class RecordingTail:
         for file in self._present:
             parts = [blockfile.file_header(file.meta)]
             parts += [blockfile.block(blockfile.CLOCK, clock) for clock in file.clocks]
-            parts += [blockfile.block(blockfile.STEP, file.steps[step]) for step in steps]
+            parts += [file.steps[step] for step in steps]
             (folder / file.path.name).write_bytes(b"".join(parts))
 
     def forget(self, last: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from paceline.record.passes import Passes, record_optimizers
+from paceline.blockfile import LATE
+from paceline.record.passes import Exchange, Passes, TailExchange, guarded, record_optimizers
 from paceline.record.recorder import Recorder
+from paceline.record.steps import BLOCKED_NS, Op
 
 #: Parameters that are watched for the last gradient: the first ones, for gradients come in reverse
 #: order of registration (DDP fills its buckets by the same assumption).
@@ -16,7 +19,8 @@ WATCHED = 16
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a DDP model's forwards, backwards, exchange of gradients, and the optimizer.
 
-    Nothing of DDP is replaced: no communication hook, no other numbers.
+    On the host the exchange is recorded bucket by bucket; on a GPU what is left of it behind the
+    last gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
 
     Raises:
         ValueError: it is no DDP model.
@@ -25,8 +29,122 @@ def instrument(recorder: Recorder, model: Any) -> None:
         raise ValueError(f"{type(model).__name__} is no DistributedDataParallel")
     if not recorder.is_new(model):
         return
-    passes = Passes(recorder, model, lambda: bool(model.require_backward_grad_sync))
-    trained = (p for p in model.parameters() if p.requires_grad)
-    for parameter in islice(trained, WATCHED):
-        parameter.register_post_accumulate_grad_hook(passes.gradient)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    Passes(recorder, model, _exchange(recorder, model, trained))
     record_optimizers(recorder)
+
+
+def _exchange(recorder: Recorder, model: Any, trained: Sequence[Any]) -> Exchange:
+    if recorder.on_host:
+        buckets = _Buckets(recorder, model, trained)
+        for number, parameter in enumerate(trained):
+            parameter.register_post_accumulate_grad_hook(buckets.hook(number))
+        return buckets
+    tail = TailExchange(recorder, lambda: bool(model.require_backward_grad_sync))
+    for parameter in islice(trained, WATCHED):
+        parameter.register_post_accumulate_grad_hook(tail.gradient)
+    return tail
+
+
+class _Buckets:
+    """The buckets of gradients that DDP reduces during the backward, one after the other.
+
+    DDP starts a bucket when all gradients of it and of those before it are there; it waits for all
+    of them behind the backward. What it does not tell is when a bucket ended: only a wait that
+    blocks shows the end of the last one, all else are upper bounds.
+    """
+
+    def __init__(self, recorder: Recorder, model: Any, trained: Sequence[Any]) -> None:
+        self._recorder, self._model, self._trained = recorder, model, trained
+        self._of: list[int] = []  # [parameter] its bucket
+        self._missing: list[int] = []  # [bucket] gradients that are not there yet
+        self._launched: list[Any] = []
+        self._drained: Any = None
+        self._active = False
+
+    def hook(self, number: int) -> Any:
+        """Called when the gradient of a parameter is complete."""
+
+        def gradient(_: object) -> None:
+            if self._active:
+                guarded(self._recorder, self._arrived, number)
+
+        return gradient
+
+    def begin(self) -> None:
+        """A backward pass begins; which buckets it has DDP tells anew after its first steps."""
+        self._active = bool(self._model.require_backward_grad_sync)
+        self._launched = []
+        if self._active:
+            sizes, self._of = buckets_of(self._model._get_ddp_logging_data(), self._trained)
+            self._missing = list(sizes)
+
+    def _arrived(self, number: int) -> None:
+        self._missing[self._of[number]] -= 1
+        while (bucket := len(self._launched)) < len(self._missing) and not self._missing[bucket]:
+            self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
+
+    def drain(self) -> None:
+        """The last gradient is there; DDP waits for its buckets."""
+        if not self._active:
+            return
+        while len(self._launched) < len(self._missing):  # gradients of unused parameters
+            bucket = len(self._launched)
+            self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
+        self._drained = self._recorder.mark()
+        for op in self._launched:
+            self._recorder.wait_from(op, self._drained)
+
+    def end(self, backward: Op) -> None:
+        """DDP has waited for all buckets."""
+        if not self._active or not self._launched:
+            return
+        self._active = False
+        end = self._recorder.mark()
+        for op in self._launched:
+            op.end, op.flags = end, op.flags | LATE
+        last = self._launched[-1]
+        if end - self._drained >= BLOCKED_NS:
+            last.flags &= ~LATE
+        self._recorder.wait_to(last, end)
+
+
+def buckets_of(logged: dict[str, Any], trained: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """How many parameters each bucket has, and [parameter] its bucket.
+
+    Args:
+        logged: what DDP tells of itself (``_get_ddp_logging_data``, torch 2.13): the parameters of
+            each bucket once it has rebuilt them, in the order in which gradients came; before that
+            their sizes, filled in reverse order of registration.
+        trained: parameters with gradients, as registered.
+
+    Returns:
+        all parameters in one bucket where it tells neither.
+    """
+    rebuilt = str(logged.get("rebuilt_per_bucket_param_indices", ""))
+    buckets = [[int(n) for n in bucket.split()] for bucket in rebuilt.split(",") if bucket.strip()]
+    if sorted(n for bucket in buckets for n in bucket) != list(range(len(trained))):
+        buckets = _filled(str(logged.get("bucket_sizes", "")), trained)
+    of = [0] * len(trained)
+    for number, bucket in enumerate(buckets):
+        for parameter in bucket:
+            of[parameter] = number
+    return [len(bucket) for bucket in buckets], of
+
+
+def _filled(sizes: str, trained: Sequence[Any]) -> list[list[int]]:
+    """Parameters, last one first, in buckets of such sizes in bytes."""
+    buckets: list[list[int]] = []
+    rest = list(reversed(range(len(trained))))
+    for text in sizes.split(","):
+        left, bucket = int(text or 0), []
+        while rest and left > 0:
+            parameter = trained[rest[0]]
+            left -= parameter.numel() * parameter.element_size()
+            bucket.append(rest.pop(0))
+        if left:
+            break
+        buckets.append(bucket)
+    if rest or sum(map(len, buckets)) != len(trained):
+        return [list(range(len(trained)))]
+    return buckets

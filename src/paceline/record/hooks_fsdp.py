@@ -1,22 +1,23 @@
-"""Hooks for FSDP2 (``torch.distributed.fsdp.fully_shard``)."""
+"""Hooks for FSDP2 (``torch.distributed.fsdp.fully_shard``), read at torch 2.13."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from paceline.record.passes import Passes, record_optimizers
-from paceline.record.patching import wrap
+from paceline.record.passes import NoExchange, Passes, TailExchange, record_optimizers
+from paceline.record.patching import wrap, wrap_call
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Step
 
 
 def instrument(recorder: Recorder, model: Any) -> None:
-    """Record a fully sharded model's passes, its first gather and last scatter, the optimizer.
+    """Record a fully sharded model's passes, gathers, scatters, and the optimizer.
 
-    FSDP gathers and scatters layer by layer inside the passes; what is recorded is what a step
-    waits for at its two ends: the parameters of the root module, gathered before its forward, and
-    what is left of the exchange behind the last gradient.
+    On the host every gather and scatter is recorded where it runs and where the program waits for
+    it, so passes consist of the parts between them. On a GPU what is recorded is what a step waits
+    for at its two ends: the parameters of the root module, gathered before its forward, and what is
+    left of the exchange behind the last gradient.
 
     Raises:
         ValueError: it is no module that ``fully_shard`` was applied to.
@@ -31,13 +32,75 @@ def instrument(recorder: Recorder, model: Any) -> None:
         raise ValueError(f"{type(model).__name__} is not fully sharded (FSDP1 is not known here)")
     if not recorder.is_new(model):
         return
-    passes = Passes(recorder, model, lambda: all(group.reduce_grads for group in groups))
-    gathers = _FirstGather(recorder, passes)
+    if recorder.on_host:
+        Passes(recorder, model, NoExchange())
+        units = _Units(recorder)
+        for number, group in enumerate(groups):
+            wrap_call(group._all_gather_comm, units.gather(number))
+            wrap_call(group._reduce_scatter_comm, units.scatter(number))
+            wrap(group, "wait_for_unshard", units.waited(group))
+    else:
+        _record_ends(recorder, model, groups)
+    record_optimizers(recorder)
+
+
+class _Units:
+    """Gathers and scatters of units: each blocks, or returns a work that is waited for later."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._gathers: dict[int, Any] = {}  # of works that are under way
+
+    def gather(self, unit: int) -> Callable[..., Any]:
+        """Called in the place of a unit's gather."""
+
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            recorder = self._recorder
+            if not recorder.is_profiling:
+                return original(*args, **kwargs)
+            if not kwargs.get("async_op", args[3] if len(args) > 3 else False):
+                with recorder.op("params-all-gather", part=unit):
+                    return original(*args, **kwargs)
+            op = recorder.launch("params-all-gather", part=unit)
+            work = original(*args, **kwargs)
+            self._gathers[id(work)] = op
+            return work  # itself: FSDP asks for its type before it waits
+
+        return call
+
+    def scatter(self, unit: int) -> Callable[..., Any]:
+        """Called in the place of a unit's scatter, which blocks on the host."""
+
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self._recorder.op("grads-reduce-scatter", part=unit):
+                return original(*args, **kwargs)
+
+        return call
+
+    def waited(self, group: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Wraps ``wait_for_unshard``: waits for the work first, which tells how long that takes."""
+
+        def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
+            def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
+                result = group._all_gather_result
+                work = None if result is None else result.all_gather_work
+                op = self._gathers.pop(id(work), None)
+                if op is not None:
+                    op.track(work).wait()
+                return function(*args, **kwargs)
+
+            return wait_for_unshard
+
+        return wrapper
+
+
+def _record_ends(recorder: Recorder, model: Any, groups: list[Any]) -> None:
+    tail = TailExchange(recorder, lambda: all(group.reduce_grads for group in groups))
+    gathers = _FirstGather(recorder, Passes(recorder, model, tail))
     for group in groups:
         wrap(group, "unshard", gathers.launched)
         wrap(group, "wait_for_unshard", gathers.waited)
-        wrap(group, "post_backward", _told(passes.gradient))
-    record_optimizers(recorder)
+        wrap(group, "post_backward", _told(tail.gradient))
 
 
 class _FirstGather:

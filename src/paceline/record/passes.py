@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.record.recorder import Recorder
 from paceline.record.steps import CODES, Op, Step
@@ -12,25 +12,35 @@ from paceline.record.steps import CODES, Op, Step
 _BACKWARD = CODES["backward-compute"]
 
 
-class Passes:
-    """Records the forwards and backwards of one module and the exchange of its gradients.
+class Exchange(Protocol):
+    """How a framework exchanges the gradients of a backward pass."""
 
-    The gradients' exchange overlaps with the backward; what is recorded of it is the part behind
-    the last gradient: from there, on the slowest rank, to the end of the backward call. Where the
-    loop names a pass itself (``recorder.op``), its name stands.
+    def begin(self) -> None:
+        """A backward pass begins."""
+
+    def drain(self) -> None:
+        """All gradients are there; the framework waits for what is still under way."""
+
+    def end(self, backward: Op) -> None:
+        """The backward pass is over, with all waits."""
+
+
+class Passes:
+    """Records the forwards and backwards of one module.
+
+    Where the loop names a pass itself (``recorder.op``), its name stands.
 
     Args:
         recorder: the recorder.
         module: called once per microbatch.
-        synced: whether the backward that runs exchanges gradients.
+        exchange: of its gradients.
     """
 
-    def __init__(self, recorder: Recorder, module: Any, synced: Callable[[], bool]) -> None:
-        self._recorder, self._synced = recorder, synced
+    def __init__(self, recorder: Recorder, module: Any, exchange: Exchange) -> None:
+        self._recorder, self._exchange = recorder, exchange
         self._step: Step | None = None
         self._microbatch = -1
         self._forward: Any = None
-        self._last_gradient: Any = None
         module.register_forward_pre_hook(self._before_forward)
         module.register_forward_hook(self._after_forward)
 
@@ -41,23 +51,9 @@ class Passes:
         seen = self._forward is not None and self._step is recorder.running_step
         return seen or recorder.open_op is not None
 
-    def gradient(self, *_: object) -> None:
-        """A gradient is complete; to be called from hooks."""
-        if self._recorder.is_profiling:
-            self._guarded(self._note_gradient)
-
-    def _note_gradient(self) -> None:
-        self._last_gradient = self._recorder.mark()
-
-    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
-        try:
-            function(*args)
-        except Exception as error:
-            self._recorder.fail(error)
-
     def _before_forward(self, *_: object) -> None:
         if self._recorder.is_profiling:
-            self._guarded(self._begin_forward)
+            guarded(self._recorder, self._begin_forward)
 
     def _begin_forward(self) -> None:
         import torch
@@ -76,7 +72,7 @@ class Passes:
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
         if self._recorder.is_profiling and self._step is self._recorder.running_step:
-            self._guarded(self._end_forward, output)
+            guarded(self._recorder, self._end_forward, output)
 
     def _end_forward(self, output: Any) -> None:
         if self._forward is not None:
@@ -85,7 +81,8 @@ class Passes:
         result = _differentiable(output)
         if result is not None:
             microbatch = self._microbatch
-            result.register_hook(lambda _: self._guarded(self._begin_backward, microbatch))
+            begin = functools.partial(guarded, self._recorder, self._begin_backward, microbatch)
+            result.register_hook(lambda _: begin())
 
     def _begin_backward(self, microbatch: int) -> None:
         """The gradient of the module's result is there: the backward of the module begins."""
@@ -95,23 +92,83 @@ class Passes:
         if not recorder.is_profiling:
             return
         op: Any = recorder.open_op
-        if not isinstance(op, Op) or op.kind != _BACKWARD:
+        named = isinstance(op, Op) and op.kind == _BACKWARD
+        if not named:
             op = recorder.launch("backward-compute", microbatch)
-        self._last_gradient = None
+        self._exchange.begin()
         engine: Any = torch.autograd.Variable._execution_engine
-        # Twice, to come behind what DDP and FSDP queue in the same way to wait for the exchange.
-        end = functools.partial(self._guarded, self._end_backward, op)
-        engine.queue_callback(lambda: self._guarded(engine.queue_callback, end))
+        queue = engine.queue_callback
+        drain = functools.partial(guarded, recorder, self._exchange.drain)
+        end = functools.partial(guarded, recorder, self._end_backward, op, named)
+        # DDP and FSDP queue their waits in the same way, once the first gradients are there: the
+        # first of these comes before them, and what it queues in turn behind them.
+        queue(drain)
+        queue(lambda: guarded(recorder, queue, end))
 
-    def _end_backward(self, op: Any) -> None:
-        recorder = self._recorder
-        end = recorder.mark()
-        last = self._last_gradient
-        if last is not None and self._synced():
-            op.end = last
-            recorder.add("grads-reduce-scatter", last, end)
-        else:
-            op.end = end
+    def _end_backward(self, op: Any, named: bool) -> None:
+        self._exchange.end(op)
+        if not named:
+            op.done()
+
+
+def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> None:
+    """Call what may not raise into the training loop."""
+    try:
+        function(*args)
+    except Exception as error:
+        recorder.fail(error)
+
+
+class TailExchange:
+    """What is left of the exchange behind the last gradient; what overlaps is part of the pass.
+
+    From the last gradient, on the slowest rank, to the end of the backward call: what a host can
+    see of an exchange that runs on a GPU's streams.
+
+    Args:
+        recorder: the recorder.
+        synced: whether the backward that runs exchanges gradients.
+    """
+
+    def __init__(self, recorder: Recorder, synced: Callable[[], bool]) -> None:
+        self._recorder, self._synced = recorder, synced
+        self._last: Any = None
+
+    def gradient(self, *_: object) -> None:
+        """A gradient is complete; to be called from hooks."""
+        if self._recorder.is_profiling:
+            guarded(self._recorder, self._note)
+
+    def _note(self) -> None:
+        self._last = self._recorder.mark()
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self._last = None
+
+    def drain(self) -> None:
+        """Nothing: only the last gradient counts."""
+
+    def end(self, backward: Op) -> None:
+        """Between the last gradient and now gradients were exchanged."""
+        if self._last is not None and self._synced():
+            end = self._recorder.mark()
+            backward.end = self._last
+            self._recorder.release(backward, self._last)
+            self._recorder.add("grads-reduce-scatter", self._last, end)
+
+
+class NoExchange:
+    """The exchange is recorded elsewhere."""
+
+    def begin(self) -> None:
+        """Nothing."""
+
+    def drain(self) -> None:
+        """Nothing."""
+
+    def end(self, backward: Op) -> None:
+        """Nothing."""
 
 
 def _differentiable(output: Any) -> Any:

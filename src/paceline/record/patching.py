@@ -28,3 +28,19 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
     wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     return True
+
+
+def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
+    """Make calls of an object go through ``wrapper(original, *args)``; the object stays itself.
+
+    Its class becomes a subclass of what it was, so type checks hold, and nothing that keeps the
+    object notices. Wrapping again replaces the first wrapper.
+    """
+    cls = type(callee)
+    base = cls.__mro__[1] if "__paceline_wraps__" in vars(cls) else cls
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(functools.partial(base.__call__, self), *args, **kwargs)
+
+    members = {"__call__": call, "__paceline_wraps__": base, "__module__": base.__module__}
+    callee.__class__ = type(base.__name__, (base,), members)

@@ -15,13 +15,37 @@ from weakref import WeakSet
 from paceline.record.clocks import TIMEOUT_S, Exchange, HostClock
 from paceline.record.cuda import CudaClock
 from paceline.record.place import find_place, process_group
-from paceline.record.steps import CODES, DEFAULT_CHUNK, NOTHING, Nothing, Op, Operation, Step
+from paceline.record.steps import (
+    CODES,
+    COMPUTES,
+    DEFAULT_CHUNK,
+    NOTHING,
+    Nothing,
+    Op,
+    Operation,
+    Step,
+)
 from paceline.record.writer import FLUSH_S, Writer
 
 log = logging.getLogger("paceline.record")
 
 #: A step with more operations is dropped: it would fill the memory before it ends.
 MAX_OPS = 20_000
+
+
+class _UnderWay:
+    """An operation that the program is inside of: a compute in parts, or communication."""
+
+    __slots__ = ("op", "parts")
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.parts = [op]
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether launches and waits cut it."""
+        return self.op.kind in COMPUTES
 
 
 class Recorder:
@@ -52,6 +76,8 @@ class Recorder:
         self._ops: list[Op] | None = None
         self._step: Step | None = None
         self.open_op: Op | None = None
+        self._under_way: list[_UnderWay] = []  # the innermost last
+        self._position = -1  # of the last launch in the running step
         self._writer: Writer | None = None
         self._exchange: Exchange | None = None
         self._pid = os.getpid()
@@ -126,31 +152,113 @@ class Recorder:
         """The block of one training step: its time is kept, and of some its operations."""
         return Step(self, number)
 
-    def op(self, kind: str, microbatch: int = -1, chunk: int | None = None) -> Operation:
+    @property
+    def on_host(self) -> bool:
+        """Whether work is timed where the host waits for it; on a GPU its streams tell."""
+        return not isinstance(self._clock, CudaClock)
+
+    def op(
+        self, kind: str, microbatch: int = -1, chunk: int | None = None, part: int = -1
+    ) -> Operation:
         """The block of one operation, which is done when the block ends.
 
         Args:
             kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
             microbatch: number of the microbatch, from 0; -1 = none.
             chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
+            part: number of the unit or bucket that is communicated, -1 = not known.
         """
         ops = self._ops
         if ops is None:
             return NOTHING
-        return self._new_op(ops, kind, microbatch, chunk)
+        op = self._new_op(ops, kind, microbatch, chunk)
+        if isinstance(op, Op):
+            op.part = part
+        return op
 
-    def launch(self, kind: str, microbatch: int = -1, chunk: int | None = None) -> Operation:
-        """An operation that starts now and runs on: call its ``done()``, or ``track(work)``."""
+    def launch(
+        self, kind: str, microbatch: int = -1, chunk: int | None = None, part: int = -1
+    ) -> Operation:
+        """An operation that starts now and runs on: call its ``done()``, or ``track(work)``.
+
+        Args:
+            kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
+            microbatch: number of the microbatch, from 0; -1 = none.
+            chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
+            part: number of the unit or bucket that is communicated, -1 = not known.
+        """
         ops = self._ops
         if ops is None:
             return NOTHING
         op = self._new_op(ops, kind, microbatch, chunk)
         if isinstance(op, Op):
             try:
-                op.start = self.mark()
+                op.start, op.part = self.mark(), part
+                if op.kind in COMPUTES:
+                    self.occupy(op)
+                else:
+                    self._pause(op.start)
+                    self._resume(op.start)
             except Exception as error:
                 self.fail(error)
         return op
+
+    def occupy(self, op: Op) -> None:
+        """An operation that the program waits for begins at its start."""
+        if op.ops is self._ops:
+            self._pause(op.start)
+            self._under_way.append(_UnderWay(op))
+
+    def release(self, op: Op, mark: Any) -> None:
+        """It ends; a hook may have said when, better than ``mark``. What it was in goes on."""
+        if op.end is None:
+            op.end = mark
+        if op.ops is not self._ops or all(one.op is not op for one in self._under_way):
+            return
+        under_way = self._under_way.pop()
+        while under_way.op is not op:  # left by an exception
+            under_way = self._under_way.pop()
+        last = under_way.parts[-1]
+        if last.end is None:
+            last.end = mark
+        if not under_way.is_compute:
+            op.awaited = self._position
+        self._resume(mark)
+
+    def wait_from(self, op: Op, mark: Any) -> None:
+        """The program begins to wait for an operation that it launched."""
+        if op.ops is self._ops:
+            op.awaited = self._position
+            self._pause(mark)
+
+    def wait_to(self, op: Op, mark: Any) -> None:
+        """The wait is over."""
+        if op.ops is self._ops:
+            self._resume(mark)
+
+    def _pause(self, mark: Any) -> None:
+        """The part of a compute that runs ends."""
+        if self._under_way and self._under_way[-1].is_compute:
+            self._under_way[-1].parts[-1].end = mark
+
+    def _resume(self, mark: Any) -> None:
+        """The compute that was paused goes on, in its next part."""
+        ops = self._ops
+        if ops is None or not self._under_way or not self._under_way[-1].is_compute:
+            return
+        under_way = self._under_way[-1]
+        op = under_way.op
+        part = Op(self, ops, op.kind, op.chunk, op.microbatch)
+        part.start = mark
+        self._append(ops, part)
+        under_way.parts.append(part)
+
+    def _append(self, ops: list[Op], op: Op) -> None:
+        self._position += 1
+        op.issued = self._position
+        ops.append(op)
+        if len(ops) > MAX_OPS:
+            self._give_up_step()
 
     def add(
         self, kind: str, start: Any, end: Any, microbatch: int = -1, chunk: int | None = None
@@ -161,12 +269,15 @@ class Recorder:
             return
         op = self._new_op(ops, kind, microbatch, chunk)
         if isinstance(op, Op):
-            op.start, op.end = start, end
+            op.start, op.end, op.awaited = start, end, self._position
 
     def drop(self, op: Any) -> None:
         """Forget an operation of the running step: its call raised, it will have no end."""
-        if self._ops is not None and op in self._ops:
-            self._ops.remove(op)
+        parts = next((one.parts for one in self._under_way if one.op is op), [op])
+        self._under_way = [one for one in self._under_way if one.op is not op]
+        if self._ops is not None:
+            dropped = {id(part) for part in parts}
+            self._ops[:] = [one for one in self._ops if id(one) not in dropped]
 
     def is_new(self, hooked: Any) -> bool:
         """Whether this recorder has no hooks in a thing yet; from now on it has."""
@@ -184,10 +295,9 @@ class Recorder:
             code = CODES.get(kind)
             if code is None:
                 raise ValueError(f"no kind of operation is called {kind!r}; use {', '.join(CODES)}")
-            op = Op(self, code, DEFAULT_CHUNK[code] if chunk is None else chunk, microbatch)
-            ops.append(op)
-            if len(ops) > MAX_OPS:
-                self._give_up_step()
+            chunk = DEFAULT_CHUNK[code] if chunk is None else chunk
+            op = Op(self, ops, code, chunk, microbatch)
+            self._append(ops, op)
         except Exception as error:
             self.fail(error)
             return NOTHING
@@ -211,6 +321,7 @@ class Recorder:
                 number in self._steps if self._steps is not None else number % self._every == 0
             ):
                 self._ops = step.ops = []
+                self._under_way, self._position = [], -1
             self._step = step
             step.start = self.mark()
         except Exception as error:

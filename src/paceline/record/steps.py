@@ -26,6 +26,18 @@ _NO_CHUNK = frozenset(
 )
 DEFAULT_CHUNK = tuple(-1 if code in _NO_CHUNK else 0 for code in range(len(KINDS)))
 
+#: Kinds that occupy the worker alone: what is launched or waited for inside one cuts it.
+COMPUTES = frozenset(
+    CODES[label]
+    for label in (
+        "forward-compute",
+        "backward-compute",
+        "gc",
+        "layernorm-grads-all-reduce",
+        "optimizer",
+    )
+)
+
 SENDS = frozenset((CODES["forward-send"], CODES["backward-send"]))
 
 
@@ -55,6 +67,18 @@ class Keeper(Protocol):
 
     open_op: Op | None
 
+    def occupy(self, op: Op) -> None:
+        """An operation that the program waits for begins at its start."""
+
+    def release(self, op: Op, mark: Any) -> None:
+        """It ends."""
+
+    def wait_from(self, op: Op, mark: Any) -> None:
+        """The program begins to wait for an operation that it launched."""
+
+    def wait_to(self, op: Op, mark: Any) -> None:
+        """The wait is over."""
+
     def mark(self) -> Any:
         """A time, to be resolved later."""
 
@@ -74,19 +98,28 @@ class Keeper(Protocol):
 class Op:
     """An operation that is recorded; see :class:`Operation`."""
 
-    __slots__ = ("chunk", "end", "flags", "kind", "microbatch", "recorder", "start")
+    __slots__ = (
+        *("awaited", "chunk", "end", "flags", "issued", "kind", "microbatch", "ops"),
+        *("outer", "part", "recorder", "start"),
+    )
 
-    def __init__(self, recorder: Keeper, kind: int, chunk: int, microbatch: int) -> None:
-        self.recorder, self.kind, self.chunk, self.microbatch = recorder, kind, chunk, microbatch
+    def __init__(
+        self, recorder: Keeper, ops: list[Op], kind: int, chunk: int, microbatch: int
+    ) -> None:
+        self.recorder, self.ops = recorder, ops
+        self.kind, self.chunk, self.microbatch = kind, chunk, microbatch
         self.flags = 0
+        self.part = self.issued = self.awaited = -1
         self.start: Any = None
         self.end: Any = None
+        self.outer: Op | None = None
 
     def __enter__(self) -> Op:
         recorder = self.recorder
-        recorder.open_op = self
+        self.outer, recorder.open_op = recorder.open_op, self
         try:
             self.start = recorder.mark()
+            recorder.occupy(self)
         except Exception as error:
             recorder.fail(error)
         return self
@@ -98,21 +131,26 @@ class Op:
         trace: TracebackType | None,
     ) -> None:
         recorder = self.recorder
-        recorder.open_op = None
-        if self.end is None:  # a hook may know better when the compute itself was over
-            try:
-                self.end = recorder.mark()
-            except Exception as error:
-                recorder.fail(error)
+        recorder.open_op = self.outer
+        try:
+            recorder.release(self, recorder.mark())
+        except Exception as error:
+            recorder.fail(error)
 
     def done(self, *, late: bool = False) -> None:
         """It is complete now; ``late``: it may have been for a while."""
+        recorder = self.recorder
         try:
-            self.end = self.recorder.mark()
-            if late:
-                self.flags |= LATE
+            mark = recorder.mark()
+            if self.kind in COMPUTES:
+                recorder.release(self, mark)
+                return
+            self.end = mark
+            self.flags |= LATE if late else 0
+            recorder.wait_from(self, mark)
+            recorder.wait_to(self, mark)
         except Exception as error:
-            self.recorder.fail(error)
+            recorder.fail(error)
 
     def track(self, work: Any) -> Any:
         """The same work, which tells when it is complete.
@@ -122,27 +160,29 @@ class Op:
         """
         try:
             self.end = self.recorder.after(work, self.kind)
-            if self.end is not None:
-                return work
-            if self.kind in SENDS:
+            if self.end is None and self.kind in SENDS:
                 self.flags |= PEER_END
-            return _Tracked(self, work)
+            return _Tracked(self, work, on_device=self.end is not None)
         except Exception as error:
             self.recorder.fail(error)
             return work
 
 
 class _Tracked:
-    """A work whose ``wait`` is timed; an operation may consist of several."""
+    """A work whose ``wait`` is noted, and timed on the host; an operation may have several."""
 
-    def __init__(self, op: Op, work: Any) -> None:
-        self._op, self._work = op, work
+    def __init__(self, op: Op, work: Any, *, on_device: bool) -> None:
+        self._op, self._work, self._on_device = op, work, on_device
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        op, mark = self._op, self._op.recorder.mark
-        before = mark()
+        op, recorder = self._op, self._op.recorder
+        before = recorder.mark()
+        recorder.wait_from(op, before)
         answer = self._work.wait(*args, **kwargs)
-        after = mark()
+        after = recorder.mark()
+        recorder.wait_to(op, after)
+        if self._on_device:
+            return answer
         if after - before >= BLOCKED_NS:
             op.end = after
             op.flags &= ~LATE

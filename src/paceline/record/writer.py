@@ -185,7 +185,7 @@ class Writer:
                     self._incomplete += 1
                 else:
                     head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(ops))
-                    yield blockfile.block(blockfile.STEP, head + packed)
+                    yield blockfile.block(blockfile.PROGRAM, head + packed)
                     marks += [mark for op in ops for mark in (op.start, op.end)]
             self._clock.recycle(marks)
             self._taken += step.size
@@ -194,7 +194,7 @@ class Writer:
         """The operations' records; None where one has no end yet."""
         if any(op.start is None or op.end is None for op in ops):
             return None
-        resolve, pack = self._clock.resolve, blockfile.OP.pack
+        resolve, pack = self._clock.resolve, blockfile.PROGRAM_OP.pack
         records = []
         for i, op in enumerate(ops):
             if i % _SLICE == 0:
@@ -202,9 +202,9 @@ class Writer:
             start, end = resolve(op.start), resolve(op.end)
             if start is None or end is None:
                 return None
-            records.append(
-                pack(op.kind, op.flags, op.chunk, op.microbatch, start - zero, end - zero)
-            )
+            times = start - zero, end - zero
+            program = op.part, op.issued, op.awaited
+            records.append(pack(op.kind, op.flags, op.chunk, op.microbatch, *times, *program))
         return b"".join(records)
 
     def poll_control(self) -> None:

@@ -71,7 +71,7 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
         if kind.causes and not kind.causes & causes:
             return f"no finding of {' or '.join(sorted(kind.causes))}"
         try:
-            return kind.propose(case)
+            return kind.proposed(case)
         except RemedyError as error:
             return str(error)
 

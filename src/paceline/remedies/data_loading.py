@@ -131,4 +131,5 @@ KIND = RemedyKind(
     "hide data loading and other delays between operations",
     frozenset({"launch-delay"}),
     propose,
+    whole_passes=False,
 )

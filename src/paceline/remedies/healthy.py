@@ -16,7 +16,7 @@ import numpy.typing as npt
 from paceline.diagnose.fit import PAUSE_S, Fit, fit_computes, pause_residual
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
-from paceline.graph.computes import Computes
+from paceline.graph.computes import Computes, set_passes, whole_passes
 from paceline.robust import SIGMA_OF_MAD
 
 Array = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class HealthyWorker:
 
     def apply(self, durations: Durations) -> None:
         """Write the healthy durations."""
-        durations.block(self.variant)[self.ops, :, self.dp_index] = self.seconds
+        set_passes(durations, self.variant, self.ops, self.seconds, self.dp_index)
 
 
 def healthy_workers(
@@ -72,6 +72,7 @@ def healthy_workers(
     """
     blamed = frozenset(workers)
     fit = fit_computes(durations)
+    durations = whole_passes(durations)
     return [_Peers(durations, computes, worker, blamed).healthy(fit) for worker in sorted(blamed)]
 
 

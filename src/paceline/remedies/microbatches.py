@@ -212,4 +212,5 @@ KIND = RemedyKind(
     "give slow replicas fewer microbatches and the others more",
     frozenset({"worker", "link"}),
     propose,
+    rebuilds=True,
 )

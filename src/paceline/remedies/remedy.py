@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Diagnosis
+from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.remedies.overheads import launch_overheads
 from paceline.remedies.program_order import ProgramOrder, program_order
@@ -148,6 +149,9 @@ class Remedy:
         action: what to do, without the gain: ``text`` is ``action: effect``.
         effect: what the step then takes, with the gain; both are "" in older results.
         architecture: it changes the job's architecture instead of mending what is wrong.
+        whole_passes: it moves or splits passes, so it needs each in one piece.
+        rebuilds: it makes another pipeline, whose order the rules of pipelines tell, not the
+            recorded programs.
     """
 
     remedy: str
@@ -201,6 +205,27 @@ class RemedyKind:
     causes: frozenset[str]
     propose: Propose
     architecture: bool = False
+    whole_passes: bool = True
+    rebuilds: bool = False
+
+    def proposed(self, case: Case) -> Remedy:
+        """The remedy for a job.
+
+        Raises:
+            RemedyError: it does not apply.
+        """
+        graph = case.measured.graph
+        if self.whole_passes and graph.has_parts:
+            raise NotApplicableError(
+                "passes were recorded in parts, between launches and waits; this remedy knows "
+                "whole passes only"
+            )
+        if self.rebuilds and graph.programmed:
+            raise NotApplicableError(
+                "the job's program was recorded; what it would be with another pipeline is not "
+                "known"
+            )
+        return self.propose(case)
 
 
 def predicted_step_s(durations: Durations, delays: Durations | None = None) -> Array:

@@ -166,7 +166,20 @@ WORKER = RemedyKind(
     "put healthy machines in the place of slow workers",
     frozenset({"worker"}),
     replace_worker,
+    whole_passes=False,
 )
-LINK = RemedyKind("fix-link", "repair slow links between stages", frozenset({"link"}), fix_link)
-NIC = RemedyKind("fix-nic", "repair slow data-parallel groups", frozenset({"dp-network"}), fix_nic)
+LINK = RemedyKind(
+    "fix-link",
+    "repair slow links between stages",
+    frozenset({"link"}),
+    fix_link,
+    whole_passes=False,
+)
+NIC = RemedyKind(
+    "fix-nic",
+    "repair slow data-parallel groups",
+    frozenset({"dp-network"}),
+    fix_nic,
+    whole_passes=False,
+)
 KINDS = (WORKER, LINK, NIC)

@@ -288,9 +288,15 @@ OVERLAP = RemedyKind(
     frozenset(),
     overlap_dp,
     architecture=True,
+    rebuilds=True,
 )
 ONE_F_ONE_B = RemedyKind(
-    "1f1b", "run 1F1B in the place of GPipe", frozenset(), one_f_one_b, architecture=True
+    "1f1b",
+    "run 1F1B in the place of GPipe",
+    frozenset(),
+    one_f_one_b,
+    architecture=True,
+    rebuilds=True,
 )
 INTERLEAVE = RemedyKind(
     "interleave",
@@ -298,5 +304,6 @@ INTERLEAVE = RemedyKind(
     frozenset(),
     interleave,
     architecture=True,
+    rebuilds=True,
 )
 KINDS = (OVERLAP, ONE_F_ONE_B, INTERLEAVE)

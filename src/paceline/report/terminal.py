@@ -119,7 +119,7 @@ def _job_line(report: JobReport) -> str:
 
 
 def _verdict(report: JobReport, width: int) -> list[Text]:
-    lost = report.slowdown - 1
+    lost = report.lasting_slowdown - 1
     if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -136,7 +136,7 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = f"No stragglers in the operations: they make steps {max(lost, 0):.1%} longer"
             style = "bold yellow"
     else:
-        text = f"Stragglers make steps {report.slowdown:.2f} times as long as they could be"
+        text = f"Stragglers make steps {report.lasting_slowdown:.2f} times as long as they could be"
         style = "bold red" if report.slowdown >= _SEVERE else "bold yellow"
     lines = wrapped(text, width, style=style)
     if report.doubtful:

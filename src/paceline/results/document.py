@@ -49,6 +49,7 @@ class JobReport:
         step_time_s: traced, simulated and ideal.
         by_step, by_kind, by_stage, by_replica, by_worker: S of each part; by_worker is [pp, dp].
         by_kind_by_step, by_stage_by_step, by_replica_by_step: step -> part -> S.
+        slowdown_lasting, by_worker_lasting: those of the typical step; None where passes are whole.
         by_worker_by_step: step -> [pp, dp]; None where only stages and replicas are kept.
         warnings: what to know before trusting the numbers.
         microbatches: [dp] of each replica; empty where they are not known.
@@ -91,6 +92,8 @@ class JobReport:
     left_out_steps: Mapping[int, str] = field(default_factory=dict)
     warnings: tuple[Warning, ...] = ()
     microbatches: tuple[int, ...] = ()
+    slowdown_lasting: float | None = None
+    by_worker_lasting: Array | None = None
     by_worker_by_step: Mapping[int, Array] | None = None
     expected: Expectation | None = None
     slowdown_interval: tuple[float, float] | None = None
@@ -201,9 +204,14 @@ class JobReport:
         return np.minimum(stages[:, :, None], replicas[:, None, :])
 
     @property
+    def lasting_slowdown(self) -> float:
+        """S of the typical step; S itself where passes are whole."""
+        return self.slowdown if self.slowdown_lasting is None else self.slowdown_lasting
+
+    @property
     def straggling(self) -> bool:
         """Whether stragglers cost enough to look for causes."""
-        return self.slowdown >= WhatIf.HEALTHY_BELOW
+        return self.lasting_slowdown >= WhatIf.HEALTHY_BELOW
 
     @property
     def healthy(self) -> bool:

@@ -37,6 +37,8 @@ def numbers_of(result: WhatIf) -> dict[str, Any]:
         "left_out_steps": dict(result.left_out_steps),
         "warnings": result.doubts,
         "microbatches": tuple(result.microbatches.tolist()),
+        "slowdown_lasting": None if result.lasting is None else result.lasting.slowdown,
+        "by_worker_lasting": None if result.lasting is None else result.lasting.by_worker,
     }
 
 

@@ -174,6 +174,13 @@ KEYS: tuple[Key, ...] = (
         "code and numbers of each warning, in the same order",
     ),
     Key("microbatches", listed(WHOLE), "of each DP rank"),
+    *(
+        Key(name, form, about, written=lambda report: report.slowdown_lasting is not None)
+        for name, form, about in (
+            ("slowdown_lasting", NUMBER, "S of the typical step, where passes come in parts"),
+            ("by_worker_lasting", array(2), "[pp][dp] the same of each worker"),
+        )
+    ),
     Key(
         "by_worker_by_step",
         keyed(int, array(2)),

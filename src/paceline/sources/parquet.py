@@ -37,6 +37,9 @@ COLUMNS = {
     "gmc": "gmc",
 }
 
+#: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
+PROGRAM_COLUMNS = ("part", "issued", "awaited", "late")
+
 
 def matches(path: Path) -> bool:
     """Whether the file is parquet, by its first four bytes (or, if empty or broken, its name)."""
@@ -83,11 +86,12 @@ def read(
             stored = stored_in(schema.metadata or {}, path, forgive=job is not None)
             if job is None and "job" in stored:
                 job = Job.from_mapping(stored["job"], where=f"the job in {path}")
-            if steps is None and not ignore_kinds:
+            names = _present(schema)
+            if steps is None and not ignore_kinds and len(names) == len(COLUMNS):
                 quick = _read_in_parts(file, job, str(path))
                 if quick is not None:
                     return with_stored(quick, stored)
-            table = _read_steps(file, steps)
+            table = _read_steps(file, steps, names)
             # In a damaged file a row may name an entry that the dictionary lacks.
             table.column("optype").validate(full=True)
     except MemoryError:  # Arrow's, too, which says nothing against the file
@@ -113,9 +117,14 @@ def _check_columns(schema: Any, path: Path) -> None:
             f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
             f"a trace has {', '.join(COLUMNS)}"
         )
-    twice = [name for name in COLUMNS if schema.names.count(name) > 1]
+    twice = [name for name in _present(schema) if schema.names.count(name) > 1]
     if twice:
         raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
+
+
+def _present(schema: Any) -> list[str]:
+    """The columns of a trace that a file has."""
+    return [*COLUMNS, *(name for name in PROGRAM_COLUMNS if name in schema.names)]
 
 
 def _read_in_parts(file: Any, job: Job | None, where: str) -> Trace | None:
@@ -130,25 +139,25 @@ def _read_in_parts(file: Any, job: Job | None, where: str) -> Trace | None:
         return None
 
 
-def _read_steps(file: Any, steps: frozenset[int] | None) -> Any:
+def _read_steps(file: Any, steps: frozenset[int] | None, names: list[str]) -> Any:
     """The columns of a trace, row group by row group where only some steps are wanted."""
     if steps is None:
-        return file.read(columns=list(COLUMNS))
+        return file.read(columns=names)
     import pyarrow as pa
     import pyarrow.compute as pc
 
     parts = []
     for group in range(file.num_row_groups):
-        part = file.read_row_group(group, columns=list(COLUMNS))
+        part = file.read_row_group(group, columns=names)
         column = part.column("step")
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             return part  # the door says what is wrong with it
         known = sorted(step for step in steps if -(2**63) <= step < 2**63)
         wanted = pa.array(known, pa.int64()).cast(column.type, safe=False)
         parts.append(part.filter(pc.is_in(column, value_set=wanted)))
-    chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(list(COLUMNS))
+    chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(names)
     # Nothing there: read all, so that the error can say which steps there are.
-    return chosen if chosen.num_rows else file.read(columns=list(COLUMNS))
+    return chosen if chosen.num_rows else file.read(columns=names)
 
 
 def _columns(
@@ -161,6 +170,13 @@ def _columns(
         if name == "optype":
             continue
         values[field] = _numbers(table.column(name), name, where)
+    for name in PROGRAM_COLUMNS:
+        if name in table.column_names:
+            column = table.column(name)
+            column = column.cast("int8") if str(column.type) == "bool" else column
+            values[name] = _numbers(column, name, where)
+    if "late" in values:
+        values["late"] = values["late"] != 0
     gmc = values.pop("gmc")
     columns = Columns(**values)
     if ignored.any():
@@ -276,10 +292,15 @@ def writer(trace: Trace) -> Writer:
         "mb_id": trace.microbatch,
         "gmc": gmc,
     }
+    if trace.program is not None:
+        program = trace.program
+        arrays |= {"part": program.part, "issued": program.issued, "awaited": program.awaited}
+    if trace.late is not None:
+        arrays["late"] = trace.late.astype(np.int8)
     table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))
 
     # Times hardly compress; all else repeats.
-    repeating = [name for name in COLUMNS if name not in ("start_ts", "duration")]
+    repeating = [name for name in arrays if name not in ("start_ts", "duration")]
 
     def write_table(file: BinaryIO) -> None:
         pq.write_table(table, file, compression="lz4", use_dictionary=repeating)

@@ -26,6 +26,11 @@ class Columns:
         seq: number of the op among its kind on its worker in its step, by start.
         chunk: model chunk on the stage, -1 = not applicable.
         microbatch: microbatch, -1 = not applicable.
+        part: place of the op within its pass, unit or bucket, -1 = to be counted; None: all are.
+        issued: position in its worker's program at which the op was launched; None: not known.
+        awaited: position of the last op launched before the program waited for this one; all that
+            is launched behind it runs behind the op's end. -1 = never awaited in the step.
+        late: whether the recorded end is an upper bound; None: no row's is.
     """
 
     step: npt.NDArray[Any]
@@ -38,13 +43,18 @@ class Columns:
     seq: npt.NDArray[Any]
     chunk: npt.NDArray[Any]
     microbatch: npt.NDArray[Any]
+    part: npt.NDArray[Any] | None = None
+    issued: npt.NDArray[Any] | None = None
+    awaited: npt.NDArray[Any] | None = None
+    late: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.step)
 
     def take(self, rows: npt.NDArray[Any]) -> Columns:
         """The same columns for some rows (indices or a mask)."""
-        return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Columns(**{k: v[rows] for k, v in columns.items() if v is not None})
 
 
 def describe(columns: Columns, row: int) -> str:

@@ -16,6 +16,7 @@ from paceline.trace.peers import has_peers, merge_peers
 from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
+from paceline.trace.program import program_of
 from paceline.trace.trace import N_KINDS, Trace
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
@@ -34,6 +35,9 @@ MAX_CELLS_PER_ROW = 64
 #: Field of :class:`Columns` -> its column in a trace file, for messages.
 _LABELS = {"dp": "dp_rank", "pp": "stage", "seq": "seq_id", "chunk": "mc", "microbatch": "mb_id"}
 _LABELS |= {"start": "start_ts"}
+
+#: Columns of whole numbers.
+_WHOLE = ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch", "part", "issued", "awaited")
 
 #: From here on a float64 does not hold every whole number.
 MAX_WHOLE = 2.0**53
@@ -159,6 +163,8 @@ def _place(
         step_start_s=step_start_s,
         rank=rank.reshape(job.dp_size, job.pp_size),
         left_out=left_out,
+        program=program_of(columns, cell, place, where),
+        late=None if columns.late is None else _scatter(columns.late, place, np.bool_),
     )
     return trace, None if merged else place
 
@@ -166,8 +172,10 @@ def _place(
 def _whole_numbers(columns: Columns, where: str) -> Columns:
     """Integer columns as integers; floats are fine as long as they are whole."""
     changed: dict[str, Any] = {}
-    for name in ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch"):
+    for name in _WHOLE:
         values = getattr(columns, name)
+        if values is None:
+            continue
         if np.issubdtype(values.dtype, np.integer):
             if values.dtype == np.uint64:  # mixed with signed numbers it would turn into floats
                 changed[name] = values.astype(np.int64)
@@ -371,7 +379,7 @@ def _check_duplicates(
 
 
 def _scatter(
-    values: npt.NDArray[Any], place: npt.NDArray[np.int64], dtype: type[np.integer[Any]]
+    values: npt.NDArray[Any], place: npt.NDArray[np.int64], dtype: type[np.generic]
 ) -> npt.NDArray[Any]:
     out = np.empty(len(values), dtype=dtype)
     out[place] = values

@@ -16,6 +16,29 @@ from paceline.trace.kinds import OpKind
 N_KINDS = len(OpKind)
 
 
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Where each op stands in the program of its worker (its host, or its compute stream).
+
+    The program launches computes and communication, and waits for communication. A compute ends
+    where its stream launches or waits for something, so a pass consists of parts.
+
+    Attributes:
+        part: [row] place of a compute within its pass; of communication its unit or bucket.
+        issued: [row] position of the launch; each position of a worker and step is taken once.
+        awaited: [row] position of the last op launched before the program waited for this one, -1
+            = it never did. All ops launched behind it run behind this one's end.
+    """
+
+    part: npt.NDArray[np.int32]
+    issued: npt.NDArray[np.int32]
+    awaited: npt.NDArray[np.int32]
+
+    def take(self, rows: npt.NDArray[Any]) -> Program:
+        """The same for some rows (indices or a mask)."""
+        return Program(self.part[rows], self.issued[rows], self.awaited[rows])
+
+
 @dataclass(frozen=True)
 class Trace:
     """Operations of some steps of one job, sorted by (step, dp, pp, kind, start).
@@ -37,6 +60,10 @@ class Trace:
         rank: [dp, pp] global rank recorded for the worker, -1 = unknown.
         warnings: what the reader noticed.
         left_out: step number -> why it is not in here.
+        program: where each op stands in its worker's program; None: not recorded, the order of ops
+            follows from the rules of pipelines (what-if paper, 3.2).
+        late: [row] whether the end is an upper bound: it was over before anybody looked; None: no
+            row's is.
         truth: what a synthesised trace has injected; None for a real one.
     """
 
@@ -51,6 +78,8 @@ class Trace:
     rank: npt.NDArray[np.int64]
     warnings: tuple[str, ...] = ()
     left_out: Mapping[int, str] = field(default_factory=dict)
+    program: Program | None = None
+    late: npt.NDArray[np.bool_] | None = None
     truth: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
@@ -137,4 +166,6 @@ class Trace:
             step_start_s=self.step_start_s[keep],
             warnings=warnings,
             left_out={s: w for s, w in self.left_out.items() if s in numbers},
+            program=None if self.program is None else self.program.take(rows),
+            late=None if self.late is None else self.late[rows],
         )

@@ -25,6 +25,8 @@ class Warning:
 STEPS_LEFT_OUT = "steps-left-out"
 #: Time lies between the steps, or steps overlap.
 BETWEEN_STEPS, STEPS_OVERLAP = "between-steps", "steps-overlap"
+#: Ends of communication that nobody saw were estimated.
+LATE_ENDS = "late-ends"
 #: Sends and recvs were matched without the no-ops of chunks.
 NO_NOOPS = "no-noops"
 #: Replicas have unequal numbers of microbatches, which S does not show.

@@ -24,6 +24,7 @@ from paceline.whatif.doubts import (
     resolution_doubts,
 )
 from paceline.whatif.ideal import Reference, reference
+from paceline.whatif.lasting import lasting
 from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf
 from paceline.whatif.scenario import Part, Scenario
@@ -115,6 +116,7 @@ def analyze(
         slow_mode_shares={kind.label: modes.share for kind, modes in judged_by.modes.items()},
         left_out_steps=measured.left_out,
         doubts=(*measured.doubts, *doubts),
+        lasting=lasting(measured.durations, ideal),
     )
 
 

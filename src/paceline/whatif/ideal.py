@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.graph import Durations, StepGraph
 from paceline.trace import OpKind
-from paceline.trace.kinds import MEAN_KINDS
+from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS
 from paceline.whatif.modes import TwoModes, two_modes
 
 Array = npt.NDArray[np.float64]
@@ -21,6 +21,9 @@ MAX_SAMPLES = 2048
 
 #: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
 MIN_SLOW_SHARE = 0.2
+
+#: Passes that take less have no shares.
+TINY_S = 1e-12
 
 #: A reference other than the paper's must change the operations of a stage by this share of their
 #: sum. Small collectives (gradient clipping) have two modes in healthy jobs, too, at no cost.
@@ -64,6 +67,8 @@ def reference(durations: Durations) -> Reference:
     paper = np.zeros(graph.n_ops)
     for kind, ops in _ops_by_kind(graph):
         paper[ops] = _usual(durations, ops, kind)
+    if graph.programmed:
+        _share_among_parts(durations, paper)
     for v in range(graph.n_variants):
         noops = np.flatnonzero(graph.noop & (graph.variant == v))
         paper[noops] = _rows(durations, v, noops).mean(axis=(1, 2))
@@ -80,6 +85,35 @@ def reference(durations: Durations) -> Reference:
             seconds[ops] = usual
             modes[kind] = over_time
     return Reference(seconds, paper, modes)
+
+
+def _share_among_parts(durations: Durations, usual: Array) -> None:
+    """What parts take, in place of what was told of their kind as a whole.
+
+    A pass takes what its kind does; each of its parts gets the share that it has on average over
+    the workers of its stage and the microbatches that have as many parts. Communication of one unit
+    or bucket is compared with its own.
+    """
+    graph = durations.graph
+    mean = np.array([durations.row(op).mean() for op in range(graph.n_ops)])
+    n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant]
+    n_parts = np.bincount(graph.pass_of, minlength=graph.n_ops)[graph.pass_of]
+    for kind, ops in _ops_by_kind(graph):
+        if kind in MEAN_KINDS:
+            passes = graph.pass_of[ops]
+            whole = np.bincount(passes, mean[ops])
+            first = np.unique(passes)
+            usual_pass = float(np.average(whole[first], weights=n_replicas[first]))
+            keys = np.stack([graph.pp[ops], graph.chunk[ops], n_parts[ops], graph.part[ops]])
+            _, alike = np.unique(keys, axis=1, return_inverse=True)
+            alike = alike.reshape(-1)
+            typical = (np.bincount(alike, mean[ops]) / np.bincount(alike))[alike]
+            share = typical / np.maximum(np.bincount(passes, typical), TINY_S)[passes]
+            usual[ops] = usual_pass * share
+        elif kind not in P2P_KINDS:
+            for part in np.unique(graph.part[ops]):
+                own = ops[graph.part[ops] == part]
+                usual[own] = _usual(durations, own, kind)
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:

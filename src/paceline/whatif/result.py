@@ -13,6 +13,7 @@ from paceline.graph import ClockOffsets
 from paceline.trace import Job
 from paceline.trace.warning import Warning
 from paceline.whatif.critical_path import CriticalPath
+from paceline.whatif.lasting import Lasting
 from paceline.whatif.modes import TwoModes, two_modes
 
 
@@ -74,6 +75,8 @@ class WhatIf:
             share of the steps in which they are slow (:class:`paceline.whatif.ideal.Reference`).
         left_out_steps: step number -> why it was not analysed.
         doubts: what the user should know; that of the trace's reader has no code.
+        lasting: the slowdown of the typical step, where passes are recorded in parts; verdicts and
+            findings rest on it, for in S all variation adds up that passes.
     """
 
     job: Job
@@ -111,6 +114,7 @@ class WhatIf:
     slow_mode_shares: Mapping[str, float]
     left_out_steps: Mapping[int, str]
     doubts: tuple[Warning, ...]
+    lasting: Lasting | None = None
 
     #: Below this slowdown stragglers count as harmless.
     HEALTHY_BELOW = 1.03
@@ -130,9 +134,14 @@ class WhatIf:
         return two_modes(self.traced_s)
 
     @property
+    def lasting_slowdown(self) -> float:
+        """S of the typical step; S itself where passes are whole."""
+        return self.slowdown if self.lasting is None else self.lasting.slowdown
+
+    @property
     def straggling(self) -> bool:
         """Whether stragglers cost enough to look for causes."""
-        return self.slowdown >= self.HEALTHY_BELOW
+        return self.lasting_slowdown >= self.HEALTHY_BELOW
 
     @property
     def healthy(self) -> bool:

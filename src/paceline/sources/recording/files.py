@@ -24,6 +24,8 @@ _OP = np.dtype(
         ("end_ns", "<i8"),
     ]
 )
+_PROGRAM_OP = np.dtype([*_OP.descr, ("part", "<i4"), ("issued", "<i4"), ("awaited", "<i4")])
+
 #: Clocks of two hosts drift apart by less than this share, unless one of them is being set.
 DRIFT = 1e-5
 
@@ -46,7 +48,8 @@ class RankFile:
         steps: [step] numbers of the profiled steps, in the order of recording.
         start_ns: [step] starts, on rank 0's clock.
         first_op: [step + 1] where each step's operations begin in ``ops``.
-        ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start.
+        ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start; where
+            the program was recorded, part, issued and awaited, too.
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
         residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
             compared.
@@ -76,6 +79,11 @@ class RankFile:
     def rank(self) -> int:
         """The global rank."""
         return int(self.meta["rank"])
+
+    @property
+    def has_program(self) -> bool:
+        """Whether launches and waits were recorded."""
+        return "issued" in (self.ops.dtype.names or ())
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -139,7 +147,7 @@ def _read(path: Path) -> RankFile | None:
     of_type: dict[int, list[bytes]] = {}
     for kind, payload in file.blocks:
         of_type.setdefault(kind, []).append(payload)
-    steps, start_ns, first_op, ops = _steps(of_type.get(blockfile.STEP, []), path)
+    steps, start_ns, first_op, ops = _steps(of_type, path)
     clock = _table(of_type.get(blockfile.CLOCK, []), 3, path)
     _check_clock(clock, path)
     counts = _table(of_type.get(blockfile.COUNTS, []), 2, path)
@@ -195,7 +203,16 @@ def _table(payloads: list[bytes], columns: int, path: Path) -> npt.NDArray[np.in
 
 
 def _steps(
-    payloads: list[bytes], path: Path
+    of_type: Mapping[int, list[bytes]], path: Path
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """Numbers, starts and operations of the profiled steps; with programs where they have them."""
+    if of_type.get(blockfile.PROGRAM):
+        return _steps_of(of_type[blockfile.PROGRAM], _PROGRAM_OP, path)
+    return _steps_of(of_type.get(blockfile.STEP, []), _OP, path)
+
+
+def _steps_of(
+    payloads: list[bytes], entry: np.dtype[Any], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
     size = blockfile.STEP_HEAD.size
     heads, parts = [], []
@@ -203,12 +220,12 @@ def _steps(
         if len(payload) < size:
             raise TraceError(f"{path}: a step's block is too short; was it edited?")
         number, start, _, n_ops = blockfile.STEP_HEAD.unpack_from(payload)
-        if len(payload) != size + n_ops * _OP.itemsize:
+        if len(payload) != size + n_ops * entry.itemsize:
             raise TraceError(f"{path}: step {number} has not the operations it announces")
         heads.append((number, start, n_ops))
         parts.append(payload[size:])
     table = np.array(heads, dtype=np.int64).reshape(-1, 3)
-    ops = np.frombuffer(b"".join(parts), dtype=_OP)
+    ops = np.frombuffer(b"".join(parts), dtype=entry)
     return table[:, 0], table[:, 1], np.append(0, np.cumsum(table[:, 2])), ops
 
 

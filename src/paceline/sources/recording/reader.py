@@ -19,6 +19,9 @@ from paceline.trace import Columns, Job, OpKind, Trace, arrange
 Ints = npt.NDArray[np.int64]
 
 
+#: Fields of an operation that tell its place in its worker's program.
+PROGRAM = ("part", "issued", "awaited")
+
 _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
     (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
@@ -179,18 +182,14 @@ def _columns(
     chosen: Sequence[tuple[RankFile, Ints]], ignore_kinds: frozenset[str], path: Path
 ) -> tuple[Columns, list[str]]:
     """The operations in ns (``start`` and ``duration``), and what is to be said about them."""
-    parts = [_rows(file, index, ignore_kinds) for file, index in chosen]
+    programs = all(file.has_program for file, index in chosen if len(index))
+    parts = [_rows(file, index, ignore_kinds, programs) for file, index in chosen]
     if not sum(len(rows["step"]) for rows, _ in parts):
         raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")
     rows = {name: np.concatenate([rows[name] for rows, _ in parts]) for name in parts[0][0]}
     _number(rows)
     notes = _peer_ends(rows, chosen[0][0].degrees[2])
-    late = int(((rows["flags"] & LATE) > 0).sum())
-    if late:
-        notes.append(
-            f"{late} of {len(rows['step'])} operations were over before they were asked for; "
-            "their ends are upper bounds"
-        )
+    late = (rows["flags"] & LATE) > 0
     ignored = sum(n for _, n in parts)
     if ignored:
         notes.append(f"{ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped")
@@ -199,12 +198,14 @@ def _columns(
         duration=rows["end"] - rows["start"],
         chunk=rows["chunk"],
         microbatch=rows["microbatch"],
+        late=late if late.any() else None,
+        **{name: rows[name] for name in PROGRAM if programs},
     )
     return columns, notes
 
 
 def _rows(
-    file: RankFile, index: Ints, ignore_kinds: frozenset[str]
+    file: RankFile, index: Ints, ignore_kinds: frozenset[str], programs: bool
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
     """One file's operations in some of its steps, and how many more were ignored."""
     count = np.diff(file.first_op)[index]
@@ -227,6 +228,7 @@ def _rows(
         "microbatch": ops["microbatch"][keep],
         "start": (zero + ops["start_ns"])[keep],
         "end": (zero + ops["end_ns"])[keep],
+        **{name: ops[name][keep] for name in PROGRAM if programs},
     }, int(len(keep) - size)
 
 
@@ -296,6 +298,8 @@ def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
         )
         ends = rows["end"][recvs[at_known[met]]]
         rows["end"][sends[met]] = np.maximum(ends, rows["start"][sends[met]])
+        bound = rows["flags"][recvs[at_known[met]]] & LATE
+        rows["flags"][sends[met]] = rows["flags"][sends[met]] & ~np.uint8(LATE) | bound
         alone += int((~met).sum())
     if not alone:
         return []

@@ -1,0 +1,187 @@
+"""Ends that are only upper bounds: communication that was over before anybody looked.
+
+A wait that returns at once says that its transfer is over, not since when. Such an end counts as
+known where another member of the transfer saw it. The others are estimated: a collective that is
+queued in a stream from the next known end of its queue, all else from the usual transfer of its
+kind. No other time is measured from a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph.graph import Durations, StepGraph
+from paceline.trace.kinds import OpKind
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+#: Halvings of the interval in which the common transfer time of a queue lies: to 1e-12 of it.
+HALVINGS = 40
+
+
+def settle_late_ends(graph: StepGraph, start: Durations, end: Durations, late: Durations) -> int:
+    """Replace ends that are upper bounds by what is known or estimated, in place.
+
+    Args:
+        graph: the ops.
+        start: recorded starts.
+        end: recorded ends.
+        late: 1 where the end is an upper bound, 0 elsewhere, in the layout of the ends.
+
+    Returns:
+        how many ends were estimated.
+    """
+    if not late.values.any():
+        return 0
+    estimated = 0
+    usual = _Usual(graph, start, end, late)
+    queued = np.zeros(graph.n_ops, dtype=bool)
+    for queue in graph.queues:
+        groups = [graph.dp_groups_of[int(graph.group[op])] for op in queue]
+        queued[np.concatenate(groups)] = True
+        estimated += _settle_queue([_Meeting(m, start, end, late) for m in groups], usual)
+    for members in _meetings(graph, ~queued):
+        estimated += _settle_alone(_Meeting(members, start, end, late), usual)
+    return estimated
+
+
+def _meetings(graph: StepGraph, wanted: Mask) -> Iterator[npt.NDArray[np.int64]]:
+    """The members of each transfer."""
+    for members in (*graph.pairs, *graph.dp_groups):
+        if wanted[members[0]]:
+            yield members
+
+
+class _Meeting:
+    """One transfer in every step: its launch, its end, and whether a member saw the end."""
+
+    def __init__(
+        self, members: npt.NDArray[np.int64], start: Durations, end: Durations, late: Durations
+    ) -> None:
+        graph = start.graph
+        self.kind = OpKind(int(graph.kind[members[0]]))
+        self.within = not bool(graph.spans_dp[graph.group[members[0]]])
+        self.ends = [end.row(int(op)) for op in members]  # each [step, dp], views
+        self.lates = [late.row(int(op)) > 0 for op in members]
+        starts = np.stack([start.row(int(op)) for op in members]) if self.within else None
+        if starts is not None:  # a transfer of each replica: [step, dp]
+            self.launch: Array = starts.max(axis=0)
+            stack, late_stack = np.stack(self.ends), np.stack(self.lates)
+            self.bound: Array = stack.min(axis=0)
+            self.known: Mask = np.logical_not(late_stack.all(axis=0))
+        else:  # one over all data-parallel ranks: [step, 1]
+            self.launch = _over([start.row(int(op)) for op in members]).max(axis=1, keepdims=True)
+            self.bound = _over(self.ends).min(axis=1, keepdims=True)
+            self.known = np.logical_not(_over(self.lates).all(axis=1, keepdims=True))
+
+    @property
+    def any_late(self) -> bool:
+        """Whether a member has only a bound in some step."""
+        return any(bool(late.any()) for late in self.lates)
+
+    def settle(self, end: Array) -> int:
+        """Give members that have only a bound this end; returns how many were estimated."""
+        estimated = 0
+        for own, late in zip(self.ends, self.lates, strict=True):
+            settled = np.broadcast_to(np.where(self.known, self.bound, end), own.shape)
+            own[late] = settled[late]
+            estimated += int((late & ~self.known).sum())
+        return estimated
+
+
+def _over(rows: list[npt.NDArray[np.float64]] | list[Mask]) -> npt.NDArray[np.float64]:
+    """Rows [step, dp] of all variants side by side."""
+    joined: npt.NDArray[np.float64] = np.concatenate(rows, axis=1)
+    return joined
+
+
+class _Usual:
+    """The usual transfer time of each kind, of those transfers whose end is known."""
+
+    def __init__(self, graph: StepGraph, start: Durations, end: Durations, late: Durations) -> None:
+        seen: dict[OpKind, list[Array]] = {}
+        for members in _meetings(graph, np.ones(graph.n_ops, dtype=bool)):
+            meeting = _Meeting(members, start, end, late)
+            took = (meeting.bound - meeting.launch)[meeting.known]
+            seen.setdefault(meeting.kind, []).append(took)
+        self.seconds = {
+            kind: float(np.median(values))
+            for kind, parts in seen.items()
+            if len(values := np.concatenate(parts))
+        }
+
+    def of(self, kind: OpKind) -> float:
+        """Seconds; infinite where no end of the kind is known."""
+        return max(0.0, self.seconds.get(kind, np.inf))
+
+
+def _settle_alone(meeting: _Meeting, usual: _Usual) -> int:
+    if not meeting.any_late:
+        return 0
+    return meeting.settle(np.minimum(meeting.bound, meeting.launch + usual.of(meeting.kind)))
+
+
+def _settle_queue(queue: list[_Meeting], usual: _Usual) -> int:
+    """The meetings of one stream, in its order: one at a time is under way."""
+    if not any(meeting.any_late for meeting in queue):
+        return 0
+    ends = [meeting.bound.copy() for meeting in queue]
+    for step in range(len(ends[0])):
+        launch = [float(meeting.launch[step, 0]) for meeting in queue]
+        bound = [float(meeting.bound[step, 0]) for meeting in queue]
+        known = [bool(meeting.known[step, 0]) for meeting in queue]
+        for place, seconds in enumerate(queue_ends(launch, bound, known, usual.of(queue[0].kind))):
+            ends[place][step] = seconds
+    return sum(meeting.settle(end) for meeting, end in zip(queue, ends, strict=True))
+
+
+def queue_ends(
+    launch: list[float], bound: list[float], known: list[bool], usual_s: float
+) -> list[float]:
+    """Ends of collectives that run one after the other, of which only some were seen.
+
+    Between two known ends all take alike, so that the last one ends when it was seen. Behind the
+    last known end each takes the usual time, if the bounds allow it.
+
+    Args:
+        launch: of each, when its last member was there.
+        bound: of each, its end or the upper bound of it.
+        known: of each, whether the bound is its end.
+        usual_s: usual transfer time.
+    """
+    ends = list(bound)
+    free, low = -np.inf, 0
+    while low < len(ends):
+        high = next((at for at in range(low, len(ends)) if known[at]), len(ends))
+        if high == low:
+            free, low = ends[low], low + 1
+            continue
+        stop = min(high + 1, len(ends))
+        longest = _common_s(launch[low:stop], bound[low:stop], free)
+        took = longest if high < len(ends) else min(usual_s, longest)
+        ends[low:high] = _served(launch[low:high], took, free)
+        free, low = ends[high - 1], high
+    return ends
+
+
+def _served(launch: list[float], took: float, free: float) -> list[float]:
+    """When each ends, if each takes alike and waits for the one before."""
+    ends = []
+    for at in launch:
+        free = max(at, free) + took
+        ends.append(free)
+    return ends
+
+
+def _common_s(launch: list[float], bound: list[float], free: float) -> float:
+    """The longest transfer time common to all with which none ends behind its bound."""
+    low, high = 0.0, max(0.0, min(b - a for a, b in zip(launch, bound, strict=True)))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        late = any(e > b for e, b in zip(_served(launch, middle, free), bound, strict=True))
+        low, high = (low, middle) if late else (middle, high)
+    return low

@@ -1,0 +1,120 @@
+"""Dependencies of workers whose programs are recorded: launches and waits, whatever the framework.
+
+A program launches computes and communication and waits for communication, so two numbers of an op
+tell what it depends on: the position of its launch, and the position behind which the program
+waited for it. No rule of a framework or schedule is needed.
+
+======================================  ============================================================
+dependency                              reason
+======================================  ============================================================
+last compute launched before -> op      one stream; nothing is launched before what comes first
+awaited -> all launched behind the wait  the program stood there
+collective -> next of kind and stage    gathers and reductions are queued each in a stream
+======================================  ============================================================
+
+Sends and recvs are no queue: one that waits for its peer holds none of the others up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import GraphError
+from paceline.graph.replica import ReplicaOps
+from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS, OpKind
+
+K = OpKind
+Ops = npt.NDArray[np.int64]
+
+
+def program_edges(ops: ReplicaOps, n_pp: int) -> list[Ops]:
+    """[edge, 2] (before, after) within the workers of one replica."""
+    edges = []
+    for stage in range(n_pp):
+        here = np.flatnonzero(ops.pp == stage)
+        edges += _worker_edges(ops, here[np.argsort(ops.rank[here], kind="stable")])
+    return edges
+
+
+def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
+    """Edges among the ops of one worker, given in the order of their launches."""
+    issued, kind = ops.rank[order], ops.kind[order]
+    local = np.isin(kind, [int(k) for k in LOCAL_KINDS])
+    place = np.arange(len(order))
+    computes = np.flatnonzero(local)
+    # Place among the computes of the first one that is launched behind each op.
+    following = np.searchsorted(computes, place, side="right")
+    before = following - local - 1
+    behind = before >= 0
+    edges = [np.stack([order[computes[before[behind]]], order[place[behind]]], axis=1)]
+
+    awaited = ops.awaited[order] if ops.awaited is not None else np.full(len(order), -1)
+    waits = np.flatnonzero(~local & (awaited >= 0))
+    first = np.searchsorted(issued, awaited[waits], side="right")
+    # All up to the next compute; what comes later waits for that one.
+    next_compute = np.append(computes, len(order) - 1)[np.searchsorted(computes, first)]
+    n_after = np.maximum(next_compute - first + 1, 0)
+    n_after[first >= len(order)] = 0
+    after = np.arange(n_after.sum()) - np.repeat(np.cumsum(n_after) - n_after - first, n_after)
+    edges.append(np.stack([order[np.repeat(waits, n_after)], order[after]], axis=1))
+
+    for collective in np.unique(kind[~local & ~np.isin(kind, [int(k) for k in P2P_KINDS])]):
+        queue = order[kind == collective]
+        edges.append(np.stack([queue[:-1], queue[1:]], axis=1))
+    return edges
+
+
+def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
+    """[pair, 2] the n-th send of a stage with its neighbour's n-th recv, by launches.
+
+    Raises:
+        GraphError: a stage receives more or fewer than is sent to it.
+    """
+
+    def of(kind: OpKind, stage: int) -> Ops:
+        chosen = np.flatnonzero((ops.kind == kind) & (ops.pp == stage))
+        return chosen[np.argsort(ops.rank[chosen], kind="stable")]
+
+    pairs = []
+    for send, recv, onwards in (
+        (K.FORWARD_SEND, K.FORWARD_RECV, 1),
+        (K.BACKWARD_SEND, K.BACKWARD_RECV, -1),
+    ):
+        for stage in range(n_pp):
+            peer = (stage + onwards) % n_pp
+            pairs.append(_matched(of(send, stage), of(recv, peer), (send, stage), (recv, peer)))
+    if n_pp > 1:
+        embedding, last = K.EMBEDDING_GRADS_ALL_REDUCE, n_pp - 1
+        ends = of(embedding, 0), of(embedding, last)
+        pairs.append(_matched(*ends, (embedding, 0), (embedding, last)))
+    return pairs
+
+
+def _matched(ones: Ops, others: Ops, one: tuple[OpKind, int], other: tuple[OpKind, int]) -> Ops:
+    if len(ones) != len(others):
+        raise GraphError(
+            f"stage {one[1]} has {len(ones)} {one[0].label} ops, stage {other[1]} has "
+            f"{len(others)} {other[0].label} ops to meet them; ops are missing from the trace"
+        )
+    return np.stack([ones, others], axis=1)
+
+
+def launch_numbers(ops: ReplicaOps) -> Ops:
+    """[op] its number among its kind on its stage, by launches."""
+    order = np.lexsort((ops.rank, ops.kind, ops.pp))
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (np.diff(ops.kind[order]) != 0) | (np.diff(ops.pp[order]) != 0)
+    first = np.flatnonzero(begins)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return number
+
+
+def check_program(ops: ReplicaOps, n_pp: int) -> None:
+    """Every stage computes something; GraphError otherwise."""
+    for stage in range(n_pp):
+        if not ((ops.kind == K.FORWARD_COMPUTE) & (ops.pp == stage)).any():
+            raise GraphError(
+                f"stage {stage} has no forward-compute op; ops are missing from the trace"
+            )

@@ -1,0 +1,106 @@
+"""The program of each worker: when it launches operations, and when it waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace.columns import Columns, describe
+from paceline.trace.kinds import LOCAL_KINDS
+from paceline.trace.trace import N_KINDS, Program
+
+Ints = npt.NDArray[np.int64]
+
+#: Largest position and part that a trace can hold.
+LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows with their places: [row] the lane (step, worker), and whether it is a compute."""
+
+    columns: Columns
+    lane: npt.NDArray[Any]
+    local: npt.NDArray[np.bool_]
+
+
+def program_of(
+    columns: Columns, cell: npt.NDArray[np.int32], place: Ints, where: str
+) -> Program | None:
+    """The programs in canonical order; None where the columns hold none.
+
+    Args:
+        columns: the raw columns, with whole numbers.
+        cell: [row] number of its (step, dp, pp, kind).
+        place: [row] its place in canonical order.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: one of ``issued`` and ``awaited`` is missing, a position is taken twice, a wait
+            comes before its launch, or a compute is waited for.
+    """
+    issued, awaited = columns.issued, columns.awaited
+    if issued is None and awaited is None:
+        return None
+    if issued is None or awaited is None:
+        lacking, other = ("issued", "awaited") if issued is None else ("awaited", "issued")
+        raise TraceError(f"{where} has the column {other} but not {lacking}; a program needs both")
+    local = np.isin(columns.kind, [int(kind) for kind in LOCAL_KINDS])
+    rows = _Rows(columns, cell // N_KINDS, local)
+    _check_positions(rows, issued, awaited, where)
+    part = columns.part if columns.part is not None else np.zeros(len(columns), dtype=np.int64)
+    if columns.part is None or (part[local] < 0).any():
+        part = np.where(local, _parts(rows, issued, cell), np.maximum(part, 0))
+
+    def arranged(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        out = np.empty(len(place), dtype=np.int32)
+        out[place] = values
+        return out
+
+    return Program(arranged(part), arranged(issued), arranged(awaited))
+
+
+def _check_positions(
+    rows: _Rows, issued: npt.NDArray[Any], awaited: npt.NDArray[Any], where: str
+) -> None:
+    columns = rows.columns
+    complaints = (
+        ((issued < 0) | (issued > LARGEST), "an issued that is no position (0, 1, 2, ...)"),
+        ((awaited < -1) | (awaited > LARGEST), "an awaited that is no position (-1 = never)"),
+        (rows.local & (awaited >= 0), "a compute that is awaited; only communication is"),
+        ((awaited >= 0) & (awaited < issued), "a wait that comes before the launch"),
+    )
+    for wrong, what in complaints:
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise TraceError(
+                f"{where}: {int(wrong.sum())} rows have {what}, the first is row {row} "
+                f"({describe(columns, row)}: issued {issued[row]}, awaited {awaited[row]})"
+            )
+    order = np.lexsort((issued, rows.lane))
+    twice = (np.diff(rows.lane[order]) == 0) & (np.diff(issued[order]) == 0)
+    if twice.any():
+        at = int(np.argmax(twice))
+        one, other = int(order[at]), int(order[at + 1])
+        raise TraceError(
+            f"{where}: {int(twice.sum())} ops share a position of their worker's program, for "
+            f"example {describe(columns, one)} and {describe(columns, other)} (issued "
+            f"{issued[one]}); does the file hold several ranks of one (dp, stage)?"
+        )
+
+
+def _parts(rows: _Rows, issued: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> Ints:
+    """[row] number of an op among those of its pass: its kind, chunk and microbatch."""
+    columns = rows.columns
+    keys = (columns.microbatch, columns.chunk, cell)
+    order = np.lexsort((issued, *keys))
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    first = np.flatnonzero(begins)
+    part = np.empty(len(order), dtype=np.int64)
+    part[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return part

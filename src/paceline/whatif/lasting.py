@@ -1,0 +1,52 @@
+"""The slowdown that lasts, apart from variation that passes.
+
+Where passes are recorded in parts, every part waits for the slowest of its peers, so variation that
+hits now one worker, now another, adds up to a slowdown that no worker is to blame for. What lasts
+is what is left in the typical step: each operation of each worker at its median over the steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.graph import Durations
+from paceline.whatif.layout import simulate_scenarios
+from paceline.whatif.scenario import Part, Scenario
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lasting:
+    """Slowdowns of the typical step.
+
+    Attributes:
+        slowdown: S with every operation of every worker at its median over the steps.
+        by_worker: [pp, dp] the same with all ideal but one worker.
+    """
+
+    slowdown: float
+    by_worker: Array
+
+
+def lasting(durations: Durations, ideal: Array) -> Lasting | None:
+    """What lasts of the slowdowns; None where passes are whole, as in the paper.
+
+    Args:
+        durations: as measured.
+        ideal: [op] seconds, from :func:`paceline.whatif.ideal.ideal_durations`.
+    """
+    graph = durations.graph
+    if not graph.programmed:
+        return None
+    typical = Durations.empty(graph, 1)
+    for v in range(graph.n_variants):
+        typical.block(v)[:] = np.median(durations.block(v), axis=1, keepdims=True)
+    workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
+    only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
+    times = simulate_scenarios(typical, ideal, [Scenario.measured(), Scenario.ideal(), *only])
+    slowdowns = times[:, 0] / times[1, 0]
+    return Lasting(float(slowdowns[0]), slowdowns[2:].reshape(graph.n_pp, graph.n_dp))

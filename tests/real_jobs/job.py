@@ -1,0 +1,199 @@
+"""One rank of a small real job: ``job.py CASE RANK WORLD FOLDER FACTORS STEPS RECORD``.
+
+Layers sleep for as long as they are told, so ranks do not compete for the cores; torch and gloo do
+all else. FACTORS are those of the ranks, such as ``1,2,1,1``; RECORD is 1 or 0. Prints the times of
+the steps in seconds and a digest of the losses.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WIDTH, ROWS = 32, 4
+LAYERS = 5
+LAYER_S = 0.03
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, forward_s, backward_s):
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
+
+
+class Layer(nn.Module):
+    def __init__(self, seconds, width=WIDTH):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.seconds = seconds
+
+    def forward(self, x):
+        return Sleep.apply(torch.tanh(self.linear(x)), self.seconds, 2 * self.seconds)
+
+
+def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
+    return nn.Sequential(*(Layer(seconds * factor, width) for _ in range(n)))
+
+
+class Loop:
+    """Runs and times steps, recorded or not."""
+
+    def __init__(self, folder, steps, recorded):
+        self.steps, self.times, self.losses = steps, [], []
+        self.recorder = None
+        if recorded:
+            import paceline.record as record
+
+            self.recorder = record.start(folder / "run", steps=range(2, steps), sync_every=2)
+
+    def run(self, step):
+        for number in range(self.steps):
+            dist.barrier()
+            began = time.perf_counter()
+            if self.recorder is None:
+                self.losses.append(step())
+            else:
+                with self.recorder.step(number):
+                    self.losses.append(step())
+            self.times.append(time.perf_counter() - began)
+
+
+def fsdp(case, rank, world, factor, loop):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    shape, names = ((2, 2), ("replicate", "shard")) if case == "hsdp" else ((world,), ("shard",))
+    mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
+    model = layers(factor)
+    options = {"mesh": mesh}
+    if case == "fsdp-mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    for layer in model:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    if case == "fsdp-prefetch":
+        model._set_unshard_async_op(True)
+        for at, layer in enumerate(model):
+            layer.set_modules_to_forward_prefetch(list(model[at + 1 : at + 2]))
+            layer.set_modules_to_backward_prefetch(list(model[max(0, at - 1) : at]))
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_fsdp(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    microbatches = 3 if case == "fsdp-accumulate" else 1
+    x = torch.randn(ROWS, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        total = 0.0
+        for microbatch in range(microbatches):
+            model.set_requires_gradient_sync(microbatch == microbatches - 1)
+            loss = model(x).square().mean()
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        return total
+
+    loop.run(step)
+
+
+def ddp(case, rank, world, factor, loop):
+    wide = 128  # a layer is a bucket of 66 kB
+    model = layers(factor, width=wide)
+    cap = 25 if case == "ddp-one" else 0.05
+    model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap)
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_ddp(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    microbatches = 3 if case == "ddp-accumulate" else 1
+    x = torch.randn(ROWS, wide)
+
+    def step():
+        optimizer.zero_grad()
+        total = 0.0
+        for microbatch in range(microbatches):
+            model.require_backward_grad_sync = microbatch == microbatches - 1
+            loss = model(x).square().mean()
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        return total
+
+    loop.run(step)
+
+
+SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+
+
+def pipeline(case, rank, world, factor, loop):
+    from torch.distributed import pipelining
+
+    chunks = 2 if case == "interleaved" else 1
+    parts = [layers(factor, n=1) for _ in range(chunks)]
+    stages = [
+        pipelining.PipelineStage(part, chunk * world + rank, chunks * world, torch.device("cpu"))
+        for chunk, part in enumerate(parts)
+    ]
+    schedule = getattr(pipelining, SCHEDULES[case])(
+        stages if chunks > 1 else stages[0], n_microbatches=world, loss_fn=nn.MSELoss()
+    )
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_torch_pipelining(schedule)
+    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], 1e-2)
+    x = torch.randn(ROWS * world, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        losses = []
+        last = {"target": x, "losses": losses} if rank == world - 1 else {}
+        schedule.step(*([x] if rank == 0 else []), **last)
+        if loop.recorder is None:
+            optimizer.step()
+        else:
+            with loop.recorder.op("optimizer"):
+                optimizer.step()
+        return float(sum(losses)) if losses else 0.0
+
+    loop.run(step)
+
+
+def main(case, rank, world, folder, factors, steps, recorded):
+    rank, world, folder = int(rank), int(world), Path(folder)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    loop = Loop(folder, int(steps), recorded == "1")
+    factor = float(factors.split(",")[rank])
+    kind = next(f for name, f in KINDS.items() if case.startswith(name))
+    kind(case, rank, world, factor, loop)
+    if loop.recorder is not None:
+        loop.recorder.close()
+    print(json.dumps({"times": loop.times, "losses": loop.losses}), flush=True)
+    dist.barrier()
+    os._exit(0)  # past torch's teardown, which aborts now and then
+
+
+KINDS = {"fsdp": fsdp, "hsdp": fsdp, "ddp": ddp, "1f1b": pipeline, "interleaved": pipeline}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
