@@ -15,6 +15,8 @@ LAYERS = (
         "files",
         "blockfile",
         "units",
+        "quantities",
+        "marked_yaml",
         "client",
         "trace",
         "sources",
