@@ -7,6 +7,7 @@ import sys
 
 from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
+from paceline.cli.trace_input import TraceInput
 
 EPILOG = """\
 scenarios:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     scenarios_of(args.scenario)
     check_not_input([args.output], [args.trace, args.job])
     check_targets([args.output], force=args.force)
-    trace = trace_input.load_trace(args)
+    trace = TraceInput.of(args).load()
     drawing = draw(
         trace,
         args.scenario,
