@@ -218,7 +218,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from paceline.cli.progress import ProgressBar
     from paceline.errors import MitigateError
     from paceline.mitigate.life import compare
-    from paceline.mitigate.scenario import load_scenario
+    from paceline.mitigate.life_yaml import load_scenario
 
     given = {name: getattr(args, name) for name in _NOT_SIMULATED}
     flags = [

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw and write."""
     from paceline.files import check_not_input, check_targets, write_files
     from paceline.report.perfetto import trace_writer
-    from paceline.report.scenario import draw, scenarios_of
+    from paceline.report.timeline import draw, scenarios_of
 
     scenarios_of(args.scenario)
     check_not_input([args.output], [args.trace, args.job])
