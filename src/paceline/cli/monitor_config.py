@@ -75,7 +75,7 @@ def check_installed() -> None:
     """
     from importlib.util import find_spec
 
-    names = ("starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2", "msgpack", "fsspec")
+    names = ("starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2", "msgspec", "fsspec")
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise MonitorError(
