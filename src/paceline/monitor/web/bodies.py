@@ -66,7 +66,7 @@ class Body:
             )
         except RecursionError:
             problem = "it is nested too deeply"
-        except ValueError as error:  # msgspec's errors, and that of UTF-8
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             problem = str(error)[:200]
         raise bad(f"{field or 'the body'}: {problem}")
 
