@@ -60,6 +60,7 @@ def test_a_job_is_what_was_sent(encoded):
         (batch, {"batch": 1, "source": "\u00e4" * 101}, "source must be a text of at most 200"),
         (batch, {"batch": 1, "world": 100_001}, "at `$.world`"),
         (batch, {"batch": 1}, "steps, ranks, durations_s missing"),
+        (batch, {"batch": 1, "samples": [[1, 0, 1.0]], "ranks": [-1]}, "not both"),
         (batch, {"batch": 1, "samples": [[1, 0]]}, "samples: Expected `array` of length 3"),
         (batch, {"batch": 1, "samples": [[1, 0, True]]}, "samples: Expected `float`, got `bool`"),
         (batch, {"batch": 1, "samples": [[2**53 + 1, 0, 1.0]]}, "steps must be from 0 to"),

@@ -109,7 +109,12 @@ def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
     number = str(new.batch)
     if len(number) > 100:
         raise bad("batch must have at most 100 digits")
-    columns = _rows(body, new.samples) if bytes(new.samples) else _columns(body, new)
+    if bytes(new.samples):
+        if any(bytes(column) for column in (new.steps, new.ranks, new.durations_s)):
+            raise bad("give samples, or steps, ranks and durations_s, not both")
+        columns = _rows(body, new.samples)
+    else:
+        columns = _columns(body, new)
     steps = _checked(columns[0], "steps", "<i8", _MOST_STEP)
     ranks = _checked(columns[1], "ranks", "<i4", _MOST_RANKS - 1)
     durations = _checked(columns[2], "durations_s", "<f8", _MOST_S)
