@@ -121,8 +121,8 @@ def _value(section: Section, field: str, base: object) -> Any:
     if field == "peak_flops":
         peaks = section.section(field)
         peaks.allow(PRECISIONS)
-        given = {precision: peaks.quantity(precision, "FLOP/s") for precision in peaks.nodes}
-        return {**base.peak_flops, **given} if isinstance(base, Gpu) else given
+        values = {precision: peaks.quantity(precision, "FLOP/s") for precision in peaks.nodes}
+        return {**base.peak_flops, **values} if isinstance(base, Gpu) else values
     if field in _COUNTS:
         return section.whole(field)
     if field in _MEASURES:

@@ -276,8 +276,8 @@ class Analyses:
             )
 
     def _tell(self, row: Mapping[str, Any], job: Mapping[str, Any], status: str) -> None:
-        told = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}
-        self._bus.publish(job["project"], "session", told)
+        news = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}
+        self._bus.publish(job["project"], "session", news)
 
 
 def _reason(error: Exception) -> str:

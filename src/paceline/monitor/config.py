@@ -118,8 +118,8 @@ class Config:
         return (self.base_url or f"{scheme}://{self.bind}").rstrip("/")
 
 
-def load_config(path: Path, **given: Any) -> Config:
-    """The settings of a YAML file; what is ``given`` goes first.
+def load_config(path: Path, **options: Any) -> Config:
+    """The settings of a YAML file; ``options`` go first.
 
     Raises:
         MonitorError: a setting is unknown or wrong; the message names file and line.
@@ -127,12 +127,12 @@ def load_config(path: Path, **given: Any) -> Config:
     section = read_marked(path, MonitorError, may_be_empty=True)
     section.allow(field.name for field in fields(Config))
     values = {name: _value(section, name) for name in section.nodes}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     try:
-        return Config(**{**values, **given})
+        return Config(**{**values, **options})
     except MonitorError as error:
         # Only a field of the file has a line in it.
-        lines = [name for name in error.fields if name in values and name not in given]
+        lines = [name for name in error.fields if name in values and name not in options]
         if not lines:
             raise
         section.fail(lines[0], str(error))
