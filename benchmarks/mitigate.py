@@ -21,8 +21,8 @@ import numpy as np
 from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import JobModel
 from paceline.mitigate.life import FailSlow, Scenario, compare, live
+from paceline.mitigate.life_yaml import load_scenario
 from paceline.mitigate.planner import Planner
-from paceline.mitigate.scenario import load_scenario
 from paceline.mitigate.strategies import OVERHEAD_S, Option, Strategies
 from paceline.mitigate.topology import best_placement
 from paceline.remedies.microbatches import redistribute

@@ -4,17 +4,21 @@
    accepted, how long a batch takes, memory, processor time.
 2. Sessions: 20 traces of 100,000 operations pushed at once: until all are analysed, peak memory of
    the service and its analyses together.
-3. Pages: 2,000 jobs and 20,000 sessions in the store: how long they take (`monitor_pages.py`).
+3. Bodies: a batch of 10,000 step times decoded and checked, per encoding, beside `json.loads`.
+4. Pages: 2,000 jobs and 20,000 sessions in the store: how long they take (`monitor_pages.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +67,47 @@ def bench_steps(folder: Path, seconds: float) -> None:
         )
         print(f"  last step shown {behind:.1f} s after its batch; {server.memory_mib():.0f} MiB")
         print(f"  the service took {cpu / whole:.2f} of a core")
+
+
+def bench_bodies(samples: int = 10_000, times: int = 50) -> None:
+    """A batch as rows, as columns, and with columns as bytes."""
+    from msgspec import msgpack
+
+    from paceline.monitor.web.bodies import Body, check_values
+    from paceline.monitor.web.pushed import batch_of
+
+    steps = np.repeat(np.arange(5), samples // 5)
+    ranks = np.tile(np.arange(samples // 5), 5)
+    durations = np.random.default_rng(0).normal(1.0, 0.01, samples).round(6)
+    columns = {"steps": steps, "ranks": ranks, "durations_s": durations}
+    lists = {"batch": 1, **{name: values.tolist() for name, values in columns.items()}}
+    rows = {"batch": 1, "samples": list(zip(*list(lists.values())[1:], strict=True))}
+    kinds = {"steps": "<i8", "ranks": "<i4", "durations_s": "<f8"}
+    packed = {name: values.astype(kinds[name]).tobytes() for name, values in columns.items()}
+
+    def median_ms(work: Callable[[], object]) -> float:
+        took = []
+        for _ in range(times):
+            begin = time.perf_counter()
+            work()
+            took.append(time.perf_counter() - begin)
+        return float(np.median(took)) * 1e3
+
+    def parse(content: bytes, is_msgpack: bool) -> object:
+        if not is_msgpack:
+            check_values(content)
+        return batch_of(Body(content, is_msgpack), lambda: 0.0)
+
+    print(f"bodies: a batch of {samples:,} step times, median of {times}")
+    for name, values in (("rows", rows), ("columns", lists)):
+        text, binary = json.dumps(values).encode(), msgpack.encode(values)
+        print(
+            f"  {name}: JSON {median_ms(partial(parse, text, False)):.2f} ms (json.loads alone "
+            f"{median_ms(partial(json.loads, text)):.2f}), msgpack "
+            f"{median_ms(partial(parse, binary, True)):.2f} ms"
+        )
+    binary = msgpack.encode({"batch": 1, **packed})
+    print(f"  columns as bytes: msgpack {median_ms(partial(parse, binary, True)):.2f} ms")
 
 
 def bench_sessions(folder: Path, sessions: int, ops: int) -> None:
@@ -121,12 +166,14 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--ops", type=int, default=100_000)
-    parser.add_argument("--only", choices=("steps", "sessions", "pages"))
+    parser.add_argument("--only", choices=("steps", "sessions", "bodies", "pages"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
         if args.only in (None, "steps"):
             bench_steps(Path(scratch), args.seconds)
         if args.only in (None, "sessions"):
             bench_sessions(Path(scratch), args.sessions, args.ops)
+        if args.only in (None, "bodies"):
+            bench_bodies()
         if args.only in (None, "pages"):
             bench_pages(Path(scratch), 2000, 20_000)

@@ -17,8 +17,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from call_logs import Call, deepspeed, fsdp, make, megatron, of_length
-from paceline.detect.calls import step_times
 from paceline.detect.period import find_period
+from paceline.detect.steps_of_calls import step_times
 
 THRESHOLD, LONGEST = 0.95, 199
 TRIES = 4

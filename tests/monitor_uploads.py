@@ -9,7 +9,7 @@ import pytest
 
 from monitor_durability import make_trace
 from monitor_web import monitor
-from paceline.monitor.analysis import Analyses
+from paceline.monitor.analysis_pool import Analyses
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import paceline
 
 PUBLIC = {
     "Job",
+    "JobReport",
     "OpKind",
     "PacelineError",
     "Part",

@@ -229,6 +229,8 @@ def test_anyway_counts_microbatches_of_all_replicas_and_gpu_time() -> None:
     for side, trace in ((comparison.before, before), (comparison.after, after)):
         assert side.units_per_step == 24
         assert side.result.traced_s.mean() == pytest.approx(trace.traced_step_s().mean())
+        assert side.simulated_s == pytest.approx(side.result.simulated_s.mean() / 24)
+        assert side.simulated_s / side.ideal_s == pytest.approx(side.result.slowdown)
     assert comparison.time.before_s == pytest.approx(before.traced_step_s().mean() / 24)
     assert comparison.time.after_s == pytest.approx(after.traced_step_s().mean() / 24)
     gpu_time = comparison.gpu_time

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from call_logs import deepspeed, fsdp, make, megatron, of_length, to_log
-from paceline.detect.calls import step_times
 from paceline.detect.period import find_period
+from paceline.detect.steps_of_calls import step_times
 from paceline.errors import DetectError
 
 JOBS = {"megatron": megatron(), "fsdp": fsdp(), "deepspeed": deepspeed()}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from call_logs import of_trace, to_log
-from paceline.detect.calls import step_times
 from paceline.detect.event import Event
 from paceline.detect.job import job_events
 from paceline.detect.locate import episode_end, locate_in_calls, locate_in_trace, locate_last
+from paceline.detect.steps_of_calls import step_times
 from paceline.detect.who import Suspect, Transfers, Work, find_suspects, lower_median, waited_for
 from paceline.detect.who_calls import who_from_calls
 from paceline.detect.who_trace import who_from_trace

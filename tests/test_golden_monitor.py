@@ -20,9 +20,9 @@ from paceline.monitor.documents import read_report
 from paceline.monitor.snapshot import SNAPSHOT, load_stream, save_stream
 from paceline.monitor.step_files import StepFile, StepFiles
 from paceline.monitor.step_series import NAME, read_rows
+from paceline.monitor.step_stream import Stream
 from paceline.monitor.store import events, jobs, sessions, tokens
 from paceline.monitor.store.database import open_database
-from paceline.monitor.stream import Stream
 from paceline.monitor.web.comparison import compare
 from paceline.monitor.web.sections import sections
 from paceline.results.document import SCHEMA

@@ -1,6 +1,7 @@
 """The layers of DESIGN.md: a module imports only from the lines above its own."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ LAYERS = (
         "files",
         "blockfile",
         "units",
+        "quantities",
+        "marked_yaml",
         "client",
         "trace",
         "sources",
@@ -32,7 +35,6 @@ LAYERS = (
         "detect",
         "mitigate",
         "record",
-        "fleet",
         "results",
         "report",
     ),
@@ -131,6 +133,23 @@ def cycles(package: Path) -> list[str]:
     for path in edges:
         walk(path, [])
     return found
+
+
+def test_every_layer_exists():
+    absent = [
+        name
+        for name in LAYERS
+        if not ((PACKAGE / f"{name}.py").is_file() or (PACKAGE / name / "__init__.py").is_file())
+    ]
+    assert absent == []
+
+
+def test_the_design_page_names_every_layer_and_no_module_that_is_absent():
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| `([\w/.]+)` \|", page, re.MULTILINE)
+    paths = [PACKAGE / (name if name.endswith((".py", "/")) else f"{name}.py") for name in names]
+    assert [str(path) for path in paths if not path.exists()] == []
+    assert {name.partition("/")[0] for name in names} == set(LAYERS)
 
 
 def test_modules_import_only_from_the_lines_above():

@@ -9,8 +9,8 @@ from paceline.mitigate import oracle
 from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import JobModel
 from paceline.mitigate.life import FailSlow, Scenario, compare, live
+from paceline.mitigate.life_yaml import load_scenario
 from paceline.mitigate.oracle import best_policy
-from paceline.mitigate.scenario import load_scenario
 from paceline.mitigate.strategies import Strategies
 from paceline.synth import SynthSpec
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.errors import ModelError, OutputError
+from paceline.errors import ModelError, OutputError, QuantityError
 from paceline.model.calibration import Calibration
 from paceline.model.cluster import Gpu, Network, Node
 from paceline.model.cluster_presets import CLUSTER_PRESETS, cluster_preset
 from paceline.model.cluster_yaml import cluster_text, load_cluster, save_cluster
 from paceline.model.efficiency import Efficiency
-from paceline.model.quantities import format_quantity, parse_quantity
+from paceline.quantities import format_quantity, parse_quantity
 
 OWN = """\
 name: lab
@@ -66,7 +66,7 @@ def test_quantities(text, measure, number):
     ],
 )
 def test_wrong_quantities_say_what_to_write(text, measure, said):
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(QuantityError, match=said):
         parse_quantity(text, measure)
 
 

@@ -38,7 +38,7 @@ channels:
     [
         ("rules: {x: {at_least: 2}}", "line 1: rules.x: is no default rule and needs a kind"),
         ("rules: {slow-job: {kind: fast}}", "kind must be one of"),
-        ("rules: {slow-job: {at_least: 1}}", "rules.slow-job: at_least must be above 1"),
+        ("rules: {slow-job: {at_least: 1}}", "rules.slow-job.at_least: at_least must be above 1"),
         ("rules: {slow-job: {at_leest: 2}}", "did you mean at_least?"),
         ("rules: {slow-job: {sessions: 0}}", "must be a whole number >= 1"),
         ("rules: {slow-job: {gpu_hours: .nan}}", "must be a number, not nan"),

@@ -45,6 +45,13 @@ def test_a_wrong_option_is_not_blamed_on_the_file(tmp_path):
         load_config(path, log_level="loud")
 
 
+def test_a_value_that_is_a_setting_s_name_is_not_blamed_on_that_setting(tmp_path):
+    path = tmp_path / "monitor.yaml"
+    path.write_text("data: here\n")
+    with pytest.raises(MonitorError, match=r"^bind must be host:port, not 'data'"):
+        load_config(path, bind="data")
+
+
 @pytest.mark.parametrize("text", ["", "# nothing yet\n"])
 def test_a_file_without_settings_is_one(tmp_path, text):
     path = tmp_path / "monitor.yaml"

@@ -23,7 +23,7 @@ from monitor_fleet import (
     serving,
 )
 from paceline.monitor.bus import Bus
-from paceline.monitor.web import stream
+from paceline.monitor.web import server_events
 from paceline.synth import SynthSpec, synthesize
 
 
@@ -212,7 +212,7 @@ def news(bus, project, n, publish):
 
     async def collect():
         told = []
-        async for message in stream._news(bus, project):
+        async for message in server_events._news(bus, project):
             told.append(message.decode())
             if len(told) == 1:
                 publish()
@@ -240,8 +240,8 @@ def test_news_of_the_own_project_only():
 def test_a_stream_ends_when_the_service_does_and_after_a_while(monkeypatch):
     bus = Bus()
     assert len(news(bus, "*", 9, bus.close)) == 1
-    monkeypatch.setattr(stream, "BEAT_S", 0.01)
-    monkeypatch.setattr(stream, "LIFE_S", 0.2)
+    monkeypatch.setattr(server_events, "BEAT_S", 0.01)
+    monkeypatch.setattr(server_events, "LIFE_S", 0.2)
     bus = Bus()
     _, *beats = news(bus, "*", 99, lambda: None)
     assert beats

@@ -14,11 +14,11 @@ from paceline.detect.detector import Detector
 from paceline.errors import StateError
 from paceline.monitor import detectors as module
 from paceline.monitor import replay, step_files
-from paceline.monitor import stream as streams
+from paceline.monitor import step_stream as streams
 from paceline.monitor.snapshot import SNAPSHOT, load_stream, save_stream
 from paceline.monitor.step_series import ROW, append_rows
+from paceline.monitor.step_stream import Stream
 from paceline.monitor.store import events
-from paceline.monitor.stream import Stream
 from step_batches import of_step
 from test_monitor_detectors import Site, story
 

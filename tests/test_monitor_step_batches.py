@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the monitor is an extra")
 
-import msgpack
+from msgspec import msgpack
 
 import monitor_uploads
 from monitor_web import eventually
@@ -35,9 +35,9 @@ class TestSteps:
             (
                 (json.dumps({"source": "a", "batch": 1, "samples": rows}).encode(), as_json),
                 (json.dumps({"source": "b", "batch": 1, **columns}).encode(), as_json),
-                (msgpack.packb({"source": "c", "batch": 1, **columns}), as_msgpack),
-                (msgpack.packb({"source": "d", "batch": 1, **packed}), as_msgpack),
-                (gzip.compress(msgpack.packb({"source": "e", "batch": 1, **packed})),
+                (msgpack.encode({"source": "c", "batch": 1, **columns}), as_msgpack),
+                (msgpack.encode({"source": "d", "batch": 1, **packed}), as_msgpack),
+                (gzip.compress(msgpack.encode({"source": "e", "batch": 1, **packed})),
                  {**as_msgpack, "Content-Encoding": "gzip"}),
             )
         ):  # fmt: skip

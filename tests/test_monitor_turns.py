@@ -19,9 +19,9 @@ from paceline.monitor.live_job import LiveJob
 from paceline.monitor.log import JsonLines
 from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.step_series import NAME
+from paceline.monitor.step_stream import Closed, Stream
 from paceline.monitor.store import events, jobs
 from paceline.monitor.store.database import open_database
-from paceline.monitor.stream import Closed, Stream
 from paceline.monitor.turns import Turns
 from paceline.monitor.web import limits
 from paceline.monitor.web.limits import Connections
@@ -287,7 +287,7 @@ class TestJobs:
         assert max(n for _, n in order) == 1
 
     def test_a_batch_of_very_many_steps_pauses_while_it_is_added(self, monkeypatch):
-        monkeypatch.setattr("paceline.monitor.stream.PAUSE_STEPS", 10)
+        monkeypatch.setattr("paceline.monitor.step_stream.PAUSE_STEPS", 10)
         found = list(Stream().take(one_batch(story(steps=100, slow=slice(0, 0)))))
         assert found[:10] == [None] * 10
         assert [int(one.row["step"]) for one in found if isinstance(one, Closed)] == list(

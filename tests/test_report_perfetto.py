@@ -14,8 +14,8 @@ from paceline.graph import from_trace
 from paceline.report import perfetto
 from paceline.report.events import Events, from_rows, label
 from paceline.report.perfetto import trace_writer
-from paceline.report.scenario import Drawing, draw, draw_ideal, scenarios_of
 from paceline.report.scene import Scene
+from paceline.report.timeline import Drawing, draw, draw_ideal, scenarios_of
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import Job, OpKind, Trace
 from paceline.whatif import analyze

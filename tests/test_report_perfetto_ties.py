@@ -14,7 +14,7 @@ from paceline.errors import ScenarioError, TraceError
 from paceline.graph import from_trace
 from paceline.report import perfetto, scene
 from paceline.report.perfetto import trace_writer
-from paceline.report.scenario import Drawing, draw, draw_ideal, scenarios_of
+from paceline.report.timeline import Drawing, draw, draw_ideal, scenarios_of
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.trace import Trace
 from paceline.whatif import analyze

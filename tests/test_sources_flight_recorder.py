@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.detect.calls import step_times
+from paceline.detect.steps_of_calls import step_times
 from paceline.errors import PacelineError, TraceError
 from paceline.sources.call_logs import flight_recorder, plain_pickle
 from paceline.sources.call_logs.files import load_call_log

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
     from paceline.plan.predict import Prediction, predict
+    from paceline.results.document import JobReport
     from paceline.sources import load, write
     from paceline.synth import SynthSpec, synthesize
     from paceline.trace import Job, OpKind, Trace
@@ -43,6 +44,7 @@ __all__ = [
     "Comparison",
     "Detector",
     "Job",
+    "JobReport",
     "OpKind",
     "PacelineError",
     "Part",
@@ -70,6 +72,7 @@ _HOME = {
     "Comparison": "paceline.comparison",
     "Detector": "paceline.detect.detector",
     "Job": "paceline.trace",
+    "JobReport": "paceline.results.document",
     "LLM": "paceline.model.llm",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",

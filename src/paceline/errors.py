@@ -9,6 +9,7 @@
     ├── RemedyError         a remedy was asked for in a way that this job does not allow
     │   └── NotApplicableError   a remedy has nothing to do here: an answer, not a mistake
     ├── ComparisonError     two jobs are unlike, so that their steps cannot be compared
+    ├── QuantityError       a number with its unit cannot be read
     ├── ModelError          a model, cluster or profile is not known, malformed or not modelled
     │   └── PlanError       a plan is illegal for the model or the number of GPUs
     ├── DetectError         samples that a detector cannot take
@@ -26,7 +27,14 @@ from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """Base of all errors that a user of Paceline can act on."""
+    """Base of all errors that a user of Paceline can act on.
+
+    ``fields`` are those of the record that the message speaks of, where its maker says so.
+    """
+
+    def __init__(self, message: str = "", *, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class TraceError(PacelineError):
@@ -73,15 +81,12 @@ class ResultError(PacelineError):
         self.problem, self.field = problem, field
 
 
+class QuantityError(PacelineError):
+    """A number with its unit cannot be read."""
+
+
 class ModelError(PacelineError):
-    """A model, cluster or profile is not known, malformed or not modelled.
-
-    ``fields`` are those of the record that the message speaks of, where its maker says so.
-    """
-
-    def __init__(self, message: str = "", *, fields: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.fields = fields
+    """A model, cluster or profile is not known, malformed or not modelled."""
 
 
 class PlanError(ModelError):

@@ -31,7 +31,7 @@ from monitor_web import monitor
 from paceline.client import Client
 from paceline.monitor.store.tables import jobs
 from paceline.monitor.store.tokens import revoke_token
-from paceline.monitor.web import stream
+from paceline.monitor.web import server_events
 from paceline.sources import parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from shared_data import DATA
@@ -399,13 +399,13 @@ def test_news_changes_the_open_job(visit, empty, made):
 
 
 def test_a_stream_that_ends_is_taken_up_again(visit, empty, monkeypatch):
-    monkeypatch.setattr(stream, "LIFE_S", 0.5)
-    monkeypatch.setattr(stream, "BEAT_S", 0.1)
+    monkeypatch.setattr(server_events, "LIFE_S", 0.5)
+    monkeypatch.setattr(server_events, "BEAT_S", 0.1)
     page = visit(empty.url + "/")
     page.wait_for_selector("#live[data-state=live]")
     page.wait_for_selector("#live[data-state=lost]")
     empty.monitor.add_job("meanwhile")
-    monkeypatch.setattr(stream, "LIFE_S", 60.0)
+    monkeypatch.setattr(server_events, "LIFE_S", 60.0)
     page.wait_for_selector("#live[data-state=live]")
     page.wait_for_selector("text=meanwhile")  # what came in between is not missed
     with empty.monitor.engine.begin() as connection:
@@ -413,8 +413,8 @@ def test_a_stream_that_ends_is_taken_up_again(visit, empty, monkeypatch):
 
 
 def test_an_open_page_ends_with_its_token(visit, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "LIFE_S", 0.5)
-    monkeypatch.setattr(stream, "BEAT_S", 0.1)
+    monkeypatch.setattr(server_events, "LIFE_S", 0.5)
+    monkeypatch.setattr(server_events, "BEAT_S", 0.1)
     with monitor(tmp_path / "data") as running:
         url = f"http://127.0.0.1:{running.port}"
         page = visit(url + "/fleet")

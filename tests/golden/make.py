@@ -30,7 +30,7 @@ def version(module, name):
 
 def snapshot(folder):
     """Two ranks of 1 s and 2 s; both 1.5 times slower from step 60 on, seen up to step 69."""
-    from paceline.monitor.stream import Stream
+    from paceline.monitor.step_stream import Stream
     from step_batches import of_step
 
     stream = Stream()
@@ -256,7 +256,7 @@ def backup(folder):
 
 def snapshot_version():
     """Of the stream and of the detector in it."""
-    stream = version("monitor.stream", "STATE_VERSION")
+    stream = version("monitor.step_stream", "STATE_VERSION")
     return f"{stream}.{version('detect.detector', 'STATE_VERSION')}" if stream else "0"
 
 

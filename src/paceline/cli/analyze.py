@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.case_input import CaseInput
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.graph import from_trace
     from paceline.whatif import analyze
 
+    inputs = CaseInput.of(args, args.steps)
     compacts = args.out is not None and args.trace.is_dir()
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         given = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
         check_folder(args.out, [COMPACTED] if compacts else [], given, force=args.force)
     expected = _expected_job(args)
-    trace = trace_input.load_trace(args, args.steps)
+    trace = inputs.trace.load()
     more: dict[str, Writer] = {}
     if compacts:
         from paceline.sources import parquet
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_diagnose:
         from paceline.remedies import REMEDIES, advise
 
-        advice = advise(case_input.diagnosed(args, measured, result), REMEDIES)
+        advice = advise(inputs.diagnosed(measured, result), REMEDIES)
     expectation = None
     if expected is not None:
         from paceline.plan.expect import expect
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         expectation = expect(measured, result, llm, plan, cluster)
     from paceline.results.document import JobReport
 
-    hosts = case_input.hosts(args, measured)
+    hosts = inputs.places(measured)
     report = JobReport.of(
         result, advice, expectation=expectation, hosts=hosts, per_step_workers=True
     )

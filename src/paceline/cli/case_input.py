@@ -4,17 +4,88 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
+from paceline.cli.trace_input import TraceInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from paceline.graph import Measured
     from paceline.remedies import Case
+    from paceline.whatif import WhatIf
+
+
+@dataclass(frozen=True, slots=True)
+class CaseInput:
+    """What a diagnosis is made of: a trace, and what is known beside it.
+
+    Attributes:
+        trace: the trace.
+        layers: transformer layers of each stage, or of each chunk; None = not known.
+        seqlens: file of sequence lengths, or None.
+        hosts: file of where ranks run, or None.
+    """
+
+    trace: TraceInput
+    layers: tuple[int, ...] | None = None
+    seqlens: Path | None = None
+    hosts: Path | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> CaseInput:
+        """What the arguments of ``trace_input`` and of this module say."""
+        return cls(TraceInput.of(args, steps), args.layers, args.seqlens, args.hosts)
+
+    def places(self, measured: Measured) -> dict[tuple[int, int], tuple[str, str]]:
+        """(dp, pp) -> (host, gpu), where the file of hosts says."""
+        from paceline.sources.hosts import hosts_of_workers, read_hosts
+
+        if self.hosts is None:
+            return {}
+        return hosts_of_workers(read_hosts(self.hosts), measured.rank)
+
+    def case(self, options: Mapping[str, Any] | None = None) -> Case:
+        """Read, analyse and diagnose; ``options`` are for remedies."""
+        return self.analyzed(self.trace.measured(), options)
+
+    def analyzed(self, measured: Measured, options: Mapping[str, Any] | None = None) -> Case:
+        """Analyse and diagnose what was read before."""
+        from paceline.whatif import analyze
+
+        with ProgressBar("simulating") as progress:
+            result = analyze(measured, progress=progress)
+        return self.diagnosed(measured, result, options)
+
+    def diagnosed(
+        self, measured: Measured, result: WhatIf, options: Mapping[str, Any] | None = None
+    ) -> Case:
+        """Diagnose what was analysed before."""
+        from paceline.diagnose import diagnose
+        from paceline.remedies import Case
+
+        _check_layers(self.layers, measured)
+        places = self.places(measured)
+        seqlens = None
+        if self.seqlens is not None:
+            from paceline.sources.seqlens import read_seqlens
+
+            seqlens = read_seqlens(self.seqlens)
+        diagnosis = diagnose(measured, result, places, seqlens)
+        return Case(measured, result, diagnosis, self.layers, seqlens, options or {})
+
+
+def _check_layers(layers: tuple[int, ...] | None, measured: Measured) -> None:
+    from paceline.errors import RemedyError
+
+    pp, vpp = measured.job.pp_size, measured.job.vpp_size
+    if layers is not None and len(layers) not in (pp, pp * vpp):
+        chunks = f" or {pp * vpp} (one per chunk)" if vpp > 1 else ""
+        raise RemedyError(f"--layers gives {len(layers)} numbers; the job has {pp} stages{chunks}")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:
@@ -98,49 +169,3 @@ def parse_layers(text: str) -> tuple[int, ...]:
     if not layers or min(layers) < 0:
         raise argparse.ArgumentTypeError(f"{text!r} should be whole numbers, such as 9,9,9,9")
     return layers
-
-
-def load_case(args: argparse.Namespace, options: Mapping[str, Any] | None = None) -> Case:
-    """Read, analyse and diagnose what the arguments name."""
-    from paceline.graph import from_trace
-    from paceline.whatif import analyze
-
-    # The trace itself is let go before the analysis: it is as large as what is made of it.
-    measured = from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
-    with ProgressBar("simulating") as progress:
-        result = analyze(measured, progress=progress)
-    return diagnosed(args, measured, result, options)
-
-
-def _check_layers(layers: tuple[int, ...] | None, measured: Any) -> None:
-    from paceline.errors import RemedyError
-
-    pp, vpp = measured.job.pp_size, measured.job.vpp_size
-    if layers is not None and len(layers) not in (pp, pp * vpp):
-        chunks = f" or {pp * vpp} (one per chunk)" if vpp > 1 else ""
-        raise RemedyError(f"--layers gives {len(layers)} numbers; the job has {pp} stages{chunks}")
-
-
-def hosts(args: argparse.Namespace, measured: Any) -> dict[tuple[int, int], tuple[str, str]]:
-    """(dp, pp) -> (host, gpu), where the arguments say."""
-    from paceline.sources.hosts import hosts_of_workers, read_hosts
-
-    return hosts_of_workers(read_hosts(args.hosts), measured.rank) if args.hosts else {}
-
-
-def diagnosed(
-    args: argparse.Namespace, measured: Any, result: Any, options: Mapping[str, Any] | None = None
-) -> Case:
-    """The diagnosis of an analysis, with what the arguments know beside the trace."""
-    from paceline.diagnose import diagnose
-    from paceline.remedies import Case
-
-    _check_layers(args.layers, measured)
-    known = hosts(args, measured)
-    seqlens = None
-    if args.seqlens:
-        from paceline.sources.seqlens import read_seqlens
-
-        seqlens = read_seqlens(args.seqlens)
-    diagnosis = diagnose(measured, result, known, seqlens)
-    return Case(measured, result, diagnosis, args.layers, seqlens, options or {})

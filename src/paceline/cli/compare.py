@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.case_input import CaseInput
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
+from paceline.cli.trace_input import TraceInput
 
 if TYPE_CHECKING:
     from paceline.comparison import Comparison
-    from paceline.graph import Measured
-    from paceline.remedies import Case
 
 DESCRIPTION = """\
 Analyse and diagnose two traces, and say what changed from one to the other: the step
@@ -175,19 +175,18 @@ def _check_output(args: argparse.Namespace) -> None:
 def _compare(args: argparse.Namespace) -> Comparison:
     from paceline.comparison import check_alike, compare
 
-    sides = [_arguments_of(args, side) for side in _SIDES]
-    measured = [_measured(side) for side in sides]
+    before, after = (_side(args, side) for side in _SIDES)
+    measured_before, measured_after = before.trace.measured(), after.trace.measured()
     if not args.anyway:
-        check_alike(measured[0], measured[1])  # before the analysis, which may take a while
-    cases = [_case(side, of_side) for side, of_side in zip(sides, measured, strict=True)]
-    hosts = [case_input.hosts(side, of_side) for side, of_side in zip(sides, measured, strict=True)]
+        check_alike(measured_before, measured_after)  # before the analysis, which may take a while
+    case_before, case_after = before.analyzed(measured_before), after.analyzed(measured_after)
     with Bars() as bars:
         return compare(
-            cases[0],
-            cases[1],
+            case_before,
+            case_after,
             anyway=args.anyway,
-            hosts_before=hosts[0],
-            hosts_after=hosts[1],
+            hosts_before=before.places(measured_before),
+            hosts_after=after.places(measured_after),
             tokens_before=args.tokens_before,
             tokens_after=args.tokens_after,
             names=(str(args.before), str(args.after)),
@@ -213,26 +212,18 @@ class Bars:
         self._stack.close()
 
 
-def _measured(args: argparse.Namespace) -> Measured:
-    from paceline.graph import from_trace
-
-    return from_trace(trace_input.load_trace(args, args.steps), keep_clocks=args.keep_clocks)
-
-
-def _case(args: argparse.Namespace, measured: Measured) -> Case:
-    from paceline.whatif import analyze
-
-    with ProgressBar("simulating") as progress:
-        result = analyze(measured, progress=progress)
-    return case_input.diagnosed(args, measured, result)
-
-
-def _arguments_of(args: argparse.Namespace, side: str) -> argparse.Namespace:
-    """The arguments of one trace, as the commands for one trace have them."""
-    names = ("steps", "hosts", "seqlens", "layers")
-    own = {name: getattr(args, f"{name}_{side}") for name in names}
-    own["steps"] = own["steps"] or args.steps
-    own["hosts"] = own["hosts"] or args.hosts
-    own["trace"] = getattr(args, side)
-    own["job"] = (args.job_after if side == "after" else None) or args.job
-    return argparse.Namespace(**{**vars(args), **own})
+def _side(args: argparse.Namespace, side: str) -> CaseInput:
+    """One trace and what is known beside it: its own, else what is said of both."""
+    trace = TraceInput(
+        path=getattr(args, side),
+        job=(args.job_after if side == "after" else None) or args.job,
+        steps=getattr(args, f"steps_{side}") or args.steps,
+        ignore_kinds=args.ignore_kinds,
+        keep_clocks=args.keep_clocks,
+    )
+    return CaseInput(
+        trace,
+        layers=getattr(args, f"layers_{side}"),
+        seqlens=getattr(args, f"seqlens_{side}"),
+        hosts=getattr(args, f"hosts_{side}") or args.hosts,
+    )

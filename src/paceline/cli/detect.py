@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paceline.detect.bocd import Bocd
-    from paceline.detect.calls import StepTimes
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
     from paceline.detect.job import JobEvent
+    from paceline.detect.steps_of_calls import StepTimes
     from paceline.sources.step_times import StepTimes as Table
     from paceline.trace.calls import CallLog
 
@@ -197,7 +197,7 @@ def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
 
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
     """The call log and its steps, which are told."""
-    from paceline.detect.calls import step_times
+    from paceline.detect.steps_of_calls import step_times
     from paceline.sources.call_logs.files import load_call_log
 
     log, notes = load_call_log(args.collectives)

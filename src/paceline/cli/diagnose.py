@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.case_input import CaseInput
 
 EPILOG = """\
 examples:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.remedies import REMEDIES, advise
     from paceline.results.document import JobReport
 
-    case = case_input.load_case(args)
+    case = CaseInput.of(args, args.steps).case()
     report = JobReport.of(case.result, advise(case, REMEDIES))
     if args.json:
         from paceline.report.result_json import lines_of_json

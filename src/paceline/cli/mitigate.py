@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.case_input import CaseInput
 from paceline.cli.numbers import parse_floats, whole
+from paceline.cli.trace_input import TraceInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +109,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     case_input.add_arguments(parser)
     case_input.add_json(parser)
-    parser.set_defaults(run=run, steps=None)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -172,11 +174,10 @@ def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
 def _strategies(
     args: argparse.Namespace, overhead_s: dict[str, float | None]
 ) -> tuple[Measured, Strategies]:
-    from paceline.graph import from_trace
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
-    measured = from_trace(trace_input.load_trace(args), keep_clocks=args.keep_clocks)
+    measured = TraceInput.of(args).measured()
     return measured, Strategies(JobModel(measured), overhead_s)
 
 
@@ -186,7 +187,7 @@ def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> 
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
-    case = case_input.load_case(args)
+    case = CaseInput.of(args).case()
     faults = faults_of(case)
     if not faults:
         if args.json:
@@ -217,7 +218,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from paceline.cli.progress import ProgressBar
     from paceline.errors import MitigateError
     from paceline.mitigate.life import compare
-    from paceline.mitigate.scenario import load_scenario
+    from paceline.mitigate.life_yaml import load_scenario
 
     given = {name: getattr(args, name) for name in _NOT_SIMULATED}
     flags = [

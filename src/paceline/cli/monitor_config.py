@@ -75,7 +75,16 @@ def check_installed() -> None:
     """
     from importlib.util import find_spec
 
-    names = ("starlette", "uvicorn", "sqlalchemy", "alembic", "jinja2", "msgpack", "fsspec")
+    names = (
+        "starlette",
+        "uvicorn",
+        "sqlalchemy",
+        "alembic",
+        "jinja2",
+        "msgspec",
+        "fsspec",
+        "prometheus_client",
+    )
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise MonitorError(

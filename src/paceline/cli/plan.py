@@ -223,12 +223,12 @@ def tokens(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: it is none.
     """
-    from paceline.errors import ModelError
-    from paceline.model.quantities import parse_quantity
+    from paceline.errors import QuantityError
+    from paceline.quantities import parse_quantity
 
     try:
         number = parse_quantity(text, "tokens")
-    except ModelError as error:
+    except QuantityError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if number <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.case_input import CaseInput
 
 if TYPE_CHECKING:
     from paceline.remedies import Case, RemedyKind
@@ -114,7 +115,7 @@ def _print_json(mapping: dict[str, Any]) -> None:
 def _case(args: argparse.Namespace) -> Case:
     names = [flag[2:].replace("-", "_") for flag, *_ in OPTIONS]
     options: dict[str, Any] = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
-    return case_input.load_case(args, options)
+    return CaseInput.of(args, args.steps).case(options)
 
 
 def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:

@@ -7,6 +7,7 @@ import sys
 
 from paceline.cli import trace_input
 from paceline.cli.numbers import parse_numbers
+from paceline.cli.trace_input import TraceInput
 
 EPILOG = """\
 scenarios:
@@ -65,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
     """Draw and write."""
     from paceline.files import check_not_input, check_targets, write_files
     from paceline.report.perfetto import trace_writer
-    from paceline.report.scenario import draw, scenarios_of
+    from paceline.report.timeline import draw, scenarios_of
 
     scenarios_of(args.scenario)
     check_not_input([args.output], [args.trace, args.job])
     check_targets([args.output], force=args.force)
-    trace = trace_input.load_trace(args)
+    trace = TraceInput.of(args).load()
     drawing = draw(
         trace,
         args.scenario,

@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
+    from paceline.graph import Measured
     from paceline.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInput:
+    """A trace that arguments name, and how to read it.
+
+    Attributes:
+        path: its file or folder.
+        job: the file of its degrees of parallelism; None = as the trace says.
+        steps: the steps to take, by number; None = all.
+        ignore_kinds: kinds of operations to drop.
+        keep_clocks: leave clock offsets between workers as they are.
+    """
+
+    path: Path
+    job: Path | None = None
+    steps: Sequence[int] | None = None
+    ignore_kinds: tuple[str, ...] = ()
+    keep_clocks: bool = False
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> TraceInput:
+        """What the arguments of ``add_arguments`` say."""
+        return cls(args.trace, args.job, steps, args.ignore_kinds, args.keep_clocks)
+
+    def load(self) -> Trace:
+        """Read it."""
+        from paceline.sources import load
+
+        return load(self.path, self.job, steps=self.steps, ignore_kinds=self.ignore_kinds)
+
+    def measured(self) -> Measured:
+        """Its graph and durations.
+
+        The trace itself is let go, before any analysis: it is as large as what is made of it.
+        """
+        from paceline.graph import from_trace
+
+        return from_trace(self.load(), keep_clocks=self.keep_clocks)
 
 
 def file_name(text: str) -> Path:
@@ -62,13 +103,6 @@ def add_arguments(
         action="store_true",
         help="do not correct clock offsets between workers",
     )
-
-
-def load_trace(args: argparse.Namespace, steps: Iterable[int] | None = None) -> Trace:
-    """Read the trace that the arguments name; ``steps`` None takes all of them."""
-    from paceline.sources import load
-
-    return load(args.trace, args.job, steps=steps, ignore_kinds=args.ignore_kinds)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

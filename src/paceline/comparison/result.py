@@ -157,6 +157,16 @@ class Side:
     units_per_step: float
     effective_steps: float
 
+    @property
+    def simulated_s(self) -> float:
+        """Mean seconds per unit in the replay, which has no launch delays."""
+        return float(self.result.simulated_s.mean()) / self.units_per_step
+
+    @property
+    def ideal_s(self) -> float:
+        """Mean seconds per unit without stragglers."""
+        return float(self.result.ideal_s.mean()) / self.units_per_step
+
 
 @dataclass(frozen=True)
 class Comparison:

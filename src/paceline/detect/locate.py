@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.detect.calls import StepTimes
 from paceline.detect.job import JobEvent
+from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import who_from_calls
 from paceline.detect.who_trace import who_from_trace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.calls import StepTimes
+from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect, Transfers, Work, find_suspects, number, waited_for
 from paceline.errors import DetectError
 from paceline.trace.calls import CallLog

@@ -9,12 +9,12 @@ from typing import Any, BinaryIO, TypeVar
 
 from paceline.errors import ModelError
 from paceline.files import write_files
+from paceline.marked_yaml import Section, read_marked
 from paceline.model.calibration import Calibration
 from paceline.model.cluster import PRECISIONS, Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.efficiency import Efficiency
-from paceline.model.marked_yaml import Section, read_marked
-from paceline.model.quantities import format_quantity
+from paceline.quantities import format_quantity
 
 #: Of the file; a file that does not say its version is of this one. Fields that are added do not
 #: change it, a field that means something else does.
@@ -44,7 +44,7 @@ def load_cluster(path: Path | str) -> Cluster:
     Raises:
         ModelError: the file cannot be read, or a field is unknown, missing or wrong.
     """
-    return cluster_from_section(read_marked(Path(path)))
+    return cluster_from_section(read_marked(Path(path), ModelError))
 
 
 def cluster_from_section(section: Section) -> Cluster:
@@ -69,14 +69,14 @@ def cluster_from_section(section: Section) -> Cluster:
             values[field] = section.plain(field)
     if "price_per_gpu_hour" in section:
         price = section.plain("price_per_gpu_hour")
-        known = price is not None
+        priced = price is not None
         values["price_per_gpu_hour"] = (
-            section.quantity("price_per_gpu_hour", "dollars") if known else None
+            section.quantity("price_per_gpu_hour", "dollars") if priced else None
         )
-        values.setdefault("price_source", str(section.path) if known else "")
+        values.setdefault("price_source", str(section.path) if priced else "")
     if "efficiency" in section:
-        given = base.efficiency if base else Efficiency()
-        values["efficiency"] = _part(section, "efficiency", Efficiency, given)
+        default = base.efficiency if base else Efficiency()
+        values["efficiency"] = _part(section, "efficiency", Efficiency, default)
     if "calibration" in section:
         values["calibration"] = Calibration.from_mapping(section.plain("calibration"))
     try:
@@ -103,9 +103,9 @@ def _part(section: Section, field: str, kind: type[_Part], base: _Part | None) -
     if field not in section:
         section.fail("", f"lacks {field}; describe it, or start from a preset (preset: a100-80g)")
     inner = section.section(field)
-    known = [each.name for each in fields(kind)]
-    inner.allow(known)
-    values = {name: _value(inner, name, base) for name in inner.nodes}
+    names = [item.name for item in fields(kind)]
+    inner.allow(names)
+    values: dict[str, Any] = {name: _value(inner, name, base) for name in inner.nodes}
     try:
         if base is not None:
             return replace(base, **values)
@@ -113,17 +113,16 @@ def _part(section: Section, field: str, kind: type[_Part], base: _Part | None) -
     except ModelError as error:
         inner.blame(error)
     except TypeError:
-        required = [each for each in known if each not in values and each != "source"]
-        optional = {"topology", "oversubscription"}
-        inner.fail("", f"lacks {', '.join(each for each in required if each not in optional)}")
+        optional = {"source", "topology", "oversubscription", *values}
+        inner.fail("", f"lacks {', '.join(name for name in names if name not in optional)}")
 
 
 def _value(section: Section, field: str, base: object) -> Any:
     if field == "peak_flops":
         peaks = section.section(field)
         peaks.allow(PRECISIONS)
-        given = {precision: peaks.quantity(precision, "FLOP/s") for precision in peaks.nodes}
-        return {**base.peak_flops, **given} if isinstance(base, Gpu) else given
+        values = {precision: peaks.quantity(precision, "FLOP/s") for precision in peaks.nodes}
+        return {**base.peak_flops, **values} if isinstance(base, Gpu) else values
     if field in _COUNTS:
         return section.whole(field)
     if field in _MEASURES:
@@ -152,7 +151,7 @@ def _saved(name: str, value: Any) -> Any:
     if _MEASURES.get(name, "dollars") not in ("", "dollars"):
         return format_quantity(value, _MEASURES[name])
     if isinstance(value, Gpu | Node | Network):
-        return {each.name: _saved(each.name, getattr(value, each.name)) for each in fields(value)}
+        return {item.name: _saved(item.name, getattr(value, item.name)) for item in fields(value)}
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     return _plain(value)
@@ -161,8 +160,8 @@ def _saved(name: str, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Mappings and tuples as YAML has them."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def save_cluster(cluster: Cluster, path: Path | str, *, force: bool = False) -> None:

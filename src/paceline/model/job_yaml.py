@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import ModelError, PlanError
+from paceline.marked_yaml import Section, read_marked
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import cluster_from_section, load_cluster
 from paceline.model.hf import from_hf
 from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
-from paceline.model.marked_yaml import Section, read_marked
 from paceline.model.plan import Plan
 
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
@@ -79,7 +79,7 @@ def load_job(path: Path | str) -> PlannedJob:
         ModelError: the file cannot be read, or a field is unknown, missing or wrong.
         PlanError: the degrees do not fit the GPUs.
     """
-    section = read_marked(Path(path))
+    section = read_marked(Path(path), ModelError)
     section.allow(_SECTIONS)
     for field in ("model", "cluster"):
         if field not in section:
@@ -250,7 +250,7 @@ def _model_value(section: Section, field: str, base: LLM | None) -> Any:
 
 def _inner(section: Section, kind: type[_Record], base: _Record | None) -> _Record:
     """The mixture of experts or the latent attention, whole or as changes to ``base``."""
-    section.allow(each.name for each in fields(kind))
+    section.allow(item.name for item in fields(kind))
     values = {field: section.plain(field) for field in section.nodes}
     try:
         return replace(base, **values) if base is not None else _new(section, kind, values)
@@ -259,7 +259,7 @@ def _inner(section: Section, kind: type[_Record], base: _Record | None) -> _Reco
 
 
 def _new(section: Section, kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    missing = [each.name for each in fields(kind) if each.default is MISSING]
+    missing = [item.name for item in fields(kind) if item.default is MISSING]
     missing = [name for name in missing if name not in values]
     if missing:
         hint = "" if kind is not LLM else "; or start from one (preset: gpt3-175b, hf: config.json)"
@@ -323,6 +323,6 @@ def _chosen_cluster(
     return load_cluster(cluster)
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else f"; it has {', '.join(known)}"
+def _hint(word: str, names: Iterable[str]) -> str:
+    near = get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]}?)" if near else f"; it has {', '.join(names)}"

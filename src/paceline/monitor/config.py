@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Set
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.errors import ModelError, MonitorError
-from paceline.model.marked_yaml import Section, read_marked
+from paceline.errors import MonitorError
+from paceline.marked_yaml import Section, read_marked
 
 MIB = 1 << 20
 DAY_S = 86_400.0
@@ -77,21 +76,24 @@ class Config:
             "max_body_mib",
             "connections_per_address",
         ):
-            _require(getattr(self, name) >= 1, f"{name} must be 1 or more")
+            _require(getattr(self, name) >= 1, f"{name} must be 1 or more", name)
         for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
             good = 0 < getattr(self, name) < math.inf
-            _require(good, f"{name} must be above 0, and finite")
+            _require(good, f"{name} must be above 0, and finite", name)
         for name in ("keep_days", "keep_gib", "silent_after_s", "analysis_queue"):
             good = 0 <= getattr(self, name) < math.inf
-            _require(good, f"{name} must be 0 or more, and finite")
+            _require(good, f"{name} must be 0 or more, and finite", name)
         least = LEAST_ANALYSIS_MIB
         good = self.analysis_memory_mib >= least
-        _require(good, f"analysis_memory_mib must be {least} or more")
+        _require(good, f"analysis_memory_mib must be {least} or more", "analysis_memory_mib")
         good = not self.base_url or _is_url(self.base_url)
-        _require(good, f"base_url must be like https://host, not {self.base_url!r}")
-        _require(bool(self.tls_cert) == bool(self.tls_key), "give both tls_cert and tls_key")
+        _require(good, f"base_url must be like https://host, not {self.base_url!r}", "base_url")
+        good = bool(self.tls_cert) == bool(self.tls_key)
+        _require(good, "give both tls_cert and tls_key", "tls_cert", "tls_key")
         levels = ("debug", "info", "warning", "error")
-        _require(self.log_level in levels, f"log_level must be one of {', '.join(levels)}")
+        _require(
+            self.log_level in levels, f"log_level must be one of {', '.join(levels)}", "log_level"
+        )
 
     def address(self) -> tuple[str, int]:
         """Host and port of ``bind``.
@@ -101,7 +103,7 @@ class Config:
         """
         host, colon, port = self.bind.rpartition(":")
         good = bool(colon and host) and port.isdecimal() and int(port) < 65536
-        _require(good, f"bind must be host:port, not {self.bind!r}")
+        _require(good, f"bind must be host:port, not {self.bind!r}", "bind")
         return host.strip("[]"), int(port)
 
     @property
@@ -116,24 +118,24 @@ class Config:
         return (self.base_url or f"{scheme}://{self.bind}").rstrip("/")
 
 
-def load_config(path: Path, **given: Any) -> Config:
-    """The settings of a YAML file; what is ``given`` goes first.
+def load_config(path: Path, **options: Any) -> Config:
+    """The settings of a YAML file; ``options`` go first.
 
     Raises:
         MonitorError: a setting is unknown or wrong; the message names file and line.
     """
+    section = read_marked(path, MonitorError, may_be_empty=True)
+    section.allow(field.name for field in fields(Config))
+    values = {name: _value(section, name) for name in section.nodes}
+    options = {name: value for name, value in options.items() if value is not None}
     try:
-        section = read_marked(path, may_be_empty=True)
-        known = {f.name: f for f in fields(Config)}
-        section.allow(known)
-        values = {name: _value(section, name) for name in section.nodes}
-        given = {name: value for name, value in given.items() if value is not None}
-        try:
-            return Config(**{**values, **given})
-        except MonitorError as error:
-            _blame(section, values.keys() - given.keys(), error)
-    except ModelError as error:
-        raise MonitorError(str(error)) from None
+        return Config(**{**values, **options})
+    except MonitorError as error:
+        # Only a field of the file has a line in it.
+        lines = [name for name in error.fields if name in values and name not in options]
+        if not lines:
+            raise
+        section.fail(lines[0], str(error))
 
 
 def _value(section: Section, name: str) -> Any:
@@ -148,14 +150,6 @@ def _value(section: Section, name: str) -> Any:
     return value
 
 
-def _blame(section: Section, of_file: Set[str], error: MonitorError) -> NoReturn:
-    """Say it with the line of the setting that is wrong, if it is the file's."""
-    names = [word for word in re.findall(r"\w+", str(error)) if word in of_file]
-    if not names:
-        raise error
-    section.fail(names[0], str(error))
-
-
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
@@ -165,6 +159,6 @@ def _is_url(text: str) -> bool:
     return good and not re.search(r"\s", text)
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, *fields: str) -> None:
     if not condition:
-        raise MonitorError(message)
+        raise MonitorError(message, fields=fields)

@@ -23,10 +23,10 @@ from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
 from paceline.monitor.step_files import Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series
+from paceline.monitor.step_stream import Anew, Closed, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
-from paceline.monitor.stream import Anew, Closed, Stream
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.

@@ -14,8 +14,8 @@ from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
+from paceline.monitor.step_stream import Anew, Closed, Stream
 from paceline.monitor.store.jobs import JobKey
-from paceline.monitor.stream import Anew, Closed, Stream
 
 #: Steps whose median is a job's step time.
 LATEST = 15

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.detect.detector import ANCHOR_STEPS, THRESHOLD, WARM_UP
 from paceline.monitor.step_files import Batch, StepFile
 from paceline.monitor.step_series import last_row, read_rows, row_from
-from paceline.monitor.stream import Stream
+from paceline.monitor.step_stream import Stream
 
 #: Last steps that are read again; where those begin in a fail-slow, up to the second number.
 #: A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.

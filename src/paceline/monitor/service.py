@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.files import make_folder
 from paceline.monitor.alerts.engine import Alerts
-from paceline.monitor.analysis import Analyses
+from paceline.monitor.analysis_pool import Analyses
 from paceline.monitor.blobs import Blobs, open_blobs
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, Config

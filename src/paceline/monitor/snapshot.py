@@ -20,8 +20,8 @@ import numpy as np
 from paceline.detect import detector
 from paceline.detect.state import State
 from paceline.errors import StateError
-from paceline.monitor import stream as streams
-from paceline.monitor.stream import Stream
+from paceline.monitor import step_stream as streams
+from paceline.monitor.step_stream import Stream
 
 SNAPSHOT = "detector.npz"
 

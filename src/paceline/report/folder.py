@@ -12,7 +12,7 @@ from paceline.report.html import report_writer
 from paceline.report.page.drawings import Drawings
 from paceline.report.perfetto import trace_writer
 from paceline.report.result_json import json_writer, worker_csv_writer
-from paceline.report.scenario import draw_ideal
+from paceline.report.timeline import draw_ideal
 from paceline.results.document import JobReport
 from paceline.whatif import WhatIf
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from paceline.errors import ModelError, MonitorError
-from paceline.model.marked_yaml import Section
+from paceline.errors import MonitorError
+from paceline.marked_yaml import Section
 from paceline.units import seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
@@ -20,9 +20,9 @@ IMPORTANCE_LABEL = "importance"
 DAY_S = 86_400.0
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, field: str, expected: str) -> None:
     if not condition:
-        raise MonitorError(message)
+        raise MonitorError(f"{field} must be {expected}", fields=(field,))
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Rule:
     days: float = 7.0
 
     def __post_init__(self) -> None:
-        _require(self.kind in KINDS, f"{self.name}: kind must be one of {', '.join(KINDS)}")
-        good = self.importance in IMPORTANCES
-        _require(good, f"{self.name}: importance must be one of {', '.join(IMPORTANCES)}")
-        _require(self.at_least > 1, f"{self.name}: at_least must be above 1")
+        _require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}")
+        valid = self.importance in IMPORTANCES
+        _require(valid, "importance", f"one of {', '.join(IMPORTANCES)}")
+        _require(self.at_least > 1, "at_least", "above 1")
         for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
-            _require(getattr(self, name) > 0, f"{self.name}: {name} must be above 0")
-        _require(self.sessions <= 200, f"{self.name}: sessions must be 200 at most")
+            _require(getattr(self, name) > 0, name, "above 0")
+        _require(self.sessions <= 200, "sessions", "200 at most")
         for name in ("gpu_hours", "hold_s"):
-            _require(getattr(self, name) >= 0, f"{self.name}: {name} must be 0 or more")
+            _require(getattr(self, name) >= 0, name, "0 or more")
 
     def explain(self) -> str:
         """When it alerts, in words."""
@@ -269,16 +269,13 @@ def rules_of(section: Section, silent_after_s: float) -> tuple[Rule, ...]:
         MonitorError: one is wrong; the message names file and line.
     """
     rules = {rule.name: rule for rule in default_rules(silent_after_s)}
-    try:
-        for name in section.nodes:
-            if section.is_section(name):
-                rules[name] = _rule(section, name, rules.get(name))
-            elif section.plain(name) is False:
-                rules.pop(name, None)
-            else:
-                section.fail(name, "must be a mapping of settings, or false to remove the rule")
-    except ModelError as error:
-        raise MonitorError(str(error)) from None
+    for name in section.nodes:
+        if section.is_section(name):
+            rules[name] = _rule(section, name, rules.get(name))
+        elif section.plain(name) is False:
+            rules.pop(name, None)
+        else:
+            section.fail(name, "must be a mapping of settings, or false to remove the rule")
     return tuple(rules.values())
 
 
@@ -301,7 +298,7 @@ def _rule(section: Section, name: str, usual: Rule | None) -> Rule:
     try:
         return replace(usual, **values) if usual else Rule(name, **values)
     except MonitorError as error:
-        section.fail(name, str(error).partition(": ")[2])
+        given.blame(error)
 
 
 def _value(section: Section, key: str) -> Any:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelError, MonitorError
-from paceline.model.marked_yaml import Section, read_marked
+from paceline.errors import MonitorError
+from paceline.marked_yaml import Section, read_marked
 from paceline.monitor.alerts.channels import Alertmanager, Channel, Email, Slack, Webhook
 from paceline.monitor.alerts.rules import IMPORTANCES, Rule, default_rules, rules_of
 
@@ -68,18 +68,15 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     """
     if not path:
         return Settings(default_rules(silent_after_s))
-    try:
-        section = read_marked(Path(path))
-        section.allow(("rules", "channels", "group_wait_s"))
-        wait_s = GROUP_WAIT_S
-        if "group_wait_s" in section:
-            wait_s = _seconds(section, "group_wait_s")
-        rules = rules_of(section.section("rules"), silent_after_s)
-        channels = section.section("channels")
-        names = [rule.name for rule in rules]
-        routes = tuple(_route(channels, name, names) for name in channels.nodes)
-    except ModelError as error:
-        raise MonitorError(str(error)) from None
+    section = read_marked(Path(path), MonitorError)
+    section.allow(("rules", "channels", "group_wait_s"))
+    wait_s = GROUP_WAIT_S
+    if "group_wait_s" in section:
+        wait_s = _seconds(section, "group_wait_s")
+    rules = rules_of(section.section("rules"), silent_after_s)
+    channels = section.section("channels")
+    names = [rule.name for rule in rules]
+    routes = tuple(_route(channels, name, names) for name in channels.nodes)
     return Settings(rules, routes, wait_s)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-import re
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,15 +16,22 @@ from starlette.routing import Route
 from paceline.monitor.config import MIB
 from paceline.monitor.store import alerts as store
 from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import bad, checked_name, read_mapping, whole_parameter
+from paceline.monitor.web.bodies import Body, bad, checked_name, read_body, whole_parameter
 from paceline.monitor.web.security import require
 
 _STATUSES = ("", "firing", "resolved")
 _MOST_HOURS = 24.0 * 366
 _PAGE, _MOST = 100, 1000
 _MOST_ID = 2**53
-#: What a database does not take: nothing, and half a pair.
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class NewSilence(msgspec.Struct, frozen=True):
+    """What ``POST /api/v1/silences`` says; PostgreSQL stores no NUL in a text."""
+
+    hours: Annotated[float, Meta(gt=0, le=_MOST_HOURS)]
+    rule: str | None = None
+    job: str | None = None
+    comment: Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*\Z")] = ""
 
 
 def routes(service: Any) -> list[Route]:
@@ -50,28 +58,25 @@ def routes(service: Any) -> list[Route]:
 
     async def add_silence(request: Request) -> Response:
         principal = require(request, "admin")
-        body = await read_mapping(request, MIB)
+        silence = await read_body(request, MIB, _silence_of)
+        rule, job, comment = silence.rule, silence.job, silence.comment
         now = service.clock()
-        rule, job = (_name(body, key) for key in ("rule", "job"))
         rules = [known.name for known in service.alerts.settings.rules]
         if rule is not None and not fnmatch.filter(rules, rule):
             raise bad(f"rule: there is no rule {rule}; known are {', '.join(rules)}")
-        comment = body.get("comment", "")
-        if not isinstance(comment, str) or len(comment) > 1000 or _UNSTORABLE.search(comment):
-            raise bad("comment must be a text of up to 1,000 characters")
-        hours, project = _hours(body), reads(request, principal)
+        project = reads(request, principal)
         number = await run_in_threadpool(
             lambda: store.add_silence(
                 service.engine,
                 project,
                 rule=rule,
                 job=job,
-                until=now + hours * 3600,
+                until=now + silence.hours * 3600,
                 comment=comment,
                 now=now,
             )
         )
-        return JSONResponse({"id": number, "until": now + hours * 3600})
+        return JSONResponse({"id": number, "until": now + silence.hours * 3600})
 
     async def end_silence(request: Request) -> Response:
         principal = require(request, "admin")
@@ -93,19 +98,10 @@ def routes(service: Any) -> list[Route]:
     ]
 
 
-def _name(body: dict[str, Any], key: str) -> str | None:
-    value = body.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise bad(f"{key} must be a name")
-    checked_name(value.replace("*", "x").replace("?", "x"))  # a pattern, too
-    return value
-
-
-def _hours(body: dict[str, Any]) -> float:
-    hours: Any = body.get("hours")
-    number = isinstance(hours, int | float) and not isinstance(hours, bool)
-    if not number or not 0 < hours <= _MOST_HOURS:  # nan is not, either
-        raise bad(f"hours must be a number above 0, {_MOST_HOURS:,.0f} at most")
-    return float(hours)
+def _silence_of(body: Body) -> NewSilence:
+    """What ``POST /api/v1/silences`` says, its names checked."""
+    silence: NewSilence = body.decode(NewSilence)
+    for pattern in (silence.rule, silence.job):
+        if pattern is not None:
+            checked_name(pattern.replace("*", "x").replace("?", "x"))
+    return silence

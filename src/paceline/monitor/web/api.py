@@ -21,19 +21,18 @@ from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.config import MIB
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
+from paceline.monitor.step_files import Batch
 from paceline.monitor.store import events, jobs, sessions, uploads
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.bodies import (
     bad,
-    batch_of,
     checked_name,
     finite,
-    job_of,
-    read_mapping,
-    trace_of,
+    read_body,
     whole_parameter,
 )
 from paceline.monitor.web.limits import take_samples
+from paceline.monitor.web.pushed import batch_of, job_of, trace_of
 from paceline.monitor.web.security import Principal, require
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -75,16 +74,18 @@ class Api:
     async def register(self, request: Request) -> Response:
         """POST /api/v1/jobs."""
         principal = require(request, "push")
-        job = job_of(await read_mapping(request, self._body_bytes))
+        job = await read_body(request, self._body_bytes, job_of)
         project = writes_to(request, principal)
         service = self.service
         key = await run_in_threadpool(
             lambda: jobs.register(
                 service.engine,
                 project,
-                job["name"],
+                job.name,
                 service.clock(),
-                **{name: job[name] for name in ("gpus", "degrees", "labels")},
+                gpus=job.gpus,
+                degrees=job.degrees or {},
+                labels={key: str(value)[:200] for key, value in (job.labels or {}).items()},
             )
         )
         service.bus.publish(project, "job", {"job": key.name, "job_id": key.id, "status": "new"})
@@ -102,7 +103,7 @@ class Api:
     async def begin_upload(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/uploads."""
         principal = require(request, "push")
-        trace = trace_of(await read_mapping(request, self._body_bytes))
+        trace = await read_body(request, self._body_bytes, trace_of)
         job = await self._own_job(request, principal)
         service = self.service
         begun = await run_in_threadpool(
@@ -141,12 +142,12 @@ class Api:
         principal = require(request, "push")
         service = self.service
         service.detectors.check_room()
-        body = await read_mapping(request, self._body_bytes)
+        parse = functools.partial(batch_of, clock=service.clock)
+        batch = await read_body(request, self._body_bytes, parse)
         job = await self._own_job(request, principal)
-        return JSONResponse(await run_in_threadpool(self._store_steps, request, job, body))
+        return JSONResponse(await run_in_threadpool(self._store_steps, request, job, batch))
 
-    def _store_steps(self, request: Request, job: JobKey, body: dict[str, Any]) -> dict[str, Any]:
-        batch = batch_of(body, self.service.clock())
+    def _store_steps(self, request: Request, job: JobKey, batch: Batch) -> dict[str, Any]:
         take_samples(request, len(batch.steps))
         new = self.service.take_steps(job, batch)
         return {"accepted": len(batch.steps), "repeated": not new}

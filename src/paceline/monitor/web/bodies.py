@@ -1,42 +1,29 @@
-"""What clients send: JSON or msgpack, checked before anything is done with it."""
+"""What clients send: JSON or msgpack, decoded into what it has to be, or refused."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 from anyio import to_thread
+from msgspec import Raw
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-
-from paceline.monitor.step_files import Batch
 
 T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
-#: How JSON writes what may be half of a surrogate pair (msgpack's texts are UTF-8).
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-#: Samples of one batch.
-MOST_SAMPLES = 2_000_000
 #: Values of one body; columns that are packed as bytes are one each.
 MOST_VALUES = 2_000_000
 #: Bodies that are unpacked and decoded at a time.
 AT_A_TIME = 2
-#: Keys and bytes (as JSON) of labels, degrees and a trace's meta.
-_MOST_KEYS, _META_BYTES = 50, 1 << 20
-
-#: Most steps, ranks and GPUs of a job: a rank costs the detector 3 kB while the job runs.
-_MOST_STEP, _MOST_RANKS, _MOST_GPUS = 2**53, 100_000, 10_000_000
 
 
 def bad(message: str, status: int = 400) -> HTTPException:
@@ -55,13 +42,64 @@ def checked_name(name: str) -> str:
     return name
 
 
-async def read_mapping(request: Request, most_bytes: int) -> dict[str, Any]:
-    """The body as a mapping, from JSON or msgpack, plain or gzip.
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An unpacked body, and how it is encoded.
+
+    Attributes:
+        content: its bytes.
+        is_msgpack: msgpack, else JSON.
+    """
+
+    content: bytes
+    is_msgpack: bool
+
+    def decode(self, kind: Any, field: str = "", content: Raw | None = None) -> Any:
+        """The body as a ``kind``, or that part of it which came as ``field``.
+
+        Raises:
+            HTTPException: 400, it is something else; the message names place and type.
+        """
+        try:
+            return _decoder(kind, self.is_msgpack).decode(
+                self.content if content is None else content
+            )
+        except RecursionError:
+            problem = "it is nested too deeply"
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            problem = str(error)[:200]
+        raise bad(f"{field or 'the body'}: {problem}")
+
+    def values(self, kind: Any, field: str, content: Raw, per_item: int) -> Any:
+        """Many values, ``per_item`` of them in each item of the outer list.
+
+        Raises:
+            HTTPException: 400; 413, as msgpack they are too many (JSON was counted before).
+        """
+        if self.is_msgpack and _msgpack_length(bytes(content)) * per_item > MOST_VALUES:
+            raise _too_many()
+        return self.decode(kind, field, content)
+
+
+@cache
+def _decoder(kind: Any, is_msgpack: bool) -> Any:
+    return msgspec.msgpack.Decoder(kind) if is_msgpack else msgspec.json.Decoder(kind)
+
+
+def _msgpack_length(content: bytes) -> int:
+    """Items of an array, by its head (msgpack specification, array format family); else 0."""
+    if content[0] == 0xDD:
+        return int.from_bytes(content[1:5], "big")
+    return int.from_bytes(content[1:3], "big") if content[0] == 0xDC else 0
+
+
+async def read_body(request: Request, most_bytes: int, parse: Callable[[Body], T]) -> T:
+    """What ``parse`` makes of the body: JSON or msgpack, plain or gzip.
 
     Raises:
         HTTPException: 400, 413 or 415.
     """
-    return await in_turn(request, _mapping, await request.body(), request, most_bytes)
+    return await in_turn(request, _parsed, await request.body(), request, most_bytes, parse)
 
 
 async def in_turn(request: Request, work: Callable[..., T], *args: Any) -> T:
@@ -69,33 +107,15 @@ async def in_turn(request: Request, work: Callable[..., T], *args: Any) -> T:
     return await to_thread.run_sync(partial(work, *args), limiter=request.app.state.unpacking)
 
 
-def _mapping(body: bytes, request: Request, most_bytes: int) -> dict[str, Any]:
+def _parsed(body: bytes, request: Request, most_bytes: int, parse: Callable[[Body], T]) -> T:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    body = unpacked(body, request, most_bytes)
+    content = unpacked(body, request, most_bytes)
     if kind.lower() in ("application/msgpack", "application/x-msgpack"):
-        found = _msgpack(body)
-    elif kind.lower() in ("application/json", ""):
-        check_values(body)
-        try:
-            found = json.loads(body.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise bad(f"the body is no JSON: {str(error)[:200]}") from None
-    else:
+        return parse(Body(content, is_msgpack=True))
+    if kind.lower() not in ("application/json", ""):
         raise bad("Content-Type should be application/json or application/msgpack", 415)
-    if not isinstance(found, dict):
-        raise bad("the body should be an object (a mapping)")
-    if _SURROGATE.search(body) and not _is_text(found):
-        raise bad("the body holds half of a surrogate pair, which is no text")
-    return found
-
-
-def _is_text(value: Any) -> bool:
-    """Whether all texts can be stored and sent."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    check_values(content)
+    return parse(Body(content, is_msgpack=False))
 
 
 def unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
@@ -137,169 +157,6 @@ def _too_many() -> HTTPException:
     )
 
 
-def _msgpack(body: bytes) -> Any:
-    import msgpack
-
-    n_values = 0
-
-    def counted(values: Any) -> Any:
-        nonlocal n_values
-        n_values += 1 + len(values)
-        if n_values > MOST_VALUES:
-            raise _too_many()
-        return values
-
-    try:
-        return msgpack.unpackb(
-            body,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=MOST_VALUES,
-            list_hook=counted,
-            object_hook=counted,
-        )
-    except HTTPException:
-        raise
-    except Exception as error:  # its errors have no common base
-        raise bad(f"the body is no msgpack: {str(error)[:200]}") from None
-
-
-def job_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``POST /api/v1/jobs`` says: name, gpus, degrees, labels."""
-    name = body.get("name")
-    if not isinstance(name, str):
-        raise bad("name is missing, or no text")
-    gpus = body.get("gpus")
-    if gpus is not None and (type(gpus) is not int or not 1 <= gpus <= _MOST_GPUS):
-        raise bad(f"gpus must be a whole number from 1 on, not {gpus!r}"[:200])
-    labels = _small_mapping(body, "labels")
-    degrees = _small_mapping(body, "degrees")
-    if not all(isinstance(value, str | int | float | bool) for value in labels.values()):
-        raise bad("labels must be texts or numbers")
-    if not all(type(value) is int or isinstance(value, str) for value in degrees.values()):
-        raise bad("degrees must be whole numbers")
-    return {
-        "name": checked_name(name),
-        "gpus": gpus,
-        "degrees": degrees,
-        "labels": {key: str(value)[:200] for key, value in labels.items()},
-    }
-
-
-def trace_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``POST .../uploads`` says: sha256, size, file_name, meta."""
-    sha256, size = body.get("sha256"), body.get("size")
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise bad("sha256 must be 64 digits of 0-9 a-f")
-    if type(size) is not int or not 1 <= size < 1 << 50:
-        raise bad("size must be the number of bytes")
-    file_name = body.get("file_name", "trace.parquet")
-    if not isinstance(file_name, str):
-        raise bad("file_name must be a text")
-    shown = "".join(c for c in file_name if c.isprintable())[-100:]
-    meta = _small_mapping(body, "meta", most_keys=1000)
-    return {"sha256": sha256, "size_bytes": size, "file_name": shown, "meta": meta}
-
-
-def batch_of(body: Mapping[str, Any], now: float) -> Batch:
-    """What ``POST .../steps`` says.
-
-    ``source`` and ``batch`` name the batch; the samples are rows (``samples``: [[step, rank,
-    duration_s], ...]) or columns (``steps``, ``ranks``, ``durations_s``: lists, or in msgpack bytes
-    of little-endian int64, int32 and float64).
-    """
-    source, number = body.get("source", ""), body.get("batch")
-    if not isinstance(source, str) or len(source.encode()) > 200:
-        raise bad("source must be a text of at most 200 bytes")
-    if not isinstance(number, str | int) or isinstance(number, bool) or len(str(number)) > 100:
-        raise bad("batch must be a number or text, unique within its source")
-    world = body.get("world", 0)
-    if type(world) is not int or not 0 <= world <= _MOST_RANKS:
-        raise bad("world must be the number of ranks")
-    steps, ranks, durations = _rows(body["samples"]) if "samples" in body else _columns(body)
-    if not len(steps) == len(ranks) == len(durations):
-        raise bad("steps, ranks and durations_s must have one length")
-    if not 1 <= len(steps) <= MOST_SAMPLES:
-        raise bad(f"a batch has 1 to {MOST_SAMPLES:,} samples, not {len(steps):,}")
-    if steps.min() < 0 or steps.max() > _MOST_STEP:
-        raise bad("a step is out of range")
-    if ranks.min() < 0 or ranks.max() >= _MOST_RANKS:
-        raise bad(f"ranks go from 0 to {_MOST_RANKS - 1:,}")
-    if not np.isfinite(durations).all() or durations.min() < 0 or durations.max() > 1e9:
-        raise bad("a duration is no number of seconds")
-    return Batch(
-        source, str(number), now, steps, ranks.astype(np.int32), durations.astype("f4"), world
-    )
-
-
-Table = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
-
-
-def _rows(samples: Any) -> Table:
-    if not isinstance(samples, list) or len(samples) > MOST_SAMPLES:
-        raise bad("samples must be a list of [step, rank, duration_s]")
-    try:
-        steps, ranks, durations = zip(*samples, strict=True) if samples else ((), (), ())
-    except (TypeError, ValueError):
-        raise bad("samples must be a list of [step, rank, duration_s]") from None
-    return _whole(steps, "steps"), _whole(ranks, "ranks"), _seconds(durations)
-
-
-def _columns(body: Mapping[str, Any]) -> Table:
-    missing = [name for name in ("steps", "ranks", "durations_s") if name not in body]
-    if missing:
-        raise bad(f"{', '.join(missing)} missing; give samples, or steps, ranks and durations_s")
-    return (
-        _whole(body["steps"], "steps", "<i8"),
-        _whole(body["ranks"], "ranks", "<i4"),
-        _seconds(body["durations_s"]),
-    )
-
-
-def _whole(values: Any, name: str, packed: str = "<i8") -> npt.NDArray[np.int64]:
-    array = _array(values, name, packed)
-    if array.dtype.kind not in "iu":
-        raise bad(f"{name} must be whole numbers")
-    return array.astype(np.int64)
-
-
-def _seconds(values: Any) -> npt.NDArray[np.float64]:
-    array = _array(values, "durations_s", "<f8")
-    if array.dtype.kind not in "iuf":
-        raise bad("durations_s must be numbers")
-    return array.astype(np.float64)
-
-
-def _array(values: Any, name: str, packed: str) -> npt.NDArray[Any]:
-    try:
-        if isinstance(values, bytes):
-            return np.frombuffer(values, packed)
-        if not isinstance(values, list | tuple) or len(values) > MOST_SAMPLES:
-            raise ValueError
-        found = np.array(values)
-    except (ValueError, OverflowError):
-        raise bad(f"{name} must be a list of numbers") from None
-    if found.ndim != 1 or found.dtype.kind not in "iuf":
-        raise bad(f"{name} must be a list of numbers")
-    return found
-
-
-def _small_mapping(
-    body: Mapping[str, Any], key: str, most_keys: int = _MOST_KEYS
-) -> dict[str, Any]:
-    value = body.get(key)
-    value = {} if value is None else value
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise bad(f"{key} must be an object (a mapping)")
-    try:
-        size = len(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        raise bad(f"{key} holds what JSON does not") from None
-    if len(value) > most_keys or size > _META_BYTES:
-        raise bad(f"{key} is too large")
-    return value
-
-
 def whole_parameter(request: Request, name: str, usual: int | None, most: int) -> int | None:
     """A whole number from the query, 0 to ``most``.
 
@@ -319,7 +176,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
     return value

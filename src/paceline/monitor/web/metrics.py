@@ -1,4 +1,4 @@
-"""/metrics in Prometheus' text format: base units, ``_total`` for what only grows.
+"""/metrics for Prometheus: base units, ``_total`` for what only grows.
 
 A job is a series each, whatever its number of ranks, steps and microbatches; what describes it
 stands in ``paceline_job_info``, to be joined. Jobs not seen for a week are left out.
@@ -6,19 +6,21 @@ stands in ``paceline_job_info``, to be joined. Jobs not seen for a week are left
 
 from __future__ import annotations
 
-import os
-import resource
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from paceline.monitor.store import alerts, figures
 from paceline.monitor.web.envelope import BUCKETS_S, HttpCounts
 from paceline.monitor.web.security import Principal
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SEEN_S = 7 * 86_400.0
-_STARTED_AT = time.time()
 
 Labels = Mapping[str, Any]
 Sample = tuple[Labels, float | None]
@@ -38,38 +40,64 @@ _TOTALS = (
 )
 
 
-def metrics_text(service: Any, counts: HttpCounts, principal: Principal, version: str) -> str:
-    """All metrics that a principal may see; those of the service itself only for all projects."""
-    lines = list(_family("paceline_build_info", "gauge", "Version.", [({"version": version}, 1)]))
-    lines += _jobs(figures.seen_jobs(service.engine, principal.project, service.clock() - _SEEN_S))
-    fires, sent = alerts.counts(service.engine)
-    names = ("project", "rule", "importance")
-    mine = [row for row in fires if principal.sees(row["project"])]
-    rows = [({name: row[name] for name in names}, row["n"]) for row in mine]
-    lines += _family("paceline_alerts_firing", "gauge", "Alerts that fire.", rows)
+def metrics_text(
+    service: Any, counts: HttpCounts, principal: Principal, version: str, accept: str
+) -> tuple[bytes, str]:
+    """All metrics that a principal may see, and their content type, as ``accept`` prefers it.
+
+    Those of the service itself are for a principal of all projects.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Metrics(service, counts, principal, version))
     if principal.project == "*":
-        lines += _service(service, sent)
-        lines += _http(counts)
-        lines += _process()
-    return "\n".join(lines) + "\n"
+        ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
-def _jobs(rows: list[dict[str, Any]]) -> Iterable[str]:
+@dataclass(frozen=True, eq=False)
+class _Metrics(Collector):
+    """What the store and the service say at this moment; the class keeps no number."""
+
+    service: Any
+    counts: HttpCounts
+    principal: Principal
+    version: str
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that have a sample."""
+        return (family for family in self._families() if family.samples)
+
+    def _families(self) -> Iterator[Metric]:
+        service, project = self.service, self.principal.project
+        yield _family("paceline_build_info", "gauge", "Version.", [({"version": self.version}, 1)])
+        yield from _jobs(figures.seen_jobs(service.engine, project, service.clock() - _SEEN_S))
+        fires, sent = alerts.counts(service.engine)
+        names = ("project", "rule", "importance")
+        mine = [row for row in fires if self.principal.sees(row["project"])]
+        rows = [({name: row[name] for name in names}, row["n"]) for row in mine]
+        yield _family("paceline_alerts_firing", "gauge", "Alerts that fire.", rows)
+        if project == "*":
+            yield from _service(service, sent)
+            yield from _http(self.counts)
+
+
+def _jobs(rows: list[dict[str, Any]]) -> Iterator[Metric]:
     keys = [{"project": row["project"], "job": row["name"]} for row in rows]
     pairs = list(zip(keys, rows, strict=True))
-    info = [({**key, **_described(row)}, 1.0) for key, row in pairs]
-    yield from _family("paceline_job_info", "gauge", "What the job is.", info)
+    info = [({**key, **_description(row)}, 1.0) for key, row in pairs]
+    yield _family("paceline_job_info", "gauge", "What the job is.", info)
     slow = [(key, float(row["slow_since_step"] is not None)) for key, row in pairs]
-    yield from _family("paceline_job_fail_slow", "gauge", "1 while a fail-slow goes on.", slow)
+    yield _family("paceline_job_fail_slow", "gauge", "1 while a fail-slow goes on.", slow)
     for kind, table in (("gauge", _OF_JOB), ("counter", _TOTALS)):
         for name, column, text, factor in table:
             samples = [(key, _times(row[column], factor)) for key, row in pairs]
-            yield from _family(f"paceline_job_{name}", kind, text, samples)
+            yield _family(f"paceline_job_{name}", kind, text, samples)
 
 
-def _described(row: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name.removesuffix("_size"): size for name, size in row["degrees"].items()}
-    degrees = {name: given.get(name, "") for name in ("dp", "pp", "tp")}
+def _description(row: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {name.removesuffix("_size"): size for name, size in row["degrees"].items()}
+    degrees = {name: sizes.get(name, "") for name in ("dp", "pp", "tp")}
     return {
         "status": row["status"],
         "gpus": row["gpus"] or "",
@@ -78,74 +106,46 @@ def _described(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _service(service: Any, sent: list[dict[str, Any]]) -> Iterable[str]:
+def _service(service: Any, sent: list[dict[str, Any]]) -> Iterator[Metric]:
     sessions = [
         ({"status": k}, n) for k, n in sorted(figures.session_counts(service.engine).items())
     ]
-    yield from _family("paceline_sessions", "gauge", "Sessions in the store.", sessions)
-    uploads: list[Sample] = [({}, figures.open_uploads(service.engine))]
-    yield from _family("paceline_uploads", "gauge", "Uploads under way.", uploads)
-    waiting: list[Sample] = [({}, service.detectors.n_waiting)]
+    yield _family("paceline_sessions", "gauge", "Sessions in the store.", sessions)
+    uploads = figures.open_uploads(service.engine)
+    yield _family("paceline_uploads", "gauge", "Uploads under way.", [({}, uploads)])
     text = "Step samples that wait for the detectors."
-    yield from _family("paceline_step_samples_waiting", "gauge", text, waiting)
+    waiting = service.detectors.n_waiting
+    yield _family("paceline_step_samples_waiting", "gauge", text, [({}, waiting)])
     rows = [({name: row[name] for name in ("channel", "state")}, row["n"]) for row in sent]
-    yield from _family("paceline_alert_messages", "gauge", "Messages by channel and state.", rows)
+    yield _family("paceline_alert_messages", "gauge", "Messages by channel and state.", rows)
 
 
-def _http(counts: HttpCounts) -> Iterable[str]:
+def _http(counts: HttpCounts) -> Iterator[Metric]:
     requests = [
         ({"method": method, "handler": handler, "status": status}, n)
         for (method, handler, status), n in sorted(counts.requests.items())
     ]
-    yield from _family("paceline_http_requests_total", "counter", "Requests answered.", requests)
-    running: list[Sample] = [({}, counts.running)]
-    yield from _family("paceline_http_requests_running", "gauge", "Requests under way.", running)
-    name = "paceline_http_request_duration_seconds"
-    yield f"# HELP {name} Time to answer."
-    yield f"# TYPE {name} histogram"
+    yield _family("paceline_http_requests_total", "counter", "Requests answered.", requests)
+    text = "Requests under way."
+    yield _family("paceline_http_requests_running", "gauge", text, [({}, counts.running)])
+    durations = HistogramMetricFamily(
+        "paceline_http_request_duration_seconds", "Time to answer.", labels=["handler"]
+    )
+    ends = [*map(str, BUCKETS_S), "+Inf"]
     for handler, buckets in sorted(counts.buckets.items()):
-        total = 0
-        for end, n in zip((*BUCKETS_S, "+Inf"), buckets, strict=True):
-            total += n
-            yield _line(f"{name}_bucket", {"handler": handler, "le": end}, total)
-        yield _line(f"{name}_sum", {"handler": handler}, counts.seconds[handler])
-        yield _line(f"{name}_count", {"handler": handler}, total)
+        cumulated = zip(ends, accumulate(buckets), strict=True)
+        durations.add_metric([handler], list(cumulated), counts.seconds[handler])
+    yield durations
 
 
-def _process() -> Iterable[str]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    cpu: list[Sample] = [({}, usage.ru_utime + usage.ru_stime)]
-    yield from _family("process_cpu_seconds_total", "counter", "CPU time of the service.", cpu)
-    memory: list[Sample] = [({}, _resident_bytes())]
-    yield from _family("process_resident_memory_bytes", "gauge", "Memory of the service.", memory)
-    start: list[Sample] = [({}, _STARTED_AT)]
-    yield from _family("process_start_time_seconds", "gauge", "When the service began.", start)
-
-
-def _resident_bytes() -> float | None:
-    try:
-        with open("/proc/self/statm") as file:  # noqa: PTH123 (not a file of ours)
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no Linux
-        return None
-
-
-def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterable[str]:
-    known = [(labels, value) for labels, value in samples if value is not None]
-    if known:
-        yield f"# HELP {name} {text}"
-        yield f"# TYPE {name} {kind}"
-        for labels, value in known:
-            yield _line(name, labels, value)
-
-
-def _line(name: str, labels: Labels, value: float) -> str:
-    said = ",".join(f'{key}="{_escaped(str(each))}"' for key, each in labels.items() if each != "")
-    return f"{name}{{{said}}} {value!r}" if said else f"{name} {value!r}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Metric:
+    """A family of the samples that have a value; an empty label is none."""
+    family = Metric(name.removesuffix("_total"), text, kind)
+    for labels, value in samples:
+        if value is not None:
+            texts = {key: str(label) for key, label in labels.items() if label != ""}
+            family.add_sample(name, texts, value)
+    return family
 
 
 def _times(value: float | None, factor: float) -> float | None:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from paceline.monitor.log import log
 from paceline.monitor.store.health import problem_of
-from paceline.monitor.web.metrics import CONTENT_TYPE, metrics_text
+from paceline.monitor.web.metrics import metrics_text
 from paceline.monitor.web.security import require
 
 #: How long an answer of the store is good.
@@ -45,8 +45,11 @@ def routes(service: Any) -> list[Route]:
     async def metrics(request: Request) -> Response:
         principal = require(request, "read")
         counts = request.app.state.counts
-        text = await run_in_threadpool(metrics_text, service, counts, principal, _version())
-        return Response(text, media_type=CONTENT_TYPE)
+        accept = ",".join(request.headers.getlist("accept"))
+        text, content_type = await run_in_threadpool(
+            metrics_text, service, counts, principal, _version(), accept
+        )
+        return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def openapi(request: Request) -> Response:
         return Response(openapi_json(), media_type="application/json")

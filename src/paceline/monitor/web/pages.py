@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from paceline.monitor.documents import read_report
 from paceline.monitor.store import queries
-from paceline.monitor.web import assets, charts, comparison, fleet, job_page, stream
+from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name
 from paceline.monitor.web.results import Kept
@@ -43,7 +43,7 @@ def routes(service: Any) -> list[Route]:
         Route(path, _in_thread(page), methods=["GET"], name=page.__name__)
         for path, page in paths.items()
     ]
-    return [*shown, *assets.routes(), *stream.routes(service)]
+    return [*shown, *assets.routes(), *server_events.routes(service)]
 
 
 def _in_thread(page: Callable[[Request], Response]) -> Any:

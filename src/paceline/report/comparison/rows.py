@@ -174,21 +174,14 @@ def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
 
 def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
     """Name, before, after, and how to write them: what a reader takes to a meeting."""
-    sides = (comparison.before, comparison.after)
-    unit = comparison.unit
-
-    def per_unit(name: str) -> tuple[float, float]:
-        one, other = (float(getattr(s.result, name).mean()) / s.units_per_step for s in sides)
-        return one, other
-
-    one, other = (side.result for side in sides)
+    unit, one, other = comparison.unit, comparison.before, comparison.after
     return [
         (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),
         (f"median {unit}", comparison.median.before_s, comparison.median.after_s, seconds),
-        ("without launch delays", *per_unit("simulated_s"), seconds),
-        ("ideal: without stragglers", *per_unit("ideal_s"), seconds),
-        ("slowdown S", one.slowdown, other.slowdown, _ratio),
-        ("waste, 1 - 1/S", one.waste, other.waste, percent),
+        ("without launch delays", one.simulated_s, other.simulated_s, seconds),
+        ("ideal: without stragglers", one.ideal_s, other.ideal_s, seconds),
+        ("slowdown S", one.result.slowdown, other.result.slowdown, _ratio),
+        ("waste, 1 - 1/S", one.result.waste, other.result.waste, percent),
     ]
 
 

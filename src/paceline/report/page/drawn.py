@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.graph import Durations, Measured
 from paceline.graph.served import served
 from paceline.report.page.pack import MISSING, base64_of
-from paceline.report.scenario import draw_ideal
+from paceline.report.timeline import draw_ideal
 from paceline.simulate import Timeline, timeline
 from paceline.trace import OpKind
 from paceline.whatif import WhatIf

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from paceline.monitor.analyse import SETTINGS, SUMMARY, UNWRITABLE
+from paceline.monitor.analysis_process import SETTINGS, SUMMARY, UNWRITABLE
 from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
@@ -202,7 +202,8 @@ class Analyses:
         if not self._blobs.exists(key):
             raise Failed("the trace is gone: it was removed before it could be analysed")
         with self._blobs.local(key) as trace:
-            command = [sys.executable, "-m", "paceline.monitor.analyse", str(trace), str(folder)]
+            module = "paceline.monitor.analysis_process"
+            command = [sys.executable, "-m", module, str(trace), str(folder)]
             # In a file, as the arguments of a process are limited in length.
             (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
             try:
@@ -275,8 +276,8 @@ class Analyses:
             )
 
     def _tell(self, row: Mapping[str, Any], job: Mapping[str, Any], status: str) -> None:
-        told = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}
-        self._bus.publish(job["project"], "session", told)
+        news = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}
+        self._bus.publish(job["project"], "session", news)
 
 
 def _reason(error: Exception) -> str:

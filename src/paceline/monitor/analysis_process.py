@@ -1,4 +1,4 @@
-"""One session's analysis, in a process of its own: ``python -m paceline.monitor.analyse``.
+"""One session's analysis, in a process of its own: ``python -m paceline.monitor.analysis_process``.
 
 Arguments: the trace, and a folder for the results with settings.json in it (``memory_bytes``,
 ``meta`` as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there,

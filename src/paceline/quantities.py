@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 
-from paceline.errors import ModelError
+from paceline.errors import QuantityError
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -52,7 +52,7 @@ def parse_quantity(value: object, measure: str) -> float:
     """The number of base units that ``value`` means; ``measure`` is a key of ``UNITS``.
 
     Raises:
-        ModelError: it is neither a finite number nor one with a unit of this measure.
+        QuantityError: it is neither a finite number nor one with a unit of this measure.
     """
     example = f"write e.g. {_EXAMPLES[measure]}"
     if isinstance(value, str) and len(value) <= 60 and (match := _NUMBER.fullmatch(value)):
@@ -60,16 +60,16 @@ def parse_quantity(value: object, measure: str) -> float:
         units = UNITS[measure]
         if unit and unit not in units:
             kind = f"is no unit of {measure}" if measure else "is unexpected: it has no unit"
-            raise ModelError(f"{unit!r} {kind}; {example}")
+            raise QuantityError(f"{unit!r} {kind}; {example}")
         if math.isfinite(number):
             # In decimals, so that 2.039 TB/s is the 2.039e12 that a literal means.
             number = float(Decimal(match[1].replace("_", "")) * Decimal(str(units.get(unit, 1.0))))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
     else:
-        raise ModelError(f"must be a number, not {str(value)[:60]!r}; {example}")
+        raise QuantityError(f"must be a number, not {str(value)[:60]!r}; {example}")
     if not math.isfinite(number):
-        raise ModelError(f"must be a finite number, not {value}; {example}")
+        raise QuantityError(f"must be a finite number, not {value}; {example}")
     return number
 
 

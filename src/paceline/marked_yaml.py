@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from paceline.errors import ModelError
-from paceline.model.quantities import parse_quantity
+from paceline.errors import PacelineError, QuantityError
+from paceline.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
@@ -31,35 +31,37 @@ class Section:
         name: where in it: "gpu.peak_flops"; "" for the whole file.
         line: of its first field, from 1.
         nodes: field -> its YAML node.
+        error: what to raise for a bad field: the error of those that read the file.
     """
 
     path: Path
     name: str
     line: int
     nodes: dict[str, Node]
+    error: type[PacelineError]
 
     def __contains__(self, field: str) -> bool:
         return field in self.nodes
 
     def fail(self, field: str, message: str) -> NoReturn:
-        """Raise a ModelError that says where ``field`` stands ("" = the section itself)."""
+        """Raise the file's error with the place of ``field`` ("" = the section itself)."""
         node = self.nodes.get(field)
         line = node.start_mark.line + 1 if node is not None else self.line
         place = ".".join(part for part in (self.name, field) if part)
         where = f"{self.path}, line {line}"
-        raise ModelError(f"{where}: {place}: {message}" if place else f"{where}: {message}")
+        raise self.error(f"{where}: {place}: {message}" if place else f"{where}: {message}")
 
-    def blame(self, error: ModelError) -> NoReturn:
+    def blame(self, error: PacelineError) -> NoReturn:
         """Raise ``error`` again with the line of the first field here that it speaks of."""
         self.fail(next((field for field in self.nodes if field in error.fields), ""), str(error))
 
-    def allow(self, known: Iterable[str]) -> None:
-        """Refuse fields that are not ``known``, naming the nearest.
+    def allow(self, fields: Iterable[str]) -> None:
+        """Refuse any but these ``fields``, naming the nearest of them.
 
         Raises:
-            ModelError: there is one.
+            PacelineError: there is one; of the section's class.
         """
-        names = list(known)
+        names = list(fields)
         for field in self.nodes:
             if field not in names:
                 near = get_close_matches(field, names, n=1, cutoff=0.5)
@@ -79,10 +81,10 @@ class Section:
         node = self.nodes.get(field)
         name = ".".join(part for part in (self.name, field) if part)
         if node is None:
-            return Section(self.path, name, self.line, {})
+            return Section(self.path, name, self.line, {}, self.error)
         if not isinstance(node, MappingNode):
-            self.fail(field, f"must be a mapping (name: value), not {self._shown(field)}")
-        return _section(self.path, name, node)
+            self.fail(field, f"must be a mapping (name: value), not {self._text_of(field)}")
+        return _section(self.path, name, node, self.error)
 
     def plain(self, field: str) -> Any:
         """The value in plain Python; a text such as 300e9 (no float in YAML 1.1) is a number."""
@@ -92,7 +94,7 @@ class Section:
         """A text that is not empty."""
         value = self.plain(field)
         if not isinstance(value, str) or not value.strip():
-            self.fail(field, f"must be a text, not {self._shown(field)}")
+            self.fail(field, f"must be a text, not {self._text_of(field)}")
         return value
 
     def quantity(self, field: str, measure: str) -> float:
@@ -100,7 +102,7 @@ class Section:
         value = self.plain(field)
         try:
             return parse_quantity(value, measure)
-        except ModelError as error:
+        except QuantityError as error:
             self.fail(field, str(error))
 
     def whole(self, field: str, least: int = 1) -> int:
@@ -109,21 +111,21 @@ class Section:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(field, f"must be a whole number >= {least}, not {self._shown(field)}")
+            self.fail(field, f"must be a whole number >= {least}, not {self._text_of(field)}")
         return value
 
-    def _shown(self, field: str) -> str:
+    def _text_of(self, field: str) -> str:
         value = self.nodes[field].value
         if isinstance(value, str):
             return reprlib.repr(value)
         return "a mapping" if self.is_section(field) else "a list"
 
 
-def read_marked(path: Path, *, may_be_empty: bool = False) -> Section:
-    """The mapping that a YAML file holds.
+def read_marked(path: Path, error: type[PacelineError], *, may_be_empty: bool = False) -> Section:
+    """The mapping that a YAML file holds; it and its sections raise ``error``.
 
     Raises:
-        ModelError: the file cannot be read, is no YAML, or holds no mapping.
+        PacelineError: the file cannot be read, is no YAML, or holds no mapping; of class ``error``.
     """
     import yaml
     from yaml.nodes import MappingNode
@@ -132,37 +134,37 @@ def read_marked(path: Path, *, may_be_empty: bool = False) -> Section:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         text = raw.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text file"
-        raise ModelError(f"{path} cannot be read: {reason}") from None
+    except (OSError, UnicodeDecodeError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or "it is not a text file"
+        raise error(f"{path} cannot be read: {reason}") from None
     if len(raw) > MAX_BYTES:
-        raise ModelError(f"{path} is too long for a description in YAML; is it another file?")
+        raise error(f"{path} is too long for a description in YAML; is it another file?")
     try:
         node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+    except yaml.YAMLError as failure:
+        mark = getattr(failure, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ModelError(f"{path}{line}: not YAML: {problem}") from None
+        problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
+        raise error(f"{path}{line}: not YAML: {problem}") from None
     except RecursionError:
-        raise ModelError(f"{path}: not YAML that can be read: nested too deeply") from None
+        raise error(f"{path}: not YAML that can be read: nested too deeply") from None
     if node is None and may_be_empty:
-        return Section(path, "", 1, {})
+        return Section(path, "", 1, {}, error)
     if not isinstance(node, MappingNode):
-        raise ModelError(f"{path} holds no mapping of fields (name: value)")
-    return _section(path, "", node)
+        raise error(f"{path} holds no mapping of fields (name: value)")
+    return _section(path, "", node, error)
 
 
-def _section(path: Path, name: str, mapping: MappingNode) -> Section:
-    section = Section(path, name, mapping.start_mark.line + 1, {})
+def _section(path: Path, name: str, mapping: MappingNode, error: type[PacelineError]) -> Section:
+    section = Section(path, name, mapping.start_mark.line + 1, {}, error)
     for key, value in mapping.value:
         field = str(key.value) if isinstance(key.value, str) else ""
         line = key.start_mark.line + 1
         if not field:
-            raise ModelError(f"{path}, line {line}: a field's name must be a plain word")
+            raise error(f"{path}, line {line}: a field's name must be a plain word")
         if field in section.nodes:
             place = f"{name}.{field}" if name else field
-            raise ModelError(f"{path}, line {line}: {place}: given twice")
+            raise error(f"{path}, line {line}: {place}: given twice")
         section.nodes[field] = value
     return section
 

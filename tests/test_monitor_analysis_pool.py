@@ -16,9 +16,9 @@ from sqlalchemy.exc import OperationalError
 
 from monitor_durability import make_trace
 from monitor_web import eventually, monitor
-from paceline.monitor import analysis
+from paceline.monitor import analysis_pool
 from paceline.monitor import bus as module
-from paceline.monitor.analysis import Analyses
+from paceline.monitor.analysis_pool import Analyses
 from paceline.monitor.blobs import FileBlobs, open_blobs
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
@@ -90,12 +90,12 @@ pathlib.Path(sys.argv[2], "summary.json").write_text(json.dumps(summary))
 
 def fake(monkeypatch, code):
     """Analyses run this instead."""
-    real = analysis.subprocess.Popen
+    real = analysis_pool.subprocess.Popen
 
     def popen(command, **more):
         return real([command[0], "-c", code, *command[3:]], **more)
 
-    monkeypatch.setattr(analysis.subprocess, "Popen", popen)
+    monkeypatch.setattr(analysis_pool.subprocess, "Popen", popen)
 
 
 def test_a_session_has_what_analyze_says(tmp_path, folder):
@@ -165,7 +165,7 @@ def test_a_trace_that_is_none_fails_with_the_reason(make):
     ],
 )
 def test_whatever_happens_to_a_worker_happens_to_its_trace_alone(make, monkeypatch, code, reason):
-    monkeypatch.setattr(analysis, "_ATTEMPTS", 1)
+    monkeypatch.setattr(analysis_pool, "_ATTEMPTS", 1)
     fake(monkeypatch, code)
     site = make(analysis_seconds=0.5 if "sleep" in code else 60.0)
     number = site.add(b"PAR1", 2.0)
@@ -185,7 +185,11 @@ def test_a_large_meta_reaches_the_analysis(make, folder):
 
 
 def test_memory_of_an_analysis_is_bounded(make, monkeypatch):
-    limit = "from paceline.monitor.analyse import _limit; _limit(200 << 20); bytearray(1 << 30)"
+    limit = (
+        "from paceline.monitor.analysis_process import _limit\n"
+        "_limit(200 << 20)\n"
+        "bytearray(1 << 30)"
+    )
     fake(monkeypatch, limit)
     site = make()
     number = site.add(b"PAR1", 2.0)
@@ -221,7 +225,7 @@ def test_what_the_end_cut_off_is_done_at_the_next_start(make, monkeypatch):
 
 
 def test_a_full_disk_is_no_fault_of_the_trace(make, monkeypatch, folder):
-    monkeypatch.setattr(analysis, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(analysis_pool, "_PAUSE_S", 0.05)
     real, fails = FileBlobs.take, [1]
 
     def take(self, path, key):
@@ -241,8 +245,8 @@ def test_a_full_disk_is_no_fault_of_the_trace(make, monkeypatch, folder):
 
 @pytest.mark.parametrize("name", ["start_next", "by_id", "register", "before"])
 def test_a_store_that_goes_away_at_any_moment_delays_and_no_more(make, monkeypatch, folder, name):
-    monkeypatch.setattr(analysis, "_PAUSE_S", 0.05)
-    where = analysis.jobs if name in ("by_id", "register") else analysis.sessions
+    monkeypatch.setattr(analysis_pool, "_PAUSE_S", 0.05)
+    where = analysis_pool.jobs if name in ("by_id", "register") else analysis_pool.sessions
     real, calls = getattr(where, name), []
 
     def away(*args, **more):
@@ -273,7 +277,7 @@ def test_an_outcome_waits_for_a_store_that_is_away(make, monkeypatch):
             raise OSError("the store is away")
         return real(*args)
 
-    monkeypatch.setattr(analysis.sessions, "finish", finish)
+    monkeypatch.setattr(analysis_pool.sessions, "finish", finish)
     site = make()
     number = site.add(b"PAR1", 2.0)
     site.start()
@@ -286,8 +290,8 @@ def test_workers_end_with_the_service():
     """PR_SET_PDEATHSIG: a killed service leaves no analysis behind."""
     code = (
         "import subprocess, sys, time\n"
-        "code = 'from paceline.monitor.analyse import _limit; _limit(1 << 40); import time; "
-        "print(1, flush=True); time.sleep(60)'\n"
+        "code = 'from paceline.monitor.analysis_process import _limit; _limit(1 << 40); '\n"
+        "code += 'import time; print(1, flush=True); time.sleep(60)'\n"
         "child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)\n"
     )

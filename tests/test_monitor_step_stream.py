@@ -7,7 +7,7 @@ pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
 
 from paceline.errors import StateError
 from paceline.monitor.snapshot import load_stream, save_stream
-from paceline.monitor.stream import PATIENCE_S, Closed, Stream
+from paceline.monitor.step_stream import PATIENCE_S, Closed, Stream
 from step_batches import batch, of_step
 
 

@@ -17,15 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import MitigateError, ModelError, PacelineError
+from paceline.errors import MitigateError, PacelineError, QuantityError
 from paceline.graph import from_trace
+from paceline.marked_yaml import Section, read_marked
 from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import JobModel
 from paceline.mitigate.life import FailSlow, Scenario
 from paceline.mitigate.planner import RULES
 from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S
-from paceline.model.marked_yaml import Section, read_marked
-from paceline.model.quantities import parse_quantity
+from paceline.quantities import parse_quantity
 from paceline.sources import load
 from paceline.synth import SynthSpec
 from paceline.trace import OpKind
@@ -48,10 +48,7 @@ def load_scenario(path: Path) -> Scenario:
         MitigateError: a field is unknown, missing or wrong; the message names file and line.
         TraceError: the job's trace cannot be read.
     """
-    try:
-        return _scenario(read_marked(path))
-    except ModelError as error:
-        raise MitigateError(str(error)) from None
+    return _scenario(read_marked(path, MitigateError))
 
 
 def _scenario(section: Section) -> Scenario:
@@ -114,24 +111,24 @@ def _model(job: Section, step_s: float | None) -> JobModel:
 
 def _overheads(section: Section) -> dict[str, float | None]:
     section.allow(ACTIONS)
-    found: dict[str, float | None] = dict(OVERHEAD_S)
+    overhead_s: dict[str, float | None] = dict(OVERHEAD_S)
     for name in section.nodes:
         never = section.plain(name) is None
-        found[name] = None if never else section.quantity(name, "seconds")
-    return found
+        overhead_s[name] = None if never else section.quantity(name, "seconds")
+    return overhead_s
 
 
 def _fail_slows(section: Section) -> tuple[FailSlow, ...]:
     rows = section.plain("fail_slows")
     if not isinstance(rows, list):
         section.fail("fail_slows", "must be a list of fail-slows")
-    found = []
+    fail_slows = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(_fail_slow(row))
-        except (MitigateError, ModelError) as error:
+            fail_slows.append(_fail_slow(row))
+        except (MitigateError, QuantityError) as error:
             section.fail("fail_slows", f"number {number}: {error}")
-    return tuple(found)
+    return tuple(fail_slows)
 
 
 def _fail_slow(row: object) -> FailSlow:

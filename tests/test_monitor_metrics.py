@@ -1,0 +1,93 @@
+"""/metrics as Prometheus reads it: both formats, one value per series, no state of the process."""
+
+import pytest
+
+pytest.importorskip("starlette", reason="the monitor is an extra")
+
+import prometheus_client
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from monitor_web import monitor
+from paceline.monitor.store import jobs
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def site(tmp_path):
+    with monitor(tmp_path) as found:
+        service = found.service
+        odd = {"dp_size": 2, "tp": 'a"b\\c\nd'}
+        jobs.register(service.engine, "default", "job", service.clock(), degrees=odd)
+        yield found
+
+
+def ask(site, accept="*/*", token=None):
+    return site.ask(
+        "GET", "/metrics", token=token or site.token("read"), headers={"Accept": accept}
+    )
+
+
+def samples(families):
+    """(name, labels) -> value; each but once."""
+    rows = [
+        ((sample.name, frozenset(sample.labels.items())), sample.value)
+        for family in families
+        for sample in family.samples
+    ]
+    assert len(dict(rows)) == len(rows)
+    return dict(rows)
+
+
+def test_both_formats_say_the_same(site):
+    ask(site)
+    plain, openmetrics = ask(site), ask(site, OPENMETRICS)
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text;")
+    assert openmetrics.text.endswith("# EOF\n")
+    rows, others = samples(read_text(plain.text)), samples(read_openmetrics(openmetrics.text))
+    moving = ("process_", "paceline_http_")
+    assert {key for key in rows if not key[0].startswith(moving)} == {
+        key for key in others if not key[0].startswith(moving)
+    }
+    kinds = {family.name: family.type for family in read_openmetrics(openmetrics.text)}
+    assert kinds["paceline_http_request_duration_seconds"] == "histogram"
+    assert kinds["paceline_http_requests"] == "counter"
+    assert kinds["paceline_job_info"] == "gauge"
+
+
+def test_labels_are_escaped_and_empty_ones_left_out(site):
+    info = next(
+        labels for name, labels in samples(read_text(ask(site).text)) if name == "paceline_job_info"
+    )
+    assert dict(info) == {
+        "project": "default", "job": "job", "status": "new", "dp": "2", "tp": 'a"b\\c\nd',
+    }  # fmt: skip
+
+
+def test_the_histogram_counts_every_answer_once(site):
+    for _ in range(3):
+        ask(site)
+    rows = samples(read_text(ask(site).text))
+    name, labels = "paceline_http_request_duration_seconds", {"handler": "metrics"}
+    ends = {
+        float(dict(key)["le"]): value
+        for (sample, key), value in rows.items()
+        if sample == f"{name}_bucket" and labels.items() <= dict(key).items()
+    }
+    assert list(ends.values()) == sorted(ends.values())
+    assert ends[float("inf")] == rows[f"{name}_count", frozenset(labels.items())] == 3
+    assert rows[f"{name}_sum", frozenset(labels.items())] > 0
+
+
+def test_what_the_service_does_is_for_tokens_of_all_projects(site):
+    names = {name for name, _ in samples(read_text(ask(site, token=site.token("read", "a")).text))}
+    assert names == {"paceline_build_info"}
+
+
+def test_the_registry_of_the_process_stays_as_it_is(site):
+    before = set(prometheus_client.REGISTRY._names_to_collectors)
+    ask(site)
+    assert set(prometheus_client.REGISTRY._names_to_collectors) == before
+    assert not any(name.startswith("paceline") for name in before)
