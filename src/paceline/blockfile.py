@@ -60,8 +60,9 @@ _BLOCK = struct.Struct("<4sBxxxII")  # mark, type, length, crc32 of type and pay
 STEP_HEAD: Final = struct.Struct("<qqqq")
 #: kind, flags, chunk, microbatch, start and end in ns since the step's start; of ``STEP``.
 OP: Final = struct.Struct("<BBhiqq")
-#: The same, then part, issued and awaited (see ``paceline.trace.Program``); of ``PROGRAM``.
-PROGRAM_OP: Final = struct.Struct("<BBhiqqiii")
+#: The same, then part, issued, awaited and group (see ``paceline.trace.trace.Program``); of
+#: ``PROGRAM``.
+PROGRAM_OP: Final = struct.Struct("<BBhiqqiiii")
 #: step, start and duration in ns.
 TIME: Final = struct.Struct("<qqq")
 #: when, how far this rank's clock is ahead of rank 0's, by how much that may be wrong; all ns.

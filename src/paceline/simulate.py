@@ -303,7 +303,7 @@ class _Prepared:
             rows = np.empty((self.n_rows, n_lanes))
         missing = self.n_variants + 1 - len(block.variant_ptr)
         last = np.full(n_lanes, -np.inf)
-        meeting = np.empty(block.n_sets)
+        meeting = np.empty(max(block.n_sets, int(block.meets.max(initial=-1)) + 1))
         bounds = (
             np.pad(block.variant_ptr, (0, missing), mode="edge"),
             np.pad(block.segment_ptr, (0, missing), mode="edge"),
@@ -316,7 +316,7 @@ class _Prepared:
             *(self.arrays if fast else self.lists),
             *(bounds if fast else (array.tolist() for array in bounds)),
             block.column,
-            block.set,
+            block.meets,
             rows,
             last,
             meeting,
@@ -340,12 +340,14 @@ def _prepare(
     edge = np.repeat(graph.dep_ptr[order] - dep_ptr[:-1], degree) + np.arange(dep_ptr[-1])
     replay = rules.keep_delay is not None and delays is not None
     first = order[graph.node_ptr[:-1]]
-    spans = np.zeros(len(first), dtype=bool)
-    grouped = graph.group[first] >= 0
-    spans[grouped] = graph.spans_dp[graph.group[first[grouped]]]
+    group = graph.group[first]
+    wide = group >= 0
+    wide[wide] = graph.spans_dp[group[wide]]
+    family = np.full(len(first), -1)
+    family[wide] = graph.family[group[wide]]
     arrays = (
         graph.node_ptr,
-        spans,
+        family,
         graph.variant[order],
         slot[order],
         dep_ptr,
@@ -397,7 +399,7 @@ def _leave(row: Any, meeting: Any, sets: Any) -> None:
 
 def _walk(
     node_ptr: Any,
-    spans: Any,
+    family: Any,
     variant: Any,
     slot: Any,
     dep_ptr: Any,
@@ -415,7 +417,7 @@ def _walk(
     segment_end: Any,
     segment_column: Any,
     column: Any,
-    sets: Any,
+    meets: Any,
     rows: Any,
     last: Any,
     meeting: Any,
@@ -426,7 +428,7 @@ def _walk(
     moment) and ``last`` [lane] receives the latest end of the tracked ops.
     """
     replay = keep_delay.shape[0] > 0
-    for node in range(len(spans)):
+    for node in range(len(family)):
         begin, stop = node_ptr[node], node_ptr[node + 1]
         for op in range(begin, stop):  # launches
             v = variant[op]
@@ -452,7 +454,8 @@ def _walk(
                             rows[slot[op], low:high], delays, row_ptr[op], column[low:high]
                         )
                     low = high
-        if spans[node]:  # a collective over the data-parallel ranks, and maybe over stages
+        if family[node] >= 0:  # a collective over data-parallel ranks, and maybe over stages
+            sets = meets[family[node]]
             _fill(meeting, -np.inf)
             for op in range(begin, stop):
                 a, b = lane_ptr[variant[op]], lane_ptr[variant[op] + 1]

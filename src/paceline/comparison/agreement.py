@@ -19,7 +19,7 @@ _DEGREES = tuple((name, f"{name}_size") for name in ("dp", "pp", "tp", "dsp", "v
 #: What makes two graphs the same.
 _ARRAYS = (
     *("kind", "pp", "seq", "chunk", "microbatch", "dep_ptr", "dep", "group", "spans_dp", "noop"),
-    *("variant_ptr", "replica_variant"),
+    *("part", "families", "family", "variant_ptr", "replica_variant"),
 )
 
 

@@ -114,7 +114,11 @@ def _groups(durations: Durations, ideal: Array) -> list[_Group]:
         ]
         first = int(members[0])
         stage, seq = int(graph.pp[first]), int(graph.seq[first])
-        groups.append(_Group(kind, stage, seq, members, times, workers, usual_s))
+        sets = graph.sets_of(first)[[dp for dp, _ in workers]]
+        for number in np.unique(sets).tolist():
+            own = np.flatnonzero(sets == number)
+            met = [workers[at] for at in own.tolist()]
+            groups.append(_Group(kind, stage, seq, members, times[:, own], met, usual_s))
     return groups
 
 

@@ -187,7 +187,10 @@ def _of_programs(ops: ReplicaOps, job: Job) -> _Dependencies:
 
 
 def build_graph(
-    variants: Sequence[ReplicaOps], replica_variant: npt.NDArray[np.int64], job: Job
+    variants: Sequence[ReplicaOps],
+    replica_variant: npt.NDArray[np.int64],
+    job: Job,
+    families: npt.NDArray[np.int64] | None = None,
 ) -> StepGraph:
     """The graph of one step.
 
@@ -195,6 +198,7 @@ def build_graph(
         variants: the distinct replica structures.
         replica_variant: [dp] which of them each data-parallel rank has.
         job: degrees of parallelism.
+        families: [family, dp] sets of ranks that meet in collectives, if not always all do.
 
     Raises:
         GraphError: counts of peers differ, ops are missing, or there is a cycle.
@@ -233,7 +237,20 @@ def build_graph(
         variant_ptr=offsets.astype(np.int64),
         replica_variant=replica_variant.astype(np.int64),
         part=joined("part") if known else None,
+        families=families,
+        family=_family_of_groups(group, len(spans_dp), variants[0]),
     )
+
+
+def _family_of_groups(
+    group: npt.NDArray[np.int64], n_groups: int, ops: ReplicaOps
+) -> npt.NDArray[np.int64]:
+    """[group] the family that its members name; 0 where they name none."""
+    family = np.zeros(n_groups, dtype=np.int64)
+    if ops.family is not None:
+        grouped = group >= 0
+        family[group[grouped]] = ops.family[grouped]
+    return family
 
 
 def _check_microbatches(stages: Sequence[_Stage]) -> None:

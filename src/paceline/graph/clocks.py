@@ -169,8 +169,8 @@ def impossible_s(graph: StepGraph, start: Durations, end: Durations, offset: Arr
             shift = offset[graph.variant_dps[int(graph.variant[op])], graph.pp[op]]
             launches.append(start.row(op) - shift)
             ends.append(end.row(op) - shift)
-        latest = np.max([launch.max(axis=1) for launch in launches], axis=0)
-        total += sum(_before(row - latest[:, None]) for row in ends)
+        latest = graph.latest_of_peers(members, launches)
+        total += sum(_before(row - at) for row, at in zip(ends, latest, strict=True))
     return total
 
 
@@ -213,11 +213,29 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
             workers.append(dps * graph.n_pp + graph.pp[op])
             ends.append(end.block(v)[op - graph.variant_ptr[v]])  # [step, dp]
         table = np.concatenate(ends, axis=1)
+        if graph.sets_of(int(members[0])).any():
+            groups += _groups_of_sets(graph, members, np.concatenate(workers), table)
+            continue
         if table.shape[1] < 2:
             continue
         ahead = np.median(table - table.mean(axis=1, keepdims=True), axis=0)
         kind = OpKind(int(graph.kind[members[0]]))
         groups.append(_Group(kind, np.concatenate(workers)[None], ahead[None]))
+    return groups
+
+
+def _groups_of_sets(
+    graph: StepGraph, members: npt.NDArray[np.int64], workers: npt.NDArray[np.int64], table: Array
+) -> list[_Group]:
+    """One group per set of ranks that meet: of [member] workers and their [step, member] ends."""
+    sets = graph.sets_of(int(members[0]))[workers // graph.n_pp]
+    kind = OpKind(int(graph.kind[members[0]]))
+    groups = []
+    for number in np.unique(sets).tolist():
+        own = table[:, sets == number]
+        if own.shape[1] > 1:
+            ahead = np.median(own - own.mean(axis=1, keepdims=True), axis=0)
+            groups.append(_Group(kind, workers[sets == number][None], ahead[None]))
     return groups
 
 

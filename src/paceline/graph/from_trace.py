@@ -89,7 +89,9 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
         GraphError: the ops do not form a step (peers missing, a cycle).
     """
     structure = find_structure(trace)
-    graph = build_graph(structure.variants, structure.replica_variant, trace.job)
+    graph = build_graph(
+        structure.variants, structure.replica_variant, trace.job, structure.families
+    )
     traced = trace.traced_step_s()[structure.kept]
     start, end = _tables(graph, structure.kept, trace, (trace.start, trace.end))
     estimated = 0
@@ -290,9 +292,9 @@ def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -
             last[part[:, 0]] -= latest
             last[part[:, 1]] -= latest
     for members in graph.dp_groups:
-        latest = np.max([start.row(op).max(axis=1) for op in members], axis=0)
-        for op in members:
-            end.row(op)[:] -= latest[:, None]
+        starts = [start.row(op) for op in members]
+        for op, at in zip(members, graph.latest_of_peers(members, starts), strict=True):
+            end.row(op)[:] -= at
 
 
 def _clamp(times: Durations) -> Mapping[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,10 @@ class StepGraph:
         dep: [edge] ops that must have ended; of the same variant.
         group: [op] transfer the op is a member of (a send/recv pair or a collective), -1 = none.
             No member's transfer starts before all members are launched.
-        spans_dp: [group] whether the members of all data-parallel ranks belong to it.
+        spans_dp: [group] whether members of several data-parallel ranks belong to it.
+        families: [family, dp] a partition of the data-parallel ranks; those with one number meet.
+            Family 0 is all of them.
+        family: [group] the family whose sets of ranks meet in it; 0 within a replica.
         noop: [op] a send or recv that moves nothing (the ends of a virtual pipeline).
         part: [op] place within its pass (compute), its unit or bucket (communication); 0 where
             passes are whole.
@@ -58,6 +61,8 @@ class StepGraph:
     dep: npt.NDArray[np.int64]
     group: npt.NDArray[np.int64]
     spans_dp: npt.NDArray[np.bool_]
+    families: npt.NDArray[np.int64]
+    family: npt.NDArray[np.int64]
     noop: npt.NDArray[np.bool_]
     part: npt.NDArray[np.int32]
     programmed: bool
@@ -122,6 +127,40 @@ class StepGraph:
         members = self._members(spans_dp=True)
         cuts = np.flatnonzero(np.diff(self.group[members])) + 1
         return tuple(np.split(members, cuts)) if len(members) else ()
+
+    @property
+    def has_families(self) -> bool:
+        """Whether some collectives join only some of the data-parallel ranks."""
+        return len(self.families) > 1
+
+    def sets_of(self, member: int) -> npt.NDArray[np.int64]:
+        """[dp] the ranks with one number meet in the collective that an op is a member of."""
+        sets: npt.NDArray[np.int64] = self.families[self.family[self.group[member]]]
+        return sets
+
+    def latest_of_peers(
+        self, members: npt.NDArray[np.int64], rows: Sequence[npt.NDArray[np.float64]]
+    ) -> list[npt.NDArray[np.float64]]:
+        """Per member of a collective the largest value among the ranks that it meets.
+
+        Args:
+            members: ops, of all variants.
+            rows: of each member [step, dp of its variant] values.
+
+        Returns:
+            of each member [step, 1], or [step, dp of its variant] where only some ranks meet.
+        """
+        sets = self.sets_of(int(members[0]))
+        if not sets.any():
+            latest = np.max([row.max(axis=1) for row in rows], axis=0)[:, None]
+            return [latest] * len(rows)
+        of_set = np.full((len(rows[0]), int(sets.max()) + 1), -np.inf)
+        own_sets = [sets[self.variant_dps[int(self.variant[op])]] for op in members.tolist()]
+        for row, own in zip(rows, own_sets, strict=True):
+            for number in np.unique(own).tolist():
+                largest = row[:, own == number].max(axis=1)
+                np.maximum(of_set[:, number], largest, out=of_set[:, number])
+        return [of_set[:, own] for own in own_sets]
 
     @cached_property
     def dp_groups_of(self) -> dict[int, npt.NDArray[np.int64]]:
@@ -255,6 +294,8 @@ def make_graph(
     variant_ptr: npt.NDArray[np.int64],
     replica_variant: npt.NDArray[np.int64],
     part: npt.NDArray[Any] | None = None,
+    families: npt.NDArray[np.int64] | None = None,
+    family: npt.NDArray[np.int64] | None = None,
 ) -> StepGraph:
     """A StepGraph from its ops and ``edges`` [edge, 2] (before, after); ``part`` of programs only.
 
@@ -271,6 +312,7 @@ def make_graph(
     def name(op: int) -> str:
         return f"{OpKind(int(kind[op])).label} {seq[op]} of stage {pp[op]}"
 
+    no_families = np.zeros((1, len(replica_variant)), dtype=np.int64)
     order, node_ptr = topological(n_ops, edges, group, name)
     return StepGraph(
         kind=kind.astype(np.int8),
@@ -282,6 +324,8 @@ def make_graph(
         dep=np.ascontiguousarray(edges[:, 0]),
         group=group,
         spans_dp=spans_dp,
+        families=no_families if families is None else families,
+        family=np.zeros(len(spans_dp), dtype=np.int64) if family is None else family,
         noop=noop,
         part=np.zeros(n_ops, dtype=np.int32) if part is None else part.astype(np.int32),
         programmed=part is not None,

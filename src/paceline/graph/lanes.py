@@ -21,6 +21,8 @@ class Lanes:
         rule: [lane] row of ``Rules.keep`` that says which ops keep their own duration.
         column: [lane] which (step, dp) of its variant's block: step * n_dp_of_variant + dp index.
         n_sets: number of sets.
+        meets: [family - 1, lane] for each family of ranks that communicate among themselves, the
+            lanes with one number meet, all of one set; None where there are no families.
     """
 
     set: npt.NDArray[np.int64]
@@ -28,9 +30,25 @@ class Lanes:
     rule: npt.NDArray[np.int64]
     column: npt.NDArray[np.int64]
     n_sets: int
+    meets: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.set)
+
+    def repeated(self, n_rules: int) -> Lanes:
+        """The same lanes once for each of the rules 0 to ``n_rules`` - 1, set by set."""
+        meets = self.meets
+        if meets is not None:
+            room = meets.max(axis=1, initial=0) + 1
+            meets = np.concatenate([meets + n * room[:, None] for n in range(n_rules)], axis=1)
+        return Lanes(
+            set=(np.arange(n_rules)[:, None] * self.n_sets + self.set).ravel(),
+            variant=np.tile(self.variant, n_rules),
+            rule=np.repeat(np.arange(n_rules), len(self)),
+            column=np.tile(self.column, n_rules),
+            n_sets=n_rules * self.n_sets,
+            meets=meets,
+        )
 
 
 def all_lanes(
@@ -41,7 +59,12 @@ def all_lanes(
     variant = graph.replica_variant[dp]
     n_dp = np.array([len(dps) for dps in graph.variant_dps])
     rule = np.zeros(len(dp), dtype=np.int64) if rule_of_dp is None else rule_of_dp[dp]
-    return Lanes(step, variant, rule, step * n_dp[variant] + graph.dp_index[dp], n_steps)
+    column = step * n_dp[variant] + graph.dp_index[dp]
+    meets = None
+    if graph.has_families:
+        partitions = graph.families[1:]
+        meets = partitions[:, dp] + step * (partitions.max(axis=1, keepdims=True) + 1)
+    return Lanes(step, variant, rule, column, n_steps, meets)
 
 
 @dataclass(frozen=True)
@@ -51,6 +74,7 @@ class Block:
     first_set: int
     n_sets: int
     set: npt.NDArray[np.int64]
+    meets: npt.NDArray[np.int64]  # [family, lane] lanes with one number meet; family 0: of a set
     column: npt.NDArray[np.int64]
     variant_ptr: npt.NDArray[np.int64]  # [variant + 1] lanes of each variant
     segment_ptr: npt.NDArray[np.int64]  # [variant + 1] segments of each variant
@@ -85,10 +109,16 @@ def _block(lanes: Lanes, low: int, high: int, cut: slice) -> Block:
     steady = np.append(0, np.cumsum(np.diff(column) == 1))  # steps of one column so far
     consecutive = steady[ends - 1] - steady[begins] == ends - 1 - begins
     bounds = np.arange(n_variants + 1)
+    own_set = lanes.set[cut][order] - low
+    meets = own_set[None]
+    if lanes.meets is not None:
+        numbers = [np.unique(of, return_inverse=True)[1] for of in lanes.meets[:, cut][:, order]]
+        meets = np.stack([own_set, *(number.reshape(-1) for number in numbers)])
     return Block(
         first_set=low,
         n_sets=high - low,
-        set=lanes.set[cut][order] - low,
+        set=own_set,
+        meets=meets,
         column=column,
         variant_ptr=np.searchsorted(variant, bounds),
         segment_ptr=np.searchsorted(variant[ends - 1], bounds),

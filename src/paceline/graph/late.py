@@ -73,10 +73,26 @@ class _Meeting:
             stack, late_stack = np.stack(self.ends), np.stack(self.lates)
             self.bound: Array = stack.min(axis=0)
             self.known: Mask = np.logical_not(late_stack.all(axis=0))
-        else:  # one over all data-parallel ranks: [step, 1]
-            self.launch = _over([start.row(int(op)) for op in members]).max(axis=1, keepdims=True)
-            self.bound = _over(self.ends).min(axis=1, keepdims=True)
-            self.known = np.logical_not(_over(self.lates).all(axis=1, keepdims=True))
+        else:  # one over data-parallel ranks: [step, dp], equal among those that meet
+            dps = np.concatenate([graph.variant_dps[int(graph.variant[op])] for op in members])
+            launches = graph.latest_of_peers(members, [start.row(int(op)) for op in members])
+            earliest = graph.latest_of_peers(members, [-row for row in self.ends])
+            seen = graph.latest_of_peers(members, [np.where(late, 0.0, 1.0) for late in self.lates])
+            shape = (len(launches[0]), graph.n_dp)
+            self.launch, self.bound, known = (np.empty(shape) for _ in range(3))
+            for table, rows in (
+                (self.launch, launches),
+                (self.bound, [-row for row in earliest]),
+                (known, seen),
+            ):
+                table[:, dps] = _over(
+                    [
+                        np.broadcast_to(row, own.shape)
+                        for row, own in zip(rows, self.ends, strict=True)
+                    ]
+                )
+            self.known = known > 0
+            self.dps = [graph.variant_dps[int(graph.variant[op])] for op in members]
 
     @property
     def any_late(self) -> bool:
@@ -86,10 +102,11 @@ class _Meeting:
     def settle(self, end: Array) -> int:
         """Give members that have only a bound this end; returns how many were estimated."""
         estimated = 0
-        for own, late in zip(self.ends, self.lates, strict=True):
-            settled = np.broadcast_to(np.where(self.known, self.bound, end), own.shape)
-            own[late] = settled[late]
-            estimated += int((late & ~self.known).sum())
+        settled = np.where(self.known, self.bound, end)
+        for place, (own, late) in enumerate(zip(self.ends, self.lates, strict=True)):
+            dps = slice(None) if self.within else self.dps[place]
+            own[late] = settled[:, dps][late]
+            estimated += int((late & ~self.known[:, dps]).sum())
         return estimated
 
 
@@ -130,12 +147,17 @@ def _settle_queue(queue: list[_Meeting], usual: _Usual) -> int:
     if not any(meeting.any_late for meeting in queue):
         return 0
     ends = [meeting.bound.copy() for meeting in queue]
-    for step in range(len(ends[0])):
-        launch = [float(meeting.launch[step, 0]) for meeting in queue]
-        bound = [float(meeting.bound[step, 0]) for meeting in queue]
-        known = [bool(meeting.known[step, 0]) for meeting in queue]
-        for place, seconds in enumerate(queue_ends(launch, bound, known, usual.of(queue[0].kind))):
-            ends[place][step] = seconds
+    took = usual.of(queue[0].kind)
+    done: dict[tuple[float, ...], list[float]] = {}  # ranks that meet have equal times
+    for cell in np.ndindex(*ends[0].shape):
+        launch = [float(meeting.launch[cell]) for meeting in queue]
+        bound = [float(meeting.bound[cell]) for meeting in queue]
+        key = (*launch, *bound)
+        if key not in done:
+            known = [bool(meeting.known[cell]) for meeting in queue]
+            done[key] = queue_ends(launch, bound, known, took)
+        for place, seconds in enumerate(done[key]):
+            ends[place][cell] = seconds
     return sum(meeting.settle(end) for meeting, end in zip(queue, ends, strict=True))
 
 

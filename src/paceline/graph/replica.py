@@ -23,6 +23,7 @@ class ReplicaOps:
         part: [op] place within its pass, unit or bucket; None where the program is not known.
         awaited: [op] position of the last op launched before the program waited for this one, -1 =
             never; None where the program is not known.
+        family: [op] row of the structure's families: which ranks meet in a collective; None: all.
     """
 
     kind: npt.NDArray[Any]
@@ -33,3 +34,4 @@ class ReplicaOps:
     rank: npt.NDArray[Any]
     part: npt.NDArray[Any] | None = None
     awaited: npt.NDArray[Any] | None = None
+    family: npt.NDArray[Any] | None = None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.graph.families import with_families
 from paceline.graph.replica import ReplicaOps
 from paceline.trace import OpKind, Trace
 from paceline.trace.kinds import MICROBATCH_KINDS
@@ -30,12 +31,14 @@ class Structure:
         replica_variant: [dp] which of them each data-parallel rank has.
         kept: [kept step] indices into the trace's steps.
         left_out: step number -> why it does not fit.
+        families: [family, dp] sets of ranks that meet in collectives; family 0 is all of them.
     """
 
     variants: tuple[ReplicaOps, ...]
     replica_variant: npt.NDArray[np.int64]
     kept: npt.NDArray[np.int64]
     left_out: dict[int, str]
+    families: npt.NDArray[np.int64]
 
 
 def find_structure(trace: Trace) -> Structure:
@@ -59,7 +62,10 @@ def find_structure(trace: Trace) -> Structure:
         dps = np.flatnonzero(replica_variant == v)
         variants.append(_variant_ops(trace, usual[dp], rows, kept, dps, left_out))
     kept = _drop(trace, kept, left_out)
-    return Structure(tuple(variants), replica_variant, kept, left_out)
+    families = np.zeros((1, len(replica_variant)), dtype=np.int64)
+    if trace.program is not None and trace.program.group is not None:
+        variants, families = with_families(trace, trace.program.group, variants, rows[kept])
+    return Structure(tuple(variants), replica_variant, kept, left_out, families)
 
 
 def _drop(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from paceline.record.passes import NoExchange, Passes, TailExchange, record_optimizers
@@ -39,6 +40,8 @@ def instrument(recorder: Recorder, model: Any) -> None:
             wrap_call(group._all_gather_comm, units.gather(number))
             wrap_call(group._reduce_scatter_comm, units.scatter(number))
             wrap(group, "wait_for_unshard", units.waited(group))
+        if any(group._is_hsdp for group in groups):
+            _record_replicas(units)
     else:
         _record_ends(recorder, model, groups)
     record_optimizers(recorder)
@@ -50,6 +53,16 @@ class _Units:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._gathers: dict[int, Any] = {}  # of works that are under way
+        self._numbers: dict[int, int] = {}  # of process groups
+        self._unit = -1  # that was scattered last
+
+    def _group(self, process_group: Any) -> int:
+        """The lowest rank of a process group."""
+        if id(process_group) not in self._numbers:
+            import torch.distributed as dist
+
+            self._numbers[id(process_group)] = min(dist.get_process_group_ranks(process_group))
+        return self._numbers[id(process_group)]
 
     def gather(self, unit: int) -> Callable[..., Any]:
         """Called in the place of a unit's gather."""
@@ -58,10 +71,11 @@ class _Units:
             recorder = self._recorder
             if not recorder.is_profiling:
                 return original(*args, **kwargs)
+            group = self._group(kwargs.get("group", args[2] if len(args) > 2 else None))
             if not kwargs.get("async_op", args[3] if len(args) > 3 else False):
-                with recorder.op("params-all-gather", part=unit):
+                with recorder.op("params-all-gather", part=unit, group=group):
                     return original(*args, **kwargs)
-            op = recorder.launch("params-all-gather", part=unit)
+            op = recorder.launch("params-all-gather", part=unit, group=group)
             work = original(*args, **kwargs)
             self._gathers[id(work)] = op
             return work  # itself: FSDP asks for its type before it waits
@@ -72,10 +86,26 @@ class _Units:
         """Called in the place of a unit's scatter, which blocks on the host."""
 
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with self._recorder.op("grads-reduce-scatter", part=unit):
+            if not self._recorder.is_profiling:
+                return original(*args, **kwargs)
+            self._unit = unit
+            group = self._group(kwargs.get("group", args[2] if len(args) > 2 else None))
+            with self._recorder.op("grads-reduce-scatter", part=unit, group=group):
                 return original(*args, **kwargs)
 
         return call
+
+    def reduce(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the all-reduce of what was scattered, over the replicas of HSDP."""
+
+        def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.is_profiling or kwargs.get("group") is None:
+                return original(tensor, *args, **kwargs)
+            group = self._group(kwargs["group"])
+            with self._recorder.op("separate-grads-all-reduce", part=self._unit, group=group):
+                return original(tensor, *args, **kwargs)
+
+        return all_reduce
 
     def waited(self, group: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Wraps ``wait_for_unshard``: waits for the work first, which tells how long that takes."""
@@ -92,6 +122,24 @@ class _Units:
             return wait_for_unshard
 
         return wrapper
+
+
+class _Namespace:
+    """A module with some of its names replaced, for one module that uses it."""
+
+    def __init__(self, module: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+        self.__paceline_wraps__ = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__paceline_wraps__, name)
+
+
+def _record_replicas(units: _Units) -> None:
+    """Record the all-reduce over replicas, which FSDP calls in ``torch.distributed``."""
+    collectives: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+    module: Any = getattr(collectives.dist, "__paceline_wraps__", collectives.dist)
+    collectives.dist = _Namespace(module, all_reduce=units.reduce(module.all_reduce))
 
 
 def _record_ends(recorder: Recorder, model: Any, groups: list[Any]) -> None:

@@ -158,7 +158,12 @@ class Recorder:
         return not isinstance(self._clock, CudaClock)
 
     def op(
-        self, kind: str, microbatch: int = -1, chunk: int | None = None, part: int = -1
+        self,
+        kind: str,
+        microbatch: int = -1,
+        chunk: int | None = None,
+        part: int = -1,
+        group: int = -1,
     ) -> Operation:
         """The block of one operation, which is done when the block ends.
 
@@ -167,17 +172,24 @@ class Recorder:
             microbatch: number of the microbatch, from 0; -1 = none.
             chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
             part: number of the unit or bucket that is communicated, -1 = not known.
+            group: a number that only ranks have which communicate with each other, such as the
+                lowest of their ranks; -1 = all data-parallel ranks of the stage.
         """
         ops = self._ops
         if ops is None:
             return NOTHING
         op = self._new_op(ops, kind, microbatch, chunk)
         if isinstance(op, Op):
-            op.part = part
+            op.part, op.group = part, group
         return op
 
     def launch(
-        self, kind: str, microbatch: int = -1, chunk: int | None = None, part: int = -1
+        self,
+        kind: str,
+        microbatch: int = -1,
+        chunk: int | None = None,
+        part: int = -1,
+        group: int = -1,
     ) -> Operation:
         """An operation that starts now and runs on: call its ``done()``, or ``track(work)``.
 
@@ -186,6 +198,8 @@ class Recorder:
             microbatch: number of the microbatch, from 0; -1 = none.
             chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
             part: number of the unit or bucket that is communicated, -1 = not known.
+            group: a number that only ranks have which communicate with each other, such as the
+                lowest of their ranks; -1 = all data-parallel ranks of the stage.
         """
         ops = self._ops
         if ops is None:
@@ -193,7 +207,7 @@ class Recorder:
         op = self._new_op(ops, kind, microbatch, chunk)
         if isinstance(op, Op):
             try:
-                op.start, op.part = self.mark(), part
+                op.start, op.part, op.group = self.mark(), part, group
                 if op.kind in COMPUTES:
                     self.occupy(op)
                 else:

@@ -99,7 +99,7 @@ class Op:
     """An operation that is recorded; see :class:`Operation`."""
 
     __slots__ = (
-        *("awaited", "chunk", "end", "flags", "issued", "kind", "microbatch", "ops"),
+        *("awaited", "chunk", "end", "flags", "group", "issued", "kind", "microbatch", "ops"),
         *("outer", "part", "recorder", "start"),
     )
 
@@ -109,7 +109,7 @@ class Op:
         self.recorder, self.ops = recorder, ops
         self.kind, self.chunk, self.microbatch = kind, chunk, microbatch
         self.flags = 0
-        self.part = self.issued = self.awaited = -1
+        self.part = self.issued = self.awaited = self.group = -1
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None

@@ -203,7 +203,7 @@ class Writer:
             if start is None or end is None:
                 return None
             times = start - zero, end - zero
-            program = op.part, op.issued, op.awaited
+            program = op.part, op.issued, op.awaited, op.group
             records.append(pack(op.kind, op.flags, op.chunk, op.microbatch, *times, *program))
         return b"".join(records)
 

@@ -53,6 +53,8 @@ class ProgramOrder:
 def program_order(measured: Measured) -> ProgramOrder:
     """The ties that the trace shows: none, where it shows none."""
     graph = measured.graph
+    if graph.programmed:  # the order of its programs is recorded
+        return ProgramOrder(graph, np.empty((0, 2), dtype=np.int64))
     index = _some_steps(measured)
     delays = measured.delays.of_steps(index)
     line = timeline(measured.durations.of_steps(index), None, delays)
@@ -135,4 +137,7 @@ def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
         noop=graph.noop,
         variant_ptr=graph.variant_ptr,
         replica_variant=graph.replica_variant,
+        part=graph.part if graph.programmed else None,
+        families=graph.families,
+        family=graph.family,
     )

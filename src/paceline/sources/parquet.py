@@ -38,7 +38,7 @@ COLUMNS = {
 }
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
-PROGRAM_COLUMNS = ("part", "issued", "awaited", "late")
+PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late")
 
 
 def matches(path: Path) -> bool:
@@ -295,6 +295,8 @@ def writer(trace: Trace) -> Writer:
     if trace.program is not None:
         program = trace.program
         arrays |= {"part": program.part, "issued": program.issued, "awaited": program.awaited}
+        if program.group is not None:
+            arrays["group"] = program.group
     if trace.late is not None:
         arrays["late"] = trace.late.astype(np.int8)
     table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))

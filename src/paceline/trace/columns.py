@@ -30,6 +30,8 @@ class Columns:
         issued: position in its worker's program at which the op was launched; None: not known.
         awaited: position of the last op launched before the program waited for this one; all that
             is launched behind it runs behind the op's end. -1 = never awaited in the step.
+        group: a number that, of a collective, only ranks of the stage have which communicate with
+            each other in it; -1 = all of them. None: all do in every collective.
         late: whether the recorded end is an upper bound; None: no row's is.
     """
 
@@ -46,6 +48,7 @@ class Columns:
     part: npt.NDArray[Any] | None = None
     issued: npt.NDArray[Any] | None = None
     awaited: npt.NDArray[Any] | None = None
+    group: npt.NDArray[Any] | None = None
     late: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:

@@ -37,7 +37,19 @@ _LABELS = {"dp": "dp_rank", "pp": "stage", "seq": "seq_id", "chunk": "mc", "micr
 _LABELS |= {"start": "start_ts"}
 
 #: Columns of whole numbers.
-_WHOLE = ("step", "dp", "pp", "rank", "seq", "chunk", "microbatch", "part", "issued", "awaited")
+_WHOLE = (
+    "step",
+    "dp",
+    "pp",
+    "rank",
+    "seq",
+    "chunk",
+    "microbatch",
+    "part",
+    "issued",
+    "awaited",
+    "group",
+)
 
 #: From here on a float64 does not hold every whole number.
 MAX_WHOLE = 2.0**53

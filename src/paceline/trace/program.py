@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.trace.columns import Columns, describe
-from paceline.trace.kinds import LOCAL_KINDS
+from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS
 from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
@@ -61,7 +61,26 @@ def program_of(
         out[place] = values
         return out
 
-    return Program(arranged(part), arranged(issued), arranged(awaited))
+    group = columns.group
+    if group is not None:
+        wide = np.isin(columns.kind, [int(kind) for kind in DP_KINDS])
+        group = np.where(wide, group, -1)
+        _check_range(rows, (group < -1) | (group > LARGEST), "a group that is no number", where)
+    return Program(
+        arranged(part),
+        arranged(issued),
+        arranged(awaited),
+        None if group is None or not (group >= 0).any() else arranged(group),
+    )
+
+
+def _check_range(rows: _Rows, wrong: npt.NDArray[np.bool_], what: str, where: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise TraceError(
+            f"{where}: {int(wrong.sum())} rows have {what}, the first is row {row} "
+            f"({describe(rows.columns, row)})"
+        )
 
 
 def _check_positions(

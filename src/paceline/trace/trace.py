@@ -28,15 +28,19 @@ class Program:
         issued: [row] position of the launch; each position of a worker and step is taken once.
         awaited: [row] position of the last op launched before the program waited for this one, -1
             = it never did. All ops launched behind it run behind this one's end.
+        group: [row] of a collective, a number that only data-parallel ranks have which meet in it;
+            -1 = all of the stage. None: all do in every collective.
     """
 
     part: npt.NDArray[np.int32]
     issued: npt.NDArray[np.int32]
     awaited: npt.NDArray[np.int32]
+    group: npt.NDArray[np.int32] | None = None
 
     def take(self, rows: npt.NDArray[Any]) -> Program:
         """The same for some rows (indices or a mask)."""
-        return Program(self.part[rows], self.issued[rows], self.awaited[rows])
+        group = None if self.group is None else self.group[rows]
+        return Program(self.part[rows], self.issued[rows], self.awaited[rows], group)
 
 
 @dataclass(frozen=True)

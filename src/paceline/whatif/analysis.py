@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.graph import Durations, Measured, StepGraph, from_trace
-from paceline.simulate import Lanes, Progress, Rules, all_lanes, step_times
+from paceline.simulate import Progress, Rules, all_lanes, step_times
 from paceline.trace import KIND_GROUPS, OpKind, Trace
 from paceline.whatif.critical_path import critical_path
 from paceline.whatif.doubts import (
@@ -236,13 +236,7 @@ def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
     lanes = all_lanes(graph, n_steps)
     n = len(masks)
     rules = Rules.own(graph, np.stack(masks))
-    repeated = Lanes(
-        set=(np.arange(n)[:, None] * n_steps + lanes.set).ravel(),
-        variant=np.tile(lanes.variant, n),
-        rule=np.repeat(np.arange(n), len(lanes)),
-        column=np.tile(lanes.column, n),
-        n_sets=n * n_steps,
-    )
+    repeated = lanes.repeated(n)
     times = step_times(measured.durations, rules, repeated, measured.delays).reshape(n, n_steps)
     start, *by_kind = times
     factors = {

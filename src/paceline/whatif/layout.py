@@ -152,6 +152,8 @@ class _Layout:
     def lanes(self, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
         """The distinct lanes of a batch; its sets are (scenario, step), scenario by scenario."""
         graph, n_steps = self.graph, self.n_steps
+        if graph.has_families:
+            return _lanes_of_classes(graph, n_steps, rule_of_dp)
         n_dp = np.array([len(dps) for dps in graph.variant_dps])
         special = rule_of_dp != _IDEAL
         scenario, dp = np.nonzero(special)
@@ -212,6 +214,71 @@ class _Layout:
         few, rest = groups[:MAX_IDEAL_LANES], groups[MAX_IDEAL_LANES:]
         few[-1] = np.concatenate([few[-1], *rest])
         return few
+
+
+def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
+    """The distinct lanes where sets of ranks communicate among themselves.
+
+    An ideal replica that shares a set with a deviating one is not like one that does not, so ideal
+    replicas are told apart by what they meet, until nothing more tells them apart.
+    """
+    partitions = graph.families[1:]
+    n_dp = np.array([len(dps) for dps in graph.variant_dps])
+    columns: list[tuple[npt.NDArray[np.int64], ...]] = []
+    meets: list[npt.NDArray[np.int64]] = []
+    steps = np.arange(n_steps)
+    met = np.zeros((len(partitions), 1), dtype=np.int64)  # sets numbered so far, per family
+    for scenario, rules in enumerate(rule_of_dp):
+        colour = classes(partitions, np.where(rules != _IDEAL, np.arange(len(rules)) + 1, 0))
+        _, dp = np.unique(colour, return_index=True)  # one replica stands for its class
+        own = np.stack([_of_sets(colour, partition)[dp] for partition in partitions])
+        width = own.max(axis=1, keepdims=True) + 1
+        in_steps = own[:, None, :] + steps[:, None] * width[:, :, None]
+        meets.append((met[:, :, None] + in_steps).reshape(len(partitions), -1))
+        met = met + width * n_steps
+        variant = graph.replica_variant[dp]
+        column = steps[:, None] * n_dp[variant] + graph.dp_index[dp]
+        columns.append(
+            (
+                np.repeat(scenario * n_steps + steps, len(dp)),
+                np.tile(variant, n_steps),
+                np.tile(rules[dp].astype(np.int64), n_steps),
+                column.ravel(),
+            )
+        )
+    sets, variants, rules_, columns_ = (np.concatenate(c) for c in zip(*columns, strict=True))
+    n_sets = len(rule_of_dp) * n_steps
+    return Lanes(sets, variants, rules_, columns_, n_sets, np.concatenate(meets, axis=1))
+
+
+def classes(
+    partitions: npt.NDArray[np.int64], colour: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """[dp] classes of replicas that do the same at the same time.
+
+    Args:
+        partitions: [family, dp] the sets of each family.
+        colour: [dp] what a replica does itself; refined by the colours of those it meets, in each
+            family, until no class splits.
+    """
+    while True:
+        keys = np.stack([colour, *(_of_sets(colour, partition) for partition in partitions)])
+        _, refined = np.unique(keys, axis=1, return_inverse=True)
+        refined = refined.reshape(-1)
+        if refined.max(initial=0) == np.unique(colour).size - 1:
+            return refined
+        colour = refined
+
+
+def _of_sets(
+    colour: npt.NDArray[np.int64], partition: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """[dp] a number for the colours that occur in the replica's set."""
+    present = np.zeros((int(partition.max()) + 1, int(colour.max()) + 1), dtype=bool)
+    present[partition, colour] = True
+    _, number = np.unique(present, axis=0, return_inverse=True)
+    numbers: npt.NDArray[np.int64] = number.reshape(-1)[partition]
+    return numbers
 
 
 def ideal_lane_error_s(durations: Durations) -> float:

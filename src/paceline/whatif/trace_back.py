@@ -98,7 +98,7 @@ class Walker:
         n = 0
         while op >= 0:
             if self.wide[op]:
-                last = meetings.last(int(self.node_of[op]))
+                last = meetings.last(int(self.node_of[op]), dp)
                 at, ready = last.at[step], last.ready[step]
                 ops[n], dps[n], late[n], start[n] = op, dp, False, at
                 op, dp = last.op[step], last.dp[step]
@@ -141,15 +141,17 @@ class _Meetings:
 
     def __init__(self, graph: StepGraph, end: Durations, replay: Replay | None, first: int) -> None:
         self.graph, self.end, self.replay, self.first = graph, end, replay, first
-        self.cache: dict[int, _Last] = {}
+        self.cache: dict[tuple[int, int], _Last] = {}
 
-    def last(self, node: int) -> _Last:
-        """The last launched members of the collective that is a node of the graph."""
-        if node not in self.cache:
-            self.cache[node] = self._last(node)
-        return self.cache[node]
+    def last(self, node: int, dp: int) -> _Last:
+        """The last launched members that a rank meets in the collective that is a node."""
+        sets = self.graph.sets_of(int(self.graph.order[self.graph.node_ptr[node]]))
+        key = (node, int(sets[dp]))
+        if key not in self.cache:
+            self.cache[key] = self._last(node, sets == sets[dp])
+        return self.cache[key]
 
-    def _last(self, node: int) -> _Last:
+    def _last(self, node: int, meets: npt.NDArray[np.bool_]) -> _Last:
         graph, n_steps = self.graph, self.end.n_steps
         steps = np.arange(n_steps)
         op, dp, before = np.full((3, n_steps), -1)
@@ -164,6 +166,8 @@ class _Meetings:
             launch = latest
             if self.replay is not None:
                 launch = latest + self.replay.delays.row(member)[self.first :][:n_steps]
+            if not meets[dps].all():
+                launch = np.where(meets[dps], launch, -np.inf)
             lane = launch.argmax(axis=1)
             own = launch[steps, lane]
             source = deps[ends.argmax(axis=0)[steps, lane]] if len(deps) else np.full(n_steps, -1)

@@ -24,7 +24,9 @@ _OP = np.dtype(
         ("end_ns", "<i8"),
     ]
 )
-_PROGRAM_OP = np.dtype([*_OP.descr, ("part", "<i4"), ("issued", "<i4"), ("awaited", "<i4")])
+_PROGRAM_OP = np.dtype(
+    [*_OP.descr, ("part", "<i4"), ("issued", "<i4"), ("awaited", "<i4"), ("group", "<i4")]
+)
 
 #: Clocks of two hosts drift apart by less than this share, unless one of them is being set.
 DRIFT = 1e-5
@@ -49,7 +51,7 @@ class RankFile:
         start_ns: [step] starts, on rank 0's clock.
         first_op: [step + 1] where each step's operations begin in ``ops``.
         ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start; where
-            the program was recorded, part, issued and awaited, too.
+            the program was recorded, part, issued, awaited and group, too.
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
         residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
             compared.

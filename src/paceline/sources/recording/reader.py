@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 
 #: Fields of an operation that tell its place in its worker's program.
-PROGRAM = ("part", "issued", "awaited")
+PROGRAM = ("part", "issued", "awaited", "group")
 
 _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),

@@ -1,0 +1,58 @@
+"""Families: partitions of the data-parallel ranks into sets that communicate among themselves.
+
+Hybrid sharding gathers within a shard group and reduces over the replicas of a shard; each is one
+family, its sets are the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import GraphError
+from paceline.graph.replica import ReplicaOps
+from paceline.trace import OpKind, Trace
+
+Ints = npt.NDArray[np.int64]
+
+
+def with_families(
+    trace: Trace, group: npt.NDArray[np.int32], variants: Sequence[ReplicaOps], rows: Ints
+) -> tuple[list[ReplicaOps], Ints]:
+    """The ops with the families in which they meet, and the [family, dp] sets of each.
+
+    Args:
+        trace: where the groups come from.
+        group: [row] numbers of groups, -1 = all ranks.
+        variants: replica structures.
+        rows: [step, dp] first row of each lane in use.
+
+    Raises:
+        GraphError: groups change from step to step, or replicas differ in structure.
+    """
+    if len(variants) > 1:
+        raise GraphError(
+            "groups of some data-parallel ranks are known for replicas of one structure only; "
+            f"these have {len(variants)} (unlike numbers of microbatches?)"
+        )
+    (ops,) = variants
+    every = rows[..., None] + np.arange(len(ops.kind))
+    first = group[every[0]].T  # [op, dp]
+    for step in every[1:]:
+        differs = (first != group[step].T).any(axis=1)
+        if differs.any():
+            op = int(np.argmax(differs))
+            which = f"{OpKind(int(ops.kind[op])).label} {ops.seq[op]} of stage {ops.pp[op]}"
+            raise GraphError(f"the groups of {which} change from step to step")
+    distinct, index = np.unique(first, axis=0, return_inverse=True)
+    sets = np.stack(
+        [np.unique(numbers, return_inverse=True)[1].reshape(-1) for numbers in distinct]
+    )
+    no_sets = np.zeros((1, trace.job.dp_size), dtype=np.int64)
+    families, number = np.unique(np.concatenate([no_sets, sets]), axis=0, return_inverse=True)
+    # Sorted, all ranks in one set come first.
+    family = number.reshape(-1)[1:][index.reshape(-1)]
+    return [replace(ops, family=family)], families
