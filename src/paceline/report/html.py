@@ -84,7 +84,7 @@ def _html(page: _Page) -> str:
         doubt=_doubt(report),
         numbers=key_numbers(report, page.gpu_hour_cost),
         nav=static("nav.html"),
-        answers=_answers(report),
+        answers=_findings_and_remedies(report),
         figures=_figures(page),
         definitions=static("definitions.html"),
         warnings=_warnings(report),
@@ -103,7 +103,7 @@ def _data(page: _Page) -> dict[str, object]:
     }
 
 
-def _answers(report: JobReport) -> str:
+def _findings_and_remedies(report: JobReport) -> str:
     """Findings and remedies: what a reader acts on."""
     return Template(static("answers.html")).substitute(
         findings=findings_html(report), remedies=remedies_html(report)
@@ -159,8 +159,10 @@ def _warnings(report: JobReport) -> str:
     text = f"<ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>" if notes else ""
     if report.left_out_steps:
         left_out = list(report.left_out_steps.items())
-        items = "".join(f"<li>step {step}: {foreign(why)}</li>" for step, why in left_out[:50])
-        more = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
+        items = "".join(
+            f"<li>step {step}: {foreign(reason)}</li>" for step, reason in left_out[:50]
+        )
+        overflow = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
         were = "was" if len(left_out) == 1 else "were"
-        text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{more}</ul>"
+        text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{overflow}</ul>"
     return text or "<p>No warnings; no step was left out.</p>"

@@ -43,9 +43,9 @@ def describe(result: SearchResult) -> str:
 
 def columns(result: SearchResult) -> Row:
     """Heads of :func:`row`."""
-    more = [*(["days"] if result.days is not None else [])]
-    more += ["million $"] if result.dollars is not None else []
-    return ("plan", "GPUs", "step s", "MFU", "GB", *more)
+    optional = [*(["days"] if result.days is not None else [])]
+    optional += ["million $"] if result.dollars is not None else []
+    return ("plan", "GPUs", "step s", "MFU", "GB", *optional)
 
 
 def row(result: SearchResult, i: int) -> Row:
@@ -80,16 +80,16 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     legal, fits = len(result.found), len(result)
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
-    rest = [i for i in front(result) if i not in set(best)][:top]
+    other_front = [i for i in front(result) if i not in set(best)][:top]
     text = [
         *wrapped(describe(result), width, style="bold"),
         *wrapped(f"{words} {_OBJECTIVES[result.objective]}", width),
         Text(""),
         *_table(result, best),
     ]
-    if rest:
+    if other_front:
         text += [Text(""), Text("Others that no plan beats in both time and cost", style="bold")]
-        text += _table(result, rest)
+        text += _table(result, other_front)
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned(result):
         text += wrapped(f"{count:>14,}  {reason}", width, indent=" " * 16)
@@ -215,7 +215,9 @@ def page_writer(result: SearchResult, top: int) -> Writer:
         numbers=_numbers(result),
         plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
         front=_front_table(result),
-        pruned=table(("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]),
+        pruned=table(
+            ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned(result)]
+        ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escaped(_price(result)),
         version=escaped(paceline_version()),
@@ -247,8 +249,8 @@ def _numbers(result: SearchResult) -> str:
         ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
     ]
     cells = (
-        f"<div><dt>{name}</dt><dd>{escaped(number)}</dd><dd>{escaped(more)}</dd></div>"
-        for name, number, more in items
+        f"<div><dt>{name}</dt><dd>{escaped(number)}</dd><dd>{escaped(detail)}</dd></div>"
+        for name, number, detail in items
     )
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
@@ -293,18 +295,18 @@ def _points(result: SearchResult) -> dict[str, Any]:
         y, y_label = result.memory_bytes / 1e9, "GB on the fullest GPU"
         line = pareto(x, y)
     order = np.argsort(x, kind="stable")
-    least = np.empty_like(y)
-    least[order] = np.minimum.accumulate(y[order])
-    off = np.maximum(y / least, x / x[line].max())
+    lowest_y = np.empty_like(y)
+    lowest_y[order] = np.minimum.accumulate(y[order])
+    off = np.maximum(y / lowest_y, x / x[line].max())
     near = np.argsort(off, kind="stable")[:MAX_POINTS]
-    shown = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
+    points = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
     return {
-        "x": rounded(x[shown]),
-        "y": rounded(y[shown]),
-        "pareto": line[shown].tolist(),
-        "name": [result.plan(i).describe() for i in shown.tolist()],
-        "gpus": result.gpus[shown].tolist(),
-        "step_s": rounded(result.step_time_s[shown]),
+        "x": rounded(x[points]),
+        "y": rounded(y[points]),
+        "pareto": line[points].tolist(),
+        "name": [result.plan(i).describe() for i in points.tolist()],
+        "gpus": result.gpus[points].tolist(),
+        "step_s": rounded(result.step_time_s[points]),
         "x_label": x_label,
         "y_label": y_label,
         "all": len(result),

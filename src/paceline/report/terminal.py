@@ -119,7 +119,7 @@ def _job_line(report: JobReport) -> str:
 
 
 def _verdict(report: JobReport, width: int) -> list[Text]:
-    lost = report.slowdown - 1
+    excess = report.slowdown - 1
     if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -130,10 +130,10 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = f"Stragglers cost little ({max(report.waste, 0):.1%}), but steps come in two lengths"
         style = "bold yellow"
     elif report.healthy:
-        text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
+        text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
         style = "bold green"
         if report.doubtful or not report.even:
-            text = f"No stragglers in the operations: they make steps {max(lost, 0):.1%} longer"
+            text = f"No stragglers in the operations: they make steps {max(excess, 0):.1%} longer"
             style = "bold yellow"
     else:
         text = f"Stragglers make steps {report.slowdown:.2f} times as long as they could be"
@@ -244,8 +244,8 @@ def _side_by_side(tables: Sequence[_Table], width: int) -> list[Text]:
 
 
 def _steps_line(steps: _Table, width: int) -> list[Text]:
-    named = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
-    return wrapped(f"worst steps: {', '.join(named)}", width)
+    steps_text = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
+    return wrapped(f"worst steps: {', '.join(steps_text)}", width)
 
 
 def _shares(report: JobReport, width: int) -> list[Text]:
@@ -254,13 +254,13 @@ def _shares(report: JobReport, width: int) -> list[Text]:
     rows = [("M_W", f"slowest 3% of workers ({n} of {of})", report.m_w, report.m_w_only)]
     if report.by_worker.shape[0] > 1:
         rows.append(("M_S", "last stage", report.m_s, report.m_s_only))
-    wide = max(len(whom) for _, whom, _, _ in rows)
+    wide = max(len(group) for _, group, _, _ in rows)
     title = Text().append("share of the loss", style="bold")
     title.append(" " * (wide + len("M_W    ") - len(title)))
     title.append("won back if ideal   caused alone", style="dim")
     lines = [title]
-    for name, whom, value, only in rows:
-        line = Text().append(name, style="bold").append(f"  {whom:<{wide}}  ")
+    for name, group, value, only in rows:
+        line = Text().append(name, style="bold").append(f"  {group:<{wide}}  ")
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if report.m_w is None:
@@ -292,8 +292,8 @@ def _counts(report: JobReport) -> list[Warning]:
     if numbers and not (explained and len(numbers) == 1):
         first = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
         reason = report.left_out_steps[numbers[0]]
-        why = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
-        notes.append(Warning("", f"left out steps: {first}{why}"))
+        reason_text = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
+        notes.append(Warning("", f"left out steps: {first}{reason_text}"))
     clamped = sum(sum(counts.values()) for counts in report.clamped.values())
     if clamped:
         text = f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)"
@@ -314,5 +314,5 @@ def _style(slowdown: float) -> str:
 def _bar(share: float, width: int) -> str:
     """A bar of eighths of a character, padded to ``width``."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
+    full, eighth = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[eighth] if eighth else "")).ljust(width)

@@ -134,9 +134,9 @@ def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
     lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
     for name, left_s in rows:
         share = left_s / fall.actual_s
-        spent = left_s * hours
-        cost = "" if gpu_hour_cost is None else f"{_cents(spent * gpu_hour_cost):12,.2f}"
-        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(spent):12,.2f}{cost} "
+        gpu_hours = left_s * hours
+        cost = "" if gpu_hour_cost is None else f"{_cents(gpu_hours * gpu_hour_cost):12,.2f}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(gpu_hours):12,.2f}{cost} "
         line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)
@@ -162,7 +162,7 @@ def _remedy_lines(report: JobReport, width: int) -> list[Text]:
     if refused := report.not_applicable:
         lines += [Text(""), Text("not applicable", style="dim")]
         for reason in dict.fromkeys(refused.values()):
-            names = ", ".join(name for name, why in refused.items() if why == reason)
+            names = ", ".join(name for name, refusal in refused.items() if refusal == reason)
             lines += wrapped(f"  {names}: {reason}", width, indent="    ", style="dim")
     return lines
 

@@ -43,9 +43,9 @@ def inside(name: object, error: ResultError) -> ResultError:
     return ResultError(error.problem, ".".join(filter(None, (str(name), error.field))))
 
 
-def refused(wanted: str, value: object) -> ResultError:
+def refused(expected: str, value: object) -> ResultError:
     """The error of a value that is not what it must be."""
-    return ResultError(f"must be {wanted}, not {reprlib.repr(value)}")
+    return ResultError(f"must be {expected}, not {reprlib.repr(value)}")
 
 
 def finite(value: float | None) -> float | None:
@@ -61,7 +61,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise refused("a whole number", value)
     return value
@@ -94,7 +94,7 @@ def _list(value: Any, length: int | None = None) -> list[Any]:
 
 #: A number; NaN stands as null.
 NUMBER: Form[float] = Form(finite, _number, {"type": ["number", "null"]})
-WHOLE: Form[int] = Form(int, _whole, {"type": "integer"})
+WHOLE: Form[int] = Form(int, _whole_number, {"type": "integer"})
 TEXT: Form[str] = Form(str, _text, {"type": "string"})
 FLAG: Form[bool] = Form(bool, _flag, {"type": "boolean"})
 #: Whatever an object of JSON holds: evidence, places, changes.

@@ -31,7 +31,7 @@ def numbers_of(result: WhatIf) -> dict[str, Any]:
         "steps": steps,
         "slow_mode_shares": dict(result.slow_mode_shares),
         "critical_path": PathSummary.of(result.critical_path),
-        "clamped": {what: dict(counts) for what, counts in result.clamped.items()},
+        "clamped": {kind: dict(counts) for kind, counts in result.clamped.items()},
         "clock_offsets_s": Clocks(clocks.std_s, clocks.corrected, clocks.offset_s.T),
         "step_modes": modes_of(steps, result.traced_s),
         "left_out_steps": dict(result.left_out_steps),
@@ -94,10 +94,10 @@ def _keyed(names: Iterable[int], values: Array) -> dict[int, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def _rows(steps: Sequence[int], parts: Iterable[Any], values: Array) -> dict[int, dict[Any, float]]:
+def _rows(steps: Sequence[int], keys: Iterable[Any], values: Array) -> dict[int, dict[Any, float]]:
     """Step -> part -> value, from [step, part]."""
-    names = list(parts)
+    key_list = list(keys)
     return {
-        step: dict(zip(names, row, strict=True))
+        step: dict(zip(key_list, row, strict=True))
         for step, row in zip(steps, values.tolist(), strict=True)
     }

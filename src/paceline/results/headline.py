@@ -51,8 +51,10 @@ def headline(report: JobReport) -> str:
     verdict = _verdict(report, first)
     best = best_remedy(first, report.every_remedy)
     advice = f" {_advice(first, best)}" if first and best else ""
-    named = hosts(first.where, 1) if first else ""
-    longest_first = ([f"{verdict} ({named}).{advice}"] if named else []) + [f"{verdict}.{advice}"]
+    host_names = hosts(first.where, 1) if first else ""
+    longest_first = ([f"{verdict} ({host_names}).{advice}"] if host_names else []) + [
+        f"{verdict}.{advice}"
+    ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
 
 
@@ -103,12 +105,12 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
     """
     if finding is None:
         return None
-    answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
-    most = max((remedy.gain for remedy in answers), default=0.0)
-    if round(most, 2) <= 0:
+    candidates = [r for r in remedies if finding.id in r.findings and not r.architecture]
+    best_gain = max((remedy.gain for remedy in candidates), default=0.0)
+    if round(best_gain, 2) <= 0:
         return None
     return max(
-        (remedy for remedy in answers if remedy.gain >= most - EQUAL),
+        (remedy for remedy in candidates if remedy.gain >= best_gain - EQUAL),
         key=lambda remedy: remedy.interval[0],
     )
 
@@ -152,8 +154,10 @@ def _stage(_: JobReport, finding: Finding) -> str:
 
 
 def _link(_: JobReport, finding: Finding) -> str:
-    more = int(finding.evidence.get("n_links", 1)) - 1
-    beside = f", as are {more:,} more" if more > 1 else ", as is one more" if more else ""
+    n_others = int(finding.evidence.get("n_links", 1)) - 1
+    beside = (
+        f", as are {n_others:,} more" if n_others > 1 else ", as is one more" if n_others else ""
+    )
     ends = finding.where.get("link")
     return f"the link of {link(ends)} is slow{beside}" if ends else "links are slow"
 
@@ -161,8 +165,8 @@ def _link(_: JobReport, finding: Finding) -> str:
 def _network(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     if places:
-        more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-        return f"worker {worker(places[0])}{more} ends collectives late"
+        others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+        return f"worker {worker(places[0])}{others} ends collectives late"
     stage = (finding.where.get("group") or {}).get("stage", "?")
     return f"the data-parallel network of stage {stage} is slow"
 
@@ -207,11 +211,11 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
     """What to do and what it gains."""
     gain = percent(remedy.gain, 0)
     if remedy.remedy == "replace-worker":
-        alone = len(finding.where.get("workers", ())) == 1
-        return f"Replacing {'it' if alone else 'them'} gains {gain}."
+        single = len(finding.where.get("workers", ())) == 1
+        return f"Replacing {'it' if single else 'them'} gains {gain}."
     if remedy.remedy == "fix-link":
-        alone = finding.evidence.get("n_links", 1) == 1
-        return f"Repairing {'it' if alone else 'them'} gains {gain}."
+        single = finding.evidence.get("n_links", 1) == 1
+        return f"Repairing {'it' if single else 'them'} gains {gain}."
     at_most = "at most " if remedy.change.get("bound") else ""
     return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 

@@ -53,10 +53,11 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
             for row in comparison.causes
         ],
         "kinds": [
-            {"name": row.name, "op_s": _pair(row.mean_s), **_part(row)} for row in comparison.kinds
+            {"name": row.name, "op_s": _pair(row.mean_s), **_slowdown_and_change(row)}
+            for row in comparison.kinds
         ],
         "stages": [
-            {"stage": int(row.name), "compute_s": _pair(row.mean_s), **_part(row)}
+            {"stage": int(row.name), "compute_s": _pair(row.mean_s), **_slowdown_and_change(row)}
             for row in comparison.stages
         ],
         "n_workers": len(comparison.workers),
@@ -83,8 +84,8 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
         ],
         "left_out": dict(comparison.left_out),
         "warnings": {
-            when: list(side.result.warnings)
-            for when, side in zip(("before", "after"), sides, strict=True)
+            side_name: list(side.result.warnings)
+            for side_name, side in zip(("before", "after"), sides, strict=True)
         },
         "before": JobReport.of(comparison.before.result, comparison.before.advice).to_mapping(),
         "after": JobReport.of(comparison.after.result, comparison.after.advice).to_mapping(),
@@ -101,7 +102,7 @@ def _time(change: TimeChange) -> dict[str, Any]:
     }
 
 
-def _part(row: PartChange) -> dict[str, Any]:
+def _slowdown_and_change(row: PartChange) -> dict[str, Any]:
     return {"slowdown": _pair(row.slowdown), **_change(row.change)}
 
 

@@ -49,8 +49,8 @@ def _page(comparison: Comparison) -> str:
         before=_job(comparison.before, "Before"),
         after=_job(comparison.after, "After"),
         warnings="".join(
-            _warnings(side, when)
-            for side, when in ((comparison.before, "Before"), (comparison.after, "After"))
+            _warnings(side, side_name)
+            for side, side_name in ((comparison.before, "Before"), (comparison.after, "After"))
         ),
         version=escaped(paceline_version()),
         script=script,
@@ -75,7 +75,7 @@ def _notes(comparison: Comparison) -> str:
 
 def _section(comparison: Comparison, content: Table, scale: float) -> str:
     """A table with its heading and what its numbers are."""
-    parts = [
+    html = [
         f'<section id="{content.name}" aria-labelledby="h-{content.name}">',
         f'<h2 id="h-{content.name}">{escaped(content.title)}</h2>',
         f"<p>{foreign(_sentence(content.about))}</p>",
@@ -89,10 +89,10 @@ def _section(comparison: Comparison, content: Table, scale: float) -> str:
             "90%, all rows at once",
         )
         cells = (_cells(row, scale) for row in content.rows)
-        parts.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
+        html.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
     if content.note:
-        parts.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
-    return "\n".join([*parts, "</section>"])
+        html.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
+    return "\n".join([*html, "</section>"])
 
 
 def _sentence(text: str) -> str:
@@ -104,7 +104,7 @@ def _cells(row: Row, scale: float) -> list[str]:
     clear = row.change is not None and row.change.clear
     unsure = row.change is not None and row.change.interval is not None and not clear
     text = f"<strong>{escaped(change)}</strong>" if clear else escaped(change)
-    more = "<small>no difference</small>" if unsure else ""
+    remark = "<small>no difference</small>" if unsure else ""
     drawing = "" if row.change is None else _bar(row.change, scale)
     return [
         foreign(row.name),
@@ -112,7 +112,7 @@ def _cells(row: Row, scale: float) -> list[str]:
         escaped(row.before),
         escaped(row.after),
         text,
-        escaped(interval) + more,
+        escaped(interval) + remark,
     ]
 
 
@@ -135,19 +135,19 @@ def _bar(change: Change, scale: float) -> str:
 
 def _numbers(comparison: Comparison) -> str:
     rows = [
-        [escaped(name), form(one), form(other), escaped(signed(form(other - one)))]
-        for name, one, other, form in key_numbers(comparison)
+        [escaped(name), form(before), form(after), escaped(signed(form(after - before)))]
+        for name, before, after, form in key_numbers(comparison)
     ]
     return table(("", "before", "after", "change"), rows, numeric_from=1)
 
 
-def _job(side: Side, when: str) -> str:
+def _job(side: Side, side_name: str) -> str:
     name = f": {foreign(side.name)}" if side.name else ""
     line = job_line(side.result.job, side.result.steps.tolist())
-    return f"<div><dt>{when}{name}</dt><dd>{line}</dd></div>"
+    return f"<div><dt>{side_name}{name}</dt><dd>{line}</dd></div>"
 
 
-def _warnings(side: Side, when: str) -> str:
+def _warnings(side: Side, side_name: str) -> str:
     notes = warnings_of(side)
     items = "".join(f"<li>{foreign(note)}</li>" for note in notes)
-    return f"<h3>{when}</h3>" + (f"<ul>{items}</ul>" if notes else "<p>None.</p>")
+    return f"<h3>{side_name}</h3>" + (f"<ul>{items}</ul>" if notes else "<p>None.</p>")

@@ -110,13 +110,13 @@ def _folded(
     rows: Sequence[Row],
 ) -> Table:
     """All rows but those that hardly change."""
-    least = SMALL * comparison.time.before_s
+    threshold = SMALL * comparison.time.before_s
     if all(row.change is None for row in rows):
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
-    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= least)
-    rest = len(rows) - len(large)
-    which = "" if not rest else f"{rest} more" if large else f"all {rest}"
-    note = which and f"{which} changed by under {SMALL:.1%} of the {comparison.unit}"
+    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= threshold)
+    n_small = len(rows) - len(large)
+    small_rows = "" if not n_small else f"{n_small} more" if large else f"all {n_small}"
+    note = small_rows and f"{small_rows} changed by under {SMALL:.1%} of the {comparison.unit}"
     return Table(name, title, about, heads, large, len(rows), note)
 
 
@@ -162,14 +162,14 @@ def worker_name(row: WorkerChange) -> str:
 
 
 def _host(name: str, workers: tuple[int, int]) -> str:
-    one, other = workers
-    counts = f"{one}" if one == other else f"{one} -> {other}"
+    n_before, n_after = workers
+    counts = f"{n_before}" if n_before == n_after else f"{n_before} -> {n_after}"
     return f"{name} ({counts} worker{'s' * (workers != (1, 1))})"
 
 
 def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
-    one, other = ("\N{EN DASH}" if s is None else seconds(s) for s in pair)
-    return one, other
+    before, after = ("\N{EN DASH}" if s is None else seconds(s) for s in pair)
+    return before, after
 
 
 def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
@@ -178,17 +178,17 @@ def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
     unit = comparison.unit
 
     def per_unit(name: str) -> tuple[float, float]:
-        one, other = (float(getattr(s.result, name).mean()) / s.units_per_step for s in sides)
-        return one, other
+        before, after = (float(getattr(s.result, name).mean()) / s.units_per_step for s in sides)
+        return before, after
 
-    one, other = (side.result for side in sides)
+    before, after = (side.result for side in sides)
     return [
         (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),
         (f"median {unit}", comparison.median.before_s, comparison.median.after_s, seconds),
         ("without launch delays", *per_unit("simulated_s"), seconds),
         ("ideal: without stragglers", *per_unit("ideal_s"), seconds),
-        ("slowdown S", one.slowdown, other.slowdown, _ratio),
-        ("waste, 1 - 1/S", one.waste, other.waste, percent),
+        ("slowdown S", before.slowdown, after.slowdown, _ratio),
+        ("waste, 1 - 1/S", before.waste, after.waste, percent),
     ]
 
 

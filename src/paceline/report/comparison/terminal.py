@@ -22,7 +22,10 @@ def refusal_lines(error: ComparisonError) -> list[str]:
         return [str(error)]
     return [
         "these jobs are unlike, so a step of one is not a step of the other:",
-        *(f"  {what}: {one} before, {other} after" for what, one, other in error.disagreements),
+        *(
+            f"  {aspect}: {before} before, {after} after"
+            for aspect, before, after in error.disagreements
+        ),
         "pass --anyway to compare them per microbatch (per token, where tokens are given); where "
         "only a job file is missing, pass --job or --job-after",
     ]
@@ -81,8 +84,8 @@ def _key_lines(comparison: Comparison) -> list[Text]:
     space = _name_width([name for name, *_ in numbers])
     head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
     lines = [Text("Both jobs", style="bold"), Text(head, style="dim")]
-    for name, one, other, form in numbers:
-        cells = (form(one), form(other), signed(form(other - one)))
+    for name, before, after, form in numbers:
+        cells = (form(before), form(after), signed(form(after - before)))
         lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{_NUMBER}}" for cell in cells)))
     return lines
 
@@ -91,18 +94,20 @@ def _warnings(comparison: Comparison, width: int) -> list[Text]:
     sides = [warnings_of(side) for side in (comparison.before, comparison.after)]
     lines: list[Text] = []
     for warning in dict.fromkeys([*sides[0], *sides[1]]):
-        when = [
+        side_names = [
             name for name, side in zip(("before", "after"), sides, strict=True) if warning in side
         ]
-        lines += wrapped(f"! {' and '.join(when)}: {warning}", width, indent="  ", style="yellow")
+        lines += wrapped(
+            f"! {' and '.join(side_names)}: {warning}", width, indent="  ", style="yellow"
+        )
     return [Text(""), *lines] if lines else []
 
 
 def warnings_of(side: Side) -> list[str]:
     """What to know before trusting the numbers of a side."""
     left_out = side.result.left_out_steps
-    more = []
+    notes = []
     if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):
-        step, why = next(iter(left_out.items()))
-        more = [f"{len(left_out)} steps left out, for example step {step}: {why}"]
-    return [*side.result.warnings, *more]
+        step, reason = next(iter(left_out.items()))
+        notes = [f"{len(left_out)} steps left out, for example step {step}: {reason}"]
+    return [*side.result.warnings, *notes]

@@ -50,8 +50,8 @@ def _by_step(report: JobReport) -> dict[str, Any]:
 
 def blamed(diagnosis: Diagnosis) -> list[list[int]]:
     """Workers (dp, pp) that findings blame."""
-    found = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
-    return [[int(dp), int(pp)] for workers in found for dp, pp in workers]
+    worker_lists = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
+    return [[int(dp), int(pp)] for workers in worker_lists for dp, pp in workers]
 
 
 def host_name(hosts: Hosts, dp: int, pp: int) -> str:

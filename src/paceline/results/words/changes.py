@@ -35,14 +35,14 @@ def _replace_worker(change: Change) -> Phrases:
 
 def _fix_link(change: Change) -> Phrases:
     if links := change.get("links"):
-        named = several([link(ends) for ends in links], MOST, "; ")
-        yield f"{count(len(links), 'link')} to repair: {named}"
+        names = several([link(ends) for ends in links], MOST, "; ")
+        yield f"{count(len(links), 'link')} to repair: {names}"
 
 
 def _fix_nic(change: Change) -> Phrases:
     if groups := change.get("groups"):
-        named = [f"{group['kind']} of stage {group['stage']}" for group in groups]
-        yield f"{count(len(groups), 'group')} to repair: {several(named, MOST, '; ')}"
+        group_names = [f"{group['kind']} of stage {group['stage']}" for group in groups]
+        yield f"{count(len(groups), 'group')} to repair: {several(group_names, MOST, '; ')}"
     if places := change.get("workers"):
         yield f"{count(len(places), 'worker')} to look at: {workers(places, MOST)}"
     if kinds := change.get("kinds"):
@@ -98,27 +98,27 @@ def _plan_name(exchange: str, order: str) -> str:
 
 
 def _sequence_balance(change: Change) -> Phrases:
-    moved, total = change.get("moved_between_ranks"), change.get("moves")
+    moved_share, total = change.get("moved_between_ranks"), change.get("moves")
     nouns = ("sequence", "") if "tokens_per_rank" in change else ("microbatch", "microbatches")
-    if moved is not None and total is not None:
-        things = count(total, *nouns)
-        if round(moved * total):
+    if moved_share is not None and total is not None:
+        total_text = count(total, *nouns)
+        if round(moved_share * total):
             yield (
-                f"moves {round(moved * total):,} of {things} ({percent(moved)}) to another "
-                "data-parallel rank"
+                f"moves {round(moved_share * total):,} of {total_text} ({percent(moved_share)}) to "
+                "another data-parallel rank"
             )
         else:
-            yield f"none of {things} moves to another data-parallel rank"
+            yield f"none of {total_text} moves to another data-parallel rank"
     yield from _balance(change.get("balance_before") or {}, change.get("balance_after") or {})
     yield from _tokens(change)
-    chosen = (change.get("exchange"), change.get("order"))
-    others = [
+    best_plan = (change.get("exchange"), change.get("order"))
+    other_plans = [
         f"{_plan_name(plan['exchange'], plan['order'])} {percent(plan['gain'])}"
         for plan in change.get("alternatives") or ()
-        if (plan["exchange"], plan["order"]) != chosen
+        if (plan["exchange"], plan["order"]) != best_plan
     ]
-    if others:
-        yield f"other plans gain: {several(others, 3, '; ')}"
+    if other_plans:
+        yield f"other plans gain: {several(other_plans, 3, '; ')}"
 
 
 def _balance(before: Change, after: Change) -> Phrases:
@@ -157,9 +157,9 @@ def _tokens(change: Change) -> Phrases:
 
 def _micro_batches(change: Change) -> Phrases:
     rows = change.get("microbatches") or []
-    named = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
-    if named:
-        yield f"microbatches: {several(named, MOST)}"
+    counts = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
+    if counts:
+        yield f"microbatches: {several(counts, MOST)}"
     if change.get("total") is not None:
         yield f"{count(change['total'], 'microbatch', 'microbatches')} in all"
     if change.get("unit", 1) > 1:
@@ -172,36 +172,40 @@ def _micro_batches(change: Change) -> Phrases:
 def _planned_gc(change: Change) -> Phrases:
     if change.get("pause_s") is not None:
         yield f"a planned collection takes {seconds(change['pause_s'])}"
-    seen, apart = change.get("collections_seen"), change.get("steps_between_automatic")
-    if seen is not None and apart is not None:
+    n_collections, interval = (
+        change.get("collections_seen"),
+        change.get("steps_between_automatic"),
+    )
+    if n_collections is not None and interval is not None:
         yield (
-            f"{count(seen, 'pause')} seen: a worker collects about once in {_some(apart)} steps now"
+            f"{count(n_collections, 'pause')} seen: a worker collects about once in "
+            f"{_rounded(interval)} steps now"
         )
     rows = change.get("table") or []
-    named = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
-    if named:
-        yield f"gains by interval: {several(named, MOST)}"
+    gains = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
+    if gains:
+        yield f"gains by interval: {several(gains, MOST)}"
 
 
-def _some(number: float) -> str:
+def _rounded(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _placement(change: Change) -> Phrases:
     swaps = change.get("swaps") or []
-    named = [f"{worker(one)} with {worker(other)}" for one, other in swaps]
-    if named:
-        yield f"{count(len(swaps), 'swap')}: {several(named, MOST, '; ')}"
+    pairs = [f"{worker(first)} with {worker(second)}" for first, second in swaps]
+    if pairs:
+        yield f"{count(len(swaps), 'swap')}: {several(pairs, MOST, '; ')}"
 
 
 def _hide_delays(change: Change) -> Phrases:
     rows = change.get("alone") or []
-    named = [
+    gains = [
         f"{_delays(row['hide'])} {percent(row['gain'])} ({seconds(row['saved_s'])} a step)"
         for row in rows
     ]
-    if named:
-        yield f"what hiding them would gain, each sort alone: {several(named, MOST)}"
+    if gains:
+        yield f"what hiding them would gain, each sort alone: {several(gains, MOST)}"
 
 
 def _delays(hide: str) -> str:
@@ -224,9 +228,9 @@ def _interleave(change: Change) -> Phrases:
     if change.get("chunks") is not None:
         yield f"schedule: interleaved 1F1B with {count(change['chunks'], 'chunk')} per stage"
     rows = change.get("compared") or []
-    named = [f"{count(row['chunks'], 'chunk')} {seconds(row['step_time_s'])}" for row in rows]
-    if named:
-        yield f"the mean step with: {', '.join(named)}"
+    step_times = [f"{count(row['chunks'], 'chunk')} {seconds(row['step_time_s'])}" for row in rows]
+    if step_times:
+        yield f"the mean step with: {', '.join(step_times)}"
 
 
 OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
