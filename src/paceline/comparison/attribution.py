@@ -95,9 +95,9 @@ class _Pairs:
     of_order: Ints
 
     @classmethod
-    def of(cls, one: Measured, other: Measured, n_parts: int) -> _Pairs:
-        lengths = [one.durations.n_steps, other.durations.n_steps]
-        size = one.graph.n_ops * one.graph.n_dp * (n_parts + 1)
+    def of(cls, trace_before: Measured, trace_after: Measured, n_parts: int) -> _Pairs:
+        lengths = [trace_before.durations.n_steps, trace_after.durations.n_steps]
+        size = trace_before.graph.n_ops * trace_before.graph.n_dp * (n_parts + 1)
         room = max(4 * FEWEST, MOST_VALUES // size)  # orders
         # Of very large jobs some steps, evenly spread.
         n, m = (min(length, room // 4) for length in lengths)
