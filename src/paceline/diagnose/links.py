@@ -68,10 +68,10 @@ class _Links:
 
     def others_between(self, link: int) -> npt.NDArray[np.bool_]:
         """[link] those between the same stages in other replicas."""
-        alike: npt.NDArray[np.bool_] = self.low == self.low[link]
-        alike &= self.high == self.high[link]
-        alike[link] = False
-        return alike
+        between: npt.NDArray[np.bool_] = self.low == self.low[link]
+        between &= self.high == self.high[link]
+        between[link] = False
+        return between
 
 
 def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
@@ -123,21 +123,23 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
 def _text(links: _Links, worst: int, n: int, slow: bool, relative: float) -> str:
     (dp, low), (_, high) = links.name(worst)
     share = links.late[worst] / links.n[worst]
-    how = f"{relative:.1f}x slow" if slow else f"flapping ({share:.0%} of transfers late)"
-    more = f" (and {n - 1} more)" if n > 1 else ""
-    return f"the link between stages {low} and {high} of dp {dp} is {how}{more}"
+    symptom = f"{relative:.1f}x slow" if slow else f"flapping ({share:.0%} of transfers late)"
+    others = f" (and {n - 1} more)" if n > 1 else ""
+    return f"the link between stages {low} and {high} of dp {dp} is {symptom}{others}"
 
 
 def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:
     """What else it may be where no other replica has a healthy link between these stages."""
-    chosen = np.zeros(len(links.dp), dtype=bool)
-    chosen[blamed] = True
-    alone = [link for link in blamed.tolist() if (chosen | ~links.others_between(link)).all()]
-    if not alone:
+    is_blamed = np.zeros(len(links.dp), dtype=bool)
+    is_blamed[blamed] = True
+    without_peers = [
+        link for link in blamed.tolist() if (is_blamed | ~links.others_between(link)).all()
+    ]
+    if not without_peers:
         return ""
-    where = "there is one replica" if n_dp == 1 else "it is so in all replicas"
+    reason = "there is one replica" if n_dp == 1 else "it is so in all replicas"
     return (
-        f"{where}: these stages may exchange larger messages, or their receivers wait for other "
+        f"{reason}: these stages may exchange larger messages, or their receivers wait for other "
         "reasons than the link"
     )
 
@@ -214,7 +216,7 @@ def _effects(links: _Links, link: int, factor: float, usual: float) -> list[Scal
     """What a link's transfers would take: a share of their time, and none of them late."""
     variant, index, table = (int(x) for x in links.source[link])
     ops, over = links.tables[table]
-    left = over[:, :, index] * factor  # [pair, step]
-    late = left > LATE_TIMES * usual
-    healthy = np.where(late, usual * factor / np.maximum(left, 1e-9), factor)[..., None]
+    scaled = over[:, :, index] * factor  # [pair, step]
+    late = scaled > LATE_TIMES * usual
+    healthy = np.where(late, usual * factor / np.maximum(scaled, 1e-9), factor)[..., None]
     return [Scaled(variant, ops[:, side], index, healthy) for side in (0, 1)]

@@ -87,10 +87,10 @@ def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:
     if n_dp == 1:
         return "with one replica a slow worker and an overfull stage look alike"
     if n_dp == 2:
-        apart = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
-        if apart > max(UNLIKE, ERRORS * float(fit.worker_error[stage].max())):
+        gap = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
+        if gap > max(UNLIKE, ERRORS * float(fit.worker_error[stage].max())):
             return (
-                f"the stage's two workers differ by {np.expm1(apart):.0%}: both may be slow, each "
+                f"the stage's two workers differ by {np.expm1(gap):.0%}: both may be slow, each "
                 "in its own way"
             )
     return ""

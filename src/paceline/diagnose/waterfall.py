@@ -63,8 +63,8 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     drops = [Drop("launch-delay", "time between operations (launch delays)", actual - t)]
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
-    rest = t - t_ideal - sum(drop.seconds for drop in drops[1:])
-    drops.append(Drop("unexplained", "stragglers of no known pattern", rest))
+    unexplained_s = t - t_ideal - sum(drop.seconds for drop in drops[1:])
+    drops.append(Drop("unexplained", "stragglers of no known pattern", unexplained_s))
     ideal = ideal_durations(measured.durations)
     kind = measured.graph.kind
     no_p2p = np.where(np.isin(kind, [int(k) for k in P2P_KINDS]), 0.0, ideal)

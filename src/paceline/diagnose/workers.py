@@ -60,8 +60,8 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     of_kinds = loads(fit)
     weight = of_kinds / of_kinds.sum(axis=0)
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
-    seen = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
-    slow = lasting >= _bar(seen, fit)
+    apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
+    slow = lasting >= _bar(apparent, fit)
     slow &= (lasting >= SPREAD_UP_TO) | (lasting >= lasting.max() / DWARFED)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
@@ -106,11 +106,11 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     )
 
 
-def _bar(seen: Array, fit: Fit) -> Array:
-    """[stage, dp] from which slowness on a worker counts, among workers ``seen`` to be as slow."""
+def _bar(apparent: Array, fit: Fit) -> Array:
+    """[stage, dp] from which slowness on a worker counts, among workers as slow as ``apparent``."""
     bar = np.maximum(SLOW, ERRORS * fit.worker_error)
-    if seen.size >= MIN_WORKERS:
-        of_workers: Array = np.asarray(SPREADS * robust.spread(seen))
+    if apparent.size >= MIN_WORKERS:
+        of_workers: Array = np.asarray(SPREADS * robust.spread(apparent))
         bar = np.maximum(bar, np.minimum(of_workers, SPREAD_UP_TO))
     return bar
 
@@ -131,16 +131,17 @@ def _text(
     steps: npt.NDArray[np.int64],
 ) -> str:
     dp, stage = workers[0]
-    when = ""
+    steps_in = ""
     if slow_steps is not None:
         numbers = steps[slow_steps].tolist()
-        named = ", ".join(map(str, numbers[:STEPS_NAMED]))
-        more = ", ..." if len(numbers) > STEPS_NAMED else ""
-        when = f" in {len(numbers)} of {len(steps)} steps ({named}{more})"
+        listed = ", ".join(map(str, numbers[:STEPS_NAMED]))
+        ellipsis = ", ..." if len(numbers) > STEPS_NAMED else ""
+        steps_in = f" in {len(numbers)} of {len(steps)} steps ({listed}{ellipsis})"
     if len(workers) == 1:
-        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{when}"
+        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{steps_in}"
     return (
-        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) {factor:.2f}x{when}"
+        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) "
+        f"{factor:.2f}x{steps_in}"
     )
 
 
@@ -148,9 +149,9 @@ def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str
     """What else it may be where most workers are slow, and the cause that this would be."""
     stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
     if stages:
-        named = ", ".join(map(str, stages))
+        listed = ", ".join(map(str, stages))
         return (
-            f"most workers of stage {named} are slow: it may have too much work instead, and its "
+            f"most workers of stage {listed} are slow: it may have too much work instead, and its "
             "other workers be faster than they should be; then another split of the layers helps",
             "stage-imbalance",
         )
@@ -195,8 +196,10 @@ def _step_deviations(durations: Durations, fit: Fit) -> Array:
                 flat = variant.micro
                 sigma = robust.spread(flat - np.median(flat, axis=0))
             else:
-                rest = variant.residual[:, fit.stage_of_place == stage]
-                flat = rest.reshape(-1, *rest.shape[-2:])  # [kind x chunk x microbatch, step, dp]
+                residual = variant.residual[:, fit.stage_of_place == stage]
+                flat = residual.reshape(
+                    -1, *residual.shape[-2:]
+                )  # [kind x chunk x microbatch, step, dp]
                 sigma = float(fit.sigma.max())
             if len(flat) < MIN_MICROBATCHES:
                 continue
