@@ -30,8 +30,8 @@ def chunk_counts(case: Case) -> list[int]:
             many as stages.
         NotApplicableError: no number divides them.
     """
-    asked, layers = case.options.get("chunks"), case.layers
-    options = list(CHUNKS) if asked is None else [int(asked)]
+    requested, layers = case.options.get("chunks"), case.layers
+    options = list(CHUNKS) if requested is None else [int(requested)]
     if layers is None:
         return options
     n_pp = case.measured.graph.n_pp
@@ -39,7 +39,7 @@ def chunk_counts(case: Case) -> list[int]:
         raise RemedyError(f"{len(layers)} numbers of layers ({list(layers)}) for {n_pp} stages")
     allowed = [v for v in options if all(n > 0 and n % v == 0 for n in layers)]
     if not allowed:
-        error = NotApplicableError if asked is None else RemedyError
+        error = NotApplicableError if requested is None else RemedyError
         raise error(
             f"stages of {', '.join(map(str, layers))} layers cannot be cut into "
             f"{' or '.join(map(str, options))} chunks of as many layers each"

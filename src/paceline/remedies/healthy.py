@@ -98,18 +98,18 @@ class _Peers:
         ill = {d for d, _ in blamed}
         peers = [d for d in peers if d not in ill] or peers
         # Replicas with as many microbatches have the same ops; failing these, any.
-        alike = [d for d in peers if graph.replica_variant[d] == self.variant]
-        self.same_ops = bool(alike)
-        chosen = np.array(alike or peers)
-        chosen = chosen[:: -(-len(chosen) // MAX_PEERS)]
+        same_variant = [d for d in peers if graph.replica_variant[d] == self.variant]
+        self.same_ops = bool(same_variant)
+        peer_dps = np.array(same_variant or peers)
+        peer_dps = peer_dps[:: -(-len(peer_dps) // MAX_PEERS)]
         self.peers = [
-            (v, graph.dp_index[chosen[graph.replica_variant[chosen] == v]])
-            for v in np.unique(graph.replica_variant[chosen]).tolist()
+            (v, graph.dp_index[peer_dps[graph.replica_variant[peer_dps] == v]])
+            for v in np.unique(graph.replica_variant[peer_dps]).tolist()
         ]
         self.me = (self.variant, graph.dp_index[[dp]])
         own_stages = {pp for d, pp in blamed if d == dp}
         #: Places that show what the worker's microbatches cost: the healthy ones of its replica.
-        self.shown = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
+        self.healthy_places = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
         self.mine = np.flatnonzero(computes.stage == self.stage)
 
     def _logs(self, group: tuple[int, Ints], places: Ints) -> Array:
@@ -146,13 +146,13 @@ class _Peers:
         From the healthy stages of the worker's replica; where it has none, from the worker itself,
         less its level.
         """
-        if not len(self.shown):
+        if not len(self.healthy_places):
             return [_centred(_middle(t)) for t in tables], _centred(_middle(own))
-        others = [self._logs(group, self.shown) for group in self.peers]
-        mine = self._logs(self.me, self.shown)
-        for place, stage in enumerate(self.computes.stage[self.shown].tolist()):
-            parts = [table[:, place] for table in (*others, mine)]
-            _level(parts, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
+        others = [self._logs(group, self.healthy_places) for group in self.peers]
+        mine = self._logs(self.me, self.healthy_places)
+        for place, stage in enumerate(self.computes.stage[self.healthy_places].tolist()):
+            tables_of_place = [table[:, place] for table in (*others, mine)]
+            _level(tables_of_place, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
         return [_middle(table) for table in others], _middle(mine)
 
     def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
@@ -197,13 +197,13 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
         fit: how much computes vary.
     """
     over = np.log(np.maximum(own_s, _TINY_S)) - like_peers
-    rest = over - np.median(over, axis=(1, 2), keepdims=True)
-    excess = np.where(rest[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-rest[0]), 0.0)
+    residual = over - np.median(over, axis=(1, 2), keepdims=True)
+    excess = np.where(residual[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-residual[0]), 0.0)
     paused = excess > PAUSE_S
-    rest[0][paused] = 0.0
-    spread = SIGMA_OF_MAD * np.median(np.abs(rest), axis=(1, 2, 3))
+    residual[0][paused] = 0.0
+    spread = SIGMA_OF_MAD * np.median(np.abs(residual), axis=(1, 2, 3))
     steady = spread <= UNSTEADY * np.maximum(fit.sigma, _TINY_S)
-    healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], rest, 0.0))
+    healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], residual, 0.0))
     healthy[0] += np.where(paused, excess, 0.0)
     return healthy
 

@@ -75,8 +75,8 @@ class Bounds:
         """Those of layouts [layout, virtual stage] that are allowed."""
         per_stage = layouts.reshape(len(layouts), self.n_chunks, self.n_pp).sum(axis=1)
         good = (layouts >= self.least).all(axis=1) & (per_stage <= self.most).all(axis=1)
-        kept: Ints = layouts[good]
-        return kept
+        allowed: Ints = layouts[good]
+        return allowed
 
 
 class LayoutSearch:
@@ -113,12 +113,12 @@ class LayoutSearch:
         """[layout] step times on typical durations, seconds."""
         scales = self.scales(layouts)
 
-        def change(durations: Durations, part: slice) -> None:
+        def change(durations: Durations, rows: slice) -> None:
             for v, every in enumerate(self.computes.ops):
                 ops = every[:, self.place]  # [kind, virtual stage, microbatch]
-                factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
+                factor = np.moveaxis(scales[:, rows], 1, 2)  # [kind, virtual stage, layout]
                 durations.block(v)[ops] *= factor[:, :, None, :, None]
-                self.parameters.scale(durations, v, layouts[part])
+                self.parameters.scale(durations, v, layouts[rows])
 
         return try_out(self.graph, self.typical, len(layouts), change)
 
@@ -149,7 +149,7 @@ class LayoutSearch:
             if len(near) > MAX_MOVES:
                 near = np.random.default_rng(0).permutation(near)[:MAX_MOVES]
             self._score_into(scores, map(tuple, near.tolist()))
-            self._score_into(scores, self._together(centre, near, scores))
+            self._score_into(scores, self._joint_moves(centre, near, scores))
             if min(scores.values()) >= before * (1 - MIN_STEP):
                 break
         best, after = self.layers, now
@@ -164,11 +164,11 @@ class LayoutSearch:
         new = [layout for layout in dict.fromkeys(layouts) if layout not in scores]
         if new:
             table = np.array(new)
-            moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
-            times = self.rank(table) * (1 + MOVED * moved)
+            n_moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
+            times = self.rank(table) * (1 + MOVED * n_moved)
             scores.update(zip(new, times.tolist(), strict=True))
 
-    def _together(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
+    def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
         """Layouts that make several of the best moves at once, for fewer rounds."""
         order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
         steps = np.cumsum(near[order[: max(TOGETHER)]] - np.array(centre), axis=0)
@@ -181,7 +181,7 @@ class LayoutSearch:
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
         near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR))
-        return [self._chunked(each) for each in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
+        return [self._chunked(layout) for layout in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
 
     def _stage_table(self) -> Array:
         """[stage, layers] load of a stage by its number of layers in all chunks."""
@@ -212,15 +212,15 @@ class LayoutSearch:
         least = self.costs.of(bounds.least).sum(axis=0)  # [virtual stage] smallest load
         fill = np.append(0.0, np.cumsum(least[: n_pp - 1]))
         layer_s = float(self.costs.per_layer.sum(axis=0).min())
-        once = layer_s * sum(self.layers) + float(self.costs.extra.sum())
-        found = []
+        first_s = layer_s * sum(self.layers) + float(self.costs.extra.sum())
+        bounds_s = []
         for ops in self.computes.ops:
             n = ops.shape[2]
             table = n * self._stage_table() + fill[:, None]
-            found.append(best_split(table, sum(self.layers), bounds.stage_least, bounds.most)[0])
+            bounds_s.append(best_split(table, sum(self.layers), bounds.stage_least, bounds.most)[0])
             earlier = float(least[n_pp - 1 : -1 : n_pp].sum())
-            found.append(once + (n - 1) * float(least[-1]) + max(0, n - n_pp) * earlier)
-        return max(found) + self._outside()
+            bounds_s.append(first_s + (n - 1) * float(least[-1]) + max(0, n - n_pp) * earlier)
+        return max(bounds_s) + self._outside()
 
     def _outside(self) -> float:
         """Seconds of the first stage before its first and after its last compute."""
@@ -230,5 +230,5 @@ class LayoutSearch:
         outside &= (graph.kind != OpKind.PARAMS_ALL_GATHER) | (graph.seq == 0)
         scatter = graph.kind == OpKind.GRADS_REDUCE_SCATTER
         outside &= ~scatter | (graph.seq == graph.seq[scatter].max(initial=0))
-        kept = np.where(outside, self.typical, 0.0)
-        return float(try_out(graph, kept, 1, lambda durations, part: None)[0])
+        outside_s = np.where(outside, self.typical, 0.0)
+        return float(try_out(graph, outside_s, 1, lambda durations, rows: None)[0])

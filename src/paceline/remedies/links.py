@@ -47,8 +47,8 @@ def _heal_by_replicas(
     anywhere = np.median(np.concatenate(by_step, axis=1), axis=1)
     for v in range(graph.n_variants):
         if ill[v].any():
-            alike = usual[v].shape[-1] > 0
-            typical = np.median(usual[v], axis=-1) if alike else anywhere[None]
+            has_peers = usual[v].shape[-1] > 0
+            typical = np.median(usual[v], axis=-1) if has_peers else anywhere[None]
             durations.block(v)[np.ix_(ops[v], steps, ill[v])] = typical[..., None]
 
 

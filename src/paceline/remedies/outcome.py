@@ -63,7 +63,7 @@ def outcome(
     gain_by = partial(gain_of, paired=not kind.architecture)
     gain, (low, high) = gain_by(before.step_s, after.step_s)
     notes = list(notes)
-    readings = [gain_by(before.step_s, other.step_s) for other in otherwise]
+    readings = [gain_by(before.step_s, reading.step_s) for reading in otherwise]
     bare = gain_by(before.undelayed_s, after.undelayed_s)
     if abs(bare[0] - gain) > APART:
         readings.append(bare)
@@ -126,11 +126,13 @@ def finding_of(case: Case, cause: str) -> Finding | None:
     return next((f for f in case.diagnosis.findings if f.cause == cause), None)
 
 
-def needed_finding(case: Case, cause: str, what: str) -> Finding:
+def needed_finding(case: Case, cause: str, description: str) -> Finding:
     """The case's finding of a cause; NotApplicableError where there is none."""
     finding = finding_of(case, cause)
     if finding is None:
-        raise NotApplicableError(f"nothing to do: the trace shows no {what} (no {cause!r} finding)")
+        raise NotApplicableError(
+            f"nothing to do: the trace shows no {description} (no {cause!r} finding)"
+        )
     return finding
 
 

@@ -22,11 +22,11 @@ def typical_places(durations: Durations) -> Array:
     microbatches and workers differ by.
     """
     fit = fit_computes(durations)
-    rest = np.empty(fit.place.shape)
-    for k, place in np.ndindex(*rest.shape):
-        left = [variant.residual[k, place].ravel() for variant in fit.variants]
-        rest[k, place] = np.median(np.concatenate(left))
-    seconds: Array = np.exp(fit.place + rest)
+    residual = np.empty(fit.place.shape)
+    for k, place in np.ndindex(*residual.shape):
+        residuals = [variant.residual[k, place].ravel() for variant in fit.variants]
+        residual[k, place] = np.median(np.concatenate(residuals))
+    seconds: Array = np.exp(fit.place + residual)
     return seconds
 
 

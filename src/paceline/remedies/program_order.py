@@ -53,15 +53,15 @@ class ProgramOrder:
 def program_order(measured: Measured) -> ProgramOrder:
     """The ties that the trace shows: none, where it shows none."""
     graph = measured.graph
-    index = _some_steps(measured)
+    index = _sampled_steps(measured)
     delays = measured.delays.of_steps(index)
     line = timeline(measured.durations.of_steps(index), None, delays)
-    found = [
+    ties_of_stages = [
         graph.variant_ops(v).start + _ties(line, delays, v, stage)
         for v in range(graph.n_variants)
         for stage in range(graph.n_pp)
     ]
-    ties = np.concatenate(found)
+    ties = np.concatenate(ties_of_stages)
     if len(ties):
         try:
             return ProgramOrder(_with_edges(graph, ties), ties)
@@ -96,14 +96,14 @@ def ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
     return computes, transfers
 
 
-def _some_steps(measured: Measured) -> Ints:
+def _sampled_steps(measured: Measured) -> Ints:
     """Indices of steps, evenly spread, that together have ``ROOM`` ops."""
     n_steps = measured.durations.n_steps
     per_step = max(1, len(measured.durations.values) // n_steps)
-    some: Ints = np.unique(
+    sample: Ints = np.unique(
         np.linspace(0, n_steps - 1, min(n_steps, max(1, ROOM // per_step))).astype(np.int64)
     )
-    return some
+    return sample
 
 
 def _ended_before(ends: Array, starts: Array) -> Ints:
@@ -120,7 +120,7 @@ def _ended_before(ends: Array, starts: Array) -> Ints:
     return least
 
 
-def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
+def _with_edges(graph: StepGraph, edges: Ints) -> StepGraph:
     """The graph with further edges [edge, 2] (before, after)."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     return make_graph(
@@ -129,7 +129,7 @@ def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
         seq=graph.seq,
         chunk=graph.chunk,
         microbatch=graph.microbatch,
-        edges=np.concatenate([np.stack([graph.dep, after], axis=1), more]),
+        edges=np.concatenate([np.stack([graph.dep, after], axis=1), edges]),
         group=graph.group,
         spans_dp=graph.spans_dp,
         noop=graph.noop,

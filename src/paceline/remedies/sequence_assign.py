@@ -54,9 +54,9 @@ def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePl
     flat = np.concatenate(bounds)
     end = np.cumsum(flat)
     ptr = np.stack([end - flat, end], axis=1).reshape(seqlens.ptr.shape)
-    chosen = np.concatenate(origin)
-    after = SeqLens(seqlens.steps, ptr, seqlens.lengths[chosen])
-    return SequencePlan(seqlens, after, chosen, tuple(exchanged))
+    sequence = np.concatenate(origin)
+    after = SeqLens(seqlens.steps, ptr, seqlens.lengths[sequence])
+    return SequencePlan(seqlens, after, sequence, tuple(exchanged))
 
 
 def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[Ints, Ints, str]:
@@ -71,8 +71,8 @@ def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[In
         return items[order], np.bincount(slot, minlength=len(sizes)), SEQUENCES
     tokens = np.add.reduceat(np.append(seqlens.lengths[items], 0), (np.cumsum(sizes) - sizes))
     squares = np.add.reduceat(np.append(seqlens.lengths[items] ** 2, 0), np.cumsum(sizes) - sizes)
-    whole = np.where(sizes > 0, cost[0] * squares + cost[1] * tokens + cost[2], 0.0)
-    source = plan_microbatches(whole.reshape(exists.shape), exists).ravel()
+    microbatch_cost = np.where(sizes > 0, cost[0] * squares + cost[1] * tokens + cost[2], 0.0)
+    source = plan_microbatches(microbatch_cost.reshape(exists.shape), exists).ravel()
     how = NOTHING if (source == np.arange(len(source))).all() else MICROBATCHES
     return spans(ptr[source, 0], sizes[source]), sizes[source], how
 
@@ -127,11 +127,11 @@ def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
     even = dearest(rank) <= (1 + EVEN_ENOUGH) * fair
     if even:
         yield rank
-    other = differencing(price, n_dp)
+    differenced = differencing(price, n_dp)
     if even:
-        yield other
+        yield differenced
     else:
-        yield from sorted((rank, other), key=dearest)
+        yield from sorted((rank, differenced), key=dearest)
 
 
 def _house(groups: Groups, place: Ints) -> bool:
@@ -170,9 +170,9 @@ def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
     order = flat[np.argsort(-cost.ravel()[flat], kind="stable")]
     price = cost.ravel()[order]
     uniform = bool((counts == counts[0]).all())
-    one = np.ones(len(order), dtype=np.int64)
-    whole, bins = np.array([0, len(order)]), np.array([0, n_dp])
-    groups = Groups(price, one, whole, counts.astype(np.int64), bins)
+    sizes = np.ones(len(order), dtype=np.int64)
+    item_ptr, bin_ptr = np.array([0, len(order)]), np.array([0, n_dp])
+    groups = Groups(price, sizes, item_ptr, counts.astype(np.int64), bin_ptr)
     rank = differencing(price, n_dp) if uniform else pack(groups)
     rank = improve(groups, rank)
     source = np.arange(cost.size).reshape(cost.shape)
@@ -189,7 +189,7 @@ def exchange_microbatches(seqlens: SeqLens, cost: Array) -> SequencePlan:
     ptr, exchanged = seqlens.ptr.copy(), []
     for step in range(len(ptr)):
         source = plan_microbatches(cost[step], exists[step])
-        moved = bool((source.ravel() != np.arange(source.size)).any())
+        changed = bool((source.ravel() != np.arange(source.size)).any())
         ptr[step] = ptr[step].reshape(-1, 2)[source]
-        exchanged.append(MICROBATCHES if moved else NOTHING)
+        exchanged.append(MICROBATCHES if changed else NOTHING)
     return replace(plan, after=replace(seqlens, ptr=ptr), exchanged=tuple(exchanged))
