@@ -209,7 +209,7 @@ def worker_main(task_json: str) -> None:
     try:
         measured = validate_joined(
             task["ranks"],
-            [tuple((source, to) for source, to in each) for each in task["passes"]],
+            [tuple((source, to) for source, to in links) for links in task["passes"]],
             effort=Effort(**task["effort"]),
             backend=task["backend"],
             injected=Injected(**injected),

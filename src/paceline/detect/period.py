@@ -95,11 +95,11 @@ def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | Non
 def _candidates(lags: Ints, rate: Floats) -> Ints:
     """The best lag and its parts, ascending, and those near them that are about as good."""
     best = lags[np.argmin(rate)]
-    found = np.zeros(len(lags), dtype=bool)
+    good = np.zeros(len(lags), dtype=bool)
     for parts in range(1, _PARTS + 1):
         near = _near(lags, best / parts) & np.isfinite(rate)
-        found |= near & (rate <= 2 * np.min(rate, initial=np.inf, where=near))
-    return lags[found]
+        good |= near & (rate <= 2 * np.min(rate, initial=np.inf, where=near))
+    return lags[good]
 
 
 def _near(lags: Ints, lag: float) -> npt.NDArray[np.bool_]:
@@ -168,15 +168,15 @@ def _near_diagonal(a: Ints, b: Ints, drift: int, first: float, rate: float) -> I
     for d in range(drift, min(2 * drift, m + drift) + 1):
         row[d] = d - drift
     for i in range(1, n + 1):
-        least = left = most
+        least = left_cost = most
         for d in range(2 * drift + 1):
             j = i + d - drift
             cost = most
             if 0 < j <= m:
-                cost = min(row[d] + (a[i - 1] != b[j - 1]), left + 1)
+                cost = min(row[d] + (a[i - 1] != b[j - 1]), left_cost + 1)
             if 0 <= j <= m and d < 2 * drift:
                 cost = min(cost, row[d + 1] + 1)
-            row[d] = left = cost
+            row[d] = left_cost = cost
             least = min(least, cost)
         if least > first + rate * i:
             row[:] = most
