@@ -242,9 +242,9 @@ def _sized(
     options: dict[str, Any],
 ) -> Sized:
     try:
-        found = search(llm, cluster, counts, batch, tokens=tokens, **options)
+        plans = search(llm, cluster, counts, batch, tokens=tokens, **options)
     except PlanError as error:
         return Sized(llm, tokens, ideal_days, why_not=str(error))
-    assert found.days is not None
-    best = (found.plan(0), int(found.gpus[0]), float(found.step_time_s[0]), float(found.mfu[0]))
-    return Sized(llm, tokens, ideal_days, *best, float(found.days[0]))
+    assert plans.days is not None
+    best = (plans.plan(0), int(plans.gpus[0]), float(plans.step_time_s[0]), float(plans.mfu[0]))
+    return Sized(llm, tokens, ideal_days, *best, float(plans.days[0]))

@@ -122,22 +122,22 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
     return RunTable(columns, tuple(rows), tuple(runs))
 
 
-def runs_cluster(runs: Sequence[Run], given: str | None) -> Cluster:
+def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
     """The one cluster that runs are compared on.
 
     Args:
         runs: with their GPUs.
-        given: a preset's name or a cluster file, which counts before what the rows say.
+        requested: a preset's name or a cluster file, which counts before what the rows say.
 
     Raises:
         ModelError: the rows name several GPUs and none is given.
     """
-    if given is not None:
-        return named_cluster(given)
+    if requested is not None:
+        return named_cluster(requested)
     names = sorted({run.gpu for run in runs})
     if len(names) > 1:
-        shown = ", ".join(name or "(none)" for name in names)
-        raise ModelError(f"the runs are of several GPUs ({shown}); fit each on its own")
+        gpu_names = ", ".join(name or "(none)" for name in names)
+        raise ModelError(f"the runs are of several GPUs ({gpu_names}); fit each on its own")
     return cluster_preset(names[0] or DEFAULT_GPU)
 
 
@@ -149,12 +149,12 @@ def named_cluster(name: str) -> Cluster:
     return cluster_preset(name)
 
 
-def run_clusters(runs: Sequence[Run], given: str | None) -> list[Cluster]:
+def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
     """The cluster of each run."""
-    if given is not None:
-        return [named_cluster(given)] * len(runs)
-    known = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
-    return [known[run.gpu] for run in runs]
+    if requested is not None:
+        return [named_cluster(requested)] * len(runs)
+    cluster_of = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
+    return [cluster_of[run.gpu] for run in runs]
 
 
 def predicted_csv(table: RunTable, predicted_s: Sequence[float]) -> str:
@@ -304,13 +304,13 @@ def _llm(row: _Row) -> LLM:
         if row.text(name)
     }
     name = row.text("model")
-    named = all(row.text(column) for column in MODEL_FIELDS)
+    is_described = all(row.text(column) for column in MODEL_FIELDS)
     preset: LLM | None = None
     if name:
         try:
             preset = llm_preset(name)
         except ModelError as error:
-            if not named:  # else a mere label
+            if not is_described:  # else a mere label
                 row.fail("model", f"is unknown: {error}")
     if preset is not None:
         different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
@@ -342,5 +342,5 @@ def _checked(row: _Row, column: str, call: Callable[[], Any]) -> Any:
 
 def _near(missing: Sequence[str], columns: Sequence[str]) -> str:
     hints = {name: get_close_matches(name, columns, n=1) for name in missing}
-    shown = [f"{near[0]} for {name}" for name, near in hints.items() if near]
-    return f" (did you mean {', '.join(shown)}?)" if shown else ""
+    hint_texts = [f"{near[0]} for {name}" for name, near in hints.items() if near]
+    return f" (did you mean {', '.join(hint_texts)}?)" if hint_texts else ""

@@ -33,9 +33,9 @@ Row = tuple[str, ...]
 
 def describe(result: SearchResult) -> str:
     """What was searched, in a line."""
-    gpus = result.found.gpus
+    gpus = result.legal.gpus
     low, high = int(gpus.min()), int(gpus.max())
-    batch = result.found.base.global_batch
+    batch = result.legal.base.global_batch
     tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
     count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
     return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {batch:,}{tokens}"
@@ -77,7 +77,7 @@ def front(result: SearchResult) -> list[int]:
 def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     """The screen: what was searched, the best plans, the rest of the front, what was pruned."""
     width = max(40, min(width, 132))
-    legal, fits = len(result.found), len(result)
+    legal, fits = len(result.legal), len(result)
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
     other_front = [i for i in front(result) if i not in set(best)][:top]
@@ -123,18 +123,18 @@ def pruned(result: SearchResult) -> list[tuple[str, int]]:
 def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
     """The result as JSON knows it: the best plans, the front, what was ruled out."""
     data = result.columns()
-    gpus = result.found.gpus
+    gpus = result.legal.gpus
     return {
         "schema": SCHEMA,
         "model": result.llm.name,
         "cluster": result.cluster.name,
         "gpus": [int(gpus.min()), int(gpus.max())],
-        "global_batch": result.found.base.global_batch,
-        "precision": result.found.base.precision,
+        "global_batch": result.legal.base.global_batch,
+        "precision": result.legal.base.precision,
         "tokens": result.tokens,
         "price_per_gpu_hour": result.cluster.price_per_gpu_hour,
         "objective": result.objective,
-        "legal": len(result.found),
+        "legal": len(result.legal),
         "fit": len(result),
         "seconds": result.seconds,
         "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
@@ -245,7 +245,7 @@ def _numbers(result: SearchResult) -> str:
         ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
         ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
         ("Memory", f"{result.memory_bytes[0] / 1e9:.1f} GB", f"{memory:.0%} of a GPU's"),
-        ("Legal plans", f"{len(result.found):,}", f"of which {len(result):,} fit"),
+        ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),
         ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
     ]
     cells = (
