@@ -85,7 +85,7 @@ class JsonStream:
         self.header: dict[str, Any] = {}
         self.bare = False
         self._text, self._at = "", 0
-        self._line, self._gone, self._ended = 1, 0, False
+        self._line, self._n_dropped, self._ended = 1, 0, False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The events.
@@ -110,23 +110,23 @@ class JsonStream:
     def _object(self) -> Iterator[dict[str, Any]]:
         """The events in an object; all its other values go into the header."""
         self._at += 1
-        found = False
+        has_list = False
         while self._peek() != "}":
             key = self._value()
             if not isinstance(key, str):
                 raise self._broken("a key should be here")
             self._expect(":")
             if key == self.key and self._peek() == "[":
-                if found:
+                if has_list:
                     raise self._broken(f"a second list {self.key} is here")
-                found = True
+                has_list = True
                 yield from self._list()
             else:
                 self.header[key] = self._value()
             if self._peek() != "}":
                 self._expect(",")
         self._at += 1
-        if not found:
+        if not has_list:
             raise TraceError(f"{self.path} has no list {self.key}; is it a trace?")
 
     def _list(self) -> Iterator[dict[str, Any]]:
@@ -151,7 +151,7 @@ class JsonStream:
             self._at = cast("re.Match[str]", _SPACE.match(self._text, self._at)).end()
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
     def _value(self) -> Any:
@@ -161,21 +161,21 @@ class JsonStream:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
                 # The number 12 may be the head of 123 or 12e+3.
-                if len(self._text) - end > 2 or not self._more():
+                if len(self._text) - end > 2 or not self._read_more():
                     self._at = end
                     return value
             except JSONDecodeError as error:
-                if not self._more():
+                if not self._read_more():
                     raise self._broken(error.msg, error.pos) from None
             except (ValueError, RecursionError) as error:
                 raise self._broken(str(error)) from None
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Read on, forgetting what was used; False at the end of the file."""
         if self._ended:
             return False
         self._line += self._text.count("\n", 0, self._at)
-        self._gone += self._at
+        self._n_dropped += self._at
         self._text, self._at = self._text[self._at :], 0
         if len(self._text) > MAX_VALUE_CHARS:
             raise self._broken("a value is not closed, or is too large for an event")
@@ -185,13 +185,13 @@ class JsonStream:
         self._text += self._decode(data, not data)
         return True
 
-    def _broken(self, what: str, at: int | None = None) -> TraceError:
+    def _broken(self, reason: str, at: int | None = None) -> TraceError:
         at = self._at if at is None else at
         line = self._line + self._text.count("\n", 0, at)
-        if self._ended and (at >= len(self._text) or "Unterminated" in what):
-            what = f"it is cut off ({what})"
+        if self._ended and (at >= len(self._text) or "Unterminated" in reason):
+            reason = f"it is cut off ({reason})"
         return TraceError(
-            f"{self.path}, line {line} (character {self._gone + at:,}): {what}; "
+            f"{self.path}, line {line} (character {self._n_dropped + at:,}): {reason}; "
             "the file is damaged or no JSON trace: copy or record it again"
         )
 
@@ -207,15 +207,15 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def _byte_lines(path: Path) -> Iterator[bytes]:
-    rest = b""
+    partial = b""
     with open_bytes(path) as file:
         while data := read_chunk(file, path):
-            *whole, rest = (rest + data).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
+            *complete, partial = (partial + data).split(b"\n")
+            if len(partial) > MAX_LINE_BYTES:
                 raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
-            yield from whole
-    if rest:
-        yield rest
+            yield from complete
+    if partial:
+        yield partial
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> str:

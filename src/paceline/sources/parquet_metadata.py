@@ -34,8 +34,8 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
         "truth": trace.truth,
         "warnings": [text[:MOST_CHARACTERS] for text in trace.warnings[:MOST_NOTES]],
         "left_out": {
-            str(step): why[:MOST_CHARACTERS]
-            for step, why in list(trace.left_out.items())[:MOST_NOTES]
+            str(step): reason[:MOST_CHARACTERS]
+            for step, reason in list(trace.left_out.items())[:MOST_NOTES]
         },
         "step_start_s": {str(step): start for step, start in starts if math.isfinite(start)},
     }

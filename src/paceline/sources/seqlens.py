@@ -85,11 +85,11 @@ def _table(path: Path) -> Any:
 
 
 def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
-    found = metadata.get(METADATA_KEY, str(VERSION).encode())
-    if found != str(VERSION).encode():
-        shown = reprlib.repr(found.decode(errors="replace"))
+    version = metadata.get(METADATA_KEY, str(VERSION).encode())
+    if version != str(VERSION).encode():
+        text = reprlib.repr(version.decode(errors="replace"))
         raise TraceError(
-            f"{path} holds sequence lengths of version {shown}; this Paceline reads version "
+            f"{path} holds sequence lengths of version {text}; this Paceline reads version "
             f"{VERSION}: update it"
         )
 
@@ -166,19 +166,19 @@ def _check_rows(
     changes = (np.diff(step) != 0) | (np.diff(dp) != 0)
     first = np.append(0, np.flatnonzero(changes) + 1)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(step))))
-    again = np.append(False, ~changes & (np.diff(microbatch) == 0))
-    if again.any():
-        row = int(np.argmax(again))
+    repeated = np.append(False, ~changes & (np.diff(microbatch) == 0))
+    if repeated.any():
+        row = int(np.argmax(repeated))
         raise TraceError(
             f"{where}: step {step[row]}, dp_rank {dp[row]}, mb_id {microbatch[row]} is there twice"
         )
     n_dp = int(np.unique(dp).size)
     # Lane i of complete data is (step i // n_dp, replica i % n_dp).
-    whole = (dp[first] == np.arange(len(first)) % n_dp) & (
+    in_place = (dp[first] == np.arange(len(first)) % n_dp) & (
         step[first] == steps[np.minimum(np.arange(len(first)) // n_dp, len(steps) - 1)]
     )
-    if not whole.all() or len(first) != len(steps) * n_dp:
-        place = int(np.argmin(whole)) if not whole.all() else len(first)
+    if not in_place.all() or len(first) != len(steps) * n_dp:
+        place = int(np.argmin(in_place)) if not in_place.all() else len(first)
         raise TraceError(
             f"{where}: rows of step {steps[min(place // n_dp, len(steps) - 1)]}, dp_rank "
             f"{place % n_dp} are missing; every step has all dp ranks, numbered from 0"
