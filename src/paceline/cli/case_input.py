@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from paceline.remedies import Case
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:
+def add_json(parser: argparse.ArgumentParser, content: str = "JSON") -> None:
     """--json, also spelled --format json."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} instead of text")
+    parser.add_argument("--json", action="store_true", help=f"print {content} instead of text")
     parser.add_argument(
         "--format",
         dest="json",
@@ -92,7 +92,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: they are no whole numbers.
     """
     try:
-        layers = tuple(int(part) for part in text.split(","))
+        layers = tuple(int(number) for number in text.split(","))
     except ValueError:
         layers = ()
     if not layers or min(layers) < 0:
@@ -136,11 +136,11 @@ def diagnosed(
     from paceline.remedies import Case
 
     _check_layers(args.layers, measured)
-    known = hosts(args, measured)
+    host_names = hosts(args, measured)
     seqlens = None
     if args.seqlens:
         from paceline.sources.seqlens import read_seqlens
 
         seqlens = read_seqlens(args.seqlens)
-    diagnosis = diagnose(measured, result, known, seqlens)
+    diagnosis = diagnose(measured, result, host_names, seqlens)
     return Case(measured, result, diagnosis, args.layers, seqlens, options or {})

@@ -31,7 +31,7 @@ MOST_RANKS = 1_000_000
 
 def _order(text: str) -> list[int]:
     """Ranks as written, ``0-7,12``: the order counts."""
-    return [rank for part in text.split(",") for rank in parse_numbers(part)]
+    return [rank for numbers in text.split(",") for rank in parse_numbers(numbers)]
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     links = sum(map(len, passes))
     print(f"{args.shape} of {len(ranks):,} ranks: {len(passes)} passes, {links:,} links")
-    for number, each in enumerate(passes, 1):
-        print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in each)}")
+    for number, pass_links in enumerate(passes, 1):
+        print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in pass_links)}")
     if measured is not None:
         _print_verdict(measured)
     elif not _has_torch():
