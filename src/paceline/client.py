@@ -77,10 +77,12 @@ class Client:
         timeout_s: float = 60.0,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise MonitorError(f"{url!r} is no address of a monitor; give http://host:8765")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        self.url = (
+            f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
+        )
         self._token = (token or os.environ.get("PACELINE_TOKEN", "")).strip()
         if any(not "!" <= c <= "~" for c in self._token):
             raise MonitorError("the token has characters that no token has; copy it again")
@@ -209,21 +211,21 @@ class Client:
         """The session once it is analysed (or that has failed)."""
         until = time.monotonic() + timeout_s
         while True:
-            found = self.session(session)
-            if found["status"] in ("done", "failed"):
-                return found
+            row = self.session(session)
+            if row["status"] in ("done", "failed"):
+                return row
             if time.monotonic() > until:
-                raise MonitorError(f"session {session} is {found['status']} after {timeout_s:g} s")
+                raise MonitorError(f"session {session} is {row['status']} after {timeout_s:g} s")
             time.sleep(_LOOK_S)
 
     def _pages(
-        self, path: str, what: str, query: Mapping[str, str] | None = None
+        self, path: str, key: str, query: Mapping[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:
         following: int | None = None
         while True:
-            more = {} if following is None else {"after": str(following)}
-            page = self._json("GET", f"{path}?{urlencode({**(query or {}), **more})}")
-            yield from page[what]
+            cursor = {} if following is None else {"after": str(following)}
+            page = self._json("GET", f"{path}?{urlencode({**(query or {}), **cursor})}")
+            yield from page[key]
             following = page["next"]
             if following is None:
                 return
@@ -232,12 +234,12 @@ class Client:
         """Make a request, again while it may succeed later; the answer."""
         request = self._request(method, path, body)
         until = time.monotonic() + self._patience_s
-        pause_s, told = _FIRST_PAUSE_S, False
+        pause_s, notified = _FIRST_PAUSE_S, False
         while True:
             try:
                 with self._opener.open(request, timeout=self._timeout_s) as answer:
-                    found: dict[str, Any] = json.loads(answer.read())
-                    return found
+                    content: dict[str, Any] = json.loads(answer.read())
+                    return content
             except urllib.error.HTTPError as error:
                 wanted_s = self._refusal(error)
                 reason = f"it answers {error.code}"
@@ -251,9 +253,9 @@ class Client:
             pause_s = max(wanted_s, pause_s * random.uniform(0.7, 1.3))
             if time.monotonic() + pause_s > until:
                 raise MonitorError(f"the monitor at {self.url} cannot be reached: {reason}")
-            if not told:
+            if not notified:
                 self._on_wait(f"the monitor at {self.url} is away ({reason})")
-                told = True
+                notified = True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -280,8 +282,10 @@ class Client:
                 body = {}
         body = body if isinstance(body, dict) else {}
         if error.code not in _LATER:
-            said = str(body.get("error") or error.reason)
-            raise Refused(error.code, f"the monitor at {self.url} refuses: {said}", body) from None
+            reason = str(body.get("error") or error.reason)
+            raise Refused(
+                error.code, f"the monitor at {self.url} refuses: {reason}", body
+            ) from None
         after = error.headers.get("Retry-After", "")
         return min(float(after), _LONGEST_PAUSE_S) if after.isdecimal() else 0.0
 

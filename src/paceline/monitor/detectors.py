@@ -26,7 +26,7 @@ from paceline.monitor.step_series import append_rows, last_row, read_series
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
-from paceline.monitor.stream import Anew, Closed, Stream
+from paceline.monitor.stream import Closed, Restart, Stream
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
@@ -189,12 +189,12 @@ class Detectors:
             live, is_unfit = self._saved(job)
             live.start = live.stream.start
             with self._files.of(job.id) as file:
-                known = last_row(folder)
+                last = last_row(folder)
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
-                if is_unfit and known is not None:
-                    live.replayed_to = int(known["start"]), int(known["step"])
+                if is_unfit and last is not None:
+                    live.replayed_to = int(last["start"]), int(last["step"])
                 for batch in self._batches_behind(live, file, is_unfit=is_unfit):
-                    yield from self._digest_batch(live, batch, known)
+                    yield from self._digest_batch(live, batch, last)
                     if self._turns.is_over():
                         yield
         finally:
@@ -221,27 +221,27 @@ class Detectors:
         try:
             stream = load_stream(self._files.path(job.id))
         except StateError as error:
-            told = {"job": job.name, "job_id": job.id, "reason": str(error)}
-            log(logging.WARNING, "detector made anew from step files", **told)
+            message = {"job": job.name, "job_id": job.id, "reason": str(error)}
+            log(logging.WARNING, "detector made anew from step files", **message)
             # Saved as soon as it may be, so that this is not done at each restart.
             return LiveJob(job, Stream(), self._clock(), unsaved=_SAVE_SAMPLES), True
         return LiveJob(job, stream or Stream(), self._clock()), False
 
-    def _digest_batch(self, live: LiveJob, batch: Batch, known: Any = None) -> Work:
+    def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
-        yield from self._digest(live, live.stream.take(batch), known)
+        yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
 
     def _digest(
-        self, live: LiveJob, closed: Iterator[Closed | Anew | None], known: Any = None
+        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any = None
     ) -> Work:
         """Store what the closed steps say; rows up to ``known`` are in the series already."""
-        while not self._digest_some(live, closed, known):
+        while not self._digest_some(live, closed, last):
             yield
 
     def _digest_some(
-        self, live: LiveJob, closed: Iterator[Closed | Anew | None], known: Any
+        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any
     ) -> bool:
         """Store what the steps closed in this turn say; True if these are all."""
         rows: list[Any] = []
@@ -249,9 +249,9 @@ class Detectors:
         live.used_at = self._clock()
         for step in closed:
             if isinstance(step, Closed):
-                rows += live.take(step, known)
+                rows += live.take(step, last)
             elif step is not None:
-                live.begin_anew(step)
+                live.restarted(step)
             if self._turns.is_over():
                 are_all = False
                 break
@@ -274,9 +274,9 @@ class Detectors:
                 return
             del live.events[0]
             if new:
-                told = {"job": live.job.name, "job_id": live.job.id, "id": number}
-                told |= {"kind": row["kind"], "text": row["text"]}
-                self._bus.publish(live.job.project, "event", told)
+                message = {"job": live.job.name, "job_id": live.job.id, "id": number}
+                message |= {"kind": row["kind"], "text": row["text"]}
+                self._bus.publish(live.job.project, "event", message)
                 self._on_event(live.job.id, number)
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
@@ -309,7 +309,7 @@ class Detectors:
     def _let_go(self) -> None:
         """Keep the memory of the streams within bounds."""
         size = sum(live.stream.n_bytes for live in self._live.values())
-        for live in sorted(self._live.values(), key=lambda each: each.used_at)[:-1]:
+        for live in sorted(self._live.values(), key=lambda job: job.used_at)[:-1]:
             if size <= _MOST_BYTES:
                 return
             size -= live.stream.n_bytes
@@ -328,10 +328,10 @@ class Detectors:
             return
         for live, row in zip(changed, rows, strict=True):
             live.changed = False
-            told = {name: row[name] for name in ("job_id", "last_step", "step_s")}
-            self._bus.publish(live.job.project, "steps", {"job": live.job.name, **told})
+            message = {name: row[name] for name in ("job_id", "last_step", "step_s")}
+            self._bus.publish(live.job.project, "steps", {"job": live.job.name, **message})
 
 
-def _say(what: str, error: Exception) -> None:
+def _say(subject: str, error: Exception) -> None:
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-    log(logging.ERROR, "failed", what=what, reason=reason)
+    log(logging.ERROR, "failed", what=subject, reason=reason)

@@ -15,7 +15,7 @@ from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
 from paceline.monitor.store.jobs import JobKey
-from paceline.monitor.stream import Anew, Closed, Stream
+from paceline.monitor.stream import Closed, Restart, Stream
 
 #: Steps whose median is a job's step time.
 LATEST = 15
@@ -55,14 +55,14 @@ class LiveJob:
         save_stream(self.stream, folder)
         self.unsaved = 0
 
-    def take(self, step: Closed, known: Any) -> list[Any]:
+    def take(self, step: Closed, last: Any) -> list[Any]:
         """Note a step's events; returns its row, unless the series up to ``known`` has it."""
         row, rows = step.row, list[Any]()
         if self.start != int(row["start"]):
             self.start = int(row["start"])
             self.groups.clear()
         place = int(row["start"]), int(row["step"])
-        if known is None or place > (int(known["start"]), int(known["step"])):
+        if last is None or place > (int(last["start"]), int(last["step"])):
             rows.append(row)
             if row["samples"]:
                 self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
@@ -73,9 +73,9 @@ class LiveJob:
         ]
         return rows
 
-    def begin_anew(self, anew: Anew) -> None:
+    def restarted(self, restart: Restart) -> None:
         """Note what it ends."""
-        self.events.append(self._event_row(anew.event, anew.at, anew.start, anew.text))
+        self.events.append(self._event_row(restart.event, restart.at, restart.start, restart.text))
 
     def row(self) -> dict[str, Any]:
         """What the job's row in the store says of its steps."""
@@ -97,7 +97,7 @@ class LiveJob:
             if (
                 group is None
                 or event.step - group[0].step > MERGE_STEPS
-                or any(event.rank == other.rank for other in group)
+                or any(event.rank == member.rank for member in group)
             ):
                 group = self.groups[event.kind] = []
             group.append(event)

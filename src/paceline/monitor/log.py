@@ -66,10 +66,10 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("paceline.monitor", "uvicorn", "uvicorn.error"):
-        each = logging.getLogger(name)
-        each.handlers = [handler] if name != "uvicorn.error" else []
-        each.setLevel(level.upper() if name == "paceline.monitor" else "WARNING")
-        each.propagate = name == "uvicorn.error"
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.setLevel(level.upper() if name == "paceline.monitor" else "WARNING")
+        logger.propagate = name == "uvicorn.error"
 
 
 def _safe(value: Any) -> Any:

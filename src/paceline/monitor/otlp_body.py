@@ -84,14 +84,14 @@ def _received(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
     handler.connection.settimeout(BODY_S)
     while len(body) < n_bytes:
         try:
-            part = handler.rfile.read1(min(n_bytes - len(body), 1 << 20))
+            chunk = handler.rfile.read1(min(n_bytes - len(body), 1 << 20))
         except TimeoutError:
             until = 0.0
         if time.monotonic() > until:
             raise Refused(408, "the body did not arrive in time")
-        if not part:
+        if not chunk:
             raise Refused(400, "the body is cut off")
-        body += part
+        body += chunk
     return bytes(body)
 
 

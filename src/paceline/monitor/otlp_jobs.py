@@ -212,17 +212,17 @@ class SpanFiles:
             self._adopt(spans.job, session, plan["meta"])
             lines = data.splitlines()
             steps = steps_of(lines, int(plan["late_ns"]))
-            kept = behind(lines, steps.until) if steps.whole else []
+            remaining_lines = behind(lines, steps.until) if steps.whole else []
             with spans.lock:
                 path = spans.file.path
                 with path.open("rb") as file:
                     file.seek(len(data))
-                    rest = file.read()
-                partial = _written(path, b"".join(line + b"\n" for line in kept) + rest)
+                    later = file.read()
+                partial = _written(path, b"".join(line + b"\n" for line in remaining_lines) + later)
                 spans.file.close()
                 _put(partial, path)
                 spans.file = RequestFile(path)
-                spans.begun_at = spans.touched_at if rest or kept else 0.0
+                spans.begun_at = spans.touched_at if later or remaining_lines else 0.0
         (spans.folder / PLAN).unlink(missing_ok=True)
 
 

@@ -136,10 +136,10 @@ class RecordingTail:
         """Write a recording of these steps."""
         folder.mkdir(parents=True)
         for file in self._present:
-            parts = [blockfile.file_header(file.meta)]
-            parts += [blockfile.block(blockfile.CLOCK, clock) for clock in file.clocks]
-            parts += [blockfile.block(blockfile.STEP, file.steps[step]) for step in steps]
-            (folder / file.path.name).write_bytes(b"".join(parts))
+            blocks = [blockfile.file_header(file.meta)]
+            blocks += [blockfile.block(blockfile.CLOCK, clock) for clock in file.clocks]
+            blocks += [blockfile.block(blockfile.STEP, file.steps[step]) for step in steps]
+            (folder / file.path.name).write_bytes(b"".join(blocks))
 
     def forget(self, last: int) -> None:
         """Let go of the profiled steps up to ``last``, and of all of earlier starts."""

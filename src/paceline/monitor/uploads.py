@@ -50,9 +50,9 @@ class Uploads:
         self, job_id: int, project: str, trace: Mapping[str, Any], now: float
     ) -> dict[str, Any]:
         """{"session"} where the job has that trace already, else {"upload", "offset"}."""
-        known = sessions.find(self._engine, job_id, trace["sha256"])
-        if known is not None:
-            return {"session": known}
+        session = sessions.find(self._engine, job_id, trace["sha256"])
+        if session is not None:
+            return {"session": session}
         with self._beginning:
             row = rows.under_way(self._engine, job_id, trace["sha256"])
             if row is None:
@@ -73,7 +73,7 @@ class Uploads:
         self, row: Mapping[str, Any], offset: int, chunks: AsyncIterator[bytes], now: float
     ) -> int:
         """Append what comes; returns how much is here, and on disk, now."""
-        with self._alone(row["id"]):
+        with self._exclusive(row["id"]):
             here = self.offset(row["id"])
             if offset != here:
                 raise Refusal(409, f"the upload has {here} bytes; go on there", offset=here)
@@ -107,7 +107,7 @@ class Uploads:
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
         """Check the content and make it a session; returns its number."""
-        with self._alone(row["id"]):
+        with self._exclusive(row["id"]):
             path = self._path(row["id"])
             # Who knows a SHA-256 only does not get the session: the bytes have to be here.
             self._check(row, path)
@@ -129,14 +129,14 @@ class Uploads:
 
     def abandon(self, upload_id: str) -> None:
         """Forget an upload and its bytes."""
-        with self._alone(upload_id):
+        with self._exclusive(upload_id):
             rows.remove(self._engine, upload_id)
             self._path(upload_id).unlink(missing_ok=True)
 
     def remove_strays(self) -> int:
         """Remove the files of uploads that are no more; returns how many."""
-        known = rows.ids(self._engine)
-        strays = [path for path in self.folder.iterdir() if path.name not in known]
+        numbers = rows.ids(self._engine)
+        strays = [path for path in self.folder.iterdir() if path.name not in numbers]
         for path in strays:
             path.unlink(missing_ok=True)
         return len(strays)
@@ -145,26 +145,26 @@ class Uploads:
         """Refuse what does not fit beside the uploads under way; one project may not take all."""
         if size > self._config.max_upload_mib * MIB:
             raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
-        under_way, to_come, own_to_come, own = 0, size, size, 0
-        for number, whose, declared, touched in rows.declared(self._engine):
-            here = self.offset(number)
-            if not here and touched < now - EMPTY_S:
+        under_way, to_come, own_to_come, n_own = 0, size, size, 0
+        for number, owner, declared, touched in rows.declared(self._engine):
+            received = self.offset(number)
+            if not received and touched < now - EMPTY_S:
                 with suppress(Refusal):  # its first bytes are coming
                     self.abandon(number)
                 continue
             under_way += 1
-            to_come += declared - here
-            if whose == project:
-                own += 1
-                own_to_come += declared - here
+            to_come += declared - received
+            if owner == project:
+                n_own += 1
+                own_to_come += declared - received
         queued = sessions.waiting(self._engine)
-        if under_way >= MOST or own >= MOST // 2 or queued >= self._config.analysis_queue:
+        if under_way >= MOST or n_own >= MOST // 2 or queued >= self._config.analysis_queue:
             raise Refusal(
                 429, f"{under_way} uploads and {queued} traces wait; come again", retry_s=15
             )
         disk = shutil.disk_usage(self.folder)
         room = disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total)
-        if to_come > room or (own and own_to_come > room / 2):
+        if to_come > room or (n_own and own_to_come > room / 2):
             raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
 
     def _check(self, row: Mapping[str, Any], path: Path) -> None:
@@ -184,7 +184,7 @@ class Uploads:
             raise Refusal(415, "a trace is a parquet file; convert it with paceline push or import")
 
     @contextmanager
-    def _alone(self, upload_id: str) -> Any:
+    def _exclusive(self, upload_id: str) -> Any:
         """One request at a time works on an upload."""
         with self._lock:
             if upload_id in self._busy:
@@ -202,9 +202,9 @@ class Uploads:
 
 
 def _write(number: int, data: bytes) -> int:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(number, rest) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(number, remaining) :]
     return len(data)
 
 

@@ -69,7 +69,7 @@ class Courier(threading.Thread):
     def round(self) -> float:
         """Send what is due; returns for how many seconds nothing will be."""
         now: float = self._service.clock()
-        rows = self._told(store.waiting(self._service.engine, self._channel.name), now)
+        rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
             due = [row for row in group if row["next_at"] <= now]
             if due and not self._ended:
@@ -80,10 +80,10 @@ class Courier(threading.Thread):
         next_at = min(later, default=now + _LOOK_S)
         return min(_LOOK_S, max(0.05, next_at - now))
 
-    def _told(self, rows: Sequence[Row], now: float) -> list[Row]:
+    def _due(self, rows: Sequence[Row], now: float) -> list[Row]:
         """Those that are to be told now: not silenced ones, no end before the beginning."""
         quiet = store.list_silences(self._service.engine, "*", now) if rows else []
-        silenced = [row for row in rows if any(_silences(each, row) for each in quiet)]
+        silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
         # Who never heard of an alert need not hear of its end.
@@ -142,7 +142,7 @@ class Courier(threading.Thread):
 
     def _repeat(self, now: float) -> None:
         rows = store.repeatable(self._service.engine, self._channel.name, now)
-        rows = self._told_again(rows, now)
+        rows = self._due_again(rows, now)
         if not rows:
             return
         try:
@@ -152,9 +152,9 @@ class Courier(threading.Thread):
         next_at = now + self._channel.repeat_s
         store.mark(self._service.engine, [row["id"] for row in rows], next_at=next_at)
 
-    def _told_again(self, rows: list[Row], now: float) -> list[Row]:
+    def _due_again(self, rows: list[Row], now: float) -> list[Row]:
         quiet = store.list_silences(self._service.engine, "*", now) if rows else []
-        return [row for row in rows if not any(_silences(each, row) for each in quiet)]
+        return [row for row in rows if not any(_silences(silence, row) for silence in quiet)]
 
     def _notice(self, row: Row) -> Notice:
         names = ("rule", "importance", "project", "job", "headline", "cause", "place", "gain")

@@ -83,7 +83,7 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     return Settings(rules, routes, wait_s)
 
 
-def _route(channels: Section, name: str, known: Sequence[str]) -> Route:
+def _route(channels: Section, name: str, rule_names: Sequence[str]) -> Route:
     section = channels.section(name)
     if "type" not in section or section.plain("type") not in _TYPES:
         section.fail("type", f"must be one of {', '.join(_TYPES)}")
@@ -94,8 +94,8 @@ def _route(channels: Section, name: str, known: Sequence[str]) -> Route:
         section.fail("importance", f"must be one of {', '.join(IMPORTANCES)}")
     rules = _texts(section, "rules") or ("*",)
     for pattern in rules:
-        if not fnmatch.filter(known, pattern):
-            section.fail("rules", f"no rule is like {pattern}; known are {', '.join(known)}")
+        if not fnmatch.filter(rule_names, pattern):
+            section.fail("rules", f"no rule is like {pattern}; known are {', '.join(rule_names)}")
     return Route(
         make(name, section),
         rules,
@@ -153,10 +153,10 @@ def _text(section: Section, field: str, usual: str | None = None) -> str:
 
 
 def _filled(section: Section, field: str, text: str) -> str:
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in os.environ:
-            section.fail(field, f"the environment has no {found[1]}; set it for the service")
-        return os.environ[found[1]]
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            section.fail(field, f"the environment has no {match[1]}; set it for the service")
+        return os.environ[match[1]]
 
     filled = _ENVIRONMENT.sub(value, text)
     if any(ord(c) < 32 for c in filled):

@@ -46,10 +46,10 @@ def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
 def remove(engine: Engine, ids: Sequence[int]) -> None:
     """Remove sessions; their jobs' rows follow."""
     with engine.begin() as connection:
-        chosen = sessions.c.id.in_(ids)
-        query = select(sessions.c.job_id).where(chosen).distinct()
+        condition = sessions.c.id.in_(ids)
+        query = select(sessions.c.job_id).where(condition).distinct()
         job_ids = list(connection.execute(query).scalars())
-        connection.execute(delete(sessions).where(chosen))
+        connection.execute(delete(sessions).where(condition))
         for job_id in job_ids:
             summarise(connection, job_id)
 

@@ -53,7 +53,7 @@ def routes(service: Any) -> list[Route]:
         body = await read_mapping(request, MIB)
         now = service.clock()
         rule, job = (_name(body, key) for key in ("rule", "job"))
-        rules = [known.name for known in service.alerts.settings.rules]
+        rules = [configured.name for configured in service.alerts.settings.rules]
         if rule is not None and not fnmatch.filter(rules, rule):
             raise bad(f"rule: there is no rule {rule}; known are {', '.join(rules)}")
         comment = body.get("comment", "")

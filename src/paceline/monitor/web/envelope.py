@@ -82,8 +82,8 @@ class Envelope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        number = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        number = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)
         mark = request_id.set(number)
         answer = _Answer(scope, send, number)
         self._counts.running += 1

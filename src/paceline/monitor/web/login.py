@@ -76,14 +76,14 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 
 
 def _form(request: Request, to: str, problem: str = "", status: int = 200) -> Response:
-    told = {"title": "Log in", "problem": problem, "next": to}
-    return render(request, "login.html", code=status, **told)
+    fields = {"title": "Log in", "problem": problem, "next": to}
+    return render(request, "login.html", code=status, **fields)
 
 
 async def _form_of(request: Request) -> dict[str, str]:
     body = b""
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > _MAX_FORM_BYTES:
             raise HTTPException(413, "this form is short")
     try:
