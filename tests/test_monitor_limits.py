@@ -188,7 +188,7 @@ def test_rates_remember_so_many_only(monkeypatch):
     rates = Rates(2)
     for key in range(100):
         assert rates.take(key) == 0
-    assert len(rates._left) == 10
+    assert len(rates._credit) == 10
     assert rates.take(99) == 0
     assert 0 < rates.take(99) <= 30
     assert Rates(10).take("x", 1000) == 0

@@ -60,7 +60,7 @@ def test_without_room_microbatches_stay_whole():
     plan = plan_sequences(seqlens, np.array([1.0, 0.0, 0.0]), 10)
     assert plan.exchanged == ("nothing",)
     assert (plan.after.ptr == seqlens.ptr).all()
-    assert plan.moved == 0.0
+    assert plan.moved_share == 0.0
     # Whole, 68 + 50 against 100 + 82 can do better.
     seqlens = made([[[8, 2], [7, 1]], [[10], [9, 1]]])
     plan = plan_sequences(seqlens, np.array([1.0, 0.0, 0.0]), 10)
