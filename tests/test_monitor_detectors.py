@@ -180,7 +180,7 @@ class TestDetectors:
     def test_too_much_that_waits_is_refused(self, site, monkeypatch):
         from paceline.monitor.refusal import Refusal
 
-        monkeypatch.setattr(module, "MOST_WAITING", 3)
+        monkeypatch.setattr(module, "MAX_WAITING", 3)
         site.stop()  # nobody works on it
         site.detectors.feed(site.job, of_step(0, [1.0] * 4))
         with pytest.raises(Refusal) as refused:

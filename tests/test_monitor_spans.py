@@ -184,7 +184,7 @@ class TestCuts:
             files.append(self.JOB, json.dumps(one).encode(), 0.0)
         files.tick(1e6)
         assert adopted.sessions == {}
-        monkeypatch.setattr(otlp_jobs, "MOST_BYTES", 10)
+        monkeypatch.setattr(otlp_jobs, "MAX_BYTES", 10)
         files.append(self.JOB, json.dumps(parts(self.ROWS, 2)[0]).encode(), 2e6)
         files.tick(3e6)
         assert [steps for steps, _ in adopted.sessions.values()] == [[]]

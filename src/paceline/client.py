@@ -31,7 +31,7 @@ from paceline.errors import MonitorError
 #: Bytes of a trace sent in one request.
 CHUNK_BYTES = 8 << 20
 #: First and longest pause before a request is made again.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 15.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 15.0
 #: Answers after which the same request may succeed later.
 _LATER = (429, 502, 503, 504, 507)
 #: Seconds between two looks at a session that is waited for.
@@ -257,7 +257,7 @@ class Client:
                 self._on_wait(f"the monitor at {self.url} is away ({reason})")
                 notified = True
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _request(self, method: str, path: str, body: Any) -> urllib.request.Request:
         headers = {"Accept": "application/json", "User-Agent": "paceline"}
@@ -287,7 +287,7 @@ class Client:
                 error.code, f"the monitor at {self.url} refuses: {reason}", body
             ) from None
         after = error.headers.get("Retry-After", "")
-        return min(float(after), _LONGEST_PAUSE_S) if after.isdecimal() else 0.0
+        return min(float(after), _MAX_PAUSE_S) if after.isdecimal() else 0.0
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):

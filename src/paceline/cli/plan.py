@@ -26,7 +26,7 @@ global batch) holds for all plans.
 """
 
 #: Fields of a plan that a search keeps; the others are what it searches.
-KEPT = (
+PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("grad_bytes", "bucket_bytes"),
 )
@@ -213,7 +213,7 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
         raise PlanError("the samples of one step are missing; give --global-batch")
     if args.gpus is None and job.gpus is None:
         raise PlanError("the number of GPUs is missing; give --gpus 1024 or --gpus 2000-3400")
-    plan_fields = {name: getattr(job.plan, name) for name in KEPT} if job.plan else {}
+    plan_fields = {name: getattr(job.plan, name) for name in PLAN_FIELDS} if job.plan else {}
     if plan_fields.get("schedule") == "interleaved":
         plan_fields["schedule"] = "1f1b"  # its vpp is searched
     return job, batch, plan_fields

@@ -26,7 +26,7 @@ Slow ranks and links are printed, not an error: the exit code is 0.
 """
 
 #: More ranks than any job has: a slip of the pen.
-MOST_RANKS = 1_000_000
+MAX_RANKS = 1_000_000
 
 
 def _order(text: str) -> list[int]:
@@ -137,8 +137,8 @@ def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[in
         if ranks is None:
             raise DetectError("say how many ranks there are: --world-size N, or which: --ranks")
         world_size = max(ranks) + 1
-    if not 1 <= world_size <= MOST_RANKS:
-        raise DetectError(f"--world-size must be 1 to {MOST_RANKS:,}, not {world_size:,}")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise DetectError(f"--world-size must be 1 to {MAX_RANKS:,}, not {world_size:,}")
     if ranks is None:
         ranks = list(range(world_size))
     if max(ranks) >= world_size:

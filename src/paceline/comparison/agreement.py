@@ -50,14 +50,14 @@ class Load:
     tokens: npt.NDArray[np.float64] | None = None
 
 
-NOTHING_KNOWN = Load()
+EMPTY_LOAD = Load()
 
 
 def check_alike(
     before: Measured,
     after: Measured,
-    load_before: Load = NOTHING_KNOWN,
-    load_after: Load = NOTHING_KNOWN,
+    load_before: Load = EMPTY_LOAD,
+    load_after: Load = EMPTY_LOAD,
 ) -> None:
     """Refuse jobs of which a step is not a step of the other.
 

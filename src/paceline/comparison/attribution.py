@@ -25,9 +25,9 @@ Ints = npt.NDArray[np.int64]
 #: At least this many orders in all, so that few steps still have enough of them.
 ORDERS = 64
 
-#: Durations laid out at once, and simulated for a table in all, about; but at least ``FEWEST``
+#: Durations laid out at once, and simulated for a table in all, about; but at least ``MIN_ORDERS``
 #: steps of each trace, or there would be no intervals.
-BLOCK_VALUES, MOST_VALUES, FEWEST = 1 << 22, 1 << 28, 8
+BLOCK_VALUES, MAX_VALUES, MIN_ORDERS = 1 << 22, 1 << 28, 8
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Pairs:
     def of(cls, trace_before: Measured, trace_after: Measured, n_parts: int) -> _Pairs:
         lengths = [trace_before.durations.n_steps, trace_after.durations.n_steps]
         size = trace_before.graph.n_ops * trace_before.graph.n_dp * (n_parts + 1)
-        room = max(4 * FEWEST, MOST_VALUES // size)  # orders
+        room = max(4 * MIN_ORDERS, MAX_VALUES // size)  # orders
         # Of very large jobs some steps, evenly spread.
         n, m = (min(length, room // 4) for length in lengths)
         edges = np.unique(np.concatenate([np.arange(n + 1) * m, np.arange(m + 1) * n]))

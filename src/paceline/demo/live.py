@@ -53,7 +53,7 @@ WARM_UP_STEPS, PAUSE_STEPS = 56, 10
 #: The fail-slow to be mitigated, and what moving microbatches is said to cost.
 FACTOR, OVERHEAD_S = 3.0, 0.5
 #: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
-SLOW_STEPS, MEASURED_STEPS, MOST_STEPS = 8, 20, 80
+SLOW_STEPS, MEASURED_STEPS, MAX_STEPS = 8, 20, 80
 
 
 @dataclass(frozen=True)
@@ -287,14 +287,14 @@ class _Story:
         self.result.counts = action.option.setting.counts
 
     def _ask_planner(self, after: int) -> Action:
-        for step, times in self.steps.follow(self.job, after, MOST_STEPS):
+        for step, times in self.steps.follow(self.job, after, MAX_STEPS):
             action = self.planner.update(step, float(np.nanmax(times)))
             if action is not None:
                 self.say(f"  planner: {action.explain()}")
                 self.result.actions.append(action.explain())
                 self.job.say(counts=action.option.setting.counts)
                 return action
-        raise DemoError(f"the planner did nothing within {MOST_STEPS} steps")
+        raise DemoError(f"the planner did nothing within {MAX_STEPS} steps")
 
     def relieve(self) -> None:
         job, result = self.job, self.result
@@ -312,11 +312,11 @@ class _Story:
 
     def _watch(self, feed: _Feed, kind: str, after: int, rank: int | None = None) -> Event:
         """The first event of a kind (and rank), from steps as they come."""
-        for _ in feed.follow(self.job, None, MOST_STEPS + after - self.job.steps_done()):
+        for _ in feed.follow(self.job, None, MAX_STEPS + after - self.job.steps_done()):
             for event in feed.news:
                 if event.kind == kind and rank in (None, event.rank):
                     return event
-        raise DemoError(f"no {kind} was seen within {MOST_STEPS} steps; is this machine very busy?")
+        raise DemoError(f"no {kind} was seen within {MAX_STEPS} steps; is this machine very busy?")
 
     def _median(self, first: int, end: int) -> float:
         """Seconds of a step: of the slowest rank, median of steps."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import LEAST_S, LONGEST_S, WARM_UP, checked
+from paceline.detect.detector import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked
 from paceline.detect.event import Event
 from paceline.errors import DetectError
 
@@ -82,7 +82,7 @@ class Bocd:
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]
         x = np.where(
-            (x >= LEAST_S) & (x <= LONGEST_S), x, before
+            (x >= MIN_STEP_S) & (x <= MAX_STEP_S), x, before
         )  # a missing sample repeats the last
         self._history[self.steps % size] = x
         self._numbers[self.steps % size] = step

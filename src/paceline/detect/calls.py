@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.period import LONGEST, Period, find_period
+from paceline.detect.period import MAX_CALLS, Period, find_period
 from paceline.detect.step_starts import nearest, starts_of_steps
 from paceline.errors import DetectError
 from paceline.sources import step_times as table
@@ -75,7 +75,7 @@ class StepTimes:
         return table.StepTimes(steps, ranks, seconds, ())
 
 
-def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
+def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
     """When each rank began each step, from nothing but the order and the times of its calls.
 
     Args:

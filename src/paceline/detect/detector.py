@@ -53,7 +53,7 @@ _MIN_RELIEF_LEVEL = 0.05
 #: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.
 _NOISE_STEPS, _MIDDLE_EVERY = 400, 64
 #: Durations that no clock which runs on can give; single precision knows those between.
-LEAST_S, LONGEST_S = 1e-12, 1e12
+MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
 #: Steps without a sample after which a rank is called silent.
 SILENT_AFTER = 10
 
@@ -216,7 +216,7 @@ class Detector:
         """
         x = checked(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
-        jumped = (x < LEAST_S) | (x > LONGEST_S)
+        jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
         events = [
             self._event("clock-jump", rank, step, step) for rank in np.flatnonzero(jumped).tolist()
         ]

@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Missing, extra or exchanged calls for each call that a period may have: the paper's ACF >= 0.95.
-MOST_EDITS = 0.05
+MAX_EDITS = 0.05
 #: The longest period looked for, in calls.
-LONGEST = 2000
+MAX_CALLS = 2000
 #: Calls looked at, in longest periods.
 _REPETITIONS = 6
 #: How far missing or extra calls may move a lag.
@@ -59,7 +59,7 @@ class Period:
     repetitions: float
 
 
-def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | None:
+def find_period(codes: npt.ArrayLike, *, longest: int = MAX_CALLS) -> Period | None:
     """The smallest lag at which the whole sequence repeats; None where none does.
 
     A few missing, extra or exchanged calls do not matter. At least two repetitions are needed, and
@@ -87,7 +87,7 @@ def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | Non
     at = int(np.argmin(np.where(_near(lags, smallest), damage, np.inf)))
     calls, needed = int(lags[at]), float(damage[at])
     few = 1.0 if len(x) >= _FEW * calls else 0.0
-    if calls > longest or needed > max(MOST_EDITS * len(x), few):
+    if calls > longest or needed > max(MAX_EDITS * len(x), few):
         return None
     return Period(calls, 1 - needed / len(x), len(everything) / calls)
 
@@ -117,7 +117,7 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
     for at in np.argsort(-np.array(equal), kind="stable").tolist():
         lag = int(lags[at])
         # Of a pair equal calls apart, a missing call is the later once and the earlier once.
-        most, rate = 2 * (MOST_EDITS * len(x) + 1), 2 * MOST_EDITS
+        most, rate = 2 * (MAX_EDITS * len(x) + 1), 2 * MAX_EDITS
         first = most - rate * (len(x) - lag) + _GRACE
         if _BEATEN * least + _GRACE < most:
             first, rate = _BEATEN * least + _GRACE, 0.0

@@ -25,7 +25,7 @@ LINK_FLOOR = 0.25
 SIGMAS = 5.0
 
 #: With fewer measurements of a kind nothing says which of them is the usual one.
-_FEWEST = 3
+_MIN_PEERS = 3
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,13 @@ def judge(measured: Measurements) -> Verdict:
     ).items():
         peers = _Peers({(rank,): measured.gemm_s[rank] for rank in ranks}, measured.seconds)
         slow_ranks += peers.slow(GEMM_FLOOR)
-        notes += peers.doubts("GEMM", f"rank on {device}")
+        notes += peers.notes("GEMM", f"rank on {device}")
     for kind, links in _by_label(measured.link_s, lambda link: _kind_of(link, measured)).items():
         peers = _Peers({link: measured.link_s[link] for link in links}, measured.seconds)
         slow = peers.slow(LINK_FLOOR)
         slow_links += slow
         suspects |= _suspects(links, slow)
-        notes += peers.doubts("message", f"link {kind}")
+        notes += peers.notes("message", f"link {kind}")
     if any(suspects.isdisjoint(slow.ranks) for slow in slow_links):
         notes.append(
             "a slow link without a suspect: its path, one direction of a port, or a rank of which "
@@ -224,18 +224,18 @@ class _Peers:
         self.sigma = SIGMA_OF_MAD * max(deviation, repeated)
 
     def slow(self, floor: float) -> list[Slow]:
-        if len(self.times) < _FEWEST:
+        if len(self.times) < _MIN_PEERS:
             return []
         bound = max(self.median * (1 + floor), self.median + SIGMAS * self.sigma)
         return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
 
-    def doubts(self, test: str, noun: str) -> list[str]:
+    def notes_on(self, test: str, noun: str) -> list[str]:
         """What cannot be told from these times."""
         fastest, slowest = (f(self.times, key=self.times.__getitem__) for f in (min, max))
         least, most = self.times[fastest], self.times[slowest]
         if len(self.times) == 1:
             return [f"{test}: one {noun} ({_ms(least)}), no peer to compare it with"]
-        if len(self.times) < _FEWEST:
+        if len(self.times) < _MIN_PEERS:
             return [
                 f"{test}: {_name(slowest)} took {most / least:.2f}x as long as {_name(fastest)} "
                 f"({_ms(least)}); of two nothing says which is usual"

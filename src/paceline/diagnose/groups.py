@@ -35,7 +35,7 @@ MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
 #: Late members are few; where more are late the group's members are simply unlike.
 FEW_MEMBERS = 0.25
 
-MOST_LISTED = 256
+MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _of_groups(
                 "median_over_usual": entry.factor,
                 "slow_share": float(entry.steps.mean()),
             }
-            for entry in slow[:MOST_LISTED]
+            for entry in slow[:MAX_LISTED]
         ],
         "n_groups": n_groups,
         "threshold": SLOW_TIMES if worst.lasting else LATE_TIMES,
@@ -242,12 +242,12 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
         "dp-network",
         f"worker dp {dp}, stage {pp} ends {group.kind.label} {units.seconds(seconds)} after the "
         f"other members of its group{others}",
-        {"workers": [list(worker) for worker in workers[:MOST_LISTED]]},
+        {"workers": [list(worker) for worker in workers[:MAX_LISTED]]},
         {
             "late_s": seconds,
             "late_share": seconds / (group.usual_s * float(np.median(group.level))),
             "kinds": sorted({entry.kind.label for entry, _, _ in late}),
-            "members": [_listed(*entry) for entry in late[:MOST_LISTED]],
+            "members": [_listed(*entry) for entry in late[:MAX_LISTED]],
             "threshold": MEMBER_SHARE,
             "source": "falcon paper, 4.3",
         },

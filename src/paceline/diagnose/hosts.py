@@ -14,7 +14,7 @@ Hosts = Mapping[tuple[int, int], tuple[str, str]]
 NO_HOSTS: Hosts = MappingProxyType({})
 
 #: More hosts than this are counted, not listed.
-MOST = 8
+MAX_NAMED = 8
 
 
 def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
@@ -30,7 +30,7 @@ def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
     elif len(names) == 1:
         text = f"all on {names[0]}"
     else:
-        text = ", ".join(names[:MOST]) + (", ..." if len(names) > MOST else "")
+        text = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
     evidence = dict(finding.evidence)
     if finding.cause == "worker":
         evidence["pattern"] = _pattern(str(evidence["pattern"]), workers, hosts, names)

@@ -37,7 +37,7 @@ CHANCE = 1e-4
 RARE = 1 / 500
 
 #: Links in the evidence; the rest is counted.
-MOST_LISTED = 256
+MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
         {
             "median_over_usual": float(relative[worst]),
             "late_share": float(share[worst]),
-            "links": [links.name(link) for link in blamed[:MOST_LISTED].tolist()],
+            "links": [links.name(link) for link in blamed[:MAX_LISTED].tolist()],
             "n_links": len(blamed),
             "threshold": SLOW_TIMES,
             "source": "what-if paper, 4.3; falcon paper, 3",

@@ -46,7 +46,7 @@ MIN_MICROBATCHES = 4
 FEW_WORKERS = 0.1
 
 #: Steps named in a sentence.
-STEPS_NAMED = 6
+MAX_NAMED = 6
 
 
 def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -> Candidate | None:
@@ -134,8 +134,8 @@ def _text(
     steps_in = ""
     if slow_steps is not None:
         numbers = steps[slow_steps].tolist()
-        listed = ", ".join(map(str, numbers[:STEPS_NAMED]))
-        ellipsis = ", ..." if len(numbers) > STEPS_NAMED else ""
+        listed = ", ".join(map(str, numbers[:MAX_NAMED]))
+        ellipsis = ", ..." if len(numbers) > MAX_NAMED else ""
         steps_in = f" in {len(numbers)} of {len(steps)} steps ({listed}{ellipsis})"
     if len(workers) == 1:
         return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{steps_in}"

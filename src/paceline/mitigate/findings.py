@@ -14,7 +14,7 @@ from paceline.remedies.replace import blamed_workers, links_of
 from paceline.trace.kinds import P2P_KINDS
 
 #: Slower than its like by less is no fail-slow (falcon paper, 4.3: 1.1 times the median).
-LEAST_FACTOR = 1.1
+MIN_FACTOR = 1.1
 
 
 def faults_of(case: Case) -> tuple[Fault, ...]:
@@ -34,7 +34,7 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
     return tuple(
         Fault(kind, worker, factor, other_end)
         for kind, worker, factor, other_end in suspects
-        if factor >= LEAST_FACTOR
+        if factor >= MIN_FACTOR
     )
 
 

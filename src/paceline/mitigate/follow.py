@@ -41,7 +41,7 @@ class Follower:
         self._ranks_reported: set[Any] = set()  # ranks that told of the step that is not over yet
         self._step, self._longest_s = 0, 0.0  # that step
         self._slow: set[int] = set()  # ranks whose steps are slow, as detected
-        self._guilty: set[str] = set()  # fail-slows that follow from it
+        self._blamed: set[str] = set()  # fail-slows that follow from it
 
     def take(self, line: Mapping[str, Any]) -> Action | None:
         """What to do after a line, if anything.
@@ -114,7 +114,7 @@ class Follower:
         affected = self._slow if kind == "onset" else ranks
         if job.workers > 1 and len(affected) >= whole_number(line.get("of", job.ranks)):
             self.note(f"step {step:,}: {kind} of all ranks: {_UNKNOWN}")
-            for name in self._guilty if kind == "onset" else ():  # they were only the first
+            for name in self._blamed if kind == "onset" else ():  # they were only the first
                 self.planner.relief(name, step)
             return
         lost_s = max(0.0, float(line.get("lost_s", 0.0)))
@@ -125,7 +125,7 @@ class Follower:
                 factor = self.planner.strategies.model.factor_of(fault, float(line["factor"]))
                 fault = Fault(COMPUTE, worker, factor)
                 self.planner.onset(fault, whole_number(line.get("since_step", step)), lost_s)
-                self._guilty.add(fault.name)
+                self._blamed.add(fault.name)
                 lost_s = 0.0  # the job lost it once
             elif kind == "relief" and is_active and self.planner.state.phase == "mitigated":
                 # Steps are short again because of the mitigation: taking it back would undo that.
@@ -135,7 +135,7 @@ class Follower:
                 )
             elif kind == "relief":
                 self.planner.relief(fault, step)
-                self._guilty.discard(fault.name)
+                self._blamed.discard(fault.name)
 
     def _worker(self, rank: int) -> Worker:
         """Who has a rank: as the trace recorded it, else in Megatron's order (tp, cp, dp, pp)."""

@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 #: Values laid out at once in a simulation: 64 MB.
 MAX_VALUES = 1 << 23
 
-_GRAPHS_KEPT = 64
+_MAX_GRAPHS = 64
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class JobModel:
             else:
                 ops = [self._resizer.ops(0, n) for n in lanes_of]
                 graph = build_graph(ops, variants, self._replica.job)
-            if len(self._graphs) >= _GRAPHS_KEPT:
+            if len(self._graphs) >= _MAX_GRAPHS:
                 self._graphs.clear()
             self._graphs[key] = graph
         return self._graphs[key]

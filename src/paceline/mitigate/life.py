@@ -24,7 +24,7 @@ from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S, TITLES, Strategies
 Array = npt.NDArray[np.float64]
 
 #: More steps would take minutes.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, order=True)
@@ -79,8 +79,8 @@ class Scenario:
     rule: str = "loss"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise MitigateError(f"steps must be 1 to {MOST_STEPS:,}, not {self.steps}")
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise MitigateError(f"steps must be 1 to {MAX_STEPS:,}, not {self.steps}")
         if not 0 <= self.noise < 1:
             raise MitigateError(f"noise must be 0 or more and below 1, not {self.noise:g}")
         if self.detect_steps < 0 or not 0 <= self.validate_s < np.inf:

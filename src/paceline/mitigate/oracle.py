@@ -17,7 +17,7 @@ from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import MICROBATCHES, TOPOLOGY, Strategies
 
 #: Settings followed at one moment; beyond, those with fewest steps done are dropped.
-MOST_SETTINGS = 50
+MAX_SETTINGS = 50
 
 #: Actions in a row at one moment: placement and then microbatches, say.
 _IN_A_ROW = 2
@@ -67,8 +67,8 @@ def best_policy(
     exact = True
     for i, moment in enumerate(moments):
         undominated = _undominated(strategies, paths[i], present[i])
-        exact = exact and len(undominated) <= MOST_SETTINGS
-        for setting, path in undominated[:MOST_SETTINGS]:
+        exact = exact and len(undominated) <= MAX_SETTINGS
+        for setting, path in undominated[:MAX_SETTINGS]:
             for new, overhead_s in _choices(strategies, setting, present[i]):
                 visits = path.visits
                 if new != setting:

@@ -30,7 +30,7 @@ OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1
 LARGEST_OVERHEAD_S = 1e9
 
 #: A step that is shorter by less than this share is not worth an action.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 TITLES: Mapping[str, str] = {
     IGNORE: "ignore",
@@ -192,8 +192,8 @@ class Strategies:
         change: Mapping[str, Any], why_not: str = "", notes: tuple[str, ...] = (),
     ) -> Option:  # fmt: skip
         gain = 1 - step_s / now_s
-        if not why_not and gain < LEAST_GAIN:
-            why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+        if not why_not and gain < MIN_GAIN:
+            why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         overhead_s = self.overhead_s.get(name)
         if not why_not and overhead_s is None and name != IGNORE:
             why_not = "not to be used: its overhead is 'never'"

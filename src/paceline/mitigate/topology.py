@@ -17,7 +17,7 @@ from paceline.mitigate.job_model import JobModel, Setting
 from paceline.remedies.arrange import END, STAGE, SWAP
 
 #: Placements tried where all of them are.
-MOST_EXACT = 3000
+MAX_EXACT = 3000
 
 #: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
 BUDGET = 20_000_000
@@ -119,7 +119,7 @@ class _Search:
         symmetric = not self.linked and len(set(model.plain.counts)) == 1
         replicas = min(model.dp, k) if symmetric else model.dp
         count = math.perm(replicas * model.pp, k) if k <= replicas * model.pp else 0
-        return 0 < count <= min(MOST_EXACT, BUDGET // self.values)
+        return 0 < count <= min(MAX_EXACT, BUDGET // self.values)
 
     def _all(self) -> Iterator[Setting]:
         """Every placement; of replicas that are alike as many as there are machines."""
@@ -233,7 +233,7 @@ class _Search:
             key=lambda f: f.factor,
         )
         per_replica = -(-len(computes) // self.model.dp)
-        if 1 < per_replica <= self.model.pp and math.comb(self.model.pp, per_replica) <= MOST_EXACT:
+        if 1 < per_replica <= self.model.pp and math.comb(self.model.pp, per_replica) <= MAX_EXACT:
             # All as slow as the least slow of them: no more than any that may come together.
             bounds.append(self._least_of([computes[0]] * per_replica))
         return max(bounds)

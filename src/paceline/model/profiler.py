@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 #: Copies of an operator's inputs are visited in turn until this many bytes lie between two visits
 #: of one: more than the last-level cache of any of today's GPUs (H100 50 MB, B200 126 MB) and CPUs.
 _COLD_BYTES = 192e6
-_MOST_COPIES = 16
+_MAX_COPIES = 16
 _LAYERS = 8  # of the made-up models: the optimizer is timed for one layer and for all of them
 _VOCAB = 32_768
 
@@ -214,7 +214,7 @@ def measure(case: Case, make: Tensors, clock: _Clock, room_bytes: float) -> Timi
         return f"{case.op.name}: needs about {needed / 2**30:.0f} GiB"
     # A GPU's sample needs several runs for the resolution of its events anyway.
     least = 4 if make.device == "cuda" and needed < room_bytes / 8 else 1
-    copies = int(min(_MOST_COPIES, room_bytes // needed, _COLD_BYTES // case.op.bytes + 1))
+    copies = int(min(_MAX_COPIES, room_bytes // needed, _COLD_BYTES // case.op.bytes + 1))
     try:
         thunks = [thunk_of(case, make) for _ in range(max(least, copies))]
         ready = [thunk for thunk in thunks if thunk is not None]

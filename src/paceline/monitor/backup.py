@@ -37,7 +37,7 @@ _FILES = ("cookie.key",)
 _MANIFEST = "manifest.json"
 _TABLE = re.compile(r"tables/([a-z_]+)\.jsonl")
 _NAME = re.compile(r"(?:(?:blobs|steps|otlp)(?:/[A-Za-z0-9_.-]+)+|cookie\.key)")
-_MOST_MANIFEST_BYTES = 1 << 30
+_MAX_MANIFEST_BYTES = 1 << 30
 _BLOCK = 1 << 20
 
 
@@ -194,7 +194,7 @@ def _extract(path: Path, to: Path) -> list[str]:
             if content is None or manifest is not None:
                 raise MonitorError(f"{path} holds {member.name[:100]!r}, which is not ours")
             if member.name == _MANIFEST:
-                manifest = json.loads(content.read(_MOST_MANIFEST_BYTES))
+                manifest = json.loads(content.read(_MAX_MANIFEST_BYTES))
             elif _TABLE.fullmatch(member.name) or _is_ours(member.name):
                 extracted[member.name] = _write(content, to / member.name)
             else:

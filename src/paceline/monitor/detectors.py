@@ -30,7 +30,7 @@ from paceline.monitor.stream import Closed, Restart, Stream
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
-MOST_WAITING = 5_000_000
+MAX_WAITING = 5_000_000
 #: How long a stop works on what waits.
 STOP_S = 10.0
 #: How often rows of the store follow, and due steps are closed.
@@ -40,9 +40,9 @@ _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
 #: Batches that come at the same time may be taken in another order than they are stored.
 _MARGIN_S = 60.0
 #: Jobs taken up at a time: each has a segment of its file in memory, and the file open.
-_MOST_LOADS = 8
+_MAX_LOADS = 8
 #: Memory of the streams; beyond, those idle longest are saved and let go.
-_MOST_BYTES = 512 << 20
+_MAX_BYTES = 512 << 20
 
 
 class Detectors:
@@ -89,7 +89,7 @@ class Detectors:
 
     def check_room(self) -> None:
         """Refuse more samples while too many wait."""
-        if self._n_waiting > MOST_WAITING:
+        if self._n_waiting > MAX_WAITING:
             raise Refusal(429, "too many samples wait; come again", retry_s=5)
 
     @property
@@ -181,7 +181,7 @@ class Detectors:
 
     def _load(self, job: JobKey) -> Work:
         """Take up a job where it was saved, with all that came since."""
-        while self._n_loading >= _MOST_LOADS:
+        while self._n_loading >= _MAX_LOADS:
             yield
         folder = self._files.path(job.id)
         self._n_loading += 1
@@ -310,7 +310,7 @@ class Detectors:
         """Keep the memory of the streams within bounds."""
         size = sum(live.stream.n_bytes for live in self._live.values())
         for live in sorted(self._live.values(), key=lambda job: job.used_at)[:-1]:
-            if size <= _MOST_BYTES:
+            if size <= _MAX_BYTES:
                 return
             size -= live.stream.n_bytes
             if not (live.events or live.under_way):

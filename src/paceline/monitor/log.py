@@ -27,7 +27,7 @@ _SECRETS = (
     ),
 )
 #: Longest text of a field; a client chooses what it asks for.
-_LONGEST = 2000
+_MAX_CHARACTERS = 2000
 
 
 def without_secrets(text: str) -> str:
@@ -74,5 +74,5 @@ def configure(level: str) -> None:
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        return without_secrets(value)[: 10 * _LONGEST if "\n" in value else _LONGEST]
+        return without_secrets(value)[: 10 * _MAX_CHARACTERS if "\n" in value else _MAX_CHARACTERS]
     return value if isinstance(value, int | float | bool | None) else _safe(str(value))

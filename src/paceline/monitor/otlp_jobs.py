@@ -29,11 +29,11 @@ from paceline.monitor.store.jobs import JobKey
 #: A session is cut off after this silence, at this size, or at this age.
 QUIET_S, CUT_BYTES, CUT_S = 30.0, 32 << 20, 300.0
 #: Bytes without a whole step become a session as they are at this size; it says why it fails.
-MOST_BYTES = 128 << 20
+MAX_BYTES = 128 << 20
 #: How late operations of a step may arrive after it, while spans keep coming.
 LATE_NS = 15_000_000_000
 #: Requests of a job that are known again when they are sent again.
-_KNOWN = 20_000
+_MAX_DIGESTS = 20_000
 
 FILE, PLAN = "requests.jsonl", "plan.json"
 #: Of a plan; one that does not say its version is of this one. It lives while a session is made.
@@ -56,21 +56,21 @@ class _Spans:
     touched_at: float = 0.0
     fresh: bool = False  # something came since the last look at its steps
     lock: threading.Lock = field(default_factory=threading.Lock)
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    digests: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def remember(self, line: bytes) -> bool:
         """Whether the request is new."""
         key = hashlib.blake2b(line, digest_size=12).digest()
-        if key in self.known:
+        if key in self.digests:
             return False
-        self.known[key] = None
-        if len(self.known) > _KNOWN:
-            self.known.popitem(last=False)
+        self.digests[key] = None
+        if len(self.digests) > _MAX_DIGESTS:
+            self.digests.popitem(last=False)
         return True
 
     def forget(self, line: bytes) -> None:
         """It was not stored after all."""
-        self.known.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
+        self.digests.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
 
 
 class SpanFiles:
@@ -186,7 +186,7 @@ class SpanFiles:
             spans.fresh = False
             data = spans.file.path.read_bytes()
         steps = steps_of(data.splitlines(), late_ns)
-        if not steps.whole and len(data) < MOST_BYTES:
+        if not steps.whole and len(data) < MAX_BYTES:
             with spans.lock:  # look again after as long
                 spans.begun_at = 0.0
             return

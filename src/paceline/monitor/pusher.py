@@ -20,13 +20,13 @@ BATCH_SAMPLES = 50_000
 #: How often a recording that grows is looked at.
 LOOK_S = 1.0
 #: While pushing fails: looks at the folder between two attempts, at most.
-_MOST_LOOKS = 30
+_MAX_LOOKS = 30
 #: Time that the other ranks have after the end of rank 0's process.
 LAST_S = 1.5
 #: A session is cut off at this number of profiled steps, or after this time without one.
 SESSION_STEPS, QUIET_S = 10, 60.0
 #: Batches that wait for a service that is away; beyond, the rest waits in the files.
-_MOST_WAITING = 100
+_MAX_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def follow_recording(
                 say(last_error)
         if over:
             return push.done()
-        time.sleep(LOOK_S * min(1 + failures, _MOST_LOOKS))
+        time.sleep(LOOK_S * min(1 + failures, _MAX_LOOKS))
 
 
 #: (start of the job, [(step, rank, seconds)]).
@@ -176,7 +176,7 @@ class _Push:
 
     def look(self) -> bool:
         """Read what is new, and make the job known once it has a name; whether more was read."""
-        has_more = len(self._waiting) < _MOST_WAITING and self.tail.look()
+        has_more = len(self._waiting) < _MAX_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:
             name = job_name(self.target.name or str(meta.get("run") or self.tail.folder.name))

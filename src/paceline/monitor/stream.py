@@ -29,7 +29,7 @@ GATHER_S = 3.0
 #: Steps added at a time: a larger batch pauses in between.
 PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
-MOST_WAITING = 20_000_000
+MAX_WAITING = 20_000_000
 
 #: What :meth:`Stream.state_dict` says of itself. Another set of fields, or another meaning of one:
 #: the next version, and a file of it in tests/golden.
@@ -179,7 +179,7 @@ class Stream:
             return False
         waiting, n = self._waiting[self._order[0]], len(self.ranks)
         late = now - waiting.since >= PATIENCE_S
-        if late or len(self._waiting) * n > MOST_WAITING:
+        if late or len(self._waiting) * n > MAX_WAITING:
             return True
         if waiting.count < n:
             return False

@@ -22,7 +22,7 @@ from paceline.monitor.store import sessions
 from paceline.monitor.store import uploads as rows
 
 #: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
-MOST, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
+MAX_UPLOADS, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
 #: Time without a byte after which an upload is forgotten when room is wanted.
 EMPTY_S = 600.0
 
@@ -158,7 +158,11 @@ class Uploads:
                 n_own += 1
                 own_to_come += declared - received
         queued = sessions.waiting(self._engine)
-        if under_way >= MOST or n_own >= MOST // 2 or queued >= self._config.analysis_queue:
+        if (
+            under_way >= MAX_UPLOADS
+            or n_own >= MAX_UPLOADS // 2
+            or queued >= self._config.analysis_queue
+        ):
             raise Refusal(
                 429, f"{under_way} uploads and {queued} traces wait; come again", retry_s=15
             )

@@ -23,7 +23,7 @@ _Layouts = tuple[tuple[int, ...] | None, ...]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 #: More combinations than this take gigabytes.
-_MOST = 20_000_000
+_MAX_PLANS = 20_000_000
 
 #: Context parallelism pays from about this many tokens per rank on; fewer are not tried unasked.
 _CP_TOKENS = 4096
@@ -347,7 +347,7 @@ class _Listing:
 
 
 def _check_size(n: int) -> None:
-    if n > _MOST:
+    if n > _MAX_PLANS:
         raise PlanError(
             f"{n:,} combinations are more than a search can hold; give fewer numbers of GPUs, or "
             "smaller max_tp, max_pp, max_dp, max_cp or max_vpp"

@@ -24,7 +24,7 @@ START, ALL = "step-start", "all"
 NEARLY_ALL = 0.95
 
 #: Sorts of delay that save less than this share of the step are not named in the sentence.
-NAMED = 0.005
+MIN_NAMED = 0.005
 
 
 def propose(case: Case) -> Remedy:
@@ -105,7 +105,7 @@ def _action(hide: str, gains: Mapping[str, float]) -> str:
     """What to do; with what its parts would gain alone."""
     if hide == START:
         return "load the data of a step during the one before (prefetch)"
-    sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= NAMED]
+    sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]
     if hide != ALL:  # only the step's start may be a part of a kind's delays
         sorts = [START] if START in sorts and hide == OpKind.FORWARD_COMPUTE.label else []
     gain_text = ", ".join(

@@ -95,8 +95,8 @@ class _Peers:
                 f"stage {self.stage} has no healthy peers: all {graph.n_dp} data-parallel ranks "
                 "are blamed"
             )
-        ill = {d for d, _ in blamed}
-        peers = [d for d in peers if d not in ill] or peers
+        blamed_dps = {d for d, _ in blamed}
+        peers = [d for d in peers if d not in blamed_dps] or peers
         # Replicas with as many microbatches have the same ops; failing these, any.
         same_variant = [d for d in peers if graph.replica_variant[d] == self.variant]
         self.same_ops = bool(same_variant)

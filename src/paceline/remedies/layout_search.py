@@ -46,7 +46,7 @@ TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
 #: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
 #: present one is better.
-MOVED = 5e-5
+MOVE_PENALTY = 5e-5
 
 #: A gain below this is noise.
 MIN_GAIN = 0.001
@@ -165,7 +165,7 @@ class LayoutSearch:
         if new:
             table = np.array(new)
             n_moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
-            times = self.rank(table) * (1 + MOVED * n_moved)
+            times = self.rank(table) * (1 + MOVE_PENALTY * n_moved)
             scores.update(zip(new, times.tolist(), strict=True))
 
     def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:

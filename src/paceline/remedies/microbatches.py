@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Smaller gains are not worth another number of microbatches.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
 NEW_SEQUENCES = (
@@ -148,9 +148,9 @@ def propose(case: Case) -> Remedy:
     new = resize.resized(counts, case.delays)
     after = case.predicted(new.durations, new.delays)
     gain = 1 - after.mean_s / case.before.mean_s
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         raise NotApplicableError(
-            f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+            f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     return outcome(
         case,

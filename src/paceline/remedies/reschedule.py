@@ -36,7 +36,7 @@ PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 LINK_KINDS = tuple(TRANSFERS)
 
 #: Messages and replicas that show what is usual between two stages.
-MOST_MESSAGES, MOST_LINKS = 16, 32
+MAX_MESSAGES, MAX_LINKS = 16, 32
 
 #: Transfers the other way between the same two stages, on either of them.
 OPPOSITE = {
@@ -235,9 +235,9 @@ def _usual_of(graph: StepGraph, times: Durations, kind: OpKind) -> Array:
         mine = (graph.kind[span] == kind) & ~graph.noop[span]
         for stage in np.unique(graph.pp[span][mine]).tolist():
             ops = np.flatnonzero(mine & (graph.pp[span] == stage))
-            sample = ops[:: -(-len(ops) // MOST_MESSAGES)]
+            sample = ops[:: -(-len(ops) // MAX_MESSAGES)]
             block = times.block(v)
-            links.append(np.median(block[sample][..., :: -(-block.shape[2] // MOST_LINKS)], axis=0))
+            links.append(np.median(block[sample][..., :: -(-block.shape[2] // MAX_LINKS)], axis=0))
     by_link = np.concatenate(links, axis=1)
     middle = (by_link.shape[1] - 1) // 2
     usual: Array = np.partition(by_link, middle, axis=1)[:, middle]

@@ -28,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 
 #: Differencing merges one tuple of bins after another; with more tuples than this (many items for
 #: few bins) it takes long, and the greedy is as good as perfect.
-MOST_TUPLES = 4096
+MAX_TUPLES = 4096
 
 #: Where the dearest rank is within this share of the mean, it is no use to look for a better one.
 EVEN_ENOUGH = 1e-4
 
 #: Sequences that found no room are placed one by one, if they are this many at most.
-MOST_HOMELESS = 2_000
+MAX_HOMELESS = 2_000
 
 
 def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePlan:
@@ -121,7 +121,7 @@ def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
         return float(np.bincount(rank, price, n_dp).max())
 
     rank = greedy(price, counts.astype(np.float64))
-    if (counts != counts[0]).any() or len(price) > MOST_TUPLES * n_dp:
+    if (counts != counts[0]).any() or len(price) > MAX_TUPLES * n_dp:
         yield rank
         return
     even = dearest(rank) <= (1 + EVEN_ENOUGH) * fair
@@ -137,7 +137,7 @@ def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
 def _house(groups: Groups, place: Ints) -> bool:
     """Put sequences that found no room in their rank into any microbatch with room, in place."""
     homeless = np.flatnonzero(place < 0)
-    if len(homeless) > MOST_HOMELESS:
+    if len(homeless) > MAX_HOMELESS:
         return False
     if not len(homeless):
         return True

@@ -26,10 +26,10 @@ from paceline.remedies.sequence_plan import (
 from paceline.remedies.sequence_search import Balancing, balance_of
 
 #: Smaller gains are not worth the exchange of sequences.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 #: An assignment of more sequences (or microbatches) than this is left out of ``change``.
-MOST_LISTED = 512
+MAX_LISTED = 512
 
 #: Orders in words.
 IN_ORDER = {
@@ -58,10 +58,10 @@ def propose(case: Case) -> Remedy:
     has_lengths = case.seqlens is not None
     after = case.predicted(balancing.durations)
     gain = 1 - after.mean_s / case.before.mean_s
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         raise NotApplicableError(
             f"microbatches are balanced well enough: other places and another order for them gain "
-            f"{max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+            f"{max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     otherwise = None if balancing.otherwise is None else case.predicted(balancing.otherwise)
     if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
@@ -117,7 +117,7 @@ def _change(balancing: Balancing, exchanged: str, has_lengths: bool) -> dict[str
         }
         change["r2"] = {"forward": float(balancing.r2[0]), "backward": float(balancing.r2[1])}
     change["moves"] = len(balancing.plan.origin)
-    if len(balancing.plan.origin) <= MOST_LISTED:
+    if len(balancing.plan.origin) <= MAX_LISTED:
         change["assignment"] = list(_listed(balancing.plan, has_lengths))
     return change
 
@@ -152,7 +152,7 @@ def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[
                 "whole microbatches there"
             )
     order_gains = [gain for (exchange, _), gain in balancing.gains.items() if exchange == NOTHING]
-    if exchanged != NOTHING and order_gains and max(order_gains) >= LEAST_GAIN:
+    if exchanged != NOTHING and order_gains and max(order_gains) >= MIN_GAIN:
         yield f"another order of each rank's own microbatches alone gains {max(order_gains):.1%}"
     yield "sums over a step do not change: gradients are those of the same sequences"
 

@@ -22,7 +22,7 @@ from paceline.trace.seqlens import SeqLens
 Array = npt.NDArray[np.float64]
 
 #: Lengths that explain less of the durations than this predict no gain.
-LEAST_R2 = 0.5
+MIN_R2 = 0.5
 
 #: Steps, spread over the trace, on which plans are compared; only the best is simulated on all.
 COMPARED_STEPS = 3
@@ -91,10 +91,10 @@ def balance_sequences(
     lengths = matching(seqlens, measured)
     fit = fit_computes(measured.durations)
     cost = fit_sequence_cost(measured.durations, fit, lengths)
-    if cost.r2.min() < LEAST_R2:
+    if cost.r2.min() < MIN_R2:
         raise NotApplicableError(
             f"the sequence lengths explain {cost.r2[0]:.0%} of the variation of forwards and "
-            f"{cost.r2[1]:.0%} of backwards (R^2; {LEAST_R2:.0%} is needed): are they of this job?"
+            f"{cost.r2[1]:.0%} of backwards (R^2; {MIN_R2:.0%} is needed): are they of this job?"
         )
     limit = _limit(lengths, max_tokens)
 

@@ -12,7 +12,7 @@ from paceline.report.layout import wrapped
 from paceline.units import seconds
 
 #: Actions of a life that are written out.
-_SHOWN = 30
+_MAX_ACTIONS = 30
 
 
 def forecast_lines(result: Forecast, width: int) -> list[Text]:
@@ -79,8 +79,10 @@ def lives_lines(lives: Lives, width: int) -> list[Text]:
     )
     lines += [Text(""), *wrapped(text, width)]
     actions_done = lives.lives["planner"].actions
-    for action in actions_done[:_SHOWN]:
+    for action in actions_done[:_MAX_ACTIONS]:
         lines += wrapped(f"  {action.explain()}", width, indent="    ")
-    if len(actions_done) > _SHOWN:
-        lines.append(Text(f"  and {len(actions_done) - _SHOWN} more actions (--json has them all)"))
+    if len(actions_done) > _MAX_ACTIONS:
+        lines.append(
+            Text(f"  and {len(actions_done) - _MAX_ACTIONS} more actions (--json has them all)")
+        )
     return lines

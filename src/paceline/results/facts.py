@@ -13,7 +13,7 @@ from paceline.results.words.names import place
 _MAX_STEPS = 25
 
 #: A remedy that gains less is not named.
-_LEAST_GAIN = 0.01
+_MIN_GAIN = 0.01
 
 
 def cause_place(report: JobReport, cause: str | None) -> str | None:
@@ -38,7 +38,7 @@ def best_gain(report: JobReport) -> float | None:
 def gain(report: JobReport) -> str | None:
     """The best remedy's sentence; None where none gains a percent."""
     best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
-    return best.text if best is not None and best.gain >= _LEAST_GAIN else None
+    return best.text if best is not None and best.gain >= _MIN_GAIN else None
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:

@@ -24,11 +24,11 @@ METADATA_KEY, VERSION = b"paceline-seqlens", 1
 COLUMNS = ("step", "dp_rank", "mb_id", "lengths")
 
 #: No sequence is longer, in tokens; more is not a length.
-LONGEST = 2**31 - 1
+MAX_LENGTH = 2**31 - 1
 
 #: Most places of the table [step, dp, microbatch] for each row of the file; where one
 #: replica has far more microbatches than the others, the file is broken.
-MOST_PLACES_PER_ROW = 100
+MAX_PLACES_PER_ROW = 100
 
 
 def read_seqlens(path: str | Path) -> SeqLens:
@@ -145,13 +145,13 @@ def _check_lengths(
             f"{where}: {place(int(np.argmin(sizes)))} has no lengths; a microbatch has one "
             "sequence at least"
         )
-    wrong = (lengths < 1) | (lengths > LONGEST)
+    wrong = (lengths < 1) | (lengths > MAX_LENGTH)
     if wrong.any():
         first = int(np.argmax(wrong))
         row = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
         raise TraceError(
             f"{where}: {place(row)} has a length of {lengths[first]} tokens; lengths are 1 to "
-            f"{LONGEST}"
+            f"{MAX_LENGTH}"
         )
 
 
@@ -192,7 +192,7 @@ def _check_rows(
             "microbatches are numbered from 0"
         )
     most = int(expected.max()) + 1
-    if len(first) * most > MOST_PLACES_PER_ROW * len(step):
+    if len(first) * most > MAX_PLACES_PER_ROW * len(step):
         row = int(np.argmax(expected))
         raise TraceError(
             f"{where}: step {step[row]}, dp_rank {dp[row]} has {most} microbatches, far more than "

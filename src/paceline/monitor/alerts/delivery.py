@@ -20,7 +20,7 @@ from paceline.monitor.store import alerts as store
 from paceline.monitor.store.health import problem_in
 
 #: Seconds to wait after the first failure, doubled each time, up to the longest.
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
+FIRST_WAIT_S, MAX_WAIT_S = 5.0, 900.0
 #: How old a message is when it is given up.
 GIVE_UP_S = 7 * 86_400.0
 #: How often a silenced message is looked at again, and how often the queue at the least.
@@ -123,7 +123,7 @@ class Courier(threading.Thread):
 
     def _failed(self, rows: Sequence[Row], error: str, now: float) -> None:
         attempts = max(row["attempts"] for row in rows) + 1
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
+        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
         wait_s *= random.uniform(0.8, 1.2)  # not all at once where many wait for one server
         old = [row["id"] for row in rows if row["started_at"] < now - GIVE_UP_S]
         late = [row["id"] for row in rows if row["id"] not in old]

@@ -19,9 +19,9 @@ from paceline.monitor.web.bodies import bad, checked_name, read_mapping, whole_p
 from paceline.monitor.web.security import require
 
 _STATUSES = ("", "firing", "resolved")
-_MOST_HOURS = 24.0 * 366
-_PAGE, _MOST = 100, 1000
-_MOST_ID = 2**53
+_MAX_HOURS = 24.0 * 366
+_PAGE, _MAX_ROWS = 100, 1000
+_MAX_ID = 2**53
 #: What a database does not take: nothing, and half a pair.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -34,7 +34,7 @@ def routes(service: Any) -> list[Route]:
         status = request.query_params.get("status", "")
         if status not in _STATUSES:
             raise bad("status must be firing or resolved")
-        limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+        limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
         project = reads(request, principal)
         rows = await run_in_threadpool(
             lambda: store.listed(service.engine, project, status=status, limit=limit)
@@ -77,7 +77,7 @@ def routes(service: Any) -> list[Route]:
         principal = require(request, "admin")
         text = request.path_params["id"]
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
-        ended = number <= _MOST_ID and await run_in_threadpool(
+        ended = number <= _MAX_ID and await run_in_threadpool(
             store.end_silence, service.engine, number, principal.project, service.clock()
         )
         if not ended:
@@ -106,6 +106,6 @@ def _name(body: dict[str, Any], key: str) -> str | None:
 def _hours(body: dict[str, Any]) -> float:
     hours: Any = body.get("hours")
     number = isinstance(hours, int | float) and not isinstance(hours, bool)
-    if not number or not 0 < hours <= _MOST_HOURS:  # nan is not, either
-        raise bad(f"hours must be a number above 0, {_MOST_HOURS:,.0f} at most")
+    if not number or not 0 < hours <= _MAX_HOURS:  # nan is not, either
+        raise bad(f"hours must be a number above 0, {_MAX_HOURS:,.0f} at most")
     return float(hours)

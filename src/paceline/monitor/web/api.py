@@ -39,8 +39,8 @@ from paceline.monitor.web.security import Principal, require
 Handler = Callable[[Request], Awaitable[Response]]
 
 #: Jobs whose numbers are remembered, so that a batch of step times asks the store for nothing.
-_KNOWN_JOBS = 20_000
-_PAGE, _MOST = 100, 1000
+_MAX_CACHED_JOBS = 20_000
+_PAGE, _MAX_ROWS = 100, 1000
 _ID = 2**53
 _UPLOAD = re.compile("[0-9a-f]{32}")
 
@@ -254,7 +254,7 @@ class Api:
             job = await run_in_threadpool(
                 jobs.register, service.engine, project, name, service.clock()
             )
-            if len(self._job_cache) >= _KNOWN_JOBS:
+            if len(self._job_cache) >= _MAX_CACHED_JOBS:
                 self._job_cache.clear()
             self._job_cache[project, name] = job
         return job
@@ -329,7 +329,7 @@ def _store_is_away() -> HTTPException:
 
 def _page(request: Request) -> tuple[int | None, int]:
     after = whole_parameter(request, "after", None, _ID)
-    limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+    limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
     return after, limit
 
 

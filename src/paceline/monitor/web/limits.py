@@ -22,11 +22,11 @@ from paceline.monitor.web.answers import error_response
 #: Seconds that a body may pause, seconds that it has in all, and bytes that earn it one more.
 BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
 #: Bytes of all bodies that are here at a time; a chunk of an upload goes to disk meanwhile.
-MOST_HELD_BYTES = 256 * MIB
+MAX_HELD_BYTES = 256 * MIB
 #: Keys whose rates are remembered; beyond, the one that was idle longest is forgotten.
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
 #: Streams of news that one token (or address, without one) may have open.
-MOST_STREAMS = 50
+MAX_STREAMS = 50
 #: Lines of the log per minute about one address that opens too many connections.
 _LOGS_PER_MINUTE = 1
 #: Wrong tokens of one address per minute before they are answered 429.
@@ -51,7 +51,7 @@ class Rates:
         price = min(amount, self._per_minute)
         granted = credit >= price
         self._credit[key] = (credit - price if granted else credit, now)
-        if len(self._credit) > _MOST_KEYS:
+        if len(self._credit) > _MAX_KEYS:
             self._credit.popitem(last=False)
         return 0.0 if granted else (price - credit) * 60 / self._per_minute
 
@@ -146,7 +146,7 @@ class Limits:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream holds its connection for long: nobody may take them all."""
         key = _asker(scope)
-        if self._streams[key] >= MOST_STREAMS:
+        if self._streams[key] >= MAX_STREAMS:
             error = HTTPException(429, "too many open streams", headers={"Retry-After": "60"})
             await error_response(scope, error)(scope, receive, send)
             return
@@ -232,7 +232,7 @@ class _Body:
         self._memory.n_bytes += min(self._n_bytes, self._keeps) - before
         if self._n_bytes > self._most:
             raise _too_large(self._most)
-        if self._memory.n_bytes > MOST_HELD_BYTES:
+        if self._memory.n_bytes > MAX_HELD_BYTES:
             headers = {"Connection": "close", "Retry-After": "5"}
             raise HTTPException(429, "too much is being sent at a time", headers=headers)
 

@@ -25,7 +25,7 @@ HEADERS_S = 10.0
 #: Time in which a client has to read some of an answer.
 UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
-MOST_CONNECTIONS = 2000
+MAX_CONNECTIONS = 2000
 #: Time for what is being worked on once the service is told to stop.
 STOP_S = 10
 
@@ -184,7 +184,7 @@ def server_of(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=STOP_S,
         **options,

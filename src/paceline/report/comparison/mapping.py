@@ -14,7 +14,7 @@ from paceline.results.document import JobReport
 SCHEMA = 1
 
 #: Workers and hosts with the largest changes; the others changed less.
-MOST = 20
+MAX_ROWS = 20
 
 
 def dumps(comparison: Comparison) -> str:
@@ -70,7 +70,7 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
                 **_change(row.change),
                 "hosts": list(row.hosts),
             }
-            for row in comparison.workers[:MOST]
+            for row in comparison.workers[:MAX_ROWS]
         ],
         "n_hosts": len(comparison.hosts),
         "hosts": [
@@ -80,7 +80,7 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
                 "loss_s": _pair(row.loss_s),
                 **_change(row.change),
             }
-            for row in comparison.hosts[:MOST]
+            for row in comparison.hosts[:MAX_ROWS]
         ],
         "left_out": dict(comparison.left_out),
         "warnings": {

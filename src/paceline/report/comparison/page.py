@@ -13,7 +13,7 @@ from paceline.report.comparison.terminal import warnings_of
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
 from paceline.report.page.markup import bar, escaped, foreign, table
 
-_MOST = 20  # rows of workers and hosts
+_MAX_ROWS = 20  # rows of workers and hosts
 _SCRIPTS = ("base.js", "comparison.js")
 _MOODS = {"shorter": "healthy", "longer": "slow"}
 
@@ -31,7 +31,7 @@ def page_writer(comparison: Comparison) -> Writer:
 
 def _page(comparison: Comparison) -> str:
     script = "\n".join(static(name) for name in _SCRIPTS)
-    sections = tables(comparison, _MOST)
+    sections = tables(comparison, _MAX_ROWS)
     scale = _scale([row for section in sections for row in section.rows])
     return Template(static("comparison.html")).substitute(
         title=escaped(f"{_name(comparison)} · Paceline"),

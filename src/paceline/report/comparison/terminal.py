@@ -11,7 +11,7 @@ from paceline.report.comparison.rows import Row, Table, change_cells, key_number
 from paceline.report.layout import wrapped
 from paceline.trace.warning import STEPS_LEFT_OUT
 
-_MOST = 5  # rows of workers and hosts
+_MAX_ROWS = 5  # rows of workers and hosts
 _NUMBER = 11  # width of a column of numbers
 _COLOURS = {"shorter": "bold green", "longer": "bold red"}
 
@@ -41,7 +41,7 @@ def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
     ]
     for note in words.notes(comparison):
         lines += wrapped(f"! {note}", width, indent="  ", style="yellow")
-    for table in tables(comparison, _MOST):
+    for table in tables(comparison, _MAX_ROWS):
         lines += [Text(""), *_table_lines(table, width)]
     return [*lines, Text(""), *_key_lines(comparison), *_warnings(comparison, width)]
 

@@ -13,7 +13,7 @@ RUN_TO_RUN = 0.007
 #: The median is worth a sentence if it differs from the mean by this share of the step.
 OTHERWISE = 0.01
 
-_MOST_STEPS = 5
+_MAX_STEPS = 5
 
 
 def share(value: float, *, sign: bool = False, digits: int | None = None) -> str:
@@ -140,8 +140,8 @@ def _median(comparison: Comparison) -> str:
 
 
 def _step_list(steps: tuple[int, ...]) -> str:
-    ellipsis = ", ..." if len(steps) > _MOST_STEPS else ""
-    return f"{', '.join(map(str, steps[:_MOST_STEPS]))}{ellipsis}"
+    ellipsis = ", ..." if len(steps) > _MAX_STEPS else ""
+    return f"{', '.join(map(str, steps[:_MAX_STEPS]))}{ellipsis}"
 
 
 def _run_to_run(comparison: Comparison) -> str:

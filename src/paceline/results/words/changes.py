@@ -13,10 +13,10 @@ from paceline.results.words.names import link, worker, workers
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
-MOST = 6
+MAX_NAMED = 6
 
 #: Embedding and loss that take less than this share of a layer are noise.
-LEAST = 0.05
+MIN_SHARE = 0.05
 
 Change = Mapping[str, Any]
 Phrases = Iterator[str]
@@ -30,23 +30,23 @@ def change_phrases(remedy: Remedy) -> list[str]:
 
 def _replace_worker(change: Change) -> Phrases:
     if places := change.get("workers"):
-        yield f"{count(len(places), 'worker')} to replace: {workers(places, MOST)}"
+        yield f"{count(len(places), 'worker')} to replace: {workers(places, MAX_NAMED)}"
 
 
 def _fix_link(change: Change) -> Phrases:
     if links := change.get("links"):
-        names = several([link(ends) for ends in links], MOST, "; ")
+        names = several([link(ends) for ends in links], MAX_NAMED, "; ")
         yield f"{count(len(links), 'link')} to repair: {names}"
 
 
 def _fix_nic(change: Change) -> Phrases:
     if groups := change.get("groups"):
         group_names = [f"{group['kind']} of stage {group['stage']}" for group in groups]
-        yield f"{count(len(groups), 'group')} to repair: {several(group_names, MOST, '; ')}"
+        yield f"{count(len(groups), 'group')} to repair: {several(group_names, MAX_NAMED, '; ')}"
     if places := change.get("workers"):
-        yield f"{count(len(places), 'worker')} to look at: {workers(places, MOST)}"
+        yield f"{count(len(places), 'worker')} to look at: {workers(places, MAX_NAMED)}"
     if kinds := change.get("kinds"):
-        yield f"late in {several(list(kinds), MOST)}"
+        yield f"late in {several(list(kinds), MAX_NAMED)}"
 
 
 def _stage_layout(change: Change) -> Phrases:
@@ -68,7 +68,7 @@ def _stage_layout(change: Change) -> Phrases:
     layer_s = change.get("layer_s") or (0.0, 0.0)
     for name, key in (("layer", "layer_s"), ("embedding", "embedding_s"), ("loss", "loss_s")):
         pair = change.get(key)
-        if pair and sum(pair) > LEAST * sum(layer_s):
+        if pair and sum(pair) > MIN_SHARE * sum(layer_s):
             yield f"{name}: {seconds(pair[0])} forward, {seconds(pair[1])} backward"
     if change.get("gap") is not None:
         bound = change.get("lower_bound_s")
@@ -159,7 +159,7 @@ def _micro_batches(change: Change) -> Phrases:
     rows = change.get("microbatches") or []
     counts = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
     if counts:
-        yield f"microbatches: {several(counts, MOST)}"
+        yield f"microbatches: {several(counts, MAX_NAMED)}"
     if change.get("total") is not None:
         yield f"{count(change['total'], 'microbatch', 'microbatches')} in all"
     if change.get("unit", 1) > 1:
@@ -184,7 +184,7 @@ def _planned_gc(change: Change) -> Phrases:
     rows = change.get("table") or []
     gains = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
     if gains:
-        yield f"gains by interval: {several(gains, MOST)}"
+        yield f"gains by interval: {several(gains, MAX_NAMED)}"
 
 
 def _rounded(number: float) -> str:
@@ -195,7 +195,7 @@ def _placement(change: Change) -> Phrases:
     swaps = change.get("swaps") or []
     pairs = [f"{worker(first)} with {worker(second)}" for first, second in swaps]
     if pairs:
-        yield f"{count(len(swaps), 'swap')}: {several(pairs, MOST, '; ')}"
+        yield f"{count(len(swaps), 'swap')}: {several(pairs, MAX_NAMED, '; ')}"
 
 
 def _hide_delays(change: Change) -> Phrases:
@@ -205,7 +205,7 @@ def _hide_delays(change: Change) -> Phrases:
         for row in rows
     ]
     if gains:
-        yield f"what hiding them would gain, each sort alone: {several(gains, MOST)}"
+        yield f"what hiding them would gain, each sort alone: {several(gains, MAX_NAMED)}"
 
 
 def _delays(hide: str) -> str:

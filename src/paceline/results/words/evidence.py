@@ -14,16 +14,16 @@ from paceline.results.words.names import link, worker
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
-MOST = 4
+MAX_NAMED = 4
 
 #: Up to this many stages each one's load is named.
-MOST_STAGES = 8
+MAX_STAGES = 8
 
 #: Below this share pauses do not grow over the trace.
 GROWTH = 0.01
 
 #: Delays of a kind that lengthen steps by less than this share are not named.
-LEAST_DELAY = 0.0005
+MIN_DELAY = 0.0005
 
 #: Tokens of the sequence whose cost stands for the fitted curve.
 SEQUENCE = 4096
@@ -57,7 +57,7 @@ def steps_text(steps: Sequence[int]) -> str:
     """``in step 7``, ``in 12 steps: 1, 2, 3, 4 and 8 more``."""
     if len(steps) == 1:
         return f"in step {steps[0]}"
-    return f"in {count(len(steps), 'step')}: {several([str(step) for step in steps], MOST)}"
+    return f"in {count(len(steps), 'step')}: {several([str(step) for step in steps], MAX_NAMED)}"
 
 
 PATTERNS = {
@@ -79,7 +79,7 @@ def _worker(finding: Finding) -> Phrases:
     if len(factor_texts) == 1:
         yield f"it takes {times(factors[0])} as long as its peers{_from(evidence)}"
     elif factor_texts:
-        yield f"over their peers: {several(factor_texts, MOST, '; ')}{_from(evidence)}"
+        yield f"over their peers: {several(factor_texts, MAX_NAMED, '; ')}{_from(evidence)}"
     if len(places) > 1 and evidence.get("pattern") in PATTERNS:
         yield PATTERNS[evidence["pattern"]]
     steps = evidence.get("steps")
@@ -117,7 +117,7 @@ def _stage(finding: Finding) -> Phrases:
             f"its forwards take {times(forward)}, its backwards {times(backward)} the mean of the "
             "other stages"
         )
-    if 0 < len(loads) <= MOST_STAGES:
+    if 0 < len(loads) <= MAX_STAGES:
         listed = ", ".join(seconds(load) for load in loads)
         yield f"computes of a microbatch take {listed} on stages 0 to {len(loads) - 1}"
     elif loads:
@@ -209,8 +209,8 @@ def _link(finding: Finding) -> Phrases:
     links = evidence.get("links") or []
     if len(links) > 1:
         total = int(_number(evidence, "n_links") or len(links))
-        names = several([link(ends) for ends in links[:MOST]], MOST, "; ")
-        others = f" and {total - MOST:,} more" if total > MOST else ""
+        names = several([link(ends) for ends in links[:MAX_NAMED]], MAX_NAMED, "; ")
+        others = f" and {total - MAX_NAMED:,} more" if total > MAX_NAMED else ""
         yield f"{total:,} links are slow or flap: {names}{others}"
 
 
@@ -227,7 +227,7 @@ def _network(finding: Finding) -> Phrases:
         for group in groups
     ]
     if group_texts:
-        yield f"over the usual time: {several(group_texts, MOST, '; ')}{_from(evidence)}"
+        yield f"over the usual time: {several(group_texts, MAX_NAMED, '; ')}{_from(evidence)}"
     total = _number(evidence, "n_groups")
     if total is not None and groups:
         yield f"{len(groups):,} of {count(int(total), 'group')} are slow"
@@ -241,7 +241,7 @@ def _late_members(evidence: Evidence, late_s: float) -> Phrases:
     bar = "" if least is None else f" (counts from {percent(least, 0)})"
     yield f"in the typical step it ends {seconds(late_s)} late{of}{bar}"
     if kinds := evidence.get("kinds"):
-        yield f"in {several(list(kinds), MOST)}"
+        yield f"in {several(list(kinds), MAX_NAMED)}"
 
 
 def _share_or_times(ratio: float) -> str:
@@ -260,10 +260,10 @@ def _delay(finding: Finding) -> Phrases:
     shares = [
         f"before {kind} {percent(factor - 1)}"
         for kind, factor in by_kind.items()
-        if factor - 1 >= LEAST_DELAY
+        if factor - 1 >= MIN_DELAY
     ]
     if shares:
-        yield f"delays of one kind alone make them longer by: {several(shares, MOST)}"
+        yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
 
 
 def _drift(finding: Finding) -> Phrases:
@@ -309,7 +309,7 @@ def _odd(evidence: Evidence) -> Phrases:
     by_kind = evidence.get("slow_over_fast_by_kind") or {}
     ratios = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
     if ratios:
-        yield f"what operations take then, over the other steps: {several(ratios, MOST)}"
+        yield f"what operations take then, over the other steps: {several(ratios, MAX_NAMED)}"
 
 
 OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import TraceError
 
 #: Messages and texts of a request; a span has some 25. An empty one is two bytes here, 250 decoded.
-MOST_PARTS = 500_000
+MAX_PARTS = 500_000
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 
@@ -90,8 +90,8 @@ def _check_size(body: bytes, kind: Any) -> None:
                 at += 8 if tag & 7 == 1 else 4
             else:
                 raise ValueError("it holds a group")
-            if n_parts > MOST_PARTS:
-                raise ValueError(f"more than {MOST_PARTS:,} parts; send smaller batches")
+            if n_parts > MAX_PARTS:
+                raise ValueError(f"more than {MAX_PARTS:,} parts; send smaller batches")
 
 
 def _parts_of(kind: Any) -> dict[int, Any]:
