@@ -174,13 +174,13 @@ def judge(measured: Measurements) -> Verdict:
     ).items():
         peers = _Peers({(rank,): measured.gemm_s[rank] for rank in ranks}, measured.seconds)
         slow_ranks += peers.slow(GEMM_FLOOR)
-        notes += peers.notes("GEMM", f"rank on {device}")
+        notes += peers.notes_on("GEMM", f"rank on {device}")
     for kind, links in _by_label(measured.link_s, lambda link: _kind_of(link, measured)).items():
         peers = _Peers({link: measured.link_s[link] for link in links}, measured.seconds)
         slow = peers.slow(LINK_FLOOR)
         slow_links += slow
         suspects |= _suspects(links, slow)
-        notes += peers.notes("message", f"link {kind}")
+        notes += peers.notes_on("message", f"link {kind}")
     if any(suspects.isdisjoint(slow.ranks) for slow in slow_links):
         notes.append(
             "a slow link without a suspect: its path, one direction of a port, or a rank of which "
