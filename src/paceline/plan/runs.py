@@ -74,11 +74,6 @@ class RunTable:
     runs: tuple[Run, ...]
 
 
-def load_runs(path: Path, *, need_times: bool = False) -> list[Run]:
-    """The runs of a file; see :func:`read_runs`."""
-    return list(read_runs(path, need_times=need_times).runs)
-
-
 def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
     """Read a file of runs.
 

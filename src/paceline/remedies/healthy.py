@@ -175,13 +175,13 @@ def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
         blamed: [replica] for each table.
     """
     peers = zip(tables[:-1], blamed[:-1], strict=True)
-    healthy = [table[:, :, ~ill].reshape(len(table), -1) for table, ill in peers]
+    healthy = [table[:, :, ~is_blamed].reshape(len(table), -1) for table, is_blamed in peers]
     values = np.concatenate(healthy, axis=1)  # [kind, microbatch and the rest]
-    for table, ill in zip(tables, blamed, strict=True):
+    for table, is_blamed in zip(tables, blamed, strict=True):
         level = np.median(table, axis=(1, 3), keepdims=True)
         if values.size:
             usual = np.median(values, axis=1)[:, None, None, None]
-            level = np.where(ill[None, None, :, None], level, usual)
+            level = np.where(is_blamed[None, None, :, None], level, usual)
         table -= level
 
 
