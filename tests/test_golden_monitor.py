@@ -134,7 +134,7 @@ def test_store(path, tmp_path):
     assert (job["healthy_s"], job["slow_since_step"], job["trend"]) == (1.0, 80, [1.25])
     session = sessions.by_id(engine, 1, "*")
     assert (session["cause"], session["slowdown"]) == ("slow-worker", 1.25)
-    (event,) = events.listed(engine, "*", 1, None, 10)
+    (event,) = events.list_events(engine, "*", 1, None, 10)
     assert (event["kind"], event["since_step"], event["ranks"]) == ("onset", 80, [0, 1])
     (token,) = tokens.list_tokens(engine)
     assert (token.name, token.scope) == ("ann", "push")

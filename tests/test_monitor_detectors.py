@@ -50,7 +50,7 @@ class Site:
         self.files.close()
 
     def events(self):
-        found = events.listed(self.engine, "*", self.job.id, None, 100)
+        found = events.list_events(self.engine, "*", self.job.id, None, 100)
         return [(e["kind"], e["since_step"], tuple(e["ranks"])) for e in reversed(found)]
 
     def row(self):

@@ -137,7 +137,7 @@ class Site:
         self.files.close()
 
     def events(self, job):
-        found = events.listed(self.engine, "*", job.id, None, 100)
+        found = events.list_events(self.engine, "*", job.id, None, 100)
         return [(e["kind"], e["start"], e["since_step"], e["ranks"]) for e in reversed(found)]
 
     def series(self, job):

@@ -121,7 +121,7 @@ class Client:
         begin = {"sha256": sha256, "size": size, "file_name": path.name, "meta": meta or {}}
         until = time.monotonic() + self._patience_s
         while True:
-            answer = self._json("POST", f"/api/v1/jobs/{_quoted(name)}/uploads", begin)
+            answer = self._json("POST", f"/api/v1/jobs/{_quote(name)}/uploads", begin)
             if "session" in answer:
                 return int(answer["session"])
             try:
@@ -173,11 +173,11 @@ class Client:
         if batch == "":
             batch = hashlib.blake2b(json.dumps(columns).encode(), digest_size=12).hexdigest()
         body = {"source": source, "batch": batch, "world": world, **columns}
-        return self._json("POST", f"/api/v1/jobs/{_quoted(name)}/steps", body)
+        return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
     def end(self, name: str) -> None:
         """The job is over."""
-        self._json("POST", f"/api/v1/jobs/{_quoted(name)}/end", {})
+        self._json("POST", f"/api/v1/jobs/{_quote(name)}/end", {})
 
     def jobs(self) -> Iterator[dict[str, Any]]:
         """All jobs that the token may see."""
@@ -185,15 +185,15 @@ class Client:
 
     def job(self, name: str) -> dict[str, Any]:
         """What is known of a job."""
-        return self._json("GET", f"/api/v1/jobs/{_quoted(name)}")
+        return self._json("GET", f"/api/v1/jobs/{_quote(name)}")
 
     def sessions(self, name: str) -> Iterator[dict[str, Any]]:
         """A job's sessions, the newest first."""
-        return self._pages(f"/api/v1/jobs/{_quoted(name)}/sessions", "sessions")
+        return self._pages(f"/api/v1/jobs/{_quote(name)}/sessions", "sessions")
 
     def steps(self, name: str, **query: int) -> dict[str, Any]:
         """A job's step times, in columns; ``first``, ``last`` and ``points`` choose."""
-        return self._json("GET", f"/api/v1/jobs/{_quoted(name)}/steps?{urlencode(query)}")
+        return self._json("GET", f"/api/v1/jobs/{_quote(name)}/steps?{urlencode(query)}")
 
     def session(self, session: int) -> dict[str, Any]:
         """Status and outcome of a session."""
@@ -270,7 +270,7 @@ class Client:
         elif body is not None:
             headers["Content-Type"] = "application/octet-stream"
         if self._project:
-            path += f"{'&' if '?' in path else '?'}project={_quoted(self._project)}"
+            path += f"{'&' if '?' in path else '?'}project={_quote(self._project)}"
         return urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
 
     def _refusal(self, error: urllib.error.HTTPError) -> float:
@@ -298,7 +298,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return quote(name, safe="")
 
 

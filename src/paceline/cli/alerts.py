@@ -140,7 +140,7 @@ def _list(args: argparse.Namespace) -> int:
     from paceline.monitor.store import alerts
 
     engine, now = monitor_config.engine_of(config), time.time()
-    rows = alerts.listed(engine, "*", status="firing" if args.firing else "")
+    rows = alerts.list_alerts(engine, "*", status="firing" if args.firing else "")
     for row in rows:
         if args.json:
             print(json.dumps(row))

@@ -154,7 +154,7 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
         return _whole_log(args, log, step_times)
     detector = detector_of(n_ranks)
     rank_events = _events(times, detector)
-    job_wide = _located(args, job_events(rank_events, n_ranks), log, step_times)
+    job_wide = _locate(args, job_events(rank_events, n_ranks), log, step_times)
     events = rank_events if args.by_rank else job_wide
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
@@ -211,7 +211,7 @@ def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
     return log, times
 
 
-def _located(
+def _locate(
     args: argparse.Namespace,
     events: list[JobEvent],
     log: CallLog | None,

@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     check_targets(targets, force=args.force)
     if len({target.resolve() for target in targets}) < len(targets):
         raise OutputError(f"-o and --seqlens-out both name {args.output}")
-    trace, spec = _planned(args) if args.from_plan else _invented(args)
+    trace, spec = _spec_of_plan(args) if args.from_plan else _spec_of_shape(args)
     parquet.write(trace, args.output, force=args.force)
     if spec.seqlens is not None:
         write_seqlens(spec.seqlens, args.seqlens_out, force=args.force)
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _invented(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+def _spec_of_shape(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     """A job of the arguments' shape."""
     from paceline.errors import SynthError
     from paceline.synth import synthesize
@@ -169,7 +169,7 @@ def _invented(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     return synthesize(spec), spec
 
 
-def _planned(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     """A job of the plan's shape, with the durations that the model predicts."""
     from paceline.errors import PlanError
     from paceline.files import check_not_input

@@ -68,7 +68,7 @@ def contributions(
     for done, block in enumerate(blocks):
         pair = pairs.of_order[block]
         steps = pairs.before[pair], pairs.after[pair]
-        np.add.at(total, pair, _switched(before, after, parts, *steps, orders[block]))
+        np.add.at(total, pair, _switch_changes(before, after, parts, *steps, orders[block]))
         if progress is not None:
             progress(done + 1, len(blocks))
     total *= (pairs.weight / np.bincount(pairs.of_order))[:, None]
@@ -122,7 +122,7 @@ class _Pairs:
         return orders
 
 
-def _switched(
+def _switch_changes(
     before: Measured,
     after: Measured,
     parts: Sequence[Part],

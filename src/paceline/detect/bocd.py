@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked
+from paceline.detect.detector import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked_durations
 from paceline.detect.event import Event
 from paceline.errors import DetectError
 
@@ -77,7 +77,7 @@ class Bocd:
 
     def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
         """Take the step times of one step; see ``Detector.update``."""
-        x = checked(step, durations_s, self.ranks, self.last_step)
+        x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]

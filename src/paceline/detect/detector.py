@@ -92,7 +92,9 @@ _STATE = {
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step")
 
 
-def checked(step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None) -> Array:
+def checked_durations(
+    step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None
+) -> Array:
     """[rank] the durations of a step that comes after ``last_step``.
 
     Raises:
@@ -214,7 +216,7 @@ class Detector:
         Raises:
             DetectError: no numbers, another number of ranks, or a step that is not behind the last.
         """
-        x = checked(step, durations_s, self.ranks, self.last_step)
+        x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
         jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
         events = [

@@ -109,10 +109,10 @@ def job_events(events: Iterable[Event], ranks: int) -> list[JobEvent]:
             group = latest[event.kind] = []
             groups.append(group)
         group.append(event)
-    return [_merged(group, ranks) for group in groups]
+    return [_merge(group, ranks) for group in groups]
 
 
-def _merged(group: list[Event], ranks: int) -> JobEvent:
+def _merge(group: list[Event], ranks: int) -> JobEvent:
     return JobEvent(
         kind=group[0].kind,
         step=group[0].step,

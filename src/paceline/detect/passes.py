@@ -31,7 +31,7 @@ def ring_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     Raises:
         DetectError: no rank, or one twice.
     """
-    n = len(_checked(ranks))
+    n = len(_check_ranks(ranks))
     links = [(ranks[i], ranks[(i + 1) % n]) for i in range(n)] if n > 1 else []
     n_paired = n - n % 2
     return _passes(
@@ -64,7 +64,7 @@ def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     Raises:
         DetectError: no rank, or one twice.
     """
-    n = len(_checked(ranks))
+    n = len(_check_ranks(ranks))
     parent = [0, *(_parent(i, n) for i in range(1, n))]
     passes: list[list[Link]] = [[], [], [], []]
     for i in range(1, n):
@@ -87,7 +87,7 @@ def double_tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tupl
     return _passes(trees, both_ways=both_ways)
 
 
-def _checked(ranks: Sequence[int]) -> Sequence[int]:
+def _check_ranks(ranks: Sequence[int]) -> Sequence[int]:
     if not ranks:
         raise DetectError("no ranks to validate; name at least one")
     seen: set[int] = set()

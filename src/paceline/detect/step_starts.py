@@ -128,7 +128,7 @@ def _walk(names: Ints, template: Ints, start: int, score: Floats, direction: int
             best = _resume(names, template, at, direction)
             if best < 0:
                 break
-            begins += _between(begins[-1], best, names, template)
+            begins += _begins_between(begins[-1], best, names, template)
         begins.append(best)
         at = best + direction * calls
     return begins
@@ -148,7 +148,7 @@ def _resume(names: Ints, template: Ints, at: int, direction: int) -> int:
     return -1
 
 
-def _between(last: int, resumed: int, names: Ints, template: Ints) -> list[int]:
+def _begins_between(last: int, resumed: int, names: Ints, template: Ints) -> list[int]:
     """Begins of steps that are too damaged to be seen, where the calls between are theirs."""
     steps = round(abs(resumed - last) / len(template))
     counts = np.bincount(

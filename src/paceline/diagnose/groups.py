@@ -247,7 +247,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
             "late_s": seconds,
             "late_share": seconds / (group.usual_s * float(np.median(group.level))),
             "kinds": sorted({entry.kind.label for entry, _, _ in late}),
-            "members": [_listed(*entry) for entry in late[:MAX_LISTED]],
+            "members": [_member_entry(*entry) for entry in late[:MAX_LISTED]],
             "threshold": MEMBER_SHARE,
             "source": "falcon paper, 4.3",
         },
@@ -256,7 +256,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     )
 
 
-def _listed(group: _Group, member: int, seconds: float) -> dict[str, Any]:
+def _member_entry(group: _Group, member: int, seconds: float) -> dict[str, Any]:
     dp, stage = group.workers[member]
     return {"dp": dp, "stage": stage, "kind": group.kind.label, "late_s": seconds}
 

@@ -112,7 +112,7 @@ def features(llm: LLM, plan: Plan) -> dict[str, float | str]:
     }
 
 
-def covered(
+def coverage(
     jobs: list[tuple[LLM, Plan]],
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[str, ...]]]:
     """Ranges and words of a calibration's runs."""

@@ -58,7 +58,7 @@ def _read(config: _Config, seq_len: int | None, name: str) -> LLM:
     architecture = config.architecture()
     reader = _READERS.get(architecture)
     if reader is None:
-        raise ModelError(_not_modelled(architecture, config))
+        raise ModelError(_refusal_text(architecture, config))
     values = reader(config)
     context = values.pop("context")
     length = config.original_context() or context if seq_len is None else seq_len
@@ -159,7 +159,7 @@ _LLAMA_NEEDS = (
 )
 
 
-def _not_modelled(architecture: str, config: _Config) -> str:
+def _refusal_text(architecture: str, config: _Config) -> str:
     missing = [key for key in _LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""
     modelled = ", ".join(_READERS)

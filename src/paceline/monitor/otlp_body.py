@@ -73,11 +73,11 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
     packing = handler.headers.get("Content-Encoding", "identity").strip().lower()
     if packing not in ("identity", "gzip"):
         raise Refused(415, "Content-Encoding should be gzip or none")
-    body = _received(handler, int(length))
-    return _unpacked(body) if packing == "gzip" else body
+    body = _receive(handler, int(length))
+    return _unpack(body) if packing == "gzip" else body
 
 
-def _received(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
+def _receive(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
     """The body, read to its length; a sender that trickles does not keep its place for long."""
     until = time.monotonic() + BODY_S
     body = bytearray()
@@ -95,7 +95,7 @@ def _received(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _unpacked(body: bytes) -> bytes:
+def _unpack(body: bytes) -> bytes:
     """What a gzip body holds; never more than the limit is unpacked."""
     packed = zlib.decompressobj(wbits=31)
     try:

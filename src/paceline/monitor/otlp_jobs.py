@@ -199,7 +199,7 @@ class SpanFiles:
             "meta": {"steps": list(steps.whole), **({"hosts": hosts} if hosts else {})},
         }
         plan_path = spans.folder / PLAN
-        _put(_written(plan_path, json.dumps(plan).encode()), plan_path)
+        _put(_write_beside(plan_path, json.dumps(plan).encode()), plan_path)
         self._carry_out(spans, plan)
 
     def _carry_out(self, spans: _Spans, plan: Mapping[str, Any]) -> None:
@@ -218,7 +218,9 @@ class SpanFiles:
                 with path.open("rb") as file:
                     file.seek(len(data))
                     later = file.read()
-                partial = _written(path, b"".join(line + b"\n" for line in remaining_lines) + later)
+                partial = _write_beside(
+                    path, b"".join(line + b"\n" for line in remaining_lines) + later
+                )
                 spans.file.close()
                 _put(partial, path)
                 spans.file = RequestFile(path)
@@ -226,7 +228,7 @@ class SpanFiles:
         (spans.folder / PLAN).unlink(missing_ok=True)
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _write_beside(path: Path, data: bytes) -> Path:
     """A file beside ``path`` that is on disk, to replace it."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:

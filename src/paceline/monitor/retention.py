@@ -73,7 +73,7 @@ class Retention:
     def collect(self, now: float) -> Removed:
         """Remove also what belongs to nothing: blobs, uploads, step times of removed jobs."""
         removed = self.run(now)
-        traces, job_folders = retained.referred(self._engine)
+        traces, job_folders = retained.references(self._engine)
         for key, size, changed in list(self._blobs.listed()):
             kind, name = key.split("/", 1)
             owner = name.split("/")[1]

@@ -257,7 +257,7 @@ class Stream:
             row[place] = waiting.durations_s
             waiting.durations_s = row
         if self.detector is not None:
-            self.detector = widened(self.detector, len(self.ranks), place)
+            self.detector = widen(self.detector, len(self.ranks), place)
 
     def _add(self, step: int, column: Any, durations_s: Any, at: float) -> None:
         waiting = self._waiting.get(step)
@@ -365,7 +365,7 @@ class Stream:
         return stream
 
 
-def widened(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
+def widen(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
     """A detector of more ranks that knows what the old one did of its own, now at ``place``."""
     wide = Detector(ranks, threshold=detector.threshold, warm_up=detector.warm_up)
     for name, value in vars(detector).items():

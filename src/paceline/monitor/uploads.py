@@ -146,7 +146,7 @@ class Uploads:
         if size > self._config.max_upload_mib * MIB:
             raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
         under_way, to_come, own_to_come, n_own = 0, size, size, 0
-        for number, owner, declared, touched in rows.declared(self._engine):
+        for number, owner, declared, touched in rows.declared_sizes(self._engine):
             received = self.offset(number)
             if not received and touched < now - EMPTY_S:
                 with suppress(Refusal):  # its first bytes are coming

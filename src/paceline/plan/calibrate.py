@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline.model.calibration import Calibration, covered
+from paceline.model.calibration import Calibration, coverage
 from paceline.model.cluster import Cluster
 from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
@@ -137,7 +137,7 @@ def calibrate(
     efficiency = fitter.efficiency(constants, x)
     predicted = fitter.predict(efficiency)
     share = np.abs(predicted / fitter.measured - 1)
-    ranges, words = covered(list(jobs))
+    ranges, words = coverage(list(jobs))
     calibration = Calibration(
         runs=len(jobs),
         constants={c.name: round(float(e), 4) for c, e in zip(constants, errors, strict=True)},

@@ -226,13 +226,13 @@ def optimal(
         tokens = tokens_per_parameter * llm.parameters
         ideal = 6 * llm.parameters * tokens / flops * days
         options_ = {**options, "precision": precision}
-        done.append(_sized(llm, cluster, counts, batch, tokens, ideal, options_))
+        done.append(_evaluate(llm, cluster, counts, batch, tokens, ideal, options_))
         if progress is not None:
             progress(len(done), len(models))
     return Optimal(cluster, gpus, days, flops, points, tuple(done))
 
 
-def _sized(
+def _evaluate(
     llm: LLM,
     cluster: Cluster,
     counts: range,

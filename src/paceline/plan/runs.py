@@ -90,7 +90,7 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
             column).
         PlanError: a row's plan cannot train its model.
     """
-    columns, rows = _read(path)
+    columns, rows = _read_table(path)
     missing = [name for name in NEEDED if name not in columns]
     if "model" not in columns:
         missing += [name for name in MODEL_FIELDS if name not in columns]
@@ -182,7 +182,7 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
     }
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")

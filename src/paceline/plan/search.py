@@ -195,8 +195,10 @@ def search(
     pruned = {**legal.pruned}
     if not fits.all():
         pruned["does not fit into memory"] = int((~fits).sum())
-    result = _result(llm, cluster, objective, legal, rows, times, memory[rows], tokens, pruned)
-    result = _limited(result, max_days, budget)
+    result = _ranked_result(
+        llm, cluster, objective, legal, rows, times, memory[rows], tokens, pruned
+    )
+    result = _within_limits(result, max_days, budget)
     return replace(result, seconds=time.perf_counter() - begin)
 
 
@@ -246,7 +248,7 @@ def _blocks(rows: Ints, computes: Ints) -> Iterator[Ints]:
         yield from np.split(rows, np.flatnonzero(np.diff(work)) + 1)
 
 
-def _result(
+def _ranked_result(
     llm: LLM,
     cluster: Cluster,
     objective: Objective,
@@ -269,7 +271,9 @@ def _result(
     )
 
 
-def _limited(result: SearchResult, max_days: float | None, budget: float | None) -> SearchResult:
+def _within_limits(
+    result: SearchResult, max_days: float | None, budget: float | None
+) -> SearchResult:
     """Without what takes or costs too much."""
     for name, limit, unit in (("max_days", max_days, "days"), ("budget", budget, "dollars")):
         if limit is None:

@@ -41,8 +41,8 @@ def propose(case: Case) -> Remedy:
         raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
     needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
-    before = _of(_replayed(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
-    steps = {name: _replayed(measured, mask) for name, mask in _masks(measured.graph).items()}
+    before = _of(_replay(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
+    steps = {name: _replay(measured, mask) for name, mask in _masks(measured.graph).items()}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
@@ -80,7 +80,7 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
     return masks
 
 
-def _replayed(measured: Measured, hidden: Mask) -> Array:
+def _replay(measured: Measured, hidden: Mask) -> Array:
     """[step] step times with all launch delays but those of the ops ``hidden``."""
     graph = measured.graph
     rules = Rules.own(graph, ~hidden[None])

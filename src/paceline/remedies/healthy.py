@@ -147,7 +147,7 @@ class _Peers:
         less its level.
         """
         if not len(self.healthy_places):
-            return [_centred(_middle(t)) for t in tables], _centred(_middle(own))
+            return [_centre(_middle(t)) for t in tables], _centre(_middle(own))
         others = [self._logs(group, self.healthy_places) for group in self.peers]
         mine = self._logs(self.me, self.healthy_places)
         for place, stage in enumerate(self.computes.stage[self.healthy_places].tolist()):
@@ -216,7 +216,7 @@ def _middle(table: Array) -> Array:
     return median
 
 
-def _centred(cost: Array) -> Array:
+def _centre(cost: Array) -> Array:
     """Less each replica's median over microbatches and steps."""
     centred: Array = cost - np.median(cost, axis=(0, 2), keepdims=True)
     return centred

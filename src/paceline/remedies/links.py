@@ -63,7 +63,7 @@ def _heal_by_links(
     for kind in P2P_KINDS:
         peers: list[Array] = []  # [step, transfer]
         for v, dps in enumerate(graph.variant_dps):
-            for others in _linked(graph, v) - {stages}:
+            for others in _linked_stages(graph, v) - {stages}:
                 ops = _transfers(durations, v, others, kind)
                 healthy = ~np.isin(dps, list(blamed.get(others, ())))
                 table = before.block(v)[ops][..., healthy]
@@ -78,7 +78,7 @@ def _heal_by_links(
             durations.block(v)[_transfers(durations, v, stages, kind)] = usual[:, None]
 
 
-def _linked(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
+def _linked_stages(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
     """(low, high) stages that are linked."""
     stages = np.sort(graph.pp[graph.variant_ops(variant)][graph.variant_pairs(variant)], axis=1)
     return {(int(low), int(high)) for low, high in np.unique(stages, axis=0)}

@@ -99,7 +99,7 @@ def best_counts(resize: Sizes) -> tuple[Ints, Array]:
     while True:
         for units in numbers - seconds_of.keys():
             seconds_of[units] = resize.replica_s(units * resize.unit)
-        times = _interpolated(seconds_of)
+        times = _interpolate(seconds_of)
         counts = redistribute(times, 1, total, now)
         limit = times[replicas, counts - 1].max()
         most = (times <= limit).sum(axis=1)
@@ -110,7 +110,7 @@ def best_counts(resize: Sizes) -> tuple[Ints, Array]:
             return counts * resize.unit, times[replicas, now - 1]
 
 
-def _interpolated(seconds_of: dict[int, Array]) -> Array:
+def _interpolate(seconds_of: dict[int, Array]) -> Array:
     """[replica, n] ascending seconds for 1, 2, ... from those for some of the numbers."""
     numbers = np.array(sorted(seconds_of))
     table = np.maximum.accumulate(
@@ -158,7 +158,7 @@ def propose(case: Case) -> Remedy:
         _action(resize.counts, counts),
         after,
         _change(resize, counts, alone_s),
-        causes=_answered(case, np.flatnonzero(counts < resize.counts)),
+        causes=_answered_causes(case, np.flatnonzero(counts < resize.counts)),
         notes=(
             "weight each replica's gradients by its number of microbatches, or the loss changes "
             "(falcon paper, 5.3)",
@@ -168,7 +168,7 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _answered(case: Case, relieved: Ints) -> list[str]:
+def _answered_causes(case: Case, relieved: Ints) -> list[str]:
     """Causes whose finding lies in one of the replicas that get fewer microbatches."""
     causes = []
     for finding in case.diagnosis.findings:

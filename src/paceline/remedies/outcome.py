@@ -10,7 +10,14 @@ from typing import Any
 from paceline.diagnose import Diagnosis, Finding
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
-from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind, answered, gain_of
+from paceline.remedies.remedy import (
+    Case,
+    Prediction,
+    Remedy,
+    RemedyKind,
+    answered_findings,
+    gain_of,
+)
 from paceline.units import seconds
 
 #: Two readings of a gain that differ by more than this both go into its interval.
@@ -81,7 +88,7 @@ def outcome(
     remedy = Remedy(
         remedy=kind.name,
         text=f"{action}: {effect}",
-        findings=answered(case, kind.causes if causes is None else frozenset(causes)),
+        findings=answered_findings(case, kind.causes if causes is None else frozenset(causes)),
         step_time_s=after.mean_s,
         gain=gain,
         interval=(low, high),

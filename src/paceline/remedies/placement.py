@@ -47,7 +47,7 @@ def propose(case: Case) -> Remedy:
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
         arrangement = Arrangement(durations, computes_of(graph), workers)
-        best = Search(arrangement, case.predicted, _closed(case)).best()
+        best = Search(arrangement, case.predicted, _closed_stages(case)).best()
         durations, swaps = best.durations, swaps_to(workers, best.positions)
     causes = ["worker"] if swaps else []
     after, now = case.predicted(durations), case.before.mean_s
@@ -83,7 +83,7 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _closed(case: Case) -> frozenset[int]:
+def _closed_stages(case: Case) -> frozenset[int]:
     """Stages whose typical speed is in doubt: most of their few workers may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW:

@@ -228,6 +228,6 @@ def gain_of(
     return 1 - float(after_s.mean() / before_s.mean()), (float(low), float(high))
 
 
-def answered(case: Case, causes: frozenset[str]) -> tuple[str, ...]:
+def answered_findings(case: Case, causes: frozenset[str]) -> tuple[str, ...]:
     """Ids of the case's findings whose cause is one of ``causes``."""
     return tuple(f.id for f in case.diagnosis.findings if f.cause in causes)

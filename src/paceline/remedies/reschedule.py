@@ -20,7 +20,7 @@ from paceline.remedies.regraph import (
     Usual,
     n_microbatches,
     ops_of,
-    rebuilt,
+    rebuild,
 )
 from paceline.remedies.variation import Variation, spread_over_chunks
 from paceline.trace import OpKind
@@ -70,18 +70,18 @@ def with_schedule(
     variants, sources = [], []
     for v in range(graph.n_variants):
         old, n = ops_of(graph, v), n_microbatches(graph, v)
-        new = _joined(replica_ops(SCHEDULES[name], graph.n_pp, n, n_chunks, noops=False), old)
+        new = _join(replica_ops(SCHEDULES[name], graph.n_pp, n, n_chunks, noops=False), old)
         variants.append(new)
         noop = graph.noop[graph.variant_ops(v)]
         sources.append(_Sources(new, old, noop, share).source())
     usual = _usual(measured, delays) if n_chunks > 1 and graph.n_pp > 2 else None
-    regraphed = rebuilt(measured, variants, sources, n_chunks, delays, usual)
+    regraphed = rebuild(measured, variants, sources, n_chunks, delays, usual)
     if variation is not None:
         spread_over_chunks(regraphed.durations, variation, share)
     return regraphed
 
 
-def _joined(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
+def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
     """Computes, transfers and collectives of chunks as scheduled, all else as the job has it."""
     rescheduled = [int(kind) for kind in (*COMPUTES, *LINK_KINDS)]
     rescheduled += [int(kind) for kind in PER_CHUNK] if _one_per_stage(old) else []

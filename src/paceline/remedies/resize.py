@@ -74,7 +74,7 @@ class Resizer:
 
     def ops(self, variant: int, n: int) -> ReplicaOps:
         """The ops of the replicas of a variant, had they ``n`` microbatches."""
-        return _resized(self.measured, variant, self.schedule, n)
+        return _resize(self.measured, variant, self.schedule, n)
 
     def replica_s(self, n: int) -> Array:
         """[dp] how long each replica takes for ``n`` microbatches on its own, seconds.
@@ -170,7 +170,7 @@ def _n_microbatches(graph: StepGraph, variant: int) -> int:
     return len(np.unique(graph.microbatch[span][first]))
 
 
-def _resized(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaOps:
+def _resize(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaOps:
     graph, job = measured.graph, measured.job
     old = ops_of(graph, variant)
     noops = bool(graph.noop[graph.variant_ops(variant)].any())
@@ -191,7 +191,7 @@ def _follows(measured: Measured, variant: int, schedule: str, n: int) -> bool:
     span = graph.variant_ops(variant)
     edges = slice(int(graph.dep_ptr[span.start]), int(graph.dep_ptr[span.stop]))
     try:
-        ops = _resized(measured, variant, schedule, n)
+        ops = _resize(measured, variant, schedule, n)
         rebuilt = build_graph([ops], np.zeros(1, dtype=np.int64), measured.job)
     except GraphError:
         return False

@@ -19,7 +19,7 @@ from paceline.remedies.sequence_plan import (
     SEQUENCES,
     SequencePlan,
     spans,
-    unchanged,
+    unchanged_plan,
 )
 from paceline.trace.seqlens import SeqLens
 
@@ -65,7 +65,7 @@ def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[In
     sizes = ptr[:, 1] - ptr[:, 0]
     items = spans(ptr[:, 0], sizes)
     exists = (sizes > 0).reshape(seqlens.ptr.shape[1:3])
-    slot = _balanced(seqlens.lengths[items], exists, cost, max_tokens)
+    slot = _balance(seqlens.lengths[items], exists, cost, max_tokens)
     if slot is not None:
         order = _sort(slot, len(sizes))
         return items[order], np.bincount(slot, minlength=len(sizes)), SEQUENCES
@@ -83,7 +83,7 @@ def _sort(keys: Ints, n: int) -> Ints:
     return order
 
 
-def _balanced(
+def _balance(
     lengths: Ints, exists: npt.NDArray[np.bool_], cost: Array, max_tokens: int
 ) -> Ints | None:
     """[sequence] flat (dp, microbatch); None where the limit of tokens leaves no room."""
@@ -185,7 +185,7 @@ def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
 
 def exchange_microbatches(seqlens: SeqLens, cost: Array) -> SequencePlan:
     """Share out whole microbatches of ``cost`` [step, dp, microbatch] over the ranks."""
-    plan, exists = unchanged(seqlens), seqlens.exists
+    plan, exists = unchanged_plan(seqlens), seqlens.exists
     ptr, exchanged = seqlens.ptr.copy(), []
     for step in range(len(ptr)):
         source = plan_microbatches(cost[step], exists[step])

@@ -118,11 +118,11 @@ def _change(balancing: Balancing, exchanged: str, has_lengths: bool) -> dict[str
         change["r2"] = {"forward": float(balancing.r2[0]), "backward": float(balancing.r2[1])}
     change["moves"] = len(balancing.plan.origin)
     if len(balancing.plan.origin) <= MAX_LISTED:
-        change["assignment"] = list(_listed(balancing.plan, has_lengths))
+        change["assignment"] = list(_assignment(balancing.plan, has_lengths))
     return change
 
 
-def _listed(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any]]:
+def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any]]:
     """Each microbatch and what it should hold: lengths, or the microbatch that comes there."""
     after = plan.after
     _, n_dp, most = after.ptr.shape[:3]

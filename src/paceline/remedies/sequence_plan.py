@@ -140,7 +140,7 @@ def in_order(plan: SequencePlan, cost: Array, order: str) -> SequencePlan:
     return replace(plan, after=replace(plan.after, ptr=ptr))
 
 
-def unchanged(seqlens: SeqLens) -> SequencePlan:
+def unchanged_plan(seqlens: SeqLens) -> SequencePlan:
     """The plan that leaves everything where it is."""
     n_steps = len(seqlens.steps)
     return SequencePlan(seqlens, seqlens, np.arange(len(seqlens.lengths)), (NOTHING,) * n_steps)

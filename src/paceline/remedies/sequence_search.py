@@ -16,7 +16,7 @@ from paceline.graph import Durations, Measured
 from paceline.graph.computes import KINDS
 from paceline.remedies.remedy import Case, predicted_step_s
 from paceline.remedies.sequence_assign import exchange_microbatches, plan_sequences
-from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged
+from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged_plan
 from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
@@ -110,7 +110,7 @@ def balance_sequences(
 
     plans = [plan_sequences(lengths, cost.total, limit)]
     if lengths.moments()[0].max() <= limit:  # microbatches may stay as they are
-        start = unchanged(lengths)
+        start = unchanged_plan(lengths)
         plans += [exchange_microbatches(lengths, seconds(start)), start]
     best = _best(measured.durations, fit, plans, seconds, ratio)
     return replace(best, max_tokens=limit, r2=cost.r2)
@@ -164,7 +164,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
         change: Array = np.exp(fit.slope[:, :, None, None, None] * (log_cost(plan) - logs))
         return change
 
-    start = unchanged(items_of_steps)
+    start = unchanged_plan(items_of_steps)
     plans = [exchange_microbatches(items_of_steps, relative(start)), start]
     best = _best(measured.durations, fit, plans, relative, ratio)
     doubt = fit.level_in_doubt
@@ -219,7 +219,7 @@ def _best(
         plan=best,
         order=best_key[1],
         durations=scaler.scaled(ratio(best), np.arange(n_steps)),
-        cost_before=cost(unchanged(best.before)),
+        cost_before=cost(unchanged_plan(best.before)),
         cost_after=cost(best),
         gains=gains,
     )

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from paceline.report.page.drawings import Drawings
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
-from paceline.report.page.figures import FEW, blamed, figure_data
+from paceline.report.page.figures import FEW, blamed_workers, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
-from paceline.report.page.markup import escaped, foreign
+from paceline.report.page.markup import escape, foreign
 from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
 from paceline.results.document import JobReport
@@ -74,8 +74,8 @@ def _html(page: _Page) -> str:
     report = page.report
     script = "\n".join(static(name) for name in SCRIPTS)
     return Template(static("page.html")).substitute(
-        title=escaped(f"{report.job.name or 'Training job'} · Paceline"),
-        policy=escaped(content_policy(script)),
+        title=escape(f"{report.job.name or 'Training job'} · Paceline"),
+        policy=escape(content_policy(script)),
         style=static("page.css"),
         job=job_line(report.job, report.steps),
         headline=foreign(headline(report)),
@@ -88,7 +88,7 @@ def _html(page: _Page) -> str:
         figures=_figures(page),
         definitions=static("definitions.html"),
         warnings=_warnings(report),
-        version=escaped(paceline_version()),
+        version=escape(paceline_version()),
         data=safe_json(_data(page)),
         script=script,
     )
@@ -97,7 +97,7 @@ def _html(page: _Page) -> str:
 def _data(page: _Page) -> dict[str, object]:
     return {
         **figure_data(page.report),
-        "blamed": blamed(page.report.diagnosis),
+        "blamed": blamed_workers(page.report.diagnosis),
         "timeline": page.drawings.timeline,
         "scatter": page.drawings.scatter,
     }
@@ -141,7 +141,7 @@ def _perfetto(name: str | None) -> str:
     if name is None:
         return ""
     # Quoted as a path, no name can be a scheme (javascript:) or a host (//).
-    target = escaped(quote(name.lstrip("/\\")))
+    target = escape(quote(name.lstrip("/\\")))
     return (
         "<p>The whole ideal timeline for Perfetto: "
         f'<a href="{target}" download>{foreign(name)}</a>; '

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from paceline.plan.optimal import LAWS, Optimal, Sized
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 
 SCHEMA = 1
 
@@ -19,12 +19,12 @@ def lines(result: Optimal, width: int, law: str | None = None) -> list[Text]:
     """The screen: the laws' points, the candidates, the answer."""
     width = max(40, min(width, 132))
     budget = f"{result.gpus:,} GPUs ({result.cluster.name}) for {result.days:g} days"
-    text = [*wrapped(f"{budget}: {result.flops:.3g} FLOPs at peak", width, style="bold"), Text("")]
+    text = [*wrap(f"{budget}: {result.flops:.3g} FLOPs at peak", width, style="bold"), Text("")]
     for entry in LAWS:
         if law in (None, entry.name):
             parameters, tokens = result.points[entry.name]
             sizes = f"{parameters / 1e9:,.1f} B parameters, {tokens / 1e9:,.0f} B tokens"
-            text += wrapped(f"{sizes}: {entry.source}", width, indent="  ")
+            text += wrap(f"{sizes}: {entry.source}", width, indent="  ")
     rows = [_HEAD, *(_row(sized) for sized in result.candidates)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(_HEAD))]
     text += [Text("")]
@@ -36,7 +36,7 @@ def lines(result: Optimal, width: int, law: str | None = None) -> list[Text]:
         text.append(Text(f"{mark} {'  '.join(cells)}  {row[-1]}", style=style))
     text.append(Text(""))
     for sentence in explanation(result):
-        text += wrapped(sentence, width)
+        text += wrap(sentence, width)
     return text
 
 

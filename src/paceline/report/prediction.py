@@ -11,7 +11,7 @@ from rich.text import Text
 
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.scene import scene_of
 from paceline.units import seconds
 
@@ -94,7 +94,7 @@ def lines(prediction: Prediction, width: int) -> list[Text]:
         [
             line
             for note in prediction.warnings
-            for line in wrapped(f"! {note}", width, indent="  ", style="yellow")
+            for line in wrap(f"! {note}", width, indent="  ", style="yellow")
         ],
     ]
     screen: list[Text] = []
@@ -120,7 +120,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
-    return [*wrapped(title, width, style="bold"), *wrapped(about, width), Text(""), first]
+    return [*wrap(title, width, style="bold"), *wrap(about, width), Text(""), first]
 
 
 def _breakdown(prediction: Prediction) -> list[Text]:
@@ -149,7 +149,7 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
         short = -prediction.memory_headroom_bytes / _GB
         verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much", style="bold red")
     text = [verdict]
-    text += wrapped(
+    text += wrap(
         f"  fullest is stage {fullest.stage}: {fullest.total_bytes / _GB:.1f} of "
         f"{room / _GB:.1f} GB: {terms}",
         width,
@@ -158,10 +158,10 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     if len(total) > 1:
         stage_gb = " ".join(f"{x / _GB:.0f}" for x in total[:24])
         overflow = f" ... ({len(total)} stages)" if len(total) > 24 else ""
-        text += wrapped(f"  GB by stage: {stage_gb}{overflow}", width, indent="  ")
+        text += wrap(f"  GB by stage: {stage_gb}{overflow}", width, indent="  ")
     if not prediction.fits:
         changes = "; ".join(prediction.to_fit) or "no single change to the plan"
-        text += wrapped(f"  would fit with: {changes}", width, indent="  ")
+        text += wrap(f"  would fit with: {changes}", width, indent="  ")
     return text
 
 
@@ -175,7 +175,7 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
             f"${prediction.cluster.price_per_gpu_hour:,.2f} per GPU-hour "
             f"({prediction.cluster.price_source})"
         )
-    return wrapped(text, width, indent="  ")
+    return wrap(text, width, indent="  ")
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:
@@ -212,7 +212,7 @@ def error_lines(
     """How far predictions are from measured runs."""
     text = [Text(f"{errors['n']} measured runs: {error_text(errors)}", style="bold")]
     for name, share in worst:
-        text += wrapped(f"  {share:+.0%}  {name}", width, indent="        ")
+        text += wrap(f"  {share:+.0%}  {name}", width, indent="        ")
     return text
 
 
@@ -230,8 +230,8 @@ def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
     kinds = ", ".join(f"{k} {v:.2f}" for k, v in e.by_kind.items() if v is not None)
     stages = " ".join(f"{ratio:.2f}" for ratio in e.by_stage[:32])
     return [
-        *wrapped(head, width, style="bold"),
-        *wrapped(split, width, indent="    "),
-        *wrapped(f"  measured over modelled by kind: {kinds}", width, indent="    "),
-        *wrapped(f"  computes by stage: {stages}", width, indent="    "),
+        *wrap(head, width, style="bold"),
+        *wrap(split, width, indent="    "),
+        *wrap(f"  measured over modelled by kind: {kinds}", width, indent="    "),
+        *wrap(f"  computes by stage: {stages}", width, indent="    "),
     ]

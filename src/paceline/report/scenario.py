@@ -125,7 +125,7 @@ def draw(
     for name in names:
         title = name if len(names) > 1 else ""
         if name == TRACED or measured is None:
-            scene, scene_notes = _traced(trace, step_numbers, replicas, title, len(names))
+            scene, scene_notes = _traced_scene(trace, step_numbers, replicas, title, len(names))
         else:
             first = simulation is None
             simulation = simulation or _Simulation(measured, step_numbers, len(names))
@@ -181,7 +181,7 @@ def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
         raise TraceError(f"the job has no replica {bad[0]}; it has 0 to {n_dp - 1}")
 
 
-def _traced(
+def _traced_scene(
     trace: Trace,
     steps: npt.NDArray[np.int64],
     replicas: Sequence[int] | None,
@@ -197,7 +197,7 @@ def _traced(
     scene_events = events.from_rows(selection, replicas)
     if not len(scene_events):
         raise OutputError("these replicas have no operations in these steps; nothing to draw")
-    return Scene(scene_events, title), _not_drawn(absent, trace.left_out)
+    return Scene(scene_events, title), _absent_note(absent, trace.left_out)
 
 
 class _Simulation:
@@ -211,7 +211,7 @@ class _Simulation:
         """
         index = np.flatnonzero(np.isin(measured.steps, steps))
         absent = steps[~np.isin(steps, measured.steps)]
-        self.notes = _not_drawn(absent, measured.left_out)
+        self.notes = _absent_note(absent, measured.left_out)
         if not len(index):
             raise TraceError(
                 f"none of the steps asked for is analysed ({self.notes[0]}); analysed are "
@@ -251,7 +251,7 @@ class _Simulation:
         return scene, self.notes
 
 
-def _not_drawn(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
+def _absent_note(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
     """A note on the steps asked for that are not there, with the reason of one."""
     if not len(absent):
         return ()

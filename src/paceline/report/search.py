@@ -14,10 +14,10 @@ from rich.text import Text
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.plan.search import SearchResult, pareto
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.page.frame import content_policy, paceline_version, static
-from paceline.report.page.markup import escaped, foreign, table
-from paceline.report.page.pack import rounded, safe_json
+from paceline.report.page.markup import escape, foreign, table
+from paceline.report.page.pack import round_values, safe_json
 
 SCHEMA = 1
 PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
@@ -82,8 +82,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     best = list(range(min(top, fits)))
     other_front = [i for i in front(result) if i not in set(best)][:top]
     text = [
-        *wrapped(describe(result), width, style="bold"),
-        *wrapped(f"{words} {_OBJECTIVES[result.objective]}", width),
+        *wrap(describe(result), width, style="bold"),
+        *wrap(f"{words} {_OBJECTIVES[result.objective]}", width),
         Text(""),
         *_table(result, best),
     ]
@@ -91,13 +91,13 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         text += [Text(""), Text("Others that no plan beats in both time and cost", style="bold")]
         text += _table(result, other_front)
     text += [Text(""), Text("Ruled out", style="bold")]
-    for reason, count in pruned(result):
-        text += wrapped(f"{count:>14,}  {reason}", width, indent=" " * 16)
+    for reason, count in pruned_counts(result):
+        text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = ["* no plan is both faster and cheaper."]
     if result.dollars is not None and result.cluster.price_source:
         price = result.cluster.price_per_gpu_hour
         notes.append(f"{price:,.2f} $ per GPU-hour: {result.cluster.price_source}.")
-    return [*text, Text(""), *wrapped(" ".join(notes), width, style="dim")]
+    return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
 
 
 def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
@@ -112,7 +112,7 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
     return text
 
 
-def pruned(result: SearchResult) -> list[tuple[str, int]]:
+def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
     """Reasons and counts, the largest first."""
     return sorted(result.pruned.items(), key=lambda item: -item[1])
 
@@ -139,7 +139,7 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
         "seconds": result.seconds,
         "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
         "pareto": [_record(result, data, i) for i in front(result)],
-        "pruned": dict(pruned(result)),
+        "pruned": dict(pruned_counts(result)),
     }
 
 
@@ -207,8 +207,8 @@ def page_writer(result: SearchResult, top: int) -> Writer:
     head = columns(result)
     best = range(min(top, len(result)))
     page = Template(static("search.html")).substitute(
-        title=escaped(f"Plans for {result.llm.name} · Paceline"),
-        policy=escaped(content_policy(script)),
+        title=escape(f"Plans for {result.llm.name} · Paceline"),
+        policy=escape(content_policy(script)),
         style=static("page.css"),
         job=foreign(describe(result)),
         headline=_headline(result),
@@ -216,11 +216,11 @@ def page_writer(result: SearchResult, top: int) -> Writer:
         plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
         front=_front_table(result),
         pruned=table(
-            ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned(result)]
+            ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
-        price=escaped(_price(result)),
-        version=escaped(paceline_version()),
+        price=escape(_price(result)),
+        version=escape(paceline_version()),
         data=safe_json(_points(result)),
         script=script,
     )
@@ -229,7 +229,7 @@ def page_writer(result: SearchResult, top: int) -> Writer:
 
 
 def _headline(result: SearchResult) -> str:
-    plan = f"<b>{escaped(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
+    plan = f"<b>{escape(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
     text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
     if result.days is not None:
         text += f", {result.days[0]:,.1f} days"
@@ -249,7 +249,7 @@ def _numbers(result: SearchResult) -> str:
         ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
     ]
     cells = (
-        f"<div><dt>{name}</dt><dd>{escaped(number)}</dd><dd>{escaped(detail)}</dd></div>"
+        f"<div><dt>{name}</dt><dd>{escape(number)}</dd><dd>{escape(detail)}</dd></div>"
         for name, number, detail in items
     )
     return f'<dl class="numbers">{"".join(cells)}</dl>'
@@ -264,7 +264,7 @@ def _front_table(result: SearchResult) -> str:
 def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
     rows = []
     for i in places:
-        name, *cells = (escaped(cell) for cell in row(result, i))
+        name, *cells = (escape(cell) for cell in row(result, i))
         mark = " *" if result.pareto[i] else ""
         rows.append((f"{i + 1}{mark}", name, *cells))
     return rows
@@ -301,12 +301,12 @@ def _points(result: SearchResult) -> dict[str, Any]:
     near = np.argsort(off, kind="stable")[:MAX_POINTS]
     points = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
     return {
-        "x": rounded(x[points]),
-        "y": rounded(y[points]),
+        "x": round_values(x[points]),
+        "y": round_values(y[points]),
         "pareto": line[points].tolist(),
         "name": [result.plan(i).describe() for i in points.tolist()],
         "gpus": result.gpus[points].tolist(),
-        "step_s": rounded(result.step_time_s[points]),
+        "step_s": round_values(result.step_time_s[points]),
         "x_label": x_label,
         "y_label": y_label,
         "all": len(result),

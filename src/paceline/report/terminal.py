@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.remedies import beyond_s
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
@@ -99,18 +99,18 @@ def _head(report: JobReport, width: int) -> list[Text]:
     numbers.append(f" ({paper})" if paper else "")
     numbers.append("   waste ").append(waste, style="bold")
     return [
-        *wrapped(_job_line(report), width, style="bold"),
+        *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
         numbers,
         *_beyond_lines(report, width),
-        *wrapped(_step_times(report), width),
+        *wrap(_step_times(report), width),
     ]
 
 
 def _beyond_lines(report: JobReport, width: int) -> list[Text]:
     """How S hangs together with a remedy that gains more."""
     note = beyond_s(report.slowdown, report.diagnosis, report.remedies)
-    return wrapped(note, width, style="dim") if note else []
+    return wrap(note, width, style="dim") if note else []
 
 
 def _job_line(report: JobReport) -> str:
@@ -138,7 +138,7 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
     else:
         text = f"Stragglers make steps {report.slowdown:.2f} times as long as they could be"
         style = "bold red" if report.slowdown >= _SEVERE else "bold yellow"
-    lines = wrapped(text, width, style=style)
+    lines = wrap(text, width, style=style)
     if report.doubtful:
         outside = 1 - 1 / report.launch_slowdown
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
@@ -146,10 +146,10 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = (
                 f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
             )
-        lines += wrapped(text, width, style="bold yellow")
+        lines += wrap(text, width, style="bold yellow")
     if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"
-        lines += wrapped(text, width, style="bold yellow")
+        lines += wrap(text, width, style="bold yellow")
     return lines
 
 
@@ -245,7 +245,7 @@ def _side_by_side(tables: Sequence[_Table], width: int) -> list[Text]:
 
 def _steps_line(steps: _Table, width: int) -> list[Text]:
     steps_text = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
-    return wrapped(f"worst steps: {', '.join(steps_text)}", width)
+    return wrap(f"worst steps: {', '.join(steps_text)}", width)
 
 
 def _shares(report: JobReport, width: int) -> list[Text]:
@@ -264,7 +264,7 @@ def _shares(report: JobReport, width: int) -> list[Text]:
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if report.m_w is None:
-        lines += wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
+        lines += wrap("There is next to no loss (under 0.1%) to share out.", width, style="dim")
     return lines
 
 
@@ -277,7 +277,7 @@ def _notes(report: JobReport, width: int) -> list[Text]:
     for warning in (*report.warnings, *_counts(report)):
         usual = warning.code in USUAL
         style = "dim" if usual else ""
-        note_lines = wrapped(f"! {warning.text}", width, indent="  ", style=style)
+        note_lines = wrap(f"! {warning.text}", width, indent="  ", style=style)
         if not usual:
             note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines

@@ -46,7 +46,7 @@ def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:
     times = (result.traced_s, result.simulated_s, result.ideal_s)
     kinds = np.stack([result.by_kind_by_step[kind] for kind in result.by_kind], axis=1)
     return {
-        "step_time_s": StepTimes(*(_keyed(steps, seconds) for seconds in times)),
+        "step_time_s": StepTimes(*(_by_key(steps, seconds) for seconds in times)),
         "by_step": dict(result.by_step),
         "by_kind": dict(result.by_kind),
         "by_stage": dict(result.by_stage),
@@ -90,7 +90,7 @@ def modes_of(steps: Sequence[int], traced_s: Array) -> StepModes | None:
     return StepModes(slow, modes.ratio)
 
 
-def _keyed(names: Iterable[int], values: Array) -> dict[int, float]:
+def _by_key(names: Iterable[int], values: Array) -> dict[int, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 

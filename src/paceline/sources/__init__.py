@@ -63,10 +63,10 @@ def load(
     for source in SOURCES:
         if source.matches(path):
             return source.read(path, known_job, frozenset(ignore_kinds), wanted_steps)
-    return _imported(path, known_job, frozenset(ignore_kinds), wanted_steps)
+    return _import_trace(path, known_job, frozenset(ignore_kinds), wanted_steps)
 
 
-def _imported(
+def _import_trace(
     path: Path, job: Job | None, ignore_kinds: frozenset[str], steps: frozenset[int] | None
 ) -> Trace:
     """The trace of another tool's file or folder of files, as ``paceline import`` would make it."""

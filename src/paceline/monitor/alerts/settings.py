@@ -149,10 +149,10 @@ def _text(section: Section, field: str, usual: str | None = None) -> str:
         if usual is None:
             section.fail("", f"{field} is missing")
         return usual
-    return _filled(section, field, section.text(field))
+    return _fill_in(section, field, section.text(field))
 
 
-def _filled(section: Section, field: str, text: str) -> str:
+def _fill_in(section: Section, field: str, text: str) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             section.fail(field, f"the environment has no {match[1]}; set it for the service")
@@ -170,7 +170,7 @@ def _texts(section: Section, field: str) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         section.fail(field, "must be a text, or a list of texts")
-    return tuple(_filled(section, field, text) for text in texts)
+    return tuple(_fill_in(section, field, text) for text in texts)
 
 
 def _seconds(section: Section, field: str) -> float:

@@ -109,7 +109,7 @@ def firing_of(engine: Engine, fingerprints: Sequence[str]) -> dict[str, Row]:
         return {row["rule"]: dict(row) for row in connection.execute(query).mappings()}
 
 
-def listed(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
+def list_alerts(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
     """The latest alerts of a project ("*" = of all), with their ``job``, the latest first."""
     query = select(alerts, jobs.c.name.label("job")).join(jobs, jobs.c.id == alerts.c.job_id)
     if project != "*":

@@ -59,7 +59,7 @@ def has_near(engine: Engine, row: Mapping[str, Any], steps: int) -> bool:
     return not is_there and any(not ranks.isdisjoint(others) for _, others in near)
 
 
-def listed(
+def list_events(
     engine: Engine, project: str, job_id: int | None, before_id: int | None, limit: int
 ) -> list[Row]:
     """Events of a project ("*" = of all) or job, the newest first, those before ``before_id``."""

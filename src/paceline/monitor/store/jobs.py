@@ -75,7 +75,7 @@ def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
-def listed(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
+def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
     """Rows of a project ("*" = of all) by id, those behind ``after``."""
     query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)
     if project != "*":

@@ -67,7 +67,7 @@ def shares_trace(engine: Engine, row: Held) -> bool:
         return any(connection.execute(query.limit(1)).first() for query in (others, pending))
 
 
-def referred(engine: Engine) -> tuple[set[str], set[str]]:
+def references(engine: Engine) -> tuple[set[str], set[str]]:
     """(SHA-256 of traces, numbers of sessions as text) that are there."""
     with engine.connect() as connection:
         traces = set(connection.execute(select(sessions.c.sha256)).scalars())

@@ -145,7 +145,7 @@ def by_id(engine: Engine, session_id: int, project: str) -> Row | None:
     return dict(row) if row else None
 
 
-def listed(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
+def list_sessions(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
     """A job's sessions, the newest first, those before ``before_id``."""
     query = select(sessions).where(sessions.c.job_id == job_id).limit(limit)
     if before_id is not None:

@@ -54,7 +54,7 @@ def touch(engine: Engine, upload_id: str, now: float) -> None:
         connection.execute(update(uploads).where(uploads.c.id == upload_id).values(touched_at=now))
 
 
-def declared(engine: Engine) -> list[tuple[str, str, int, float]]:
+def declared_sizes(engine: Engine) -> list[tuple[str, str, int, float]]:
     """(number, project, bytes that it will have, when some came last) of each."""
     columns = (uploads.c.id, jobs.c.project, uploads.c.size_bytes, uploads.c.touched_at)
     with engine.connect() as connection:

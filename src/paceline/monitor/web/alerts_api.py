@@ -37,7 +37,7 @@ def routes(service: Any) -> list[Route]:
         limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
         project = reads(request, principal)
         rows = await run_in_threadpool(
-            lambda: store.listed(service.engine, project, status=status, limit=limit)
+            lambda: store.list_alerts(service.engine, project, status=status, limit=limit)
         )
         return JSONResponse({"alerts": rows})
 

@@ -157,7 +157,7 @@ class Api:
         after, limit = _page(request)
         project = reads(request, principal)
         rows = await run_in_threadpool(
-            jobs.listed, self.service.engine, project, -1 if after is None else after, limit
+            jobs.list_jobs, self.service.engine, project, -1 if after is None else after, limit
         )
         return _rows("jobs", rows, limit)
 
@@ -173,7 +173,9 @@ class Api:
         """GET /api/v1/jobs/{name}/sessions."""
         job = await self._readable(request)
         after, limit = _page(request)
-        rows = await run_in_threadpool(sessions.listed, self.service.engine, job.id, after, limit)
+        rows = await run_in_threadpool(
+            sessions.list_sessions, self.service.engine, job.id, after, limit
+        )
         return _rows("sessions", rows, limit)
 
     async def show_steps(self, request: Request) -> Response:
@@ -216,7 +218,7 @@ class Api:
             name = checked_name(request.query_params["job"])
             job_id = (await self._job_of(project, name)).id
         rows = await run_in_threadpool(
-            events.listed, self.service.engine, project, job_id, after, limit
+            events.list_events, self.service.engine, project, job_id, after, limit
         )
         return _rows("events", rows, limit)
 
@@ -291,7 +293,7 @@ def _project(request: Request, principal: Principal, usual: str) -> str:
     return project
 
 
-def answered(handler: Handler) -> Handler:
+def with_refusals(handler: Handler) -> Handler:
     """The handler, with what it refuses, and a store or disk that does not take it, as answers."""
 
     @functools.wraps(handler)
@@ -365,4 +367,6 @@ def routes(service: Service) -> list[Route]:
         ("GET", f"{v1}/sessions/{{id}}/perfetto", blob(PERFETTO)),
         ("GET", f"{v1}/events", api.list_events),
     )
-    return [Route(path, answered(handler), methods=[method]) for method, path, handler in table]
+    return [
+        Route(path, with_refusals(handler), methods=[method]) for method, path, handler in table
+    ]

@@ -231,7 +231,7 @@ def cdf_chart(
     stops: list[Spec] = []
     rows: list[list[str]] = []
     for (name, values), look in zip(ordered.items(), CURVES, strict=False):
-        indices = _thinned(len(values))
+        indices = _thin(len(values))
         points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in indices)]
         series.append({"label": name, "name": f"c {look}", "points": points, "stairs": True})
         for i in indices:
@@ -263,7 +263,7 @@ def cdf_chart(
     return spec
 
 
-def _thinned(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
+def _thin(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
     """Places of at most ``most`` of ``n``, the last one among them."""
     every = -(-n // most)
     return sorted({*range(0, n, every), n - 1})

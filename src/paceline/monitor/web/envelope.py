@@ -89,7 +89,7 @@ class Envelope:
         self._counts.running += 1
         began = time.perf_counter()
         try:
-            await self._answered(scope, receive, answer)
+            await self._pass_on(scope, receive, answer)
         finally:
             self._counts.running -= 1
             seconds = time.perf_counter() - began
@@ -99,7 +99,7 @@ class Envelope:
             _line(scope, answer, seconds)
             request_id.reset(mark)
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             await self.app(scope, receive, answer)
         except ClientDisconnect:

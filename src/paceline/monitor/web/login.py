@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from paceline.monitor.store.tokens import find_token
 from paceline.monitor.web.answers import local_path
-from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refused
+from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refusal
 from paceline.monitor.web.templating import render
 
 _MAX_FORM_BYTES = 4096
@@ -39,7 +39,7 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
         token = await run_in_threadpool(find_token, service.engine, secret, now)
         problem = "is not known" if token is None else token.problem(now)
         if token is None or problem:
-            error = refused(request, failures, f"This token {problem}.")
+            error = refusal(request, failures, f"This token {problem}.")
             if error.status_code != 401:
                 raise error
             return _form(request, to, error.detail, 401)

@@ -14,7 +14,7 @@ from paceline.errors import TraceError
 from paceline.monitor.pusher import job_name
 from paceline.monitor.service import Service
 from paceline.monitor.store import jobs
-from paceline.monitor.web.api import answered, writes_to
+from paceline.monitor.web.api import with_refusals, writes_to
 from paceline.monitor.web.bodies import bad, check_values, checked_name, in_turn, unpacked
 from paceline.monitor.web.security import require
 from paceline.sources.fields import mapping
@@ -56,7 +56,7 @@ def routes(service: Service) -> list[Route]:
         await run_in_threadpool(store, await in_turn(request, decode))
         return Response(b"", media_type=_PROTOBUF) if kind == _PROTOBUF else JSONResponse({})
 
-    return [Route("/v1/traces", answered(traces), methods=["POST"])]
+    return [Route("/v1/traces", with_refusals(traces), methods=["POST"])]
 
 
 def _requests_of_jobs(content: bytes, kind: str, job: str) -> list[tuple[str, dict[str, Any]]]:

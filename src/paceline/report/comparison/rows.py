@@ -69,21 +69,21 @@ def _causes(comparison: Comparison) -> Table:
         for r in comparison.causes
     ]
     about = "drops of both waterfalls, and compute; the changes add up to that of the step"
-    return _folded(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
+    return _fold(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
 
 
 def _kinds(comparison: Comparison) -> Table:
     rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
     about = "what the durations of each kind account for; they add up to the change of the step"
     heads = ("kind", "an operation, before", "after")
-    return _folded(comparison, "kinds", "By kind of operation", about, heads, rows)
+    return _fold(comparison, "kinds", "By kind of operation", about, heads, rows)
 
 
 def _stages(comparison: Comparison) -> Table:
     rows = [Row(f"stage {r.name}", *_seconds(r.mean_s), r.change) for r in comparison.stages]
     about = "what durations and delays of each stage account for; they add up, too"
     heads = ("stage", "computes, before", "after")
-    return _folded(comparison, "stages", "By stage", about, heads, rows)
+    return _fold(comparison, "stages", "By stage", about, heads, rows)
 
 
 def _workers(comparison: Comparison, most: int) -> Table:
@@ -101,7 +101,7 @@ def _hosts(comparison: Comparison, most: int) -> Table:
     return _largest(comparison, ("hosts", "By host", about), rows, most)
 
 
-def _folded(
+def _fold(
     comparison: Comparison,
     name: str,
     title: str,
@@ -196,7 +196,7 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
-def signed(text: str) -> str:
+def with_sign(text: str) -> str:
     """With a plus where it is neither negative nor nothing."""
     return f"+{text}" if text[:1].isdigit() and any(c in text for c in "123456789") else text
 
@@ -206,6 +206,6 @@ def change_cells(change: Change | None) -> tuple[str, str]:
     if change is None:
         return "\N{EN DASH}", ""
     if change.interval is None:
-        return signed(seconds(change.seconds)), "unknown"
-    low, high = (signed(seconds(end)) for end in change.interval)
-    return signed(seconds(change.seconds)), f"{low} to {high}"
+        return with_sign(seconds(change.seconds)), "unknown"
+    low, high = (with_sign(seconds(end)) for end in change.interval)
+    return with_sign(seconds(change.seconds)), f"{low} to {high}"

@@ -7,8 +7,8 @@ from rich.text import Text
 from paceline.comparison import Comparison, Side
 from paceline.errors import ComparisonError
 from paceline.report.comparison import words
-from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
-from paceline.report.layout import wrapped
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables, with_sign
+from paceline.report.layout import wrap
 from paceline.trace.warning import STEPS_LEFT_OUT
 
 _MAX_ROWS = 5  # rows of workers and hosts
@@ -36,11 +36,11 @@ def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
     width = max(width, 40)
     style = _COLOURS.get(comparison.verdict, "bold")
     lines = [
-        *wrapped(words.verdict(comparison), width, style=style),
-        *wrapped(words.worth(comparison), width, style="dim"),
+        *wrap(words.verdict(comparison), width, style=style),
+        *wrap(words.worth(comparison), width, style="dim"),
     ]
     for note in words.notes(comparison):
-        lines += wrapped(f"! {note}", width, indent="  ", style="yellow")
+        lines += wrap(f"! {note}", width, indent="  ", style="yellow")
     for table in tables(comparison, _MAX_ROWS):
         lines += [Text(""), *_table_lines(table, width)]
     return [*lines, Text(""), *_key_lines(comparison), *_warnings(comparison, width)]
@@ -55,13 +55,13 @@ def _table_lines(table: Table, width: int) -> list[Text]:
         # Long words of a head would only widen the columns of short numbers.
         lines.append(Text(f"{head}  90% interval, for all rows at once", style="dim"))
         lines += [_row_line(row, space) for row in table.rows]
-    return lines + (wrapped(table.note, width, style="dim") if table.note else [])
+    return lines + (wrap(table.note, width, style="dim") if table.note else [])
 
 
 def _wrapped(text: Text, width: int) -> list[Text]:
     """Lines of a text that has styles."""
     bold = text.spans[0].end if text.spans else 0
-    lines = wrapped(text.plain, width, style="dim")
+    lines = wrap(text.plain, width, style="dim")
     lines[0] = Text(lines[0].plain, style="dim")
     lines[0].stylize("not dim bold", 0, bold)
     return lines
@@ -85,7 +85,7 @@ def _key_lines(comparison: Comparison) -> list[Text]:
     head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
     lines = [Text("Both jobs", style="bold"), Text(head, style="dim")]
     for name, before, after, form in numbers:
-        cells = (form(before), form(after), signed(form(after - before)))
+        cells = (form(before), form(after), with_sign(form(after - before)))
         lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{_NUMBER}}" for cell in cells)))
     return lines
 
@@ -97,7 +97,7 @@ def _warnings(comparison: Comparison, width: int) -> list[Text]:
         side_names = [
             name for name, side in zip(("before", "after"), sides, strict=True) if warning in side
         ]
-        lines += wrapped(
+        lines += wrap(
             f"! {' and '.join(side_names)}: {warning}", width, indent="  ", style="yellow"
         )
     return [Text(""), *lines] if lines else []

@@ -42,7 +42,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     slowest = int(np.argmax(result.traced_s))
     steps = [
         _step_data(result, actual, place, step, n_replicas)
-        for few, actual in _simulated(measured, index)
+        for few, actual in _simulate(measured, index)
         for place, step in enumerate(few.tolist())
     ]
     first = int(np.flatnonzero(index == slowest)[0])
@@ -60,7 +60,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     }
 
 
-def _simulated(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
+def _simulate(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
     """Steps as they were, as many at a time as make little memory."""
     per_step = len(measured.durations.values) // len(measured.steps)
     at_once = max(1, _VALUES_AT_ONCE // per_step)

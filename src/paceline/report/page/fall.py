@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.diagnose import Waterfall
-from paceline.report.page.markup import bar, escaped, foreign, table
+from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
 from paceline.results.words.names import OTHERS, cause_name
 from paceline.results.words.slowdown import by_paper
@@ -102,7 +102,7 @@ def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
         sign = 1 if row.is_level else -1
         share = row.seconds / fall.actual_s
         text = f"<small>{foreign(row.text)}</small>" if row.text else ""
-        name = f"<strong>{escaped(row.name)}</strong>" if row.is_level else escaped(row.name)
+        name = f"<strong>{escape(row.name)}</strong>" if row.is_level else escape(row.name)
         cells = [
             f"{name}{text}",
             bar(row.bottom_s / scale, row.top_s / scale, name=kind),
@@ -128,7 +128,7 @@ def parts_html(values: Mapping[str, float], head: str) -> str:
     span = high - low
     rows = [
         [
-            escaped(name),
+            escape(name),
             bar(
                 (min(s, 1.0) - low) / span,
                 (max(s, 1.0) - low) / span,

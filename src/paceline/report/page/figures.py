@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from paceline.diagnose import Diagnosis
-from paceline.report.page.pack import rounded, slowdowns
+from paceline.report.page.pack import round_values, slowdowns
 from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
 
@@ -24,10 +24,10 @@ def figure_data(report: JobReport) -> dict[str, Any]:
     return {
         "steps": list(report.steps),
         "slowdown": float(report.slowdown),
-        "by_step": rounded(np.array([report.by_step[step] for step in report.steps])),
-        "traced_s": rounded(report.traced_s),
-        "simulated_s": rounded(report.simulated_s),
-        "ideal_s": rounded(report.ideal_s),
+        "by_step": round_values(np.array([report.by_step[step] for step in report.steps])),
+        "traced_s": round_values(report.traced_s),
+        "simulated_s": round_values(report.simulated_s),
+        "ideal_s": round_values(report.ideal_s),
         "n_pp": n_pp,
         "n_dp": n_dp,
         "workers": slowdowns(report.by_worker),
@@ -48,7 +48,7 @@ def _by_step(report: JobReport) -> dict[str, Any]:
     return {"index": index.tolist(), **slowdowns(report.workers_by_step[index])}
 
 
-def blamed(diagnosis: Diagnosis) -> list[list[int]]:
+def blamed_workers(diagnosis: Diagnosis) -> list[list[int]]:
     """Workers (dp, pp) that findings blame."""
     worker_lists = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
     return [[int(dp), int(pp)] for workers in worker_lists for dp, pp in workers]

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.report.page.figures import host_name
-from paceline.report.page.markup import bar, escaped, foreign, pairs
+from paceline.report.page.markup import bar, escape, foreign, pairs
 from paceline.results.document import JobReport
 from paceline.results.headline import is_small
 from paceline.results.keys import Hosts
@@ -26,7 +26,7 @@ def findings_html(report: JobReport) -> str:
     if not report.findings:
         return "<p>No cause was found.</p>"
     ranks_of: dict[str, list[int]] = {}
-    for rank, remedy in enumerate(ranked(report.every_remedy), 1):
+    for rank, remedy in enumerate(rank_remedies(report.every_remedy), 1):
         for finding in remedy.findings:
             ranks_of.setdefault(finding, []).append(rank)
     cards = (_card(f, ranks_of.get(f.id, []), report) for f in report.findings)
@@ -38,7 +38,7 @@ def details_html(sentences: Sequence[str]) -> str:
     return "".join(f'<p class="lead">{foreign(sentence)}</p>' for sentence in sentences)
 
 
-def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
+def rank_remedies(remedies: Sequence[Remedy]) -> list[Remedy]:
     """By gain, largest first; changes of the architecture behind the others."""
     return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
@@ -50,8 +50,8 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
     text = f"small: {finding.text}" if small else finding.text
     quiet = unexplained or small
     html = [
-        f'<li class="card{" quiet" if quiet else ""}" id="{escaped(f"finding-{finding.id}")}">',
-        f"<h3>{escaped(cause_name(finding.cause))}</h3>",
+        f'<li class="card{" quiet" if quiet else ""}" id="{escape(f"finding-{finding.id}")}">',
+        f"<h3>{escape(cause_name(finding.cause))}</h3>",
         _size(finding),
         f"<p>{_capital(text)}</p>",
         f'<p class="note">{_capital(reading)}.</p>' if reading else "",
@@ -77,7 +77,7 @@ def _size(finding: Finding) -> str:
         size, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
     sure = ""
     if finding.cause != "unexplained":
-        sure = f"; <strong>{escaped(confidence_text(finding.confidence))}</strong>"
+        sure = f"; <strong>{escape(confidence_text(finding.confidence))}</strong>"
     return (
         f'<p class="size"><strong class="number">{percent(size)}</strong> {about}{sure}</p>'
         f"{bar(0, abs(size), name='negative' if size < 0 else 'share')}"
@@ -131,7 +131,7 @@ def remedies_html(report: JobReport) -> str:
     remedies, not_applicable = report.every_remedy, report.not_applicable
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}
-    for rank, remedy in enumerate(ranked(remedies), 1):
+    for rank, remedy in enumerate(rank_remedies(remedies), 1):
         cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
@@ -154,7 +154,7 @@ def _cards(cards: Sequence[str]) -> str:
 def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) -> str:
     low, high = remedy.interval
     answered = ", ".join(
-        f'<a href="#finding-{escaped(i)}">{escaped(causes[i])}</a>' if i in causes else foreign(i)
+        f'<a href="#finding-{escape(i)}">{escape(causes[i])}</a>' if i in causes else foreign(i)
         for i in remedy.findings
     )
     at_most = "at most " if remedy.change.get("bound") else ""

@@ -16,14 +16,14 @@ _MAX_TEXT = 400
 _VISIBLE = 0.003  # of the width of a track
 
 
-def escaped(text: object) -> str:
+def escape(text: object) -> str:
     """Text that may stand in an element or a quoted attribute."""
     return html.escape(str(text), quote=True)
 
 
 def foreign(text: object) -> str:
     """A name that others chose: escaped, and its direction of writing kept to itself."""
-    return f"<bdi>{escaped(text)}</bdi>"
+    return f"<bdi>{escape(text)}</bdi>"
 
 
 def table(
@@ -35,10 +35,10 @@ def table(
     numeric_from: int = 1,
 ) -> str:
     """A table of HTML cells; the first column heads its row."""
-    label = escaped(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
+    label = escape(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
     lines = [f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">']
     lines.append(f'<table class="{name}">')
-    lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
+    lines += [f"<caption>{escape(caption)}</caption>"] if caption else []
     heads = (_head(h, _number(i, numeric_from)) for i, h in enumerate(head))
     lines.append(f"<thead><tr>{''.join(heads)}</tr></thead><tbody>")
     for row in rows:
@@ -49,7 +49,7 @@ def table(
 
 def _head(name: str, attributes: str) -> str:
     """A column's heading; a column without a name has none, also to a screen reader."""
-    return f'<th scope="col"{attributes}>{escaped(name)}</th>' if name else "<td></td>"
+    return f'<th scope="col"{attributes}>{escape(name)}</th>' if name else "<td></td>"
 
 
 def _number(place: int, numeric_from: int) -> str:
@@ -109,7 +109,7 @@ def value(data: Any, depth: int = 0) -> str:
         return "…"
     if isinstance(data, Mapping):
         entries = [
-            f"{escaped(words(k))}&nbsp;{value(v, depth + 1)}"
+            f"{escape(words(k))}&nbsp;{value(v, depth + 1)}"
             for k, v in _first_entries(data.items())
         ]
         return ", ".join(entries) + _overflow(len(data))
@@ -147,12 +147,12 @@ def pairs(entries: Mapping[str, Any], *, name: str) -> str:
 
 def _pair(key: object, data: Any) -> str:
     if not _is_table(data):
-        return f"<div><dt>{escaped(words(key))}</dt><dd>{value(data)}</dd></div>"
+        return f"<div><dt>{escape(words(key))}</dt><dd>{value(data)}</dd></div>"
     head = [words(k) for k in data[0]]
     rows = [[value(entry[k], 1) for k in entry] for entry in _first_entries(data)]
     inner = table(head, rows, name="small", numeric_from=len(head))
     content = f"{inner}{_overflow(len(data))}"
-    return f'<div class="wide"><dt>{escaped(words(key))}</dt><dd>{content}</dd></div>'
+    return f'<div class="wide"><dt>{escape(words(key))}</dt><dd>{content}</dd></div>'
 
 
 def _is_table(data: Any) -> bool:

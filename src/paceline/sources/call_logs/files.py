@@ -60,29 +60,29 @@ def _format(path: Path) -> str:
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
 
-def _recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+def _read_recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     logs, notes = zip(*map(flight_recorder.read, paths), strict=True)
-    return joined(logs, paths), tuple(note for of_log in notes for note in of_log)
+    return join_logs(logs, paths), tuple(note for of_log in notes for note in of_log)
 
 
 def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    return joined([read_calls(path) for path in paths], paths), ()
+    return join_logs([read_calls(path) for path in paths], paths), ()
 
 
-def _inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     log, notes = nccl_inspector.read(paths)
     _check_clocks(log)
     return log, notes
 
 
 _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]] = {
-    "flight-recorder": _recorded,
-    "nccl-inspector": _inspected,
+    "flight-recorder": _read_recorded,
+    "nccl-inspector": _read_inspected,
     "table": _tables,
 }
 
 
-def joined(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
+def join_logs(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
     """Logs of different ranks as one; names that are equal become one name.
 
     Raises:

@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     rank = _rank_of(path)
     with open_bytes(path) as file:
         packed = read_chunk(file, path, 1) == b"\x80"
-    header, entries = _pickled(path) if packed else _json(path)
+    header, entries = _read_pickle(path) if packed else _read_json(path)
     version = header.get("version")
     if not isinstance(version, str) or version.split(".")[0] != "2":
         version_text = version[:20] if isinstance(version, str) else "unknown"
@@ -77,7 +77,7 @@ def _rank_of(path: Path) -> int:
     return int(match[1])
 
 
-def _pickled(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_pickle(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     data = bytearray()
     with open_bytes(path) as file:
         while chunk := read_chunk(file, path):
@@ -90,7 +90,7 @@ def _pickled(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return dump, dump["entries"]
 
 
-def _json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     stream = JsonStream(path, "entries")
     entries = [_needed(entry) for entry in stream]
     return stream.header, entries
