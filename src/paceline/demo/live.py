@@ -210,7 +210,7 @@ class _Story:
         Neighbours in time are compared: what else the machine does changes from minute to minute.
         """
         slow, end = self._steps(factor)
-        estimated, slowdown, workers = self._analysed(slow, end)
+        estimated, slowdown, workers = self._analyse(slow, end)
         healthy, last = self._steps(1.0)
         measured = self._median(slow, end) / self._median(healthy, last)
         return measured, estimated, slowdown, workers
@@ -221,7 +221,7 @@ class _Story:
         self.job.wait_for(first + RUN_STEPS)
         return first, first + RUN_STEPS
 
-    def _analysed(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
+    def _analyse(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
         """What the recording of some steps says: estimated slowdown, S, slow workers."""
         measured = from_trace(load(self.job.folder, steps=range(first, end)))
         analysis = analyze(measured)

@@ -100,7 +100,7 @@ class Bocd:
         self._lost_s += np.where(self._slow, x - self._healthy, 0.0)
         self._learn(np.nan_to_num(x / self._scale, nan=1.0))
         self._suspect()
-        return self._verified(step)
+        return self._verify_waiting(step)
 
     def go_back(self) -> None:
         """See ``Detector.go_back``."""
@@ -138,7 +138,7 @@ class Bocd:
             self._reported[rank] = begin
             self._waiting.append((rank, begin))
 
-    def _verified(self, step: int) -> list[Event]:
+    def _verify_waiting(self, step: int) -> list[Event]:
         events: list[Event] = []
         waiting: list[tuple[int, int]] = []
         need = VERIFY_STEPS if self.verify else 1

@@ -47,7 +47,7 @@ class Savings:
         """
         if len(causes) <= EXACT_UP_TO:
             return self._exact(causes), np.zeros(len(causes))
-        return self._sampled(causes)
+        return self._sample_orders(causes)
 
     def _exact(self, causes: Sequence[int]) -> Array:
         n = len(causes)
@@ -62,7 +62,7 @@ class Savings:
                     cost[place] += weight * saved
         return cost
 
-    def _sampled(self, causes: Sequence[int]) -> tuple[Array, Array]:
+    def _sample_orders(self, causes: Sequence[int]) -> tuple[Array, Array]:
         rng = np.random.default_rng(0)
         samples = []
         for _ in range(ORDERS):

@@ -52,7 +52,7 @@ class Follower:
         try:
             step, event = whole_number(line["step"]), line.get("event")
             if event is None and "kind" in line:
-                self._detected(step, line)
+                self._take_event(step, line)
             elif event is None:
                 return self._time(step, line)
             elif event == "onset":
@@ -101,7 +101,7 @@ class Follower:
             steps_left = max(0, self.steps_left - 1 - (step - self._begin))
         return self.planner.update(step, duration_s, steps_left)
 
-    def _detected(self, step: int, line: Mapping[str, Any]) -> None:
+    def _take_event(self, step: int, line: Mapping[str, Any]) -> None:
         """An event of ``paceline detect``: a rank's slow steps mean that its worker is slow."""
         kind = line["kind"]
         if kind in ("silent", "clock-jump"):

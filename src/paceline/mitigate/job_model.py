@@ -178,7 +178,7 @@ class JobModel:
         values = sum(self._lane(n).graph.n_ops * lanes for n, lanes in lanes_of.items())
         at_once = max(1, MAX_VALUES // values)
         batches = [candidates[i : i + at_once] for i in range(0, len(candidates), at_once)]
-        return np.concatenate([self._simulated(batch, lanes_of) for batch in batches])
+        return np.concatenate([self._simulate(batch, lanes_of) for batch in batches])
 
     def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
         """[dp] seconds of each replica alone with ``n`` microbatches."""
@@ -291,7 +291,7 @@ class JobModel:
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _simulated(self, candidates: Sequence[_Factors], lanes_of: dict[int, int]) -> Array:
+    def _simulate(self, candidates: Sequence[_Factors], lanes_of: dict[int, int]) -> Array:
         graph = self._graph(lanes_of)
         durations = Durations.empty(graph, len(candidates))
         for v, n in enumerate(lanes_of):

@@ -76,7 +76,7 @@ class _Search:
         if self._few():
             self._try(self._all())
             return self._placement(exact=True, bound_s=0.0)
-        self._try([*self._gathered(), *self._sides()])
+        self._try([*self._consolidations(), *self._sides()])
         while True:
             centre = min(self.step_s_of, key=self._score)
             before = self._score(centre)
@@ -141,7 +141,7 @@ class _Search:
 
     # --- some of them ---------------------------------------------------------------------------
 
-    def _gathered(self) -> list[Setting]:
+    def _consolidations(self) -> list[Setting]:
         """Slow machines in as few stages as hold them, beginning with each stage."""
         machines = [m for f in self.active if f.kind != LINK for m in f.machines]
         machines = list(dict.fromkeys(machines))

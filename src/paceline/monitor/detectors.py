@@ -186,7 +186,7 @@ class Detectors:
         folder = self._files.path(job.id)
         self._n_loading += 1
         try:
-            live, is_unfit = self._saved(job)
+            live, is_unfit = self._restore(job)
             live.start = live.stream.start
             with self._files.of(job.id) as file:
                 last = last_row(folder)
@@ -216,7 +216,7 @@ class Detectors:
             folder = self._files.path(live.job.id)
             stream.ongoing = find_ongoing(folder, stream.start, int(since))
 
-    def _saved(self, job: JobKey) -> tuple[LiveJob, bool]:
+    def _restore(self, job: JobKey) -> tuple[LiveJob, bool]:
         """The job as it was saved, or a new one; and whether what was saved does not fit."""
         try:
             stream = load_stream(self._files.path(job.id))
@@ -251,7 +251,7 @@ class Detectors:
             if isinstance(step, Closed):
                 rows += live.take(step, last)
             elif step is not None:
-                live.restarted(step)
+                live.note_restart(step)
             if self._turns.is_over():
                 are_all = False
                 break

@@ -69,11 +69,11 @@ class LiveJob:
         self.changed = True
         self.events += [
             self._event_row(event, float(row["at"]), self.start, event.explain())
-            for event in self._merged(step.events)
+            for event in self._merge_events(step.events)
         ]
         return rows
 
-    def restarted(self, restart: Restart) -> None:
+    def note_restart(self, restart: Restart) -> None:
         """Note what it ends."""
         self.events.append(self._event_row(restart.event, restart.at, restart.start, restart.text))
 
@@ -88,7 +88,7 @@ class LiveJob:
             "slow_since_step": self.stream.slow_since,
         }
 
-    def _merged(self, events: tuple[Event, ...]) -> list[JobEvent]:
+    def _merge_events(self, events: tuple[Event, ...]) -> list[JobEvent]:
         """Events of the job: those of ranks close in time are one, which grows as ranks join."""
         changed = {}
         ranks = self.stream.ranks

@@ -169,16 +169,16 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
 
     R^2 is None where the measured do not differ.
     """
-    y = np.asarray(measured, dtype=np.float64)
-    x: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
-    share = np.abs(x / y - 1)
-    spread = float(((y - y.mean()) ** 2).sum())
+    measured_s = np.asarray(measured, dtype=np.float64)
+    predicted_s: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
+    share = np.abs(predicted_s / measured_s - 1)
+    spread = float(((measured_s - measured_s.mean()) ** 2).sum())
     return {
-        "n": len(y),
+        "n": len(measured_s),
         "mape": float(share.mean()),
         "median": float(np.median(share)),
         "p90": float(np.quantile(share, 0.9)),
-        "r2": 1.0 - float(((x - y) ** 2).sum()) / spread if spread else None,
+        "r2": 1.0 - float(((predicted_s - measured_s) ** 2).sum()) / spread if spread else None,
     }
 
 

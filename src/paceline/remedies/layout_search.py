@@ -181,7 +181,9 @@ class LayoutSearch:
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
         near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR))
-        return [self._chunked(layout) for layout in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
+        return [
+            self._over_chunks(layout) for layout in dict.fromkeys([split, *islice(near, MAX_NEAR)])
+        ]
 
     def _stage_table(self) -> Array:
         """[stage, layers] load of a stage by its number of layers in all chunks."""
@@ -192,7 +194,7 @@ class LayoutSearch:
         table: Array = (per_layer[..., None] * counts + extra[..., None]).sum(axis=0)
         return np.maximum(table, 0.0)
 
-    def _chunked(self, split: Layout) -> Layout:
+    def _over_chunks(self, split: Layout) -> Layout:
         """Layers per stage, spread evenly over the stage's chunks."""
         n_chunks = self.bounds.n_chunks
         rows = [[n // n_chunks + (c < n % n_chunks) for n in split] for c in range(n_chunks)]

@@ -144,7 +144,7 @@ def interleave(case: Case) -> Remedy:
             f"not {bad[0]}"
         )
     trial = _Trial(case)
-    table = trial.compared(chunk_counts(case))
+    table = trial.compare(chunk_counts(case))
     chunks = int(min(table, key=lambda row: float(row["step_time_s"]))["chunks"])
     share = trial.share(chunks)
     after = trial.predicted(share)
@@ -187,7 +187,7 @@ class _Trial:
             stay_late(new.durations, self.measured.durations, self.late)
         return case.predicted(new.durations, new.delays)
 
-    def compared(self, options: list[int]) -> list[dict[str, Any]]:
+    def compare(self, options: list[int]) -> list[dict[str, Any]]:
         """Mean step time with each number of chunks, over some steps."""
         trial = copy(self)
         durations = self.measured.durations

@@ -176,7 +176,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     items = levels[exists][np.minimum(homes, len(of_item) - 1)]
     stay = fit.slope[:, :, None, None, None] * np.where(exists, levels - items, 0.0)
     scaler, steps = _Scaler(measured.durations, fit), np.arange(measured.durations.n_steps)
-    return replace(best, otherwise=scaler.scaled(ratio(best.plan) * np.exp(stay), steps))
+    return replace(best, otherwise=scaler.scale(ratio(best.plan) * np.exp(stay), steps))
 
 
 def _lower_median(values: Array) -> Array:
@@ -205,12 +205,12 @@ def _best(
     n_steps = durations.n_steps
     sample = np.unique(np.linspace(0, n_steps - 1, min(COMPARED_STEPS, n_steps)).astype(np.int64))
     scaler = _Scaler(durations, fit)
-    before = float(predicted_step_s(scaler.scaled(None, sample)).mean())
+    before = float(predicted_step_s(scaler.scale(None, sample)).mean())
     tried: dict[tuple[str, str], tuple[float, SequencePlan]] = {}
     for plan in plans:
         for order in ORDERS:
             ordered = in_order(plan, cost(plan), order)
-            step_s = predicted_step_s(scaler.scaled(ratio(ordered), sample))
+            step_s = predicted_step_s(scaler.scale(ratio(ordered), sample))
             tried.setdefault((plan.mostly, order), (1 - float(step_s.mean()) / before, ordered))
     gains = dict(sorted(((key, gain) for key, (gain, _) in tried.items()), key=lambda g: -g[1]))
     best_key = next(iter(gains))
@@ -218,7 +218,7 @@ def _best(
     return Balancing(
         plan=best,
         order=best_key[1],
-        durations=scaler.scaled(ratio(best), np.arange(n_steps)),
+        durations=scaler.scale(ratio(best), np.arange(n_steps)),
         cost_before=cost(unchanged_plan(best.before)),
         cost_after=cost(best),
         gains=gains,
@@ -236,7 +236,7 @@ class _Scaler:
             of_variants if any(e.any() for e in of_variants) else None for of_variants in excess
         ]
 
-    def scaled(self, ratio: Array | None, steps: npt.NDArray[np.int64]) -> Durations:
+    def scale(self, ratio: Array | None, steps: npt.NDArray[np.int64]) -> Durations:
         """Durations of some steps, computes multiplied by [kind, place, step, dp, microbatch]."""
         graph = self.durations.graph
         changed = Durations.empty(graph, len(steps))

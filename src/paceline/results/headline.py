@@ -47,11 +47,11 @@ def headline(report: JobReport) -> str:
     """What an on-call engineer needs to know first, in at most ``MAX_LENGTH`` characters."""
     if is_healthy(report):
         return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
-    first = main_finding(report)
-    verdict = _verdict(report, first)
-    best = best_remedy(first, report.every_remedy)
-    advice = f" {_advice(first, best)}" if first and best else ""
-    host_names = hosts(first.where, 1) if first else ""
+    finding = main_finding(report)
+    verdict = _verdict(report, finding)
+    best = best_remedy(finding, report.every_remedy)
+    advice = f" {_advice(finding, best)}" if finding and best else ""
+    host_names = hosts(finding.where, 1) if finding else ""
     longest_first = ([f"{verdict} ({host_names}).{advice}"] if host_names else []) + [
         f"{verdict}.{advice}"
     ]

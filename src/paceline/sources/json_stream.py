@@ -103,9 +103,9 @@ class JsonStream:
             elif first == "{":
                 yield from self._object()
             else:
-                raise self._broken("a list of events, or an object that has one, should be here")
+                raise self._error("a list of events, or an object that has one, should be here")
             if self._peek():
-                raise self._broken("something follows the end")
+                raise self._error("something follows the end")
 
     def _object(self) -> Iterator[dict[str, Any]]:
         """The events in an object; all its other values go into the header."""
@@ -114,11 +114,11 @@ class JsonStream:
         while self._peek() != "}":
             key = self._value()
             if not isinstance(key, str):
-                raise self._broken("a key should be here")
+                raise self._error("a key should be here")
             self._expect(":")
             if key == self.key and self._peek() == "[":
                 if has_list:
-                    raise self._broken(f"a second list {self.key} is here")
+                    raise self._error(f"a second list {self.key} is here")
                 has_list = True
                 yield from self._list()
             else:
@@ -134,7 +134,7 @@ class JsonStream:
         while self._peek() != "]":
             value = self._value()
             if not isinstance(value, dict):
-                raise self._broken("an event, {...}, should be here")
+                raise self._error("an event, {...}, should be here")
             yield value
             if self._peek() != "]":
                 self._expect(",")
@@ -142,7 +142,7 @@ class JsonStream:
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
-            raise self._broken(f"{sign!r} should be here")
+            raise self._error(f"{sign!r} should be here")
         self._at += 1
 
     def _peek(self) -> str:
@@ -166,9 +166,9 @@ class JsonStream:
                     return value
             except JSONDecodeError as error:
                 if not self._read_more():
-                    raise self._broken(error.msg, error.pos) from None
+                    raise self._error(error.msg, error.pos) from None
             except (ValueError, RecursionError) as error:
-                raise self._broken(str(error)) from None
+                raise self._error(str(error)) from None
 
     def _read_more(self) -> bool:
         """Read on, forgetting what was used; False at the end of the file."""
@@ -178,14 +178,14 @@ class JsonStream:
         self._n_dropped += self._at
         self._text, self._at = self._text[self._at :], 0
         if len(self._text) > MAX_VALUE_CHARS:
-            raise self._broken("a value is not closed, or is too large for an event")
+            raise self._error("a value is not closed, or is too large for an event")
         # Doubling: a value that needs many reads is parsed few times.
         data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
         self._ended = not data
         self._text += self._decode(data, not data)
         return True
 
-    def _broken(self, reason: str, at: int | None = None) -> TraceError:
+    def _error(self, reason: str, at: int | None = None) -> TraceError:
         at = self._at if at is None else at
         line = self._line + self._text.count("\n", 0, at)
         if self._ended and (at >= len(self._text) or "Unterminated" in reason):

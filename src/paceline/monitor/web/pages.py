@@ -154,7 +154,7 @@ class Pages:
             firing = queries.count_firing(connection, _project(request))
             done = [s for s in queries.job_sessions(connection, job["id"]) if s["status"] == "done"]
             pair = [
-                self._compared(connection, job, done, request.query_params.get(name), place)
+                self._session_at(connection, job, done, request.query_params.get(name), place)
                 for name, place in (("a", 1), ("b", 0))
             ]
         results = [
@@ -174,7 +174,7 @@ class Pages:
             compared=comparison.compare(*both) if len(both) == 2 else None,
         )
 
-    def _compared(
+    def _session_at(
         self, connection: Any, job: Any, done: list[Any], number: str | None, place: int
     ) -> Any:
         """The session that is asked for, else the latest (place 0) or the one before it."""
