@@ -74,36 +74,36 @@ class Uploads:
     ) -> int:
         """Append what comes; returns how much is here, and on disk, now."""
         with self._exclusive(row["id"]):
-            here = self.offset(row["id"])
-            if offset != here:
-                raise Refusal(409, f"the upload has {here} bytes; go on there", offset=here)
-            number = os.open(
+            n_stored = self.offset(row["id"])
+            if offset != n_stored:
+                raise Refusal(409, f"the upload has {n_stored} bytes; go on there", offset=n_stored)
+            descriptor = os.open(
                 self._path(row["id"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             try:
-                here = await self._receive(number, row, here, chunks)
-                await run_in_threadpool(os.fsync, number)
+                n_stored = await self._receive(descriptor, row, n_stored, chunks)
+                await run_in_threadpool(os.fsync, descriptor)
             except OSError as error:
                 raise Refusal(
                     507, f"the chunk cannot be kept: {error.strerror}", retry_s=30
                 ) from None
             finally:
-                os.close(number)
+                os.close(descriptor)
             await run_in_threadpool(rows.touch, self._engine, row["id"], now)
-        return here
+        return n_stored
 
     async def _receive(
-        self, number: int, row: Mapping[str, Any], here: int, chunks: AsyncIterator[bytes]
+        self, descriptor: int, row: Mapping[str, Any], n_stored: int, chunks: AsyncIterator[bytes]
     ) -> int:
         waiting = bytearray()
         async for chunk in chunks:
             waiting += chunk
-            if here + len(waiting) > row["size_bytes"]:
+            if n_stored + len(waiting) > row["size_bytes"]:
                 raise Refusal(413, f"more than the {row['size_bytes']} bytes that were declared")
             if len(waiting) >= _BLOCK:
-                here += await run_in_threadpool(_write, number, bytes(waiting))
+                n_stored += await run_in_threadpool(_write, descriptor, bytes(waiting))
                 waiting.clear()
-        return here + await run_in_threadpool(_write, number, bytes(waiting))
+        return n_stored + await run_in_threadpool(_write, descriptor, bytes(waiting))
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
         """Check the content and make it a session; returns its number."""
@@ -205,10 +205,10 @@ class Uploads:
         return self.folder / upload_id
 
 
-def _write(number: int, data: bytes) -> int:
+def _write(descriptor: int, data: bytes) -> int:
     remaining = memoryview(data)
     while remaining:
-        remaining = remaining[os.write(number, remaining) :]
+        remaining = remaining[os.write(descriptor, remaining) :]
     return len(data)
 
 

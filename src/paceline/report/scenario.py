@@ -149,14 +149,14 @@ def draw_ideal(measured: Measured) -> Drawing:
     """
     graph = measured.graph
     perfetto.check_size(graph.n_ops, 1, graph.n_variants)
-    first = [int(dps[0]) for dps in graph.variant_dps]
+    first_dps = [int(dps[0]) for dps in graph.variant_dps]
     # One replica stands for all of its structure.
-    small = replace(graph, replica_variant=np.arange(graph.n_variants))
+    one_each = replace(graph, replica_variant=np.arange(graph.n_variants))
     ideal = Rules.common(graph, ideal_durations(measured.durations))
-    ideal_timeline = timeline(Durations.empty(small, 1), ideal)
+    ideal_timeline = timeline(Durations.empty(one_each, 1), ideal)
     scene = scene_of(ideal_timeline, measured.steps[:1])
-    scene_events = replace(scene.events, dp=np.array(first)[scene.events.dp])
-    path = scene.path and replace(scene.path, dp=np.array(first)[scene.path.dp])
+    scene_events = replace(scene.events, dp=np.array(first_dps)[scene.events.dp])
+    path = scene.path and replace(scene.path, dp=np.array(first_dps)[scene.path.dp])
     note = (
         "in the ideal, all steps and all replicas of one structure are alike: one of each is drawn"
     )

@@ -62,15 +62,15 @@ def details(report: JobReport) -> list[str]:
     """Sentences to stand below the headline in smaller text: measured, with intervals."""
     if is_healthy(report):
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
-    first = main_finding(report)
-    if first is None:
+    finding = main_finding(report)
+    if finding is None:
         return []
-    sure = confidence_text(first.confidence)
-    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
-    reading = other_reading(first, report.every_remedy)
+    sure = confidence_text(finding.confidence)
+    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(finding.text)}"]
+    reading = other_reading(finding, report.every_remedy)
     if reading:
         sentences.append(_sentence(f"O{reading[1:]}"))
-    best = best_remedy(first, report.every_remedy)
+    best = best_remedy(finding, report.every_remedy)
     if best is not None:
         low, high = best.interval
         at_most = "at most " if best.change.get("bound") else ""
@@ -119,9 +119,9 @@ def _cost(report: JobReport) -> str:
     return percent(max(report.waste, 0.0))
 
 
-def _verdict(report: JobReport, first: Finding | None) -> str:
+def _verdict(report: JobReport, finding: Finding | None) -> str:
     """What is lost and why, without the full stop."""
-    reason = "" if first is None else f"{hedge(first.confidence)}{_reason(report, first)}"
+    reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling:
         loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
         return f"{loss}: {reason or 'no known pattern explains it'}"
