@@ -13,7 +13,7 @@ _DRIFT = 8
 #: Calls compared on each side of a start, and what each counts of the one nearer to it.
 _COMPARED, _FADE = 32, 0.85
 #: Share of them that must agree: less is no step but an evaluation, a checkpoint, a gap.
-_AGREE = 0.6
+_MIN_AGREEMENT = 0.6
 #: Share of what agrees that must lie behind the start, unless that is the right call itself.
 _FOLLOWS = 0.2
 #: What a pause of at least half the usual length before a call adds to that share, and what being
@@ -124,7 +124,7 @@ def _walk(names: Ints, template: Ints, start: int, score: Floats, direction: int
         low, high = max(0, at - drift), min(n, at + drift + 1)
         off = np.abs(np.arange(low, high) - at)
         best = low + int(np.argmax(score[low:high] - 1e-3 * off))
-        if score[best] < _AGREE:
+        if score[best] < _MIN_AGREEMENT:
             best = _resume(names, template, at, direction)
             if best < 0:
                 break
@@ -155,6 +155,6 @@ def _begins_between(last: int, resumed: int, names: Ints, template: Ints) -> lis
         names[min(last, resumed) : max(last, resumed)], minlength=int(names.max()) + 1
     )
     expected = steps * np.bincount(template, minlength=len(counts))
-    if np.abs(counts - expected).sum() > (1 - _AGREE) * expected.sum():
+    if np.abs(counts - expected).sum() > (1 - _MIN_AGREEMENT) * expected.sum():
         return []
     return [last + round(step * (resumed - last) / steps) for step in range(1, steps)]

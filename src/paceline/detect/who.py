@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Times the median of its like above which a group or a rank is suspicious (Falcon, 4.3).
-SUSPICIOUS = 1.1
+SUSPICIOUS_RATIO = 1.1
 #: What costs less than this share of a step is not worth a name.
 MIN_SHARE = 0.01
 #: A member that waits less than half as long as the median of a call's members is waited for; a
@@ -134,7 +134,7 @@ def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
             peers[peer_ranks] = peer_ranks.sum()
     factor = work.seconds / np.maximum(usual, 1e-12)
     share = (work.seconds - usual) / step_s
-    slow = (factor > SUSPICIOUS) & (share >= MIN_SHARE) & (work.waited_for >= _OFTEN)
+    slow = (factor > SUSPICIOUS_RATIO) & (share >= MIN_SHARE) & (work.waited_for >= _OFTEN)
     if not slow.any():
         return []
     ranks = tuple(work.rank[slow].tolist())
@@ -167,7 +167,7 @@ def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:
         usual[groups] += calls * lower_median(middles)
         peers[groups] = np.maximum(peers[groups], len(groups))
     share = (actual - usual) / window_s
-    slow = np.flatnonzero((actual > SUSPICIOUS * usual) & (share >= MIN_SHARE))
+    slow = np.flatnonzero((actual > SUSPICIOUS_RATIO * usual) & (share >= MIN_SHARE))
     return [
         Suspect(
             "communication",

@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
 
 #: Causes are looked for above this slowdown, in healthy jobs too: what repeats is worth naming.
-LOOK_ABOVE = 1.005
+MIN_SLOWDOWN = 1.005
 
 #: Resamples that lose less than this share of the usual gap say nothing of shares.
 MIN_GAP = 0.1
@@ -76,7 +76,7 @@ def diagnose(
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
-    inside = _inside(measured, result, resamples) if result.slowdown >= LOOK_ABOVE else []
+    inside = _inside(measured, result, resamples) if result.slowdown >= MIN_SLOWDOWN else []
     outside = outside_causes(measured, result, resamples)
     unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in unnamed)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.links import CHANCE, LATE_TIMES, OUTSIDE, RARE, SLOW_TIMES
+from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE_SHARE, SLOW_TIMES
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
 from paceline.trace import OpKind
@@ -140,17 +140,17 @@ def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))
-    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTSIDE * noise.max(), 50.0)))):
+    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))):
         return _Slow(group, factor, np.ones(len(level), dtype=bool), True)
     late = level > LATE_TIMES * usual
     if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
         return None
     modes = two_modes(np.maximum(level, 1e-9))
     two_apart = modes is not None and bool((modes.slow == late).all())
-    rare = max([RARE, *(float((peer.level > LATE_TIMES * usual).mean()) for peer in others)])
+    rare = max([RARE_SHARE, *(float((peer.level > LATE_TIMES * usual).mean()) for peer in others)])
     chance = robust.chance_of_count(int(late.sum()), len(late), rare)
     # Alone, a group shows no usual share of late steps: only a mode of their own does.
-    if not (two_apart or (others and chance < CHANCE)):
+    if not (two_apart or (others and chance < MAX_CHANCE)):
         return None
     return _Slow(group, float(np.median(level[late])) / usual, late, False)
 

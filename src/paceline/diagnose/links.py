@@ -28,13 +28,13 @@ SLOW_TIMES, LATE_TIMES = 1.3, 2.0
 FLAP_SHARE = 0.02
 
 #: Robust standard deviations that a slow link lies outside of all links.
-OUTSIDE = 6.0
+OUTLIER_SIGMAS = 6.0
 
 #: By chance, one healthy job in this many shows a flapping link.
-CHANCE = 1e-4
+MAX_CHANCE = 1e-4
 
 #: Usual share of late transfers where other links show none: one in this many.
-RARE = 1 / 500
+RARE_SHARE = 1 / 500
 
 #: Links in the evidence; the rest is counted.
 MAX_LISTED = 256
@@ -87,7 +87,7 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
     usual = _usual_levels(links)
     relative = links.level / usual
     noise = float(robust.spread(np.log(relative))) if len(relative) > 2 else 0.0
-    slow = relative >= max(SLOW_TIMES, float(np.exp(min(OUTSIDE * noise, 50.0))))
+    slow = relative >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise, 50.0))))
     flapping = _flapping(links) & ~slow
     blamed = np.flatnonzero(slow | flapping)
     if not len(blamed) or (len(blamed) > len(slow) / 2 and len(slow) > 2):
@@ -205,9 +205,9 @@ def _flapping(links: _Links) -> npt.NDArray[np.bool_]:
     flapping = np.zeros(len(share), dtype=bool)
     for link in np.flatnonzero(share >= FLAP_SHARE).tolist():
         others = np.delete(share, link)
-        usual = max(float(np.median(others)), RARE)
+        usual = max(float(np.median(others)), RARE_SHARE)
         count, n = int(links.late[link]), int(links.n[link])
-        rare = robust.chance_of_count(count, n, usual) < CHANCE / len(share)
+        rare = robust.chance_of_count(count, n, usual) < MAX_CHANCE / len(share)
         flapping[link] = rare and share[link] - usual >= FLAP_SHARE
     return flapping
 

@@ -13,27 +13,27 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 
 #: Pearson correlation of forward and backward over microbatches (what-if paper, 5.3).
-CORRELATED = 0.9
+MIN_CORRELATION = 0.9
 
 #: Microbatches that vary less than this (coefficient of variation) cost next to nothing.
-VARIED = 0.02
+MIN_VARIATION = 0.02
 
 #: ... unless one replica's vary by this much.
-VARIED_ONE = 0.05
+MIN_VARIATION_OF_ONE = 0.05
 
 #: This share of the replicas must show the pattern: data is dealt out to all of them.
-MANY = 0.5
+MIN_REPLICA_SHARE = 0.5
 
 #: A long sequence is long on every stage: below this correlation stages do not agree.
-STAGES_AGREE = 0.5
+MIN_STAGE_CORRELATION = 0.5
 
 #: A machine that is slow for a while slows neighbours in time alike: above this share of the
 #: correlation within a microbatch, those of different microbatches say so.
-IN_TIME = 0.5
+MAX_NEIGHBOUR_SHARE = 0.5
 
 #: ... unless data comes sorted by length: then the same microbatches are long in all steps, which
 #: explains this share of the variance at least.
-SORTED = 0.5
+MIN_SORTED_SHARE = 0.5
 
 _AMBIGUOUS = (
     "operations that follow each other vary alike, too, whichever microbatch they serve, and so in "
@@ -51,15 +51,15 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
     """Microbatches whose cost varies, forward and backward alike; None where they do not."""
     graph = durations.graph
     spread = np.concatenate([v.micro.std(axis=(0, 1)) for v in fit.variants])  # [dp], any order
-    if float(np.median(spread)) < VARIED and float(spread.max()) < VARIED_ONE:
+    if float(np.median(spread)) < MIN_VARIATION and float(spread.max()) < MIN_VARIATION_OF_ONE:
         return None
     correlations = _correlations(fit, graph.n_pp)
-    varied = (spread >= VARIED) & (correlations >= CORRELATED)
-    if varied.mean() < MANY or _between_stages(fit) < STAGES_AGREE:
+    varied = (spread >= MIN_VARIATION) & (correlations >= MIN_CORRELATION)
+    if varied.mean() < MIN_REPLICA_SHARE or _between_stages(fit) < MIN_STAGE_CORRELATION:
         return None
     in_time = _between_neighbours(durations, fit)
-    passing = in_time > IN_TIME * float(np.median(correlations))
-    if passing and _same_in_all_steps(fit) < SORTED:
+    passing = in_time > MAX_NEIGHBOUR_SHARE * float(np.median(correlations))
+    if passing and _same_in_all_steps(fit) < MIN_SORTED_SHARE:
         return None
     effect = tuple(fit.slope[:, :, None, None, None] * variant.micro for variant in fit.variants)
     cost = np.concatenate([np.exp(v.micro).ravel() for v in fit.variants])
@@ -73,7 +73,7 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "coefficient_of_variation": cv,
             "correlation": float(np.median(correlations)),
             "correlation_of_neighbours": in_time,
-            "threshold": CORRELATED,
+            "threshold": MIN_CORRELATION,
             "replicas_showing_it": float(varied.mean()),
             "source": "what-if paper, 5.3",
         },

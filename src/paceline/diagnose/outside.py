@@ -18,14 +18,14 @@ from paceline.whatif import WhatIf
 Array = npt.NDArray[np.float64]
 
 #: Delays between operations matter from this share of the step on (the health line of S, too).
-DELAYED = 0.03
+MIN_DELAY_SHARE = 0.03
 
 #: A step is odd if it takes this multiple of the typical one; up to this share of the steps may be.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
 
 #: A trend or jump counts if it changes the step time by this share over the trace and chance would
 #: show it in one trace of a thousand.
-DRIFTED, CHANCE = 0.03, 0.001
+MIN_DRIFT_SHARE, MAX_CHANCE = 0.03, 0.001
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
@@ -44,7 +44,7 @@ def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list
 def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
     # While the step before still runs on others, a worker that has begun the next loses nothing.
     lost_s = result.traced_s - measured.overlap_s - result.simulated_s
-    if float(lost_s.mean()) < DELAYED * float(result.simulated_s.mean()):
+    if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
     of_step = (resamples @ lost_s) / (resamples @ result.traced_s)
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
@@ -60,14 +60,14 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
         share=None,
         share_of_step=share,
         interval=(low, high),
-        confidence=float((of_step >= DELAYED / (1 + DELAYED)).mean()),
+        confidence=float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean()),
         where={"group": {"kind": label}},
         evidence={
             "launch_slowdown": result.launch_slowdown,
             "step_start": result.launch_delay.step_start,
             "largest": factor,
             "by_kind": dict(by_kind[:5]),
-            "threshold": 1 + DELAYED,
+            "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
         },
     )
@@ -79,8 +79,10 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     if len(times) < MIN_STEPS:
         return None
     shapes = [_trend(steps, times), _break(steps, times)]
-    shapes = [s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= DRIFTED * times.mean()]
-    if not shapes or min(shape.p_value for shape in shapes) > CHANCE:
+    shapes = [
+        s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= MIN_DRIFT_SHARE * times.mean()
+    ]
+    if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
         return None
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
@@ -100,7 +102,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
             **shape.evidence,
             "change": change / start,
             "p_value": shape.p_value,
-            "threshold": DRIFTED,
+            "threshold": MIN_DRIFT_SHARE,
         },
     )
 

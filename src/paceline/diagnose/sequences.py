@@ -28,7 +28,7 @@ MODELS = ((0, 1), (0,), (1,), (0, 1, 2), (0, 2), (1, 2), (2,))
 
 #: A later model must be better by so much (Bayesian information criterion; above 10 the evidence is
 #: very strong: Kass and Raftery 1995).
-MUCH_BETTER = 10.0
+MIN_BIC_GAIN = 10.0
 
 #: Robust standard deviations beyond which residuals are pauses and the like.
 OUTLIER_SIGMAS = 6.0
@@ -195,7 +195,7 @@ def _least_squares(features: Array, seconds: Array) -> Array:
         error = energy - 2 * solved @ moment[used] + solved @ gram[np.ix_(used, used)] @ solved
         # Without noise the error is rounding; it must not decide.
         score = n * np.log(max(float(error), 1e-14 * energy)) + len(used) * np.log(n)
-        if score < best_score - (MUCH_BETTER if np.isfinite(best_score) else 0.0):
+        if score < best_score - (MIN_BIC_GAIN if np.isfinite(best_score) else 0.0):
             best, best_score = np.zeros(3), score
             best[used] = solved
     best /= scale

@@ -21,16 +21,16 @@ Mask = npt.NDArray[np.bool_]
 
 #: A worker is slow from here on, if noise allows to see it: healthy GPUs of one sort differ by 1 to
 #: 2% (Sinha et al., Not All GPUs Are Created Equal, SC 2022).
-SLOW = 0.02
+MIN_SLOW_SHARE = 0.02
 
 #: ... and by this many standard errors, which steps that differ make large.
-ERRORS = 4.0
+MIN_ERRORS = 4.0
 
 #: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
-SPREADS, SPREAD_UP_TO = 4.0, 0.05
+MIN_SPREADS, ALWAYS_SLOW_SHARE = 4.0, 0.05
 
 #: Beside a worker this many times as far off, one under 5% is not worth naming.
-DWARFED = 2.0
+DWARFING_RATIO = 2.0
 
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
@@ -62,7 +62,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
     slow = lasting >= _bar(apparent, fit)
-    slow &= (lasting >= SPREAD_UP_TO) | (lasting >= lasting.max() / DWARFED)
+    slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
@@ -89,7 +89,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     ambiguous, alternative = _other_reading(fit, workers)
     evidence: dict[str, Any] = {
         "factors": factors,
-        "threshold": 1 + SLOW,
+        "threshold": 1 + MIN_SLOW_SHARE,
         "pattern": _pattern(workers, slow.shape),
         "steps": "all" if slow_steps[0] is None else steps[slow_steps[0]].tolist(),
         "source": "what-if paper, 5.1",
@@ -108,10 +108,10 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
 
 def _bar(apparent: Array, fit: Fit) -> Array:
     """[stage, dp] from which slowness on a worker counts, among workers as slow as ``apparent``."""
-    bar = np.maximum(SLOW, ERRORS * fit.worker_error)
+    bar = np.maximum(MIN_SLOW_SHARE, MIN_ERRORS * fit.worker_error)
     if apparent.size >= MIN_WORKERS:
-        of_workers: Array = np.asarray(SPREADS * robust.spread(apparent))
-        bar = np.maximum(bar, np.minimum(of_workers, SPREAD_UP_TO))
+        of_workers: Array = np.asarray(MIN_SPREADS * robust.spread(apparent))
+        bar = np.maximum(bar, np.minimum(of_workers, ALWAYS_SLOW_SHARE))
     return bar
 
 

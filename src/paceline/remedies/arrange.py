@@ -27,8 +27,8 @@ Positions = tuple[Worker, ...]
 STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 
 #: Arrangements simulated on all steps and replicas. One that is not the best without noise must be
-#: better by CLEARLY to be chosen: less is the luck of the traced steps.
-VERIFIED, CLEARLY = 4, 0.01
+#: better by MIN_LEAD to be chosen: less is the luck of the traced steps.
+N_VERIFIED, MIN_LEAD = 4, 0.01
 
 
 #: Standard errors of a median over a worker's computes by which its factor in a step must stand
@@ -166,10 +166,10 @@ class Search:
         order = sorted(better, key=lambda positions: self.scores[positions])
         best = Found(self.workers, self.arrangement.durations)
         least = self._score(self.workers, self.predict(best.durations).mean_s)
-        for positions in order[:VERIFIED]:
+        for positions in order[:N_VERIFIED]:
             durations = self.arrangement.at(positions)
             score = self._score(positions, self.predict(durations).mean_s)
-            needed = least if best.positions == self.workers else least * (1 - CLEARLY)
+            needed = least if best.positions == self.workers else least * (1 - MIN_LEAD)
             if score < needed:
                 best, least = Found(positions, durations), score
         return best

@@ -16,10 +16,10 @@ Array = npt.NDArray[np.float64]
 CHUNKS = (2, 3, 4)
 
 #: With so few replicas a stage of several slow workers looks like one with too much to compute.
-FEW = 3
+FEW_REPLICAS = 3
 
 #: Stages whose load differs by less than this hold the same, up to noise.
-EVEN = 0.01
+EVEN_SHARE = 0.01
 
 
 def chunk_counts(case: Case) -> list[int]:
@@ -53,7 +53,7 @@ def even_shares(n_stages: int, n_chunks: int) -> Array:
 
 
 def shares_by_layers(
-    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN
+    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN_SHARE
 ) -> Array:
     """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
 

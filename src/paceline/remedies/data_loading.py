@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 START, ALL = "step-start", "all"
 
 #: One sort of delay is proposed alone where it saves this share of what all of them save.
-NEARLY_ALL = 0.95
+NEARLY_ALL_SHARE = 0.95
 
 #: Sorts of delay that save less than this share of the step are not named in the sentence.
 MIN_NAMED = 0.005
@@ -98,7 +98,7 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
         if requested not in saved:
             raise NotApplicableError(f"the trace has no {requested} operations")
         return str(requested)
-    return next(name for name in saved if saved[name] >= NEARLY_ALL * saved[ALL])
+    return next(name for name in saved if saved[name] >= NEARLY_ALL_SHARE * saved[ALL])
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:

@@ -28,7 +28,7 @@ MAX_PEERS = 32
 
 #: Where a worker's slowness varies from op to op by this multiple of the noise of all computes,
 #: it takes its peers' variation, not its own.
-UNSTEADY = 3.0
+UNSTEADY_RATIO = 3.0
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
 
@@ -202,7 +202,7 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
     paused = excess > PAUSE_S
     residual[0][paused] = 0.0
     spread = SIGMA_OF_MAD * np.median(np.abs(residual), axis=(1, 2, 3))
-    steady = spread <= UNSTEADY * np.maximum(fit.sigma, _TINY_S)
+    steady = spread <= UNSTEADY_RATIO * np.maximum(fit.sigma, _TINY_S)
     healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], residual, 0.0))
     healthy[0] += np.where(paused, excess, 0.0)
     return healthy

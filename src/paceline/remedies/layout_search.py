@@ -32,17 +32,17 @@ Ints = npt.NDArray[np.int64]
 
 #: Splits whose largest load is so close to the best are tried, too: equal loads still differ by as
 #: much in their bubbles.
-NEAR = 0.03
+NEAR_SHARE = 0.03
 MAX_NEAR = 512
 
 #: The best on typical durations that are simulated on all steps and replicas.
-VERIFIED = 4
+N_VERIFIED = 4
 
 #: One-layer moves tried per round of the search, and rounds.
 MAX_MOVES, MAX_ROUNDS = 2048, 40
 
 #: Numbers of best moves that are also made at once; the search ends with rounds that gain less.
-TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
+JOINT_SIZES, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
 #: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
 #: present one is better.
@@ -154,7 +154,7 @@ class LayoutSearch:
                 break
         best, after = self.layers, now
         least = now.mean_s * (1 - MIN_GAIN)
-        for layout in sorted(scores, key=lambda layout: scores[layout])[:VERIFIED]:
+        for layout in sorted(scores, key=lambda layout: scores[layout])[:N_VERIFIED]:
             if layout != self.layers and (times := self.verify(layout)).mean_s < least:
                 best, after, least = layout, times, times.mean_s
         return best, after
@@ -171,8 +171,8 @@ class LayoutSearch:
     def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
         """Layouts that make several of the best moves at once, for fewer rounds."""
         order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
-        steps = np.cumsum(near[order[: max(TOGETHER)]] - np.array(centre), axis=0)
-        joined = np.array(centre) + steps[[k - 1 for k in TOGETHER if k <= len(steps)]]
+        steps = np.cumsum(near[order[: max(JOINT_SIZES)]] - np.array(centre), axis=0)
+        joined = np.array(centre) + steps[[k - 1 for k in JOINT_SIZES if k <= len(steps)]]
         return [tuple(layout) for layout in self.bounds.keep(joined).tolist()]
 
     def _starts(self) -> list[Layout]:
@@ -180,7 +180,7 @@ class LayoutSearch:
         table, least = self._stage_table(), self.bounds.stage_least
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
-        near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR))
+        near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR_SHARE))
         return [
             self._over_chunks(layout) for layout in dict.fromkeys([split, *islice(near, MAX_NEAR)])
         ]

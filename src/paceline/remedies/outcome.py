@@ -21,10 +21,10 @@ from paceline.remedies.remedy import (
 from paceline.units import seconds
 
 #: Two readings of a gain that differ by more than this both go into its interval.
-APART = 0.01
+MAX_READING_GAP = 0.01
 
 #: Where two readings of a trace predict steps further apart than this, a remedy is not offered.
-OPEN = 0.03
+MAX_OPEN_GAP = 0.03
 
 #: Where workers or layers change places, gains of 95% of the jobs that were run again lay so near
 #: to the interval from the steps alone (benchmarks/truth.py: 469 jobs).
@@ -34,7 +34,7 @@ MOVED_MARGIN = 0.004
 MIN_STEPS = 4
 
 #: A speed-up is said to exceed S from this ratio on; less is noise.
-BEYOND = 1.01
+MIN_BEYOND_RATIO = 1.01
 
 
 def outcome(
@@ -72,7 +72,7 @@ def outcome(
     notes = list(notes)
     readings = [gain_by(before.step_s, reading.step_s) for reading in otherwise]
     bare = gain_by(before.undelayed_s, after.undelayed_s)
-    if abs(bare[0] - gain) > APART:
+    if abs(bare[0] - gain) > MAX_READING_GAP:
         readings.append(bare)
         notes.append(_delays_note(gain, bare[0]))
     if (n_steps := len(before.step_s)) < MIN_STEPS:
@@ -119,7 +119,7 @@ def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) 
     """
     inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
     gain = max((r.gain for r in remedies if inside & set(r.findings)), default=0.0)
-    if gain >= 1 or (speedup := 1 / (1 - gain)) < BEYOND * slowdown:
+    if gain >= 1 or (speedup := 1 / (1 - gain)) < MIN_BEYOND_RATIO * slowdown:
         return None
     return (
         f"a speed-up of {speedup:.2f} above S = {slowdown:.2f} is no contradiction: S takes "

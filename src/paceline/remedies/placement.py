@@ -12,7 +12,7 @@ from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
-from paceline.remedies.chunks import FEW
+from paceline.remedies.chunks import FEW_REPLICAS
 from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import MOVED_MARGIN, copy_of, finding_of, outcome
@@ -20,7 +20,7 @@ from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
 
 #: A stage with this much more to do than is usual may be heavy, not its workers slow.
-HEAVY = 0.05
+HEAVY_SHARE = 0.05
 
 #: Slow workers that are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
@@ -86,12 +86,12 @@ def propose(case: Case) -> Remedy:
 def _closed_stages(case: Case) -> frozenset[int]:
     """Stages whose typical speed is in doubt: most of their few workers may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
-    if n_dp > FEW:
+    if n_dp > FEW_REPLICAS:
         return frozenset()
     place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
-    return frozenset(np.flatnonzero(loads > (1 + HEAVY) * usual).tolist())
+    return frozenset(np.flatnonzero(loads > (1 + HEAVY_SHARE) * usual).tolist())
 
 
 def _ends(link: Link) -> tuple[Worker, Worker]:

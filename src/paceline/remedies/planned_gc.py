@@ -20,7 +20,7 @@ EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 #: The shortest interval with this share of what no collection at all would save is proposed: a
 #: longer one gains next to nothing and needs more memory.
-ENOUGH = 0.95
+ENOUGH_SHARE = 0.95
 
 #: All workers wait for the slowest collection: of those seen, this quantile.
 SLOW_QUANTILE = 0.95
@@ -95,7 +95,7 @@ def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
     """The interval asked for, or the shortest that gains enough of ``limit``."""
     if (requested := case.options.get("every_steps")) is not None:
         return int(requested)
-    enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH * limit)
+    enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH_SHARE * limit)
     return int(next(enough, EVERY_STEPS[-1]))
 
 

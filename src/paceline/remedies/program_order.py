@@ -25,12 +25,12 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Ops of whole steps that are looked at for ties; what holds in all of these holds in the others.
-ROOM = 300_000
+MAX_OPS = 300_000
 
 #: Traced times are rounded: a launch may seem to lie before the end of the compute that it follows,
 #: in the real jobs by up to 0.1 ms of 220. Of launches that have nothing to do with a compute but
 #: happen during it, one in a hundred lies in this share at its end; all of them hardly ever do.
-ROUNDED = 0.01
+ROUNDING_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _ties(line: Timeline, delays: Durations, variant: int, stage: int) -> Ints:
     if len(transfers) == 0:
         return np.empty((0, 2), dtype=np.int64)
     computes = computes[np.argsort(end[computes].mean(axis=(1, 2)), kind="stable")]
-    nearly = end[computes] - ROUNDED * (end[computes] - start[computes])
+    nearly = end[computes] - ROUNDING_SHARE * (end[computes] - start[computes])
     before = _ended_before(nearly, start[transfers]) - 1
     rows, behind = transfers[before >= 0], computes[before[before >= 0]]
     # A tie that explains nothing beside the graph's own dependencies may be chance.
@@ -97,11 +97,11 @@ def ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
 
 
 def _sampled_steps(measured: Measured) -> Ints:
-    """Indices of steps, evenly spread, that together have ``ROOM`` ops."""
+    """Indices of steps, evenly spread, that together have ``MAX_OPS`` ops."""
     n_steps = measured.durations.n_steps
     per_step = max(1, len(measured.durations.values) // n_steps)
     sample: Ints = np.unique(
-        np.linspace(0, n_steps - 1, min(n_steps, max(1, ROOM // per_step))).astype(np.int64)
+        np.linspace(0, n_steps - 1, min(n_steps, max(1, MAX_OPS // per_step))).astype(np.int64)
     )
     return sample
 

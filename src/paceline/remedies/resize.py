@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 PER_MICROBATCH = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, *P2P_KINDS)
 
 #: Schedules, those first that a job follows more likely where few microbatches leave a doubt.
-LIKELY_FIRST = ("1f1b", "interleaved", "gpipe")
+BY_LIKELIHOOD = ("1f1b", "interleaved", "gpipe")
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ def resizer(measured: Measured) -> Resizer:
     """
     graph = measured.graph
     counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
-    for name in LIKELY_FIRST:
+    for name in BY_LIKELIHOOD:
         if all(_follows(measured, v, name, int(n)) for v, n in enumerate(counts)):
             unit = graph.n_pp if name == "interleaved" else 1
             return Resizer(measured, name, counts[graph.replica_variant], unit)
     raise NotApplicableError(
         "the order of operations follows none of the known schedules "
-        f"({', '.join(LIKELY_FIRST)}): what other numbers of microbatches would do is unknown"
+        f"({', '.join(BY_LIKELIHOOD)}): what other numbers of microbatches would do is unknown"
     )
 
 

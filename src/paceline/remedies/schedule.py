@@ -12,13 +12,13 @@ import numpy.typing as npt
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.chunks import (
-    EVEN,
-    FEW,
+    EVEN_SHARE,
+    FEW_REPLICAS,
     chunk_counts,
     even_shares,
     shares_by_layers,
 )
-from paceline.remedies.outcome import OPEN, finding_of, outcome
+from paceline.remedies.outcome import MAX_OPEN_GAP, finding_of, outcome
 from paceline.remedies.parameter_ops import stay_late
 from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.regraph import (
@@ -169,7 +169,7 @@ class _Trial:
     def __init__(self, case: Case) -> None:
         self.case, self.measured, self.delays = case, case.measured, case.delays
         self.loads = typical_places(case.measured.durations)  # of one chunk per stage
-        self.least = np.maximum(EVEN, least_difference(case.measured.durations))
+        self.least = np.maximum(EVEN_SHARE, least_difference(case.measured.durations))
         uneven = finding_of(case, "sequence-length") is not None
         self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
         group = finding_of(case, "dp-network")
@@ -211,7 +211,7 @@ def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction
     if not trial.late:
         return None
     otherwise = trial.predicted(share, late=False)
-    if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+    if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
             f"the trace leaves open what interleaving does: a step takes {after.mean_s:.4g} s if "
             "the workers that end collectives late do so in each chunk's as now, "
@@ -232,10 +232,10 @@ def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction 
     case = trial.case
     graph = case.measured.graph
     even = even_shares(graph.n_pp, share.shape[2])
-    if (share == even).all() or (graph.n_dp > FEW and case.layers is not None):
+    if (share == even).all() or (graph.n_dp > FEW_REPLICAS and case.layers is not None):
         return None
     otherwise = trial.predicted(even)
-    if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+    if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         hint = (
             "with so few replicas slow machines look like that"
             if case.layers is not None

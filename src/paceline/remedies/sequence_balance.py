@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotApplicableError
-from paceline.remedies.outcome import OPEN, outcome
+from paceline.remedies.outcome import MAX_OPEN_GAP, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.sequence_plan import (
     MICROBATCHES,
@@ -64,7 +64,7 @@ def propose(case: Case) -> Remedy:
             f"{max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     otherwise = None if balancing.otherwise is None else case.predicted(balancing.otherwise)
-    if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+    if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
             "the trace leaves open what an exchange of microbatches does: a step takes "
             f"{after.mean_s:.4g} s if ranks that took longer had costlier microbatches, "

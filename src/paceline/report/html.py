@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from paceline.report.page.drawings import Drawings
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
-from paceline.report.page.figures import FEW, blamed_workers, figure_data
+from paceline.report.page.figures import MAX_SIDE_BY_SIDE, blamed_workers, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
 from paceline.report.page.markup import escape, foreign
@@ -116,7 +116,7 @@ def _figures(page: _Page) -> str:
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     return Template(static("figures.html")).substitute(
-        heatmaps="columns" if report.job.dp_size <= FEW else "",
+        heatmaps="columns" if report.job.dp_size <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
         **path_html(report.critical_path, report.job.workers),

@@ -23,7 +23,7 @@ SCHEMA = 1
 PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
 
 #: Points of the page's plot at most, and how many times as dear as the line they may be.
-MAX_POINTS, _FAR = 2000, 1.6
+MAX_POINTS, _MAX_RATIO = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
 _OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
@@ -299,7 +299,7 @@ def _points(result: SearchResult) -> dict[str, Any]:
     lowest_y[order] = np.minimum.accumulate(y[order])
     off = np.maximum(y / lowest_y, x / x[line].max())
     near = np.argsort(off, kind="stable")[:MAX_POINTS]
-    points = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
+    points = np.union1d(near[off[near] <= _MAX_RATIO], np.flatnonzero(line))
     return {
         "x": round_values(x[points]),
         "y": round_values(y[points]),

@@ -23,7 +23,7 @@ from paceline.whatif import WhatIf
 if TYPE_CHECKING:
     from rich.console import Console
 
-TOP = 5  # entries of each table of the worst
+MAX_ROWS = 5  # entries of each table of the worst
 _MAX_WIDTH = 132  # lines longer than this are hard to read
 _SEVERE = 1.10  # where red starts; below WhatIf.HEALTHY_BELOW nothing is marked
 _MAX_BAR, _MIN_BAR = 10, 3
@@ -195,7 +195,7 @@ def _worst(report: JobReport, width: int) -> list[Text]:
     """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
     n_pp, n_dp = report.by_worker.shape
     flat = report.by_worker.ravel()
-    worst = (-flat).argsort(kind="stable")[:TOP].tolist()
+    worst = (-flat).argsort(kind="stable")[:MAX_ROWS].tolist()
     workers = [(f"{i % n_dp},{i // n_dp}", float(flat[i])) for i in worst]
     tables = [_Table("kind", _top(report.by_kind))]
     tables += [_Table("stage", _top(report.by_stage))] if n_pp > 1 else []
@@ -220,7 +220,7 @@ def _worst(report: JobReport, width: int) -> list[Text]:
 
 def _top(values: Mapping[int, float] | Mapping[str, float]) -> list[tuple[str, float]]:
     ranked = sorted(values.items(), key=lambda item: -item[1])
-    return [(str(key), value) for key, value in ranked[:TOP]]
+    return [(str(key), value) for key, value in ranked[:MAX_ROWS]]
 
 
 def _total(tables: Sequence[_Table]) -> int:

@@ -20,13 +20,13 @@ from paceline.whatif import WhatIf
 HEALTHY = "Healthy, within what these traces can show"
 
 #: Launch delays below this line cost next to nothing (the line of S, too).
-DELAYED = 1.03
+MIN_LAUNCH_SLOWDOWN = 1.03
 
 #: Of remedies whose gains differ by less than this, the surest is named.
-EQUAL = 0.01
+EQUAL_GAIN = 0.01
 
 #: A finding that costs less of the step is small; S under 1.03 counts as healthy, too.
-SMALL = 0.03
+SMALL_SHARE = 0.03
 
 #: Characters that two lines hold in the report at 1,400 px; a host is named where there is room.
 MAX_LENGTH = 124
@@ -35,12 +35,12 @@ MAX_LENGTH = 124
 def is_healthy(report: JobReport) -> bool:
     """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
     drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
-    return report.healthy and report.launch_slowdown < DELAYED and not drifts
+    return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
 
 
 def is_small(finding: Finding) -> bool:
     """Whether a known cause costs next to nothing."""
-    return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL
+    return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE
 
 
 def headline(report: JobReport) -> str:
@@ -110,7 +110,7 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
     if round(best_gain, 2) <= 0:
         return None
     return max(
-        (remedy for remedy in candidates if remedy.gain >= best_gain - EQUAL),
+        (remedy for remedy in candidates if remedy.gain >= best_gain - EQUAL_GAIN),
         key=lambda remedy: remedy.interval[0],
     )
 

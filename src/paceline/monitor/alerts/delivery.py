@@ -26,7 +26,7 @@ GIVE_UP_S = 7 * 86_400.0
 #: How often a silenced message is looked at again, and how often the queue at the least.
 _SILENCED_S, _LOOK_S = 30.0, 5.0
 #: Messages that failed so often or oftener go together: by then they wait for the longest.
-_OFTEN = 8
+_MANY_ATTEMPTS = 8
 
 Row = dict[str, Any]
 
@@ -177,7 +177,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     """
 
     def key(row: Row) -> tuple[bool, str, str, str, int]:
-        often = min(row["attempts"], _OFTEN)
+        often = min(row["attempts"], _MANY_ATTEMPTS)
         return row["status"] != FIRING, row["project"], row["rule"], row["importance"], often
 
     return [list(group) for _, group in groupby(sorted(rows, key=key), key)]

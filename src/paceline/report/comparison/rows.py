@@ -13,7 +13,7 @@ from paceline.units import percent, seconds
 Form = Callable[[float], str]
 
 #: Rows whose change is a smaller share of the step are counted, not listed.
-SMALL = 0.001
+MIN_SHARE = 0.001
 
 _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
 
@@ -110,13 +110,13 @@ def _fold(
     rows: Sequence[Row],
 ) -> Table:
     """All rows but those that hardly change."""
-    threshold = SMALL * comparison.time.before_s
+    threshold = MIN_SHARE * comparison.time.before_s
     if all(row.change is None for row in rows):
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
     large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= threshold)
     n_small = len(rows) - len(large)
     small_rows = "" if not n_small else f"{n_small} more" if large else f"all {n_small}"
-    note = small_rows and f"{small_rows} changed by under {SMALL:.1%} of the {comparison.unit}"
+    note = small_rows and f"{small_rows} changed by under {MIN_SHARE:.1%} of the {comparison.unit}"
     return Table(name, title, about, heads, large, len(rows), note)
 
 
@@ -127,13 +127,13 @@ def _largest(
     heads = (head[0].rstrip("s"), "before", "after")
     few = comparison.time.interval is None
     clear = [r for r in rows if r.change is not None and (few or r.change.clear)]
-    least = SMALL * comparison.time.before_s
+    least = MIN_SHARE * comparison.time.before_s
     large = [r for r in clear if r.change is not None and abs(r.change.seconds) >= least]
     note = ""
     if rows and not large:
         note = (
-            f"none of {len(rows):,} changed by {SMALL:.1%} of the {comparison.unit} and by more "
-            f"than chance shows among as many; the largest change is that of {rows[0].name}, "
+            f"none of {len(rows):,} changed by {MIN_SHARE:.1%} of the {comparison.unit} and by "
+            f"more than chance shows among as many; the largest change is that of {rows[0].name}, "
             f"{seconds(rows[0].change.seconds if rows[0].change else 0.0)}"
         )
     elif len(large) > most:

@@ -11,7 +11,7 @@ from paceline.units import seconds
 RUN_TO_RUN = 0.007
 
 #: The median is worth a sentence if it differs from the mean by this share of the step.
-OTHERWISE = 0.01
+MIN_MEDIAN_GAP = 0.01
 
 _MAX_STEPS = 5
 
@@ -123,7 +123,9 @@ def _median(comparison: Comparison) -> str:
         for steps, side_name in zip(comparison.odd_steps, ("before", "after"), strict=True)
         if steps
     ]
-    if abs(mean.change - median.change) < OTHERWISE or (mean.verdict == median.verdict and not odd):
+    if abs(mean.change - median.change) < MIN_MEDIAN_GAP or (
+        mean.verdict == median.verdict and not odd
+    ):
         return ""
     unit = comparison.unit
     if median.verdict == "no-difference" and median.interval is not None:

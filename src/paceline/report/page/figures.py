@@ -12,7 +12,7 @@ from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
 
 #: Up to this many replicas the two heatmaps have room beside each other.
-FEW = 10
+MAX_SIDE_BY_SIDE = 10
 
 #: Values of the per-step heatmap that a page holds at most (16 bits each, so about 1 MB).
 MAX_STEP_VALUES = 400_000

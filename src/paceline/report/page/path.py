@@ -12,7 +12,7 @@ from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
 
 #: Workers in the table.
-TOP = 8
+MAX_WORKERS = 8
 
 
 def path_html(path: PathSummary | None, workers: int) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _workers(path: PathSummary) -> str:
     """The workers with the largest shares, and how much longer their computes could take."""
     head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
     rows = []
-    for dp, pp, share in path.by_worker[:TOP]:
+    for dp, pp, share in path.by_worker[:MAX_WORKERS]:
         rows.append(
             [
                 escape(f"dp {dp}, stage {pp}"),

@@ -20,7 +20,7 @@ MAX_NAMED = 4
 MAX_STAGES = 8
 
 #: Below this share pauses do not grow over the trace.
-GROWTH = 0.01
+MIN_GROWTH = 0.01
 
 #: Delays of a kind that lengthen steps by less than this share are not named.
 MIN_DELAY = 0.0005
@@ -193,7 +193,7 @@ def _gc(finding: Finding) -> Phrases:
     if repeated:
         yield f"the microbatch that is paused most has {percent(repeated)} of the pauses"
     growth = _number(evidence, "growth_over_trace")
-    if growth is not None and abs(growth) >= GROWTH:
+    if growth is not None and abs(growth) >= MIN_GROWTH:
         direction = "longer" if growth > 0 else "shorter"
         yield f"pauses become {percent(abs(growth))} {direction} from the first step to the last"
 
