@@ -101,7 +101,7 @@ class Stream:
         self.session = ""
         self.ongoing: Ongoing | None = None
         self._old_sessions: list[str] = []
-        self._last_steps = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
+        self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._repeated: list[Batch] = []  # of steps that their ranks have given before
         self.replayed_to = 0.0
         self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
@@ -148,7 +148,7 @@ class Stream:
         self._begun_at = self._begun_at or batch.at
         self._join(np.unique(ranks), batch.at)
         column = np.searchsorted(self.ranks, ranks)
-        np.maximum.at(self._last_steps, column, steps)
+        np.maximum.at(self._sent, column, steps)
         order = np.argsort(steps, kind="stable")
         steps, column, durations = steps[order], column[order], durations[order]
         first = np.flatnonzero(np.append(True, np.diff(steps) != 0))
@@ -205,7 +205,7 @@ class Stream:
             return []
         if batch.at <= self.replayed_to or not np.isin(batch.ranks, self.ranks).all():
             return []
-        if (self._last_steps[np.searchsorted(self.ranks, batch.ranks)] < batch.steps).any():
+        if (self._sent[np.searchsorted(self.ranks, batch.ranks)] < batch.steps).any():
             return []
         self._repeated.append(batch)
         if (
@@ -225,7 +225,7 @@ class Stream:
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
         self._order.clear()
-        self._last_steps, self._repeated = np.zeros(0, dtype=np.int64), []
+        self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
 
     def _slow_before(self, detector: Detector, at: float) -> Restart:
@@ -247,11 +247,11 @@ class Stream:
         self._joined_at = now
         old, self.ranks = self.ranks, np.union1d(self.ranks, new).astype(np.int32)
         place = np.searchsorted(self.ranks, old)
-        last_steps, self._last_steps = (
-            self._last_steps,
+        last_steps, self._sent = (
+            self._sent,
             np.full(len(self.ranks), -1, dtype=np.int64),
         )
-        self._last_steps[place] = last_steps
+        self._sent[place] = last_steps
         for waiting in self._waiting.values():
             row = np.full(len(self.ranks), np.nan)
             row[place] = waiting.durations_s
@@ -328,7 +328,7 @@ class Stream:
             "ongoing_since": None if self.ongoing is None else self.ongoing.since_step,
             "ongoing_healthy_s": None if self.ongoing is None else self.ongoing.healthy_s,
             "ranks": self.ranks.astype("<i4"),
-            "sent": self._last_steps.astype("<i8"),
+            "sent": self._sent.astype("<i8"),
             "detector": None if self.detector is None else self.detector.state_dict(),
         }
 
@@ -344,7 +344,7 @@ class Stream:
         ranks = reader.value("ranks")
         n = len(ranks) if isinstance(ranks, np.ndarray) and ranks.ndim else 0
         stream.ranks = reader.array("ranks", ArrayField("<i4", ("rank",), least=0), {"rank": n})
-        stream._last_steps = reader.array("sent", ArrayField("<i8", ("rank",)), {"rank": n})
+        stream._sent = reader.array("sent", ArrayField("<i8", ("rank",)), {"rank": n})
         if (np.diff(stream.ranks) <= 0).any():
             reader.fail("ranks", "must ascend")
         if reader.value("detector") is not None:
