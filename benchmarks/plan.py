@@ -53,7 +53,7 @@ def timed(name: str, model: str, cluster: str = "a100-80g", **options: Any) -> S
     begin, cpu = time.perf_counter(), time.process_time()
     result = search(llm_preset(model), cluster_preset(cluster), **options)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    legal, fit = len(result.found), len(result)
+    legal, fit = len(result.legal), len(result)
     print(
         f"{name:46} {legal:7,} legal plans, {fit:6,} fit: {seconds:5.2f} s, "
         f"{legal / cpu:7,.0f} plans/s/core ({fit / cpu:6,.0f} of those that fit)"

@@ -27,7 +27,7 @@ from paceline.model.memory import memory_table
 from paceline.model.plan import Plan
 from paceline.plan.calibrate import calibrate, cross_validate, folds
 from paceline.plan.predict import predict
-from paceline.plan.runs import error_table, load_runs, runs_cluster
+from paceline.plan.runs import error_table, read_runs, runs_cluster
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "llm"
 
@@ -49,7 +49,7 @@ def worst(names, measured, predicted, count=5):
 
 
 def a100(path):
-    runs = load_runs(path, need_times=True)
+    runs = read_runs(path, need_times=True).runs
     cluster = runs_cluster(runs, None)
     jobs = [(run.llm, run.plan) for run in runs]
     measured = [run.measured_s for run in runs]

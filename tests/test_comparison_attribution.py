@@ -113,7 +113,7 @@ def test_large_jobs_take_fewer_steps_and_blocks(monkeypatch) -> None:
     whole = contributions(before, after, parts)
     monkeypatch.setattr("paceline.comparison.attribution.BLOCK_VALUES", 1000)
     np.testing.assert_allclose(contributions(before, after, parts), whole, atol=1e-12)
-    monkeypatch.setattr("paceline.comparison.attribution.MOST_VALUES", 1)
+    monkeypatch.setattr("paceline.comparison.attribution.MAX_VALUES", 1)
     rounds = []
     some = contributions(before, after, parts, lambda done, total: rounds.append((done, total)))
     assert len(some) == 8

@@ -65,7 +65,7 @@ def test_only_a_rank_that_works_longer_and_is_waited_for_is_slow():
     # longer; nobody waits for rank 1; ranks 4 and 5 do other work.
     work = Work(
         rank=ints(0, 1, 2, 3, 6, 4, 5),
-        like=ints(0, 0, 0, 0, 0, 1, 1),
+        label=ints(0, 0, 0, 0, 0, 1, 1),
         seconds=np.array([1.0, 1.5, 1.5, 1.0, 1.0, 4.0, 4.0]),
         waited_for=np.array([0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]),
     )

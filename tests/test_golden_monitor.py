@@ -64,7 +64,7 @@ def test_all_that_a_detector_and_a_stream_know_is_in_their_states():
     state = detector.state_dict()
     assert {name.removeprefix("_") for name in vars(detector)} == set(state) - {"schema", "version"}
     # Not saved: what waits comes again from the step files, from "seen_at" on.
-    waits = {"waiting", "order", "again", "replayed_to"}
+    waits = {"waiting", "order", "repeated", "replayed_to"}
     said = set(Stream().state_dict()) - {"schema", "version", "taken_to", "ongoing_healthy_s"}
     said = {name.removesuffix("_since") for name in said}
     assert {name.removeprefix("_") for name in vars(Stream())} - waits == said
@@ -134,7 +134,7 @@ def test_store(path, tmp_path):
     assert (job["healthy_s"], job["slow_since_step"], job["trend"]) == (1.0, 80, [1.25])
     session = sessions.by_id(engine, 1, "*")
     assert (session["cause"], session["slowdown"]) == ("slow-worker", 1.25)
-    (event,) = events.listed(engine, "*", 1, None, 10)
+    (event,) = events.list_events(engine, "*", 1, None, 10)
     assert (event["kind"], event["since_step"], event["ranks"]) == ("onset", 80, [0, 1])
     (token,) = tokens.list_tokens(engine)
     assert (token.name, token.scope) == ("ann", "push")

@@ -91,7 +91,7 @@ def test_the_oracle_tries_all_that_a_hand_would(model):
 
 
 def test_a_beam_is_said_to_be_one(model, monkeypatch):
-    monkeypatch.setattr(oracle, "MOST_SETTINGS", 1)
+    monkeypatch.setattr(oracle, "MAX_SETTINGS", 1)
     strategies = Strategies(model, {"s2": 1.0, "s3": 2.0, "s4": 50.0})
     fail_slows = [(50.0, 400.0, SLOW), (100.0, 600.0, LINK)]
     assert best_policy(strategies, fail_slows, 1000)[1] is False

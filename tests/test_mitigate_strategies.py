@@ -160,7 +160,7 @@ def test_the_exact_search_finds_the_best_of_all(monkeypatch):
     assert found.exact
     assert found.gap == 0
     assert found.step_s == pytest.approx(least)
-    monkeypatch.setattr(topology, "MOST_EXACT", 0)
+    monkeypatch.setattr(topology, "MAX_EXACT", 0)
     some = best_placement(model, faults)
     assert not some.exact
     assert some.bound_s <= least * (1 + 1e-9)
@@ -176,7 +176,7 @@ def test_the_bound_is_below_every_placement(seed, monkeypatch):
         Fault("compute", divmod(cell, 4), float(rng.uniform(1.1, 2))) for cell in cells
     )
     exact = best_placement(model, faults)
-    monkeypatch.setattr(topology, "MOST_EXACT", 0)
+    monkeypatch.setattr(topology, "MAX_EXACT", 0)
     some = best_placement(model, faults)
     assert some.bound_s <= exact.step_s * (1 + 1e-9) <= some.step_s * (1 + 1e-6)
 

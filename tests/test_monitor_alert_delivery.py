@@ -67,8 +67,8 @@ def test_the_life_of_an_alert_in_each_store(tmp_path, hook, kind):
         assert [each["status"] for each in hook.wait(3)] == ["firing", "firing", "resolved"]
         world.alerts._judge_recent(world.now)
         assert store.recent_jobs(world.engine, 0.0) == [world.job.id]
-        assert [row["status"] for row in store.listed(world.engine, "llm")] == ["resolved"]
-        assert store.listed(world.engine, "llm", status="firing") == []
+        assert [row["status"] for row in store.list_alerts(world.engine, "llm")] == ["resolved"]
+        assert store.list_alerts(world.engine, "llm", status="firing") == []
         assert [row["id"] for row in store.list_silences(world.engine, "llm", 1e6)] == [quiet]
         assert not store.end_silence(world.engine, quiet, "other", world.now)
         assert store.end_silence(world.engine, quiet, "llm", world.now)

@@ -61,7 +61,7 @@ def fake():
 @pytest.fixture
 def client(fake, monkeypatch):
     monkeypatch.setattr("paceline.client._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("paceline.client._LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr("paceline.client._MAX_PAUSE_S", 0.02)
     return Client(fake.url, "pcl_secret", patience_s=5.0)
 
 

@@ -50,7 +50,7 @@ class Site:
         self.files.close()
 
     def events(self):
-        found = events.listed(self.engine, "*", self.job.id, None, 100)
+        found = events.list_events(self.engine, "*", self.job.id, None, 100)
         return [(e["kind"], e["since_step"], tuple(e["ranks"])) for e in reversed(found)]
 
     def row(self):
@@ -180,7 +180,7 @@ class TestDetectors:
     def test_too_much_that_waits_is_refused(self, site, monkeypatch):
         from paceline.monitor.refusal import Refusal
 
-        monkeypatch.setattr(module, "MOST_WAITING", 3)
+        monkeypatch.setattr(module, "MAX_WAITING", 3)
         site.stop()  # nobody works on it
         site.detectors.feed(site.job, of_step(0, [1.0] * 4))
         with pytest.raises(Refusal) as refused:

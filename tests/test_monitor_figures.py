@@ -15,7 +15,7 @@ from paceline.graph import from_trace
 from paceline.monitor.step_series import ROW, Series
 from paceline.monitor.store import queries
 from paceline.monitor.web import charts, comparison, fleet
-from paceline.monitor.web.results import Kept
+from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.sections import sections
 from paceline.monitor.web.templating import ago, cause, hours
 from paceline.remedies import REMEDIES, Case, Remedy, advise
@@ -354,7 +354,7 @@ def test_words_for_numbers():
 
 
 def test_what_was_not_asked_for_longest_is_dropped():
-    kept, made = Kept(2), []
+    kept, made = ResultCache(2), []
 
     def get(key):
         return kept.get(key, lambda: made.append(key) or key)

@@ -106,7 +106,7 @@ def test_rates_of_tokens(tmp_path, lines):
 
 
 def test_streams_are_limited_and_given_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_STREAMS", 2)
+    monkeypatch.setattr(limits, "MAX_STREAMS", 2)
     with monitor(tmp_path) as site:
         sent = (
             f"GET /events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.token('read')}\r\n\r\n"
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(tmp_path, monkeypatch, li
 
 
 def test_bodies_that_are_here_at_a_time_are_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_HELD_BYTES", 100_000)
+    monkeypatch.setattr(limits, "MAX_HELD_BYTES", 100_000)
     with monitor(tmp_path) as site:
         push = site.token("push")
         head = (
@@ -184,11 +184,11 @@ def test_bodies_that_are_here_at_a_time_are_limited(tmp_path, monkeypatch):
 
 
 def test_rates_remember_so_many_only(monkeypatch):
-    monkeypatch.setattr(limits, "_MOST_KEYS", 10)
+    monkeypatch.setattr(limits, "_MAX_KEYS", 10)
     rates = Rates(2)
     for key in range(100):
         assert rates.take(key) == 0
-    assert len(rates._left) == 10
+    assert len(rates._credit) == 10
     assert rates.take(99) == 0
     assert 0 < rates.take(99) <= 30
     assert Rates(10).take("x", 1000) == 0

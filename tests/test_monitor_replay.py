@@ -196,7 +196,7 @@ class TestDetectors:
         assert site.row()["slow_since_step"] is None
         healthy_s = site.files.series(site.job.id, points=0).healthy_s[100:390]
         assert healthy_s == pytest.approx(np.ones(290), abs=0.01)
-        text = events.listed(site.engine, "*", site.job.id, None, 1)[0]["text"]
+        text = events.list_events(site.engine, "*", site.job.id, None, 1)[0]["text"]
         assert text == f"step {until}: healthy again since step {until}"
 
     def test_what_was_not_stored_is(self, site, monkeypatch):

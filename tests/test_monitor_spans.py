@@ -136,18 +136,18 @@ class TestCuts:
         monkeypatch.setattr(otlp_jobs, "LATE_NS", 0)
         adopted = Adopted()
         files = self.files(tmp_path, adopted)
-        real = otlp_jobs._written
+        real = otlp_jobs._write_beside
         for n, one in enumerate(parts(self.ROWS, pieces)):
             line = json.dumps(one).encode()
             assert files.append(self.JOB, line, float(n))
             assert not files.append(self.JOB, line, float(n))
             if crash and n % 3 == 1:
                 if crash == "write":
-                    monkeypatch.setattr(otlp_jobs, "_written", self.fails_on_requests(real))
+                    monkeypatch.setattr(otlp_jobs, "_write_beside", self.fails_on_requests(real))
                 adopted.crash = crash
                 files.tick(float(n))
                 adopted.crash = ""
-                monkeypatch.setattr(otlp_jobs, "_written", real)
+                monkeypatch.setattr(otlp_jobs, "_write_beside", real)
                 if restart:
                     files.stop()
                     files = self.files(tmp_path, adopted)
@@ -184,7 +184,7 @@ class TestCuts:
             files.append(self.JOB, json.dumps(one).encode(), 0.0)
         files.tick(1e6)
         assert adopted.sessions == {}
-        monkeypatch.setattr(otlp_jobs, "MOST_BYTES", 10)
+        monkeypatch.setattr(otlp_jobs, "MAX_BYTES", 10)
         files.append(self.JOB, json.dumps(parts(self.ROWS, 2)[0]).encode(), 2e6)
         files.tick(3e6)
         assert [steps for steps, _ in adopted.sessions.values()] == [[]]

@@ -110,7 +110,7 @@ class TestUpgrade:
         assert (number > 2, new) == (True, True)
         number, new = events.add(engine, event(step=90, at=9000.0))  # of a later start
         assert (number > 3, new) == (True, True)
-        starts = {row["id"]: row["start"] for row in events.listed(engine, "*", 1, None, 9)}
+        starts = {row["id"]: row["start"] for row in events.list_events(engine, "*", 1, None, 9)}
         assert (starts[1], starts[2]) == (2, None)
         engine.dispose()
 

@@ -137,7 +137,7 @@ class Site:
         self.files.close()
 
     def events(self, job):
-        found = events.listed(self.engine, "*", job.id, None, 100)
+        found = events.list_events(self.engine, "*", job.id, None, 100)
         return [(e["kind"], e["start"], e["since_step"], e["ranks"]) for e in reversed(found)]
 
     def series(self, job):
@@ -245,7 +245,7 @@ class TestJobs:
         assert set(saved) == {59, 69}
 
     def test_only_some_jobs_are_taken_up_at_a_time(self, site, short_turns, monkeypatch):
-        monkeypatch.setattr(module, "_MOST_LOADS", 3)
+        monkeypatch.setattr(module, "_MAX_LOADS", 3)
         many = [site.job(f"job-{n}") for n in range(20)]
         for n, job in enumerate(many):
             site.files.append(job.id, one_batch(story(n, steps=30, slow=slice(0, 0))))

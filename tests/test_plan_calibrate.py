@@ -15,7 +15,7 @@ from paceline.model.llm import LLM
 from paceline.model.plan import Plan
 from paceline.plan.calibrate import CONSTANTS, calibrate, cross_validate, folds
 from paceline.plan.predict import predict
-from paceline.plan.runs import error_table, load_runs, runs_cluster
+from paceline.plan.runs import error_table, read_runs, runs_cluster
 from paceline.plan.step import step_time_s
 
 DATA = shared_data.DATA / "llm" / "megatron_a100_calibration.csv"
@@ -108,7 +108,7 @@ def test_constants_are_efficiencies_within_their_bounds():
 @pytest.mark.skipif(not DATA.is_file(), reason=f"{DATA} is not there")
 def test_real_a100_runs():
     """Presets within 20%; calibrated within 7% (median 4%) of runs that a fit has not seen."""
-    runs = load_runs(DATA, need_times=True)
+    runs = read_runs(DATA, need_times=True).runs
     cluster = runs_cluster(runs, None)
     measured = np.array([run.measured_s for run in runs])
     preset = [predict(run.llm, run.plan, cluster).step_time_s for run in runs]

@@ -7,7 +7,6 @@ import pytest
 from paceline.errors import ModelError, PlanError
 from paceline.plan.runs import (
     error_table,
-    load_runs,
     predicted_csv,
     read_runs,
     run_clusters,
@@ -29,7 +28,7 @@ def written(tmp_path):
 
 
 def test_a_row_without_more_is_a_run_of_the_years_of_full_recomputation(written):
-    (run,) = load_runs(written(HEAD, ROW))
+    (run,) = read_runs(written(HEAD, ROW)).runs
     assert (run.llm.hidden, run.llm.vocab, run.llm.ffn) == (3072, 51200, 12288)
     plan = run.plan
     assert (plan.recompute, plan.precision, plan.zero, plan.flash) == ("full", "fp16", 0, False)
@@ -42,7 +41,7 @@ def test_optional_columns_change_it(written):
     head = f"{HEAD},vpp,recompute,sequence_parallel,precision,zero,vocab,kv_heads,ffn,gpu,model"
     row = "64,64,1,12288,96,96,2048,8,1,8,13.75,3,selective,1,bf16,1,50000,8,40000,h100,ours"
     path = written(head, row.replace(",ours", ","))
-    (run,) = load_runs(path)
+    (run,) = read_runs(path).runs
     assert (run.plan.vpp, run.plan.schedule) == (3, "interleaved")
     assert (run.plan.recompute, run.plan.sequence_parallel, run.plan.zero) == ("selective", True, 1)
     assert (run.llm.vocab, run.llm.kv_heads, run.llm.ffn) == (50000, 8, 40000)
@@ -52,7 +51,7 @@ def test_optional_columns_change_it(written):
 
 def test_a_model_of_the_presets_needs_no_fields(written):
     head = "gpus,global_batch,micro_batch,tp,dp,pp,gpu,model,seq_len,precision,zero,recompute"
-    (run,) = load_runs(written(head, "8,128,1,1,8,1,H100,Llama3_8B,8192,fp8,3,none"))
+    (run,) = read_runs(written(head, "8,128,1,1,8,1,H100,Llama3_8B,8192,fp8,3,none")).runs
     assert (run.llm.name, run.llm.layers, run.llm.seq_len) == ("llama3-8b", 32, 8192)
     assert run.measured_s is None
 
@@ -77,21 +76,21 @@ def test_a_model_of_the_presets_needs_no_fields(written):
 )
 def test_what_is_wrong_is_named_with_its_line_and_column(written, lines, said):
     with pytest.raises(ModelError, match=said):
-        load_runs(written(*lines), need_times=True)
+        read_runs(written(*lines), need_times=True)
 
 
 def test_a_plan_that_cannot_be_is_an_error_of_its_line(written):
     with pytest.raises(PlanError, match=r"runs.csv:2: .*layers 30 not divisible by pp 4"):
-        load_runs(written(HEAD, "64,512,8,3072,32,30,2048,1,16,4,3.5"))
+        read_runs(written(HEAD, "64,512,8,3072,32,30,2048,1,16,4,3.5"))
 
 
 def test_not_a_table(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_bytes(b"\xff\xfe\x00PAR1")
     with pytest.raises(ModelError, match="is no text"):
-        load_runs(path)
+        read_runs(path)
     with pytest.raises(ModelError, match="No such file"):
-        load_runs(tmp_path / "none.csv")
+        read_runs(tmp_path / "none.csv")
 
 
 def test_predictions_are_added_and_the_rest_is_kept(written):
@@ -111,6 +110,6 @@ def test_errors_as_shares_of_the_measured():
 
 
 def test_runs_of_several_gpus_are_fitted_apart(written):
-    runs = load_runs(written(HEAD + ",gpu", ROW + ",a100-80g", ROW + ",a100-40g"))
+    runs = read_runs(written(HEAD + ",gpu", ROW + ",a100-80g", ROW + ",a100-40g")).runs
     with pytest.raises(ModelError, match="several GPUs"):
         runs_cluster(runs, None)

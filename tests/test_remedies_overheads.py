@@ -7,7 +7,7 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import Case
 from paceline.remedies.overheads import _since_compute, launch_overheads
-from paceline.remedies.remedy import DELAYS_COUNT
+from paceline.remedies.remedy import MIN_LAUNCH_SLOWDOWN
 from paceline.remedies.stage_layout import propose as split_layers
 from paceline.sources import load
 from paceline.trace.kinds import P2P_KINDS
@@ -30,7 +30,7 @@ def test_delays_of_computes_stay():
 @pytest.mark.parametrize(("delay_s", "counted"), [(0.0, False), (0.0005, False), (0.006, True)])
 def test_delays_count_where_they_lengthen_the_step(delay_s, counted):
     case = LayeredJob(delays={"forward-compute": delay_s}).case()
-    assert (case.result.launch_slowdown >= DELAYS_COUNT) == counted
+    assert (case.result.launch_slowdown >= MIN_LAUNCH_SLOWDOWN) == counted
     assert (case.delays is not None) == counted
     compared = case.result.traced_s if counted else case.result.simulated_s
     np.testing.assert_allclose(case.before.step_s, compared, rtol=1e-9)

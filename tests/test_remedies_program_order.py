@@ -10,7 +10,7 @@ import pytest
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import Case
-from paceline.remedies.program_order import ROUNDED, program_order
+from paceline.remedies.program_order import ROUNDING_SHARE, program_order
 from paceline.remedies.replace import fix_link, replace_worker
 from paceline.trace import Columns, OpKind, Trace, arrange
 from paceline.whatif import analyze
@@ -101,7 +101,7 @@ def _order(stage: int) -> list[tuple[str, int]]:
     return order + [("B", number) for number in range(MICROBATCHES - ahead, MICROBATCHES)]
 
 
-@pytest.mark.parametrize("jitter_s", [0.0, 0.5 * ROUNDED * SECONDS["F"]])
+@pytest.mark.parametrize("jitter_s", [0.0, 0.5 * ROUNDING_SHARE * SECONDS["F"]])
 @pytest.mark.parametrize("transfer_s", [0.002, 0.02])
 def test_a_slow_worker_beside_blocking_receives(transfer_s, jitter_s):
     """Without ties, at 0.02 s: 11.3% promised [11.3%, 11.3%], and the gain is 14.3%."""

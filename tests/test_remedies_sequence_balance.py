@@ -14,7 +14,7 @@ from paceline.graph import from_trace
 from paceline.remedies.remedy import Case
 from paceline.remedies.sequence_assign import plan_microbatches, plan_sequences
 from paceline.remedies.sequence_balance import propose
-from paceline.remedies.sequence_plan import ORDERS, balance, in_order, unchanged
+from paceline.remedies.sequence_plan import ORDERS, balance, in_order, unchanged_plan
 from paceline.remedies.sequence_search import balance_of
 from paceline.synth import SlowWorker, SynthSpec, draw_seqlens, synthesize
 from paceline.trace.seqlens import SeqLens
@@ -60,7 +60,7 @@ def test_without_room_microbatches_stay_whole():
     plan = plan_sequences(seqlens, np.array([1.0, 0.0, 0.0]), 10)
     assert plan.exchanged == ("nothing",)
     assert (plan.after.ptr == seqlens.ptr).all()
-    assert plan.moved == 0.0
+    assert plan.moved_share == 0.0
     # Whole, 68 + 50 against 100 + 82 can do better.
     seqlens = made([[[8, 2], [7, 1]], [[10], [9, 1]]])
     plan = plan_sequences(seqlens, np.array([1.0, 0.0, 0.0]), 10)
@@ -100,7 +100,7 @@ def test_plans_keep_all_sequences_the_limit_and_the_counts(data):
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders(order):
     seqlens = made([[[3], [1], [2], [5], [4]], [[1], [3], [2]]])
-    plan = in_order(unchanged(seqlens), cost_of(seqlens), order)
+    plan = in_order(unchanged_plan(seqlens), cost_of(seqlens), order)
     found = [[int(plan.after.of(0, dp, m)[0]) for m in range(n)] for dp, n in ((0, 5), (1, 3))]
     assert (
         found

@@ -12,7 +12,7 @@ from advised_jobs import report_of as document_of
 from paceline.errors import PacelineError, ResultError
 from paceline.plan.expect import Expectation
 from paceline.results.document import JobReport
-from paceline.results.record import same
+from paceline.results.record import equal_values
 from paceline.results.schema import json_schema, text
 from paceline.trace import warning
 from paceline.trace.warning import LAUNCH_DELAYS, NO_PEERS, Warning
@@ -48,7 +48,7 @@ def test_what_is_written_is_read_again(name, per_step_workers):
     again = JobReport.from_mapping(written(report))
     assert again == report
     for field in fields(report):
-        assert same(getattr(again, field.name), getattr(report, field.name)), field.name
+        assert equal_values(getattr(again, field.name), getattr(report, field.name)), field.name
     assert written(again) == written(report)
 
 
@@ -95,7 +95,7 @@ def test_verdicts_are_those_of_the_analysis():
 def test_workers_by_step_are_exact_where_they_are_kept_and_else_the_smaller_reading():
     result = job("worker").result
     exact = report_of("worker", per_step_workers=True).workers_by_step
-    assert same(exact, result.by_worker_by_step)
+    assert equal_values(exact, result.by_worker_by_step)
     estimate = report_of("worker").workers_by_step
     smaller = min(result.by_stage_by_step[2, 1], result.by_replica_by_step[2, 3])
     assert estimate.shape == exact.shape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
-from paceline.diagnose.outside import DELAYED
+from paceline.diagnose.outside import MIN_DELAY_SHARE
 from paceline.diagnose.shares import Savings
 from paceline.graph import from_trace
 from paceline.synth import SlowWorker, SynthSpec, synthesize
@@ -43,7 +43,7 @@ def test_launch_delays_count_from_three_percent_of_the_step_on(seconds, named):
     """A delay in every step at the start of all replicas, 0.9 or 1.1 times 3% of the step."""
     plain = synthesize(SynthSpec(dp=8, pp=2, microbatches=8, steps=6, noise=0.0))
     step_s = float(analyze(plain).traced_s.mean())
-    delay_s = seconds * DELAYED / (1 - DELAYED) * step_s
+    delay_s = seconds * MIN_DELAY_SHARE / (1 - MIN_DELAY_SHARE) * step_s
     found = findings(noise=0.0, launch_delay=(delay_s, 1.0))
     assert ("launch-delay" in found) == named
 

@@ -31,7 +31,7 @@ from paceline.errors import MonitorError
 #: Bytes of a trace sent in one request.
 CHUNK_BYTES = 8 << 20
 #: First and longest pause before a request is made again.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 15.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 15.0
 #: Answers after which the same request may succeed later.
 _LATER = (429, 502, 503, 504, 507)
 #: Seconds between two looks at a session that is waited for.
@@ -77,10 +77,12 @@ class Client:
         timeout_s: float = 60.0,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise MonitorError(f"{url!r} is no address of a monitor; give http://host:8765")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        self.url = (
+            f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
+        )
         self._token = (token or os.environ.get("PACELINE_TOKEN", "")).strip()
         if any(not "!" <= c <= "~" for c in self._token):
             raise MonitorError("the token has characters that no token has; copy it again")
@@ -119,7 +121,7 @@ class Client:
         begin = {"sha256": sha256, "size": size, "file_name": path.name, "meta": meta or {}}
         until = time.monotonic() + self._patience_s
         while True:
-            answer = self._json("POST", f"/api/v1/jobs/{_quoted(name)}/uploads", begin)
+            answer = self._json("POST", f"/api/v1/jobs/{_quote(name)}/uploads", begin)
             if "session" in answer:
                 return int(answer["session"])
             try:
@@ -171,11 +173,11 @@ class Client:
         if batch == "":
             batch = hashlib.blake2b(json.dumps(columns).encode(), digest_size=12).hexdigest()
         body = {"source": source, "batch": batch, "world": world, **columns}
-        return self._json("POST", f"/api/v1/jobs/{_quoted(name)}/steps", body)
+        return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
     def end(self, name: str) -> None:
         """The job is over."""
-        self._json("POST", f"/api/v1/jobs/{_quoted(name)}/end", {})
+        self._json("POST", f"/api/v1/jobs/{_quote(name)}/end", {})
 
     def jobs(self) -> Iterator[dict[str, Any]]:
         """All jobs that the token may see."""
@@ -183,15 +185,15 @@ class Client:
 
     def job(self, name: str) -> dict[str, Any]:
         """What is known of a job."""
-        return self._json("GET", f"/api/v1/jobs/{_quoted(name)}")
+        return self._json("GET", f"/api/v1/jobs/{_quote(name)}")
 
     def sessions(self, name: str) -> Iterator[dict[str, Any]]:
         """A job's sessions, the newest first."""
-        return self._pages(f"/api/v1/jobs/{_quoted(name)}/sessions", "sessions")
+        return self._pages(f"/api/v1/jobs/{_quote(name)}/sessions", "sessions")
 
     def steps(self, name: str, **query: int) -> dict[str, Any]:
         """A job's step times, in columns; ``first``, ``last`` and ``points`` choose."""
-        return self._json("GET", f"/api/v1/jobs/{_quoted(name)}/steps?{urlencode(query)}")
+        return self._json("GET", f"/api/v1/jobs/{_quote(name)}/steps?{urlencode(query)}")
 
     def session(self, session: int) -> dict[str, Any]:
         """Status and outcome of a session."""
@@ -209,21 +211,21 @@ class Client:
         """The session once it is analysed (or that has failed)."""
         until = time.monotonic() + timeout_s
         while True:
-            found = self.session(session)
-            if found["status"] in ("done", "failed"):
-                return found
+            row = self.session(session)
+            if row["status"] in ("done", "failed"):
+                return row
             if time.monotonic() > until:
-                raise MonitorError(f"session {session} is {found['status']} after {timeout_s:g} s")
+                raise MonitorError(f"session {session} is {row['status']} after {timeout_s:g} s")
             time.sleep(_LOOK_S)
 
     def _pages(
-        self, path: str, what: str, query: Mapping[str, str] | None = None
+        self, path: str, key: str, query: Mapping[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:
         following: int | None = None
         while True:
-            more = {} if following is None else {"after": str(following)}
-            page = self._json("GET", f"{path}?{urlencode({**(query or {}), **more})}")
-            yield from page[what]
+            cursor = {} if following is None else {"after": str(following)}
+            page = self._json("GET", f"{path}?{urlencode({**(query or {}), **cursor})}")
+            yield from page[key]
             following = page["next"]
             if following is None:
                 return
@@ -232,12 +234,12 @@ class Client:
         """Make a request, again while it may succeed later; the answer."""
         request = self._request(method, path, body)
         until = time.monotonic() + self._patience_s
-        pause_s, told = _FIRST_PAUSE_S, False
+        pause_s, notified = _FIRST_PAUSE_S, False
         while True:
             try:
                 with self._opener.open(request, timeout=self._timeout_s) as answer:
-                    found: dict[str, Any] = json.loads(answer.read())
-                    return found
+                    content: dict[str, Any] = json.loads(answer.read())
+                    return content
             except urllib.error.HTTPError as error:
                 wanted_s = self._refusal(error)
                 reason = f"it answers {error.code}"
@@ -251,11 +253,11 @@ class Client:
             pause_s = max(wanted_s, pause_s * random.uniform(0.7, 1.3))
             if time.monotonic() + pause_s > until:
                 raise MonitorError(f"the monitor at {self.url} cannot be reached: {reason}")
-            if not told:
+            if not notified:
                 self._on_wait(f"the monitor at {self.url} is away ({reason})")
-                told = True
+                notified = True
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _request(self, method: str, path: str, body: Any) -> urllib.request.Request:
         headers = {"Accept": "application/json", "User-Agent": "paceline"}
@@ -268,7 +270,7 @@ class Client:
         elif body is not None:
             headers["Content-Type"] = "application/octet-stream"
         if self._project:
-            path += f"{'&' if '?' in path else '?'}project={_quoted(self._project)}"
+            path += f"{'&' if '?' in path else '?'}project={_quote(self._project)}"
         return urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
 
     def _refusal(self, error: urllib.error.HTTPError) -> float:
@@ -280,10 +282,12 @@ class Client:
                 body = {}
         body = body if isinstance(body, dict) else {}
         if error.code not in _LATER:
-            said = str(body.get("error") or error.reason)
-            raise Refused(error.code, f"the monitor at {self.url} refuses: {said}", body) from None
+            reason = str(body.get("error") or error.reason)
+            raise Refused(
+                error.code, f"the monitor at {self.url} refuses: {reason}", body
+            ) from None
         after = error.headers.get("Retry-After", "")
-        return min(float(after), _LONGEST_PAUSE_S) if after.isdecimal() else 0.0
+        return min(float(after), _MAX_PAUSE_S) if after.isdecimal() else 0.0
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -294,7 +298,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return quote(name, safe="")
 
 

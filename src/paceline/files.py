@@ -54,8 +54,13 @@ def check_not_input(outputs: Sequence[Path], inputs: Sequence[Path | None]) -> N
         OutputError: one is.
     """
     for output in outputs:
-        for given in inputs:
-            if given is not None and output.exists() and given.exists() and output.samefile(given):
+        for source in inputs:
+            if (
+                source is not None
+                and output.exists()
+                and source.exists()
+                and output.samefile(source)
+            ):
                 raise OutputError(f"{output} is an input of this command; choose another name")
 
 

@@ -76,8 +76,10 @@ def _rules(args: argparse.Namespace) -> int:
     for rule in settings.rules:
         print(f"{rule.name:16} {rule.importance:8} {rule.explain()}")
     for route in settings.routes:
-        what = f"{', '.join(route.rules)} of {', '.join(route.projects)}, {route.importance} and up"
-        print(f"channel {route.channel.name}: {type(route.channel).__name__}; takes {what}")
+        scope = (
+            f"{', '.join(route.rules)} of {', '.join(route.projects)}, {route.importance} and up"
+        )
+        print(f"channel {route.channel.name}: {type(route.channel).__name__}; takes {scope}")
     if not settings.routes:
         print("no channel: alerts are shown on the page only (docs/alerts.md)")
     return 0
@@ -138,21 +140,21 @@ def _list(args: argparse.Namespace) -> int:
     from paceline.monitor.store import alerts
 
     engine, now = monitor_config.engine_of(config), time.time()
-    rows = alerts.listed(engine, "*", status="firing" if args.firing else "")
+    rows = alerts.list_alerts(engine, "*", status="firing" if args.firing else "")
     for row in rows:
         if args.json:
             print(json.dumps(row))
         else:
-            began = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
-            head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {began}"
+            start_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
+            head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {start_text}"
             print(f"{head}  {row['project']}/{row['job']}  {row['rule']}: {row['headline']}")
     if args.json:
         return 0
     for row in alerts.list_silences(engine, "*", now):
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["until"]))
-        what = f"rule {row['rule'] or 'any'}, job {row['job'] or 'any'}, project {row['project']}"
-        said = f": {row['comment']}" if row["comment"] else ""
-        print(f"silence {row['id']} until {until}: {what}{said}")
+        end_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["until"]))
+        scope = f"rule {row['rule'] or 'any'}, job {row['job'] or 'any'}, project {row['project']}"
+        comment = f": {row['comment']}" if row["comment"] else ""
+        print(f"silence {row['id']} until {end_text}: {scope}{comment}")
     if not rows:
         print("nothing fires" if args.firing else "no alerts")
     return 0

@@ -83,15 +83,15 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
 
-        given = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
-        check_folder(args.out, [COMPACTED] if compacts else [], given, force=args.force)
+        files = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
+        check_folder(args.out, [COMPACTED] if compacts else [], files, force=args.force)
     expected = _expected_job(args)
     trace = inputs.trace.load()
-    more: dict[str, Writer] = {}
+    extra_files: dict[str, Writer] = {}
     if compacts:
         from paceline.sources import parquet
 
-        more[COMPACTED] = parquet.writer(trace)
+        extra_files[COMPACTED] = parquet.writer(trace)
     measured = from_trace(trace, keep_clocks=args.keep_clocks)
     del trace  # before the analysis: it is as large as what is made of it
     with ProgressBar("simulating") as progress:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             gpu_hour_cost=args.gpu_hour_cost,
             per_step_workers=args.per_step_workers,
-            more=more,
+            extra=extra_files,
             force=args.force,
         )
     if args.json:

@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     from paceline.files import check_not_input, check_targets
     from paceline.model.cluster_yaml import save_cluster
     from paceline.plan.calibrate import calibrate, cross_validate, folds
-    from paceline.plan.runs import error_table, load_runs, runs_cluster
+    from paceline.plan.runs import error_table, read_runs, runs_cluster
 
     check_not_input([args.output], [args.runs])
     check_targets([args.output], force=args.force)
     if args.folds < 0 or args.folds == 1:
         raise ModelError(f"--folds must be 0 or at least 2, not {args.folds}")
-    runs = load_runs(args.runs, need_times=True)
+    runs = read_runs(args.runs, need_times=True).runs
     cluster = runs_cluster(runs, args.cluster)
     jobs = [(run.llm, run.plan) for run in runs]
     measured = [float(run.measured_s or 0.0) for run in runs]

@@ -88,9 +88,9 @@ def _check_layers(layers: tuple[int, ...] | None, measured: Measured) -> None:
         raise RemedyError(f"--layers gives {len(layers)} numbers; the job has {pp} stages{chunks}")
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:
+def add_json(parser: argparse.ArgumentParser, content: str = "JSON") -> None:
     """--json, also spelled --format json."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} instead of text")
+    parser.add_argument("--json", action="store_true", help=f"print {content} instead of text")
     parser.add_argument(
         "--format",
         dest="json",
@@ -163,7 +163,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: they are no whole numbers.
     """
     try:
-        layers = tuple(int(part) for part in text.split(","))
+        layers = tuple(int(number) for number in text.split(","))
     except ValueError:
         layers = ()
     if not layers or min(layers) < 0:

@@ -134,13 +134,13 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
     from paceline.detect.job import job_events
     from paceline.errors import DetectError
 
-    log = found = None
+    log = step_times = None
     if args.collectives:
-        log, found = _calls(args)
+        log, step_times = _calls(args)
     if args.input is not None:
         times = _table(args)
-    elif found is not None:
-        times = found.table()
+    elif step_times is not None:
+        times = step_times.table()
     else:
         raise DetectError("give a FILE of step times, - for standard input, or --collectives LOG")
     for warning in times.warnings:
@@ -151,20 +151,20 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
         if args.input is not None:
             raise DetectError(f"{args.input} has {few}, give more")
         print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
-        return _whole_log(args, log, found)
+        return _whole_log(args, log, step_times)
     detector = detector_of(n_ranks)
-    named = _events(times, detector)
-    jobs = _located(args, job_events(named, n_ranks), log, found)
-    shown = named if args.by_rank else jobs
-    for event in shown:
+    rank_events = _events(times, detector)
+    job_wide = _locate(args, job_events(rank_events, n_ranks), log, step_times)
+    events = rank_events if args.by_rank else job_wide
+    for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
     if not args.json:
-        for suspect in {s: None for job in jobs for s in job.suspects or ()}:
+        for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
         slow = int(detector.slow.sum())
         print(
             f"{n_steps:,} steps of {n_ranks:,} ranks: "
-            f"{sum(e.kind == 'onset' for e in shown)} fail-slows, {slow} ranks slow at the end"
+            f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
         )
     return 0
 
@@ -203,19 +203,19 @@ def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
     log, notes = load_call_log(args.collectives)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    found = step_times(log)
+    times = step_times(log)
     if args.json:
-        print(json.dumps(found.to_mapping()))
+        print(json.dumps(times.to_mapping()))
     else:
-        print(found.explain())
-    return log, found
+        print(times.explain())
+    return log, times
 
 
-def _located(
+def _locate(
     args: argparse.Namespace,
     events: list[JobEvent],
     log: CallLog | None,
-    found: StepTimes | None,
+    step_times: StepTimes | None,
 ) -> list[JobEvent]:
     """Events with who is slow, where a trace or a call log says it."""
     from paceline.detect import locate
@@ -240,29 +240,29 @@ def _located(
                 "fail-slow; who is slow is unknown",
                 file=sys.stderr,
             )
-    elif log is not None and found is not None and onsets:
+    elif log is not None and step_times is not None and onsets:
         if log.duration_s is None:
             print("note: the call log has no duration_s, so it cannot say who", file=sys.stderr)
         elif args.input is None:
-            events = locate.locate_in_calls(events, log, found)
+            events = locate.locate_in_calls(events, log, step_times)
         else:
-            events = locate.locate_last(events, who_from_calls(log, found))
+            events = locate.locate_last(events, who_from_calls(log, step_times))
     return events
 
 
-def _whole_log(args: argparse.Namespace, log: CallLog | None, found: StepTimes | None) -> int:
+def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
     """Who is slow in a log that is too short to say since when."""
     from paceline.detect.who_calls import who_from_calls
 
-    if log is None or found is None or log.duration_s is None:
+    if log is None or step_times is None or log.duration_s is None:
         return 0
-    suspects = who_from_calls(log, found)
+    suspects = who_from_calls(log, step_times)
     if args.json:
-        who = [suspect.to_mapping() for suspect in suspects]
-        print(json.dumps({"kind": "who", "who": who}))
+        mappings = [suspect.to_mapping() for suspect in suspects]
+        print(json.dumps({"kind": "who", "who": mappings}))
     else:
-        said = "\n".join(suspect.explain() for suspect in suspects)
-        print(said or "who: nobody stands out")
+        text = "\n".join(suspect.explain() for suspect in suspects)
+        print(text or "who: nobody stands out")
     return 0
 
 
@@ -284,8 +284,8 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     def feed(steps: Iterable[tuple[int, Any]]) -> None:
         for step, row in steps:
             if detector.last_step is not None and step <= detector.last_step:
-                said = f"the job goes on from step {step:,} after step {detector.last_step:,}"
-                print(f"note: {said}: a restart", file=sys.stderr, flush=True)
+                restart = f"the job goes on from step {step:,} after step {detector.last_step:,}"
+                print(f"note: {restart}: a restart", file=sys.stderr, flush=True)
                 detector.go_back()
             events = detector.update(step, row)
             for event in events if args.by_rank else job_events(events, detector.ranks):
@@ -298,12 +298,12 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
         empty += isnan(sample[2])
         feed(arrivals.add(*sample))
     feed(arrivals.end())
-    for n, what in (
+    for n, problem in (
         (empty, "are empty"),
         (arrivals.late, "repeat a step or came after it was over; left out"),
     ):
         if n:
-            print(f"note: {n:,} samples {what}", file=sys.stderr)
+            print(f"note: {n:,} samples {problem}", file=sys.stderr)
     if detector.steps <= WARM_UP:
         few = f"{detector.steps} steps came; the first {WARM_UP} are the warm-up"
         print(f"note: {few}, so nothing could be said", file=sys.stderr)

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
         report = {"format": importer.name, "files": len(files), "files_left_out": n_left_out}
         print(json.dumps(report | imported.to_mapping()))
     else:
-        what = "folder" if all(path.is_dir() for path in files) else "file"
-        print(f"{args.output}: from {len(files)} {importer.name} {what}{'s' * (len(files) > 1)}")
+        noun = "folder" if all(path.is_dir() for path in files) else "file"
+        print(f"{args.output}: from {len(files)} {importer.name} {noun}{'s' * (len(files) > 1)}")
         if n_left_out:
             print(f"  {n_left_out} other files in the folder left out")
         print(_report(imported))
@@ -93,6 +93,6 @@ def _report(imported: Imported) -> str:
         f"  {imported.matched:,} events matched, {sum(imported.unplaced.values()):,} not placed, "
         f"confidence {imported.confidence:.2f}",
     ]
-    lines += [f"    {n:,} {why}" for why, n in sorted(imported.unplaced.items())]
+    lines += [f"    {n:,} {reason}" for reason, n in sorted(imported.unplaced.items())]
     lines += [f"  note: {note}" for note in (*imported.notes, *trace.warnings)]
     return "\n".join(lines)

@@ -83,15 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in COMMANDS:
         command.add(subparsers)
-    for each in (parser, *subparsers.choices.values()):
+    for command_parser in (parser, *subparsers.choices.values()):
         # Before and after the command alike; what is not given must not undo the other place.
-        each.add_argument(
+        command_parser.add_argument(
             "--version",
             action="version",
             version=f"paceline {__version__}",
             help="show the version and exit",
         )
-        each.add_argument(
+        command_parser.add_argument(
             "--debug",
             action="store_true",
             default=argparse.SUPPRESS,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
-from paceline.cli.numbers import parse_floats, whole
+from paceline.cli.numbers import parse_floats, whole_number
 from paceline.cli.trace_input import TraceInput
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
     if args.simulate:
         return _simulate(args)
     overhead_s = _overheads(args.overheads)
-    named = any(getattr(args, option) for option, *_ in _SLOW)
-    if not named and not args.follow:
+    names_faults = any(getattr(args, option) for option, *_ in _SLOW)
+    if not names_faults and not args.follow:
         return _of_trace(args, overhead_s)
     measured, strategies = _strategies(args, overhead_s)
     faults = _faults(args, strategies.model.dp)
@@ -142,33 +142,33 @@ def _overheads(
     from paceline.errors import MitigateError
     from paceline.mitigate.strategies import OVERHEAD_S
 
-    found: dict[str, float | None] = {}
-    for part in text.split(",") if text else ():
-        name, equals, value = part.partition("=")
+    overhead_s: dict[str, float | None] = {}
+    for entry in text.split(",") if text else ():
+        name, equals, value = entry.partition("=")
         name = name.strip().lower()
         try:
             seconds = None if value.strip() == "never" else float(value)
         except ValueError:
             equals, seconds = "", None
-        if not equals or name in found:
+        if not equals or name in overhead_s:
             raise MitigateError(f"--overheads {text!r} should be like {_OVERHEADS}")
-        found[name] = seconds
-    return dict(OVERHEAD_S if unless_named is None else unless_named) | found
+        overhead_s[name] = seconds
+    return dict(OVERHEAD_S if unless_named is None else unless_named) | overhead_s
 
 
 def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
     """As named; the last replica's next one is the first, as in a ring."""
     from paceline.mitigate.fault import Fault
 
-    found = []
+    faults = []
     for option, kind, (more_dp, more_pp) in _SLOW:
-        what = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
+        usage = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
         for text in getattr(args, option):
-            dp, pp, factor = parse_floats(text, (3,), what)
-            at = whole(dp, what), whole(pp, what)
-            other = ((at[0] + more_dp) % n_dp, at[1] + more_pp) if kind == "link" else None
-            found.append(Fault(kind, at, factor, other))
-    return tuple(found)
+            dp, pp, factor = parse_floats(text, (3,), usage)
+            at = whole_number(dp, usage), whole_number(pp, usage)
+            other_end = ((at[0] + more_dp) % n_dp, at[1] + more_pp) if kind == "link" else None
+            faults.append(Fault(kind, at, factor, other_end))
+    return tuple(faults)
 
 
 def _strategies(
@@ -220,10 +220,10 @@ def _simulate(args: argparse.Namespace) -> int:
     from paceline.mitigate.life import compare
     from paceline.mitigate.life_yaml import load_scenario
 
-    given = {name: getattr(args, name) for name in _NOT_SIMULATED}
+    values = {name: getattr(args, name) for name in _NOT_SIMULATED}
     flags = [
         f"--{name.replace('_', '-')}"
-        for name, value in given.items()
+        for name, value in values.items()
         if not (value is None or value is False or value in ([], ()))
     ]
     if flags:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_of(args: argparse.Namespace, **given: Any) -> Config:
+def config_of(args: argparse.Namespace, **changes: Any) -> Config:
     """The settings of the file and of the options, which win.
 
     Raises:
@@ -45,7 +45,7 @@ def config_of(args: argparse.Namespace, **given: Any) -> Config:
     check_installed()
     from paceline.monitor.config import Config, load_config
 
-    options = {"store": args.store, "data": args.data, **given}
+    options = {"store": args.store, "data": args.data, **changes}
     options = {name: value for name, value in options.items() if value is not None}
     if args.config is not None:
         return load_config(Path(args.config), **options)

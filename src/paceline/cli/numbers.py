@@ -22,13 +22,15 @@ def parse_numbers(text: str) -> list[int]:
         argparse.ArgumentTypeError: it is no list of whole numbers and ranges.
     """
     numbers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, flags=re.ASCII)
+    for entry in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", entry, flags=re.ASCII)
         if match is None:
-            what = (
-                f"{part.strip()!r} is no number or range" if part.strip() else "a number is missing"
+            problem = (
+                f"{entry.strip()!r} is no number or range"
+                if entry.strip()
+                else "a number is missing"
             )
-            raise argparse.ArgumentTypeError(f"{what} in {text!r}; write, for example, 10-20,25")
+            raise argparse.ArgumentTypeError(f"{problem} in {text!r}; write, for example, 10-20,25")
         if max(len(number or "") for number in match.groups()) > len(str(LARGEST)):
             raise argparse.ArgumentTypeError(f"a number has too many digits in {text[:60]!r}")
         low = int(match[1])
@@ -36,39 +38,39 @@ def parse_numbers(text: str) -> list[int]:
         if max(low, high) > LARGEST:
             raise argparse.ArgumentTypeError(f"{max(low, high)} is above {LARGEST}")
         if high < low:
-            raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
+            raise argparse.ArgumentTypeError(f"the range {entry.strip()} runs backwards")
         if high - low >= MAX_NUMBERS or len(numbers) > MAX_NUMBERS:
             raise argparse.ArgumentTypeError(f"{text!r} names more than {MAX_NUMBERS:,} numbers")
         numbers.update(range(low, high + 1))
     return sorted(numbers)
 
 
-def parse_floats(text: str, n: Collection[int], what: str) -> tuple[float, ...]:
+def parse_floats(text: str, n: Collection[int], expected: str) -> tuple[float, ...]:
     """Numbers separated by commas, as causes of slowness are given.
 
     Args:
         text: for example ``3,1,1.5``.
         n: how many numbers are right.
-        what: what they mean, for the message.
+        expected: what they mean, for the message.
 
     Raises:
         SynthError: another number of numbers, or none.
     """
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(float(number) for number in text.split(","))
     except ValueError:
         values = ()
     if len(values) not in n:
-        raise SynthError(f"{text!r} should be {what}")
+        raise SynthError(f"{text!r} should be {expected}")
     return values
 
 
-def whole(value: float, what: str) -> int:
+def whole_number(value: float, label: str) -> int:
     """A whole number that came with others that are none, such as the ranks in ``3,1,1.5``.
 
     Raises:
         SynthError: it is none.
     """
     if not value.is_integer():  # nor are NaN and infinity
-        raise SynthError(f"{what}: {value:g} is no whole number")
+        raise SynthError(f"{label}: {value:g} is no whole number")
     return int(value)

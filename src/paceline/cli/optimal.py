@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _grid(text: str) -> tuple[tuple[int, int], ...]:
     try:
-        pairs = [part.lower().split("x") for part in text.split(",")]
+        pairs = [shape_text.lower().split("x") for shape_text in text.split(",")]
         grid = tuple((int(hidden), int(layers)) for hidden, layers in pairs)
     except ValueError:
         grid = ()

@@ -86,8 +86,8 @@ def _summary(receiver: Receiver) -> str:
         f"{counts.bytes:,} bytes, in {receiver.file.path}"
     )
     if counts.refused:
-        told = ", ".join(f"{n:,} with {status}" for status, n in sorted(counts.refused.items()))
-        text += f"; refused: {told}"
+        refusals = ", ".join(f"{n:,} with {status}" for status, n in sorted(counts.refused.items()))
+        text += f"; refused: {refusals}"
     return text
 
 

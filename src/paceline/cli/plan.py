@@ -26,7 +26,7 @@ global batch) holds for all plans.
 """
 
 #: Fields of a plan that a search keeps; the others are what it searches.
-KEPT = (
+PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("grad_bytes", "bucket_bytes"),
 )
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         report.check_folder(args.out, force=args.force)
-    job, batch, kept = _job(args)
+    job, batch, plan_fields = _job(args)
     counts = args.gpus or [job.gpus]
     cluster, cost, notes = job.cluster, None, list[str]()
     if args.profile is not None:
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             budget=args.budget,
             cost=cost,
             progress=progress,
-            **{**kept, **space_options(args)},
+            **{**plan_fields, **space_options(args)},
         )
     note = None
     if args.out is not None:
@@ -154,8 +154,8 @@ def run(args: argparse.Namespace) -> int:
         print_lines(report.lines(result, args.top, console.width), console)
     if cost is not None:
         notes += [f"beyond the profile: {text}" for text in cost.outside]
-    for each in (*notes[:3], *([note] if note else [])):
-        print(each, file=sys.stderr)
+    for note_text in (*notes[:3], *([note] if note else [])):
+        print(note_text, file=sys.stderr)
     return 0
 
 
@@ -167,7 +167,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name) is not None
     }
     both = {"yes": (True,), "no": (False,), "both": (False, True), None: None}
-    given = {
+    requested = {
         "micro_batches": args.micro_batch and tuple(args.micro_batch),
         "recomputes": args.recompute,
         "zeros": args.zero and tuple(args.zero),
@@ -177,7 +177,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         "flash": False if args.no_flash else None,
         "schedule": args.schedule,
     }
-    return {**options, **{name: value for name, value in given.items() if value is not None}}
+    return {**options, **{name: value for name, value in requested.items() if value is not None}}
 
 
 def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
@@ -188,9 +188,11 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
     from paceline.model.job_yaml import job_from_options, load_job
 
     if args.job_yaml is not None:
-        given = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
-        if given:
-            option = given[0].replace("_", "-")
+        contradicting = [
+            name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)
+        ]
+        if contradicting:
+            option = contradicting[0].replace("_", "-")
             raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
         job = load_job(args.job_yaml)
         if args.price is not None:
@@ -211,10 +213,10 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
         raise PlanError("the samples of one step are missing; give --global-batch")
     if args.gpus is None and job.gpus is None:
         raise PlanError("the number of GPUs is missing; give --gpus 1024 or --gpus 2000-3400")
-    kept = {name: getattr(job.plan, name) for name in KEPT} if job.plan else {}
-    if kept.get("schedule") == "interleaved":
-        kept["schedule"] = "1f1b"  # its vpp is searched
-    return job, batch, kept
+    plan_fields = {name: getattr(job.plan, name) for name in PLAN_FIELDS} if job.plan else {}
+    if plan_fields.get("schedule") == "interleaved":
+        plan_fields["schedule"] = "1f1b"  # its vpp is searched
+    return job, batch, plan_fields
 
 
 def tokens(text: str) -> float:
@@ -236,8 +238,8 @@ def tokens(text: str) -> float:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    known = ("none", "selective", "full")
-    names = tuple(part.strip() for part in text.split(","))
-    if not set(names) <= set(known):
-        raise argparse.ArgumentTypeError(f"{text!r} names another than {', '.join(known)}")
+    choices = ("none", "selective", "full")
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= set(choices):
+        raise argparse.ArgumentTypeError(f"{text!r} names another than {', '.join(choices)}")
     return tuple(dict.fromkeys(names))

@@ -126,26 +126,26 @@ def run(args: argparse.Namespace) -> int:
         cost, notes = cost_from_profile(args.profile, cluster)
         # The profiled host, not a typical one, launches the kernels.
         cluster = cost.with_launches(cluster)
-    found = predict(job.llm, job.plan, cluster, cost=cost, tokens=job.tokens)
+    prediction = predict(job.llm, job.plan, cluster, cost=cost, tokens=job.tokens)
     if cost is not None:
         notes = [*notes, *(f"beyond the profile: {text}" for text in cost.outside)]
     if args.timeline is not None:
-        writer = report.timeline_writer(found, compress=args.timeline.suffix == ".gz")
+        writer = report.timeline_writer(prediction, compress=args.timeline.suffix == ".gz")
         write_files({args.timeline: writer}, force=args.force)
     if args.json:
         from paceline.report.result_json import lines_of_json
 
-        mapping = report.to_mapping(found)
+        mapping = report.to_mapping(prediction)
         mapping["warnings"] = [*mapping["warnings"], *notes]
         sys.stdout.write(lines_of_json(mapping))
     else:
         from paceline.report.terminal import print_lines, standard_output
 
         console = standard_output()
-        print_lines(report.lines(found, console.width), console)
+        print_lines(report.lines(prediction, console.width), console)
         if notes:
-            more = f" (and {len(notes) - 1} more notes; --json has all)" if len(notes) > 1 else ""
-            print(f"note: {notes[0]}{more}", file=sys.stderr)
+            others = f" (and {len(notes) - 1} more notes; --json has all)" if len(notes) > 1 else ""
+            print(f"note: {notes[0]}{others}", file=sys.stderr)
     if args.timeline is not None:
         print(f"wrote {args.timeline}; open it in ui.perfetto.dev", file=sys.stderr)
     return 0
@@ -187,9 +187,9 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
             seq_len=args.seq_len,
             **fields,
         )
-    given = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
-    if given:
-        option = given[0].replace("_", "-")
+    contradicting = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
+    if contradicting:
+        option = contradicting[0].replace("_", "-")
         raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
     job = load_job(args.job_yaml)
     cluster = job.cluster
@@ -213,8 +213,14 @@ def _run_all(args: argparse.Namespace) -> int:
     from paceline.report.prediction import error_lines
     from paceline.report.terminal import print_lines, standard_output
 
-    others = [args.job_yaml, args.model, args.timeline, args.profile, *plan_fields(args).values()]
-    if any(value is not None for value in others):
+    forbidden = [
+        args.job_yaml,
+        args.model,
+        args.timeline,
+        args.profile,
+        *plan_fields(args).values(),
+    ]
+    if any(value is not None for value in forbidden):
         raise ModelError("--runs predicts the rows of a file; leave out the job and its plan")
     if args.gpu is not None and args.cluster is not None:
         raise ModelError("give --gpu or --cluster, not both")
@@ -225,15 +231,15 @@ def _run_all(args: argparse.Namespace) -> int:
     clusters = run_clusters(table.runs, args.cluster or args.gpu)
     predicted, notes = [], []
     with ProgressBar("predicting") as progress:
-        for done, (one, cluster) in enumerate(zip(table.runs, clusters, strict=True), start=1):
-            found = predict(one.llm, one.plan, cluster)
-            predicted.append(found.step_time_s)
-            notes += [f"line {one.line}: {warning}" for warning in found.warnings]
+        for done, (run, cluster) in enumerate(zip(table.runs, clusters, strict=True), start=1):
+            prediction = predict(run.llm, run.plan, cluster)
+            predicted.append(prediction.step_time_s)
+            notes += [f"line {run.line}: {warning}" for warning in prediction.warnings]
             progress(done, len(table.runs))
     text = predicted_csv(table, predicted)
-    known = [i for i, one in enumerate(table.runs) if one.measured_s is not None]
-    measured = [float(table.runs[i].measured_s or 0.0) for i in known]
-    errors = error_table(measured, [predicted[i] for i in known]) if known else None
+    timed = [i for i, run in enumerate(table.runs) if run.measured_s is not None]
+    measured = [float(table.runs[i].measured_s or 0.0) for i in timed]
+    errors = error_table(measured, [predicted[i] for i in timed]) if timed else None
     if args.output is not None:
         write_files({args.output: text_writer(text)}, force=args.force)
     if args.json:
@@ -251,8 +257,8 @@ def _run_all(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
     console = standard_output()
     if errors is not None:
-        share = {i: predicted[i] / seconds - 1 for i, seconds in zip(known, measured, strict=True)}
-        far = sorted(known, key=lambda i: -abs(share[i]))[:_WORST]
+        share = {i: predicted[i] / seconds - 1 for i, seconds in zip(timed, measured, strict=True)}
+        far = sorted(timed, key=lambda i: -abs(share[i]))[:_WORST]
         worst = [
             (f"line {table.runs[i].line}: {table.runs[i].plan.describe()}", share[i]) for i in far
         ]
@@ -262,8 +268,8 @@ def _run_all(args: argparse.Namespace) -> int:
             for line in error_lines(errors, worst, console.width):
                 print(line.plain, file=sys.stderr)
     if notes:
-        more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
-        print(f"note: {notes[0]}{more}", file=sys.stderr)
+        others = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
+        print(f"note: {notes[0]}{others}", file=sys.stderr)
     if args.output is not None:
         print(f"wrote {args.output}: {len(predicted)} rows", file=sys.stderr)
     return 0
@@ -271,7 +277,7 @@ def _run_all(args: argparse.Namespace) -> int:
 
 def _layers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no list of layers, such as 9,9,9,8"

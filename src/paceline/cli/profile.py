@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
         profile = take_profile(shapes, device, effort_of(args), bar)
     save_profile(profile, args.output, force=args.force)
     print(f"{args.output}: {summary(profile)}")
-    for each in profile.left_out:
-        print(f"  not measured: {each}")
+    for name_and_reason in profile.left_out:
+        print(f"  not measured: {name_and_reason}")
     return 0
 
 
@@ -143,8 +143,8 @@ def shapes_of(args: argparse.Namespace, device: str) -> Shapes:
 
     defaults = (QUICK_DEFAULTS if args.quick else DEFAULTS)[device]
     hidden, tp, micro_batch, seq_len, precision = defaults
-    given = {"hidden": args.hidden, "tp": args.tp, "micro-batch": args.micro_batch}
-    for name, numbers in (*given.items(), ("seq-len", args.seq_len)):
+    requested = {"hidden": args.hidden, "tp": args.tp, "micro-batch": args.micro_batch}
+    for name, numbers in (*requested.items(), ("seq-len", args.seq_len)):
         if numbers is not None and numbers[0] < 1:
             raise ModelError(f"--{name} must be at least 1, not {numbers[0]}")
     if args.model and args.hidden:

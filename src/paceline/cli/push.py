@@ -101,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
     client = Client(url, project=args.project, on_wait=_say_waiting)
     target = Target(client, args.name or "", dict(args.label), hosts)
     pushed = _push(args, target)
-    found = [client.wait(number) for number in pushed.sessions] if args.wait else []
-    _show(args, client.url, pushed, found)
-    return 0 if all(session["status"] == "done" for session in found) else 2
+    sessions = [client.wait(number) for number in pushed.sessions] if args.wait else []
+    _show(args, client.url, pushed, sessions)
+    return 0 if all(session["status"] == "done" for session in sessions) else 2
 
 
 def _say_waiting(reason: str) -> None:
@@ -136,16 +136,16 @@ def _push(args: argparse.Namespace, target: Target) -> Pushed:
 
 
 def _show(
-    args: argparse.Namespace, url: str, pushed: Pushed, found: list[dict[str, object]]
+    args: argparse.Namespace, url: str, pushed: Pushed, sessions: list[dict[str, object]]
 ) -> None:
     if args.json:
-        shown = {"job": pushed.name, "sessions": pushed.sessions, "samples": pushed.samples}
-        print(json.dumps({**shown, **({"results": found} if args.wait else {})}))
+        summary = {"job": pushed.name, "sessions": pushed.sessions, "samples": pushed.samples}
+        print(json.dumps({**summary, **({"results": sessions} if args.wait else {})}))
         return
-    parts = [f"{len(pushed.sessions)} session{'s' * (len(pushed.sessions) != 1)}"]
-    parts += [f"{pushed.samples:,} step times"] if pushed.samples else []
-    print(f"pushed {' and '.join(parts)} of {pushed.name}: {url}/jobs/{pushed.name}")
-    for session in found:
+    counts = [f"{len(pushed.sessions)} session{'s' * (len(pushed.sessions) != 1)}"]
+    counts += [f"{pushed.samples:,} step times"] if pushed.samples else []
+    print(f"pushed {' and '.join(counts)} of {pushed.name}: {url}/jobs/{pushed.name}")
+    for session in sessions:
         print(
             session["headline"] if session["status"] == "done" else f"failed: {session['reason']}"
         )

@@ -65,15 +65,18 @@ def _status(folder: Path, *, as_json: bool) -> int:
     from paceline.sources.recording.status import summary
 
     files = read_files(folder)
-    told = summary(folder, files)
+    status = summary(folder, files)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(status, indent=2))
         return 0
-    seen = f"{told['ranks_seen']} of {told['ranks']} ranks"
-    switch = f", switched {told['switch']}" if told["switch"] else ""
-    print(f"{_shown(told['run'])}: {seen}, {told['common_steps']} steps on all of them{switch}")
-    if told["missing_ranks"]:
-        print(f"no file of rank {', '.join(map(str, told['missing_ranks'][:16]))}")
+    ranks_text = f"{status['ranks_seen']} of {status['ranks']} ranks"
+    switch = f", switched {status['switch']}" if status["switch"] else ""
+    print(
+        f"{_printable(status['run'])}: {ranks_text}, "
+        f"{status['common_steps']} steps on all of them{switch}"
+    )
+    if status["missing_ranks"]:
+        print(f"no file of rank {', '.join(map(str, status['missing_ranks'][:16]))}")
     print("rank  host              steps   times  dropped      bytes  written  clock")
     for file in files:
         print(_line(file))
@@ -82,7 +85,7 @@ def _status(folder: Path, *, as_json: bool) -> int:
 
 def _line(file: RankFile) -> str:
     clock = "-" if file.residual_ns is None else f"±{file.residual_ns / 1e3:.0f} us"
-    host, age = _shown(file.meta.get("host"))[:16], _age(file.age_s)
+    host, age = _printable(file.meta.get("host"))[:16], _age(file.age_s)
     torn = "  unfinished block at the end" if file.torn_bytes else ""
     return (
         f"{file.rank:4d}  {host:16s} {len(file.steps):6,d} "
@@ -91,7 +94,7 @@ def _line(file: RankFile) -> str:
     )
 
 
-def _shown(name: object) -> str:
+def _printable(name: object) -> str:
     """A name out of a file, without what a terminal would obey."""
     return "".join(c for c in str(name) if c.isprintable())
 

@@ -102,8 +102,8 @@ def _reachable(config: Config, host: str, port: int) -> Config:
     scheme = "https" if config.tls_cert else "http"
     if host in ("0.0.0.0", "::"):
         host = gethostname()
-    shown = f"[{host}]" if ":" in host else host
-    return replace(config, base_url=f"{scheme}://{shown}:{port}")
+    url_host = f"[{host}]" if ":" in host else host
+    return replace(config, base_url=f"{scheme}://{url_host}:{port}")
 
 
 def _greet(service: Any, config: Config) -> None:
@@ -113,8 +113,8 @@ def _greet(service: Any, config: Config) -> None:
     from paceline.monitor.store.tokens import create_token, list_tokens
 
     store = service.engine.url.set(query={}).render_as_string(hide_password=True)
-    told = {"version": __version__, "url": config.url, "data": str(config.data), "store": store}
-    log(logging.INFO, "started", **told)
+    fields = {"version": __version__, "url": config.url, "data": str(config.data), "store": store}
+    log(logging.INFO, "started", **fields)
     print(f"listening on {config.url}, data in {config.data}")
     if not list_tokens(service.engine):
         _, secret = create_token(service.engine, "first", scope="admin", now=service.clock())

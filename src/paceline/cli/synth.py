@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.cli import trace_input
-from paceline.cli.numbers import parse_floats, whole
+from paceline.cli.numbers import parse_floats, whole_number
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     check_targets(targets, force=args.force)
     if len({target.resolve() for target in targets}) < len(targets):
         raise OutputError(f"-o and --seqlens-out both name {args.output}")
-    trace, spec = _planned(args) if args.from_plan else _invented(args)
+    trace, spec = _spec_of_plan(args) if args.from_plan else _spec_of_shape(args)
     parquet.write(trace, args.output, force=args.force)
     if spec.seqlens is not None:
         write_seqlens(spec.seqlens, args.seqlens_out, force=args.force)
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _invented(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+def _spec_of_shape(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     """A job of the arguments' shape."""
     from paceline.errors import SynthError
     from paceline.synth import synthesize
@@ -169,7 +169,7 @@ def _invented(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     return synthesize(spec), spec
 
 
-def _planned(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
+def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     """A job of the plan's shape, with the durations that the model predicts."""
     from paceline.errors import PlanError
     from paceline.files import check_not_input
@@ -198,11 +198,11 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     """The job that the arguments describe."""
     from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
 
-    def numbers(text: str, flag: str, what: str, *n: int) -> tuple[float, ...]:
-        return parse_floats(text, n, f"{what} after {flag}")
+    def numbers(text: str, flag: str, form: str, *n: int) -> tuple[float, ...]:
+        return parse_floats(text, n, f"{form} after {flag}")
 
     def at(flag: str, dp: float, pp: float) -> tuple[int, int]:
-        return whole(dp, f"the dp rank of {flag}"), whole(pp, f"the stage of {flag}")
+        return whole_number(dp, f"the dp rank of {flag}"), whole_number(pp, f"the stage of {flag}")
 
     triple = "DP,PP,FACTOR"
     workers = [numbers(text, "--slow-worker", triple, 3) for text in args.slow_worker]
@@ -216,7 +216,7 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     stage = numbers(last, "--slow-last-stage", "FORWARD,BACKWARD", 2) if last else None
     gc = numbers(pauses, "--gc-pauses", "PROBABILITY,SECONDS", 2) if pauses else None
     launch = numbers(delay, "--launch-delay", "SECONDS[,PROBABILITY]", 1, 2) if delay else None
-    several = tuple(whole(n, "--microbatches") for n in counts)
+    several = tuple(whole_number(n, "--microbatches") for n in counts)
     microbatches = several[0] if len(several) == 1 else several
     spec = SynthSpec(
         dp=args.dp,
@@ -232,7 +232,7 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         seed=args.seed,
         slow_workers=tuple(SlowWorker(*at("--slow-worker", dp, pp), f) for dp, pp, f in workers),
         slow_links=tuple(SlowLink(*at("--slow-link", dp, pp), f) for dp, pp, f in links),
-        slow_nics=tuple(SlowNic(*at("a NIC", dp, pp), *rest) for dp, pp, *rest in nics),
+        slow_nics=tuple(SlowNic(*at("a NIC", dp, pp), *factors) for dp, pp, *factors in nics),
         slow_last_stage=(stage[0], stage[1]) if stage else None,
         sequence_imbalance=args.sequence_imbalance,
         gc_pauses=(gc[0], gc[1]) if gc else None,

@@ -106,7 +106,7 @@ def add_arguments(
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(part.strip() for part in text.split(","))
+    kinds = tuple(kind.strip() for kind in text.split(","))
     if not all(kinds):
         raise argparse.ArgumentTypeError(f"a kind is missing in {text!r}; write, for example, a,b")
     return kinds

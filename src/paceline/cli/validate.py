@@ -26,12 +26,12 @@ Slow ranks and links are printed, not an error: the exit code is 0.
 """
 
 #: More ranks than any job has: a slip of the pen.
-MOST_RANKS = 1_000_000
+MAX_RANKS = 1_000_000
 
 
 def _order(text: str) -> list[int]:
     """Ranks as written, ``0-7,12``: the order counts."""
-    return [rank for part in text.split(",") for rank in parse_numbers(part)]
+    return [rank for numbers in text.split(",") for rank in parse_numbers(numbers)]
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     links = sum(map(len, passes))
     print(f"{args.shape} of {len(ranks):,} ranks: {len(passes)} passes, {links:,} links")
-    for number, each in enumerate(passes, 1):
-        print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in each)}")
+    for number, pass_links in enumerate(passes, 1):
+        print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in pass_links)}")
     if measured is not None:
         _print_verdict(measured)
     elif not _has_torch():
@@ -137,8 +137,8 @@ def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[in
         if ranks is None:
             raise DetectError("say how many ranks there are: --world-size N, or which: --ranks")
         world_size = max(ranks) + 1
-    if not 1 <= world_size <= MOST_RANKS:
-        raise DetectError(f"--world-size must be 1 to {MOST_RANKS:,}, not {world_size:,}")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise DetectError(f"--world-size must be 1 to {MAX_RANKS:,}, not {world_size:,}")
     if ranks is None:
         ranks = list(range(world_size))
     if max(ranks) >= world_size:

@@ -50,14 +50,14 @@ class Load:
     tokens: npt.NDArray[np.float64] | None = None
 
 
-NOTHING_KNOWN = Load()
+EMPTY_LOAD = Load()
 
 
 def check_alike(
     before: Measured,
     after: Measured,
-    load_before: Load = NOTHING_KNOWN,
-    load_after: Load = NOTHING_KNOWN,
+    load_before: Load = EMPTY_LOAD,
+    load_after: Load = EMPTY_LOAD,
 ) -> None:
     """Refuse jobs of which a step is not a step of the other.
 
@@ -88,23 +88,25 @@ def disagreements(
 
 def _degrees(before: Measured, after: Measured) -> list[Disagreement]:
     pairs = [(name, getattr(before.job, f), getattr(after.job, f)) for name, f in _DEGREES]
-    return [Disagreement(name, str(one), str(other)) for name, one, other in pairs if one != other]
+    return [
+        Disagreement(name, str(mine), str(theirs)) for name, mine, theirs in pairs if mine != theirs
+    ]
 
 
 def _microbatches(before: Measured, after: Measured) -> list[Disagreement]:
-    one, other = before.microbatches, after.microbatches
-    if len(one) == len(other):
-        agree = bool((one == other).all())
+    counts_before, counts_after = before.microbatches, after.microbatches
+    if len(counts_before) == len(counts_after):
+        agree = bool((counts_before == counts_after).all())
     else:  # what a replica has is what can agree
-        agree = set(one.tolist()) == set(other.tolist())
+        agree = set(counts_before.tolist()) == set(counts_after.tolist())
     if agree:
         return []
-    texts = [_per_replica(counts) for counts in (one, other)]
+    texts = [_per_replica(counts) for counts in (counts_before, counts_after)]
     if texts[0] == texts[1]:
-        dp = int(np.argmax(one != other))
+        dp = int(np.argmax(counts_before != counts_after))
         texts = [
             f"{text}; {counts[dp]} on dp {dp}"
-            for text, counts in zip(texts, (one, other), strict=True)
+            for text, counts in zip(texts, (counts_before, counts_after), strict=True)
         ]
     return [Disagreement("microbatches", texts[0], texts[1])]
 
@@ -118,10 +120,10 @@ def _per_replica(counts: npt.NDArray[np.int64]) -> str:
 
 
 def _kinds(before: StepGraph, after: StepGraph) -> list[Disagreement]:
-    one, other = (set(np.unique(graph.kind).tolist()) for graph in (before, after))
-    if one == other:
+    kinds_before, kinds_after = (set(np.unique(graph.kind).tolist()) for graph in (before, after))
+    if kinds_before == kinds_after:
         return []
-    only = [_labels(one - other), _labels(other - one)]
+    only = [_labels(kinds_before - kinds_after), _labels(kinds_after - kinds_before)]
     texts = [
         ", ".join(
             f"{word} {kinds}" for word, kinds in (("with", mine), ("without", others)) if kinds
@@ -137,24 +139,31 @@ def _labels(kinds: set[int]) -> str:
 
 def _structure(before: Measured, after: Measured) -> list[Disagreement]:
     """Another order of the same operations; asked only where the operations agree."""
-    one, other = before.graph, after.graph
-    if same_operations(one, other) or _degrees(before, after) or _microbatches(before, after):
+    graph_before, graph_after = before.graph, after.graph
+    if (
+        same_operations(graph_before, graph_after)
+        or _degrees(before, after)
+        or _microbatches(before, after)
+    ):
         return []
-    for pp in range(one.n_pp):
-        first, second = _order(one, pp), _order(other, pp)
+    for pp in range(graph_before.n_pp):
+        first, second = _order(graph_before, pp), _order(graph_after, pp)
         if len(first) == len(second) and not (first == second).all():
             at = int(np.argmax((first != second).any(axis=1)))
             texts = (f"{_words(row[at])} is compute {at} of stage {pp}" for row in (first, second))
             return [Disagreement("schedule", *texts)]
-    if _kinds(one, other):
+    if _kinds(graph_before, graph_after):
         return []
-    texts = (f"{g.n_ops:,} operations, {len(g.dep):,} dependencies in a step" for g in (one, other))
+    texts = (
+        f"{g.n_ops:,} operations, {len(g.dep):,} dependencies in a step"
+        for g in (graph_before, graph_after)
+    )
     return [Disagreement("dependencies", *texts)]
 
 
-def same_operations(one: StepGraph, other: StepGraph) -> bool:
+def same_operations(first: StepGraph, second: StepGraph) -> bool:
     """Whether both graphs have the same operations and dependencies, place by place."""
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _ARRAYS)
+    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in _ARRAYS)
 
 
 def _order(graph: StepGraph, pp: int) -> npt.NDArray[np.int64]:
@@ -177,7 +186,11 @@ def _work(before: Load, after: Load) -> list[Disagreement]:
     if before.layers is not None and after.layers is not None and before.layers != after.layers:
         rows.append(Disagreement("layers", str(before.layers), str(after.layers)))
     if before.tokens is not None and after.tokens is not None:
-        one, other = float(before.tokens.mean()), float(after.tokens.mean())
-        if abs(other - one) > TOKENS_AGREE * max(one, other):
-            rows.append(Disagreement("tokens", f"{one:,.0f} per step", f"{other:,.0f} per step"))
+        tokens_before, tokens_after = float(before.tokens.mean()), float(after.tokens.mean())
+        if abs(tokens_after - tokens_before) > TOKENS_AGREE * max(tokens_before, tokens_after):
+            rows.append(
+                Disagreement(
+                    "tokens", f"{tokens_before:,.0f} per step", f"{tokens_after:,.0f} per step"
+                )
+            )
     return rows

@@ -87,14 +87,14 @@ def compare(
         TraceError: a trace has no whole step.
         GraphError: the operations of a trace do not form a step.
     """
-    one = _job(before, hosts_before, tokens_before, progress)
-    other = _job(after, hosts_after, tokens_after, progress)
-    jobs = (one.measured, other.measured, one.load, other.load)
+    job_before = _job(before, hosts_before, tokens_before, progress)
+    job_after = _job(after, hosts_after, tokens_after, progress)
+    jobs = (job_before.measured, job_after.measured, job_before.load, job_after.load)
     if not anyway:
         check_alike(*jobs)
     unlike = disagreements(*jobs)
-    unit = _unit(unlike, one.load, other.load)
-    return _Tables(one, other, unit, unlike, progress).comparison(names)
+    unit = _unit(unlike, job_before.load, job_after.load)
+    return _Tables(job_before, job_after, unit, unlike, progress).comparison(names)
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class _Job:
 
 
 def _job(
-    given: Trace | Measured | Case,
+    source: Trace | Measured | Case,
     hosts: Hosts,
     tokens: float | None,
     progress: Callable[[str], Progress] | None,
 ) -> _Job:
-    if isinstance(given, Case):
-        case = given
+    if isinstance(source, Case):
+        case = source
     else:
-        measured = given if isinstance(given, Measured) else from_trace(given)
+        measured = source if isinstance(source, Measured) else from_trace(source)
         result = analyze(measured, progress=progress("simulating") if progress else None)
         case = Case(measured, result, diagnose(measured, result, hosts))
     return _Job(case.measured, case, advise(case, ()), hosts, _load(case, tokens))
@@ -143,19 +143,19 @@ def _load(case: Case, tokens: float | None) -> Load:
     return Load(layers, lengths.moments()[0].sum(axis=(1, 2)))
 
 
-def _unit(unlike: tuple[Disagreement, ...], one: Load, other: Load) -> Unit:
+def _unit(unlike: tuple[Disagreement, ...], load_before: Load, load_after: Load) -> Unit:
     if not unlike:
         return "step"
-    counted = one.tokens is not None and other.tokens is not None
-    return "token" if counted else "microbatch"
+    has_tokens = load_before.tokens is not None and load_after.tokens is not None
+    return "token" if has_tokens else "microbatch"
 
 
 @dataclass(frozen=True)
 class _Tables:
     """Makes the tables of a comparison."""
 
-    one: _Job
-    other: _Job
+    job_before: _Job
+    job_after: _Job
     unit: Unit
     unlike: tuple[Disagreement, ...]
     progress: Callable[[str], Progress] | None
@@ -164,8 +164,8 @@ class _Tables:
         left_out: dict[str, str] = {}
         time = self._time()
         return Comparison(
-            before=self._side(self.one, names[0]),
-            after=self._side(self.other, names[1]),
+            before=self._side(self.job_before, names[0]),
+            after=self._side(self.job_after, names[1]),
             unit=self.unit,
             disagreements=self.unlike,
             time=time,
@@ -176,7 +176,7 @@ class _Tables:
             stages=self._stages(left_out),
             workers=self._workers(left_out),
             hosts=self._hosts(left_out),
-            odd_steps=(_odd_steps(self.one), _odd_steps(self.other)),
+            odd_steps=(_odd_steps(self.job_before), _odd_steps(self.job_after)),
             left_out=left_out,
         )
 
@@ -189,17 +189,17 @@ class _Tables:
         return ratio_means(job.case.result.traced_s, job.units(self.unit))
 
     def _time(self) -> TimeChange:
-        return _time_change(self._per_unit(self.one), self._per_unit(self.other))
+        return _time_change(self._per_unit(self.job_before), self._per_unit(self.job_after))
 
     def _median(self) -> TimeChange:
         medians = [
             median_of(job.case.result.traced_s / job.units(self.unit))
-            for job in (self.one, self.other)
+            for job in (self.job_before, self.job_after)
         ]
         return _time_change(*medians)
 
     def _gpu_time(self, time: TimeChange) -> TimeChange | None:
-        gpus = [job.measured.job.world_size for job in (self.one, self.other)]
+        gpus = [job.measured.job.world_size for job in (self.job_before, self.job_after)]
         if gpus[0] == gpus[1]:
             return None
         scaled = time.times(gpus[1] / gpus[0])
@@ -210,7 +210,7 @@ class _Tables:
     def _causes(self) -> tuple[CauseChange, ...]:
         sides: list[dict[str, Means]] = []
         absent: list[Means] = []
-        for job in (self.one, self.other):
+        for job in (self.job_before, self.job_after):
             means = cause_means(job.measured, job.case.result, job.advice)
             units = float(job.units(self.unit).mean())
             sides.append({name: mean.scaled(1 / units) for name, mean in means.items()})
@@ -226,16 +226,16 @@ class _Tables:
 
     def _exchangeable(self, left_out: dict[str, str], table: str) -> float | None:
         """Units in a step of both jobs, if durations of one fit into the other's step."""
-        units = [job.units(self.unit).mean() for job in (self.one, self.other)]
-        if not same_operations(self.one.measured.graph, self.other.measured.graph):
-            why = "the operations of a step differ, so durations cannot be exchanged"
+        units = [job.units(self.unit).mean() for job in (self.job_before, self.job_after)]
+        if not same_operations(self.job_before.measured.graph, self.job_after.measured.graph):
+            reason = "the operations of a step differ, so durations cannot be exchanged"
         elif units[0] != units[1]:
-            why = (
+            reason = (
                 f"the {self.unit}s of a step differ, so its changes are no changes of a {self.unit}"
             )
         else:
             return float(units[0])
-        left_out[table] = why
+        left_out[table] = reason
         return None
 
     def _kinds(self, left_out: dict[str, str]) -> tuple[PartChange, ...]:
@@ -243,7 +243,7 @@ class _Tables:
         return kind_changes(*self._pairs(), units, self._work("exchanging kinds"))
 
     def _stages(self, left_out: dict[str, str]) -> tuple[PartChange, ...]:
-        counts = [job.measured.graph.n_pp for job in (self.one, self.other)]
+        counts = [job.measured.graph.n_pp for job in (self.job_before, self.job_after)]
         if counts[0] != counts[1]:
             left_out["stages"] = f"{counts[0]} stages before, {counts[1]} after"
             return ()
@@ -256,31 +256,34 @@ class _Tables:
         return stage_changes(*self._pairs(), units, self._work("exchanging stages"))
 
     def _workers(self, left_out: dict[str, str]) -> tuple[WorkerChange, ...]:
-        shapes = [job.case.result.by_worker.shape for job in (self.one, self.other)]
+        shapes = [job.case.result.by_worker.shape for job in (self.job_before, self.job_after)]
         if shapes[0] != shapes[1]:
             left_out["workers"] = "the jobs have other workers (dp, stage)"
             return ()
-        if self.one.case.result.by_worker.size == 1:
+        if self.job_before.case.result.by_worker.size == 1:
             left_out["workers"] = "one worker has no peers"
             return ()
-        return worker_changes(self._lost(self.one), self._lost(self.other))
+        return worker_changes(self._loss_input(self.job_before), self._loss_input(self.job_after))
 
     def _hosts(self, left_out: dict[str, str]) -> tuple[HostChange, ...]:
-        named = [bool(job.hosts) for job in (self.one, self.other)]
-        if any(named) and not all(named):
-            unnamed = "AFTER" if named[0] else "BEFORE"
+        has_hosts = [bool(job.hosts) for job in (self.job_before, self.job_after)]
+        if any(has_hosts) and not all(has_hosts):
+            unnamed = "AFTER" if has_hosts[0] else "BEFORE"
             left_out["hosts"] = f"the hosts of {unnamed} are not known"
-        if not all(named):
+        if not all(has_hosts):
             return ()
-        return host_changes(self._lost(self.one), self._lost(self.other))
+        return host_changes(self._loss_input(self.job_before), self._loss_input(self.job_after))
 
-    def _lost(self, job: _Job) -> Lost:
+    def _loss_input(self, job: _Job) -> Lost:
         units = float(job.units(self.unit).mean())
         return Lost(job.measured, job.case.result, job.hosts, units)
 
     def _pairs(self) -> tuple[tuple[Measured, Measured], tuple[WhatIf, WhatIf]]:
-        one, other = self.one, self.other
-        return (one.measured, other.measured), (one.case.result, other.case.result)
+        job_before, job_after = self.job_before, self.job_after
+        return (job_before.measured, job_after.measured), (
+            job_before.case.result,
+            job_after.case.result,
+        )
 
     def _work(self, name: str) -> Progress | None:
         return self.progress(name) if self.progress else None

@@ -25,9 +25,9 @@ Ints = npt.NDArray[np.int64]
 #: At least this many orders in all, so that few steps still have enough of them.
 ORDERS = 64
 
-#: Durations laid out at once, and simulated for a table in all, about; but at least ``FEWEST``
+#: Durations laid out at once, and simulated for a table in all, about; but at least ``MIN_ORDERS``
 #: steps of each trace, or there would be no intervals.
-BLOCK_VALUES, MOST_VALUES, FEWEST = 1 << 22, 1 << 28, 8
+BLOCK_VALUES, MAX_VALUES, MIN_ORDERS = 1 << 22, 1 << 28, 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def contributions(
     for done, block in enumerate(blocks):
         pair = pairs.of_order[block]
         steps = pairs.before[pair], pairs.after[pair]
-        np.add.at(total, pair, _switched(before, after, parts, *steps, orders[block]))
+        np.add.at(total, pair, _switch_changes(before, after, parts, *steps, orders[block]))
         if progress is not None:
             progress(done + 1, len(blocks))
     total *= (pairs.weight / np.bincount(pairs.of_order))[:, None]
@@ -95,10 +95,10 @@ class _Pairs:
     of_order: Ints
 
     @classmethod
-    def of(cls, one: Measured, other: Measured, n_parts: int) -> _Pairs:
-        lengths = [one.durations.n_steps, other.durations.n_steps]
-        size = one.graph.n_ops * one.graph.n_dp * (n_parts + 1)
-        room = max(4 * FEWEST, MOST_VALUES // size)  # orders
+    def of(cls, trace_before: Measured, trace_after: Measured, n_parts: int) -> _Pairs:
+        lengths = [trace_before.durations.n_steps, trace_after.durations.n_steps]
+        size = trace_before.graph.n_ops * trace_before.graph.n_dp * (n_parts + 1)
+        room = max(4 * MIN_ORDERS, MAX_VALUES // size)  # orders
         # Of very large jobs some steps, evenly spread.
         n, m = (min(length, room // 4) for length in lengths)
         edges = np.unique(np.concatenate([np.arange(n + 1) * m, np.arange(m + 1) * n]))
@@ -122,7 +122,7 @@ class _Pairs:
         return orders
 
 
-def _switched(
+def _switch_changes(
     before: Measured,
     after: Measured,
     parts: Sequence[Part],

@@ -79,9 +79,9 @@ def _of_finding(finding: Finding, gap: Means) -> Means:
     return gap if finding.cost_s is None else means_of(finding.cost_s[:, None]).row(0)
 
 
-def _sum(one: Means, other: Means) -> Means:
+def _sum(first: Means, second: Means) -> Means:
     """Of what may rise and fall together: the errors add up."""
-    return replace(one, variance=(np.sqrt(one.variance) + np.sqrt(other.variance)) ** 2)
+    return replace(first, variance=(np.sqrt(first.variance) + np.sqrt(second.variance)) ** 2)
 
 
 def _by_step(measured: Measured, result: WhatIf) -> dict[str, Means]:
@@ -107,18 +107,18 @@ def _below_ideal(measured: Measured) -> dict[str, Array]:
         rules = Rules.common(graph, seconds)
         return step_times(measured.durations, rules, lanes)
 
-    chosen: tuple[Callable[[Array], Array], ...] = (
+    selections: tuple[Callable[[Array], Array], ...] = (
         lambda values: values,
         lambda values: np.where(p2p, 0.0, values),
         lambda values: np.where(computes, values, 0.0),
     )
-    whole, without_p2p, only_compute = np.array(
-        [[float(steps(choose(values))[0]) for choose in chosen] for values in ideal]
+    ideal_s, without_p2p, only_compute = np.array(
+        [[float(steps(choose(values))[0]) for choose in selections] for values in ideal]
     ).T
     replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[computes]]
     compute = ideal[:, computes] @ replicas / (graph.n_pp * graph.n_dp)
     return {
-        "p2p": whole - without_p2p,
+        "p2p": ideal_s - without_p2p,
         "collectives": without_p2p - only_compute,
         "bubble": only_compute - compute,
         COMPUTE: compute,

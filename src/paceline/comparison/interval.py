@@ -105,8 +105,8 @@ def _unbiased(lag_1: Array, n: int) -> Array:
 
 def _inflation(rho: Array, n: int) -> Array:
     """1 + 2 sum over k of (1 - k / n) rho^k: how many steps one independent step is."""
-    rest = (1 - rho**n) / (n * (1 - rho))
-    return 1 + 2 * rho / (1 - rho) * (1 - rest)
+    correction = (1 - rho**n) / (n * (1 - rho))
+    return 1 + 2 * rho / (1 - rho) * (1 - correction)
 
 
 def difference(before: Means, after: Means, n_rows: int = 1) -> tuple[Array, Array, Array]:
@@ -124,9 +124,13 @@ def difference(before: Means, after: Means, n_rows: int = 1) -> tuple[Array, Arr
 
 def relative_difference(before: Means, after: Means) -> tuple[float, float, float]:
     """``after`` / ``before`` - 1 of one quantity, and its 90% interval, from the logarithms."""
-    one, other = (replace(side, variance=side.variance / side.mean**2) for side in (before, after))
+    log_before, log_after = (
+        replace(side, variance=side.variance / side.mean**2) for side in (before, after)
+    )
     ratio = float(after.mean / before.mean)
-    half = float(_quantile(one, other, 1) * np.sqrt(one.variance + other.variance))
+    half = float(
+        _quantile(log_before, log_after, 1) * np.sqrt(log_before.variance + log_after.variance)
+    )
     half = min(half, 20.0)  # so wide that it says nothing; and the exponential must not overflow
     return ratio - 1, ratio * math.exp(-half) - 1, ratio * math.exp(half) - 1
 
@@ -170,8 +174,8 @@ def t_quantile(misses: float, freedom: Array) -> Array:
     ) * (n + 1) / (n + 2) + 1 / y
     squared = np.where(y > 0.05 + a, np.expm1(np.minimum(normal, 700.0)), heavy)
     out = np.sqrt(np.maximum(n * squared, 0.0))
-    two = math.sqrt(2 / (misses * (2 - misses)) - 2)
-    return np.where(np.abs(n - 2) < 1e-9, two, out)
+    two_degrees = math.sqrt(2 / (misses * (2 - misses)) - 2)
+    return np.where(np.abs(n - 2) < 1e-9, two_degrees, out)
 
 
 def _near_normal(misses: float, n: Array, b: Array, c: Array, d: Array) -> Array:

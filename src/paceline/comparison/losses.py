@@ -42,8 +42,8 @@ class Lost:
 
 def worker_changes(before: Lost, after: Lost) -> tuple[WorkerChange, ...]:
     """All workers by the size of their change, the largest first."""
-    one, other = (_worker_means(side) for side in (before, after))
-    change, low, high = difference(one, other, one.mean.size)
+    means_before, means_after = (_worker_means(side) for side in (before, after))
+    change, low, high = difference(means_before, means_after, means_before.mean.size)
     rows = [
         WorkerChange(
             dp=dp,
@@ -52,11 +52,11 @@ def worker_changes(before: Lost, after: Lost) -> tuple[WorkerChange, ...]:
                 float(before.result.by_worker[pp, dp]),
                 float(after.result.by_worker[pp, dp]),
             ),
-            loss_s=(float(one.mean[pp, dp]), float(other.mean[pp, dp])),
+            loss_s=(float(means_before.mean[pp, dp]), float(means_after.mean[pp, dp])),
             change=change_of(*(float(x[pp, dp]) for x in (change, low, high))),
             hosts=(_place(before.hosts, dp, pp), _place(after.hosts, dp, pp)),
         )
-        for pp, dp in np.ndindex(one.mean.shape)
+        for pp, dp in np.ndindex(means_before.mean.shape)
     ]
     return tuple(sorted(rows, key=lambda row: -abs(row.change.seconds)))
 
@@ -70,8 +70,8 @@ def change_of(seconds: float, low: float, high: float) -> Change:
 def _worker_means(side: Lost) -> Means:
     """[pp, dp] seconds per unit."""
     times = side.result.by_worker_by_step * side.result.ideal_s[:, None, None]
-    lost = beside_typical(times.reshape(len(times), -1)).reshape(times.shape)
-    return means_of(lost).scaled(1 / side.units)
+    losses_s = beside_typical(times.reshape(len(times), -1)).reshape(times.shape)
+    return means_of(losses_s).scaled(1 / side.units)
 
 
 def beside_typical(times: Array) -> Array:
@@ -91,13 +91,16 @@ def host_changes(before: Lost, after: Lost) -> tuple[HostChange, ...]:
     names = list(dict.fromkeys([*sides[0], *sides[1]]))
     rows = []
     for name in names:
-        (one, n_one), (other, n_other) = (_of_host(side, name) for side in sides)
-        change, low, high = difference(one, other, len(names))
+        (mean_before, n_before), (mean_after, n_after) = (_of_host(side, name) for side in sides)
+        change, low, high = difference(mean_before, mean_after, len(names))
         rows.append(
             HostChange(
                 host=name,
-                workers=(n_one, n_other),
-                loss_s=(float(one.mean) if n_one else None, float(other.mean) if n_other else None),
+                workers=(n_before, n_after),
+                loss_s=(
+                    float(mean_before.mean) if n_before else None,
+                    float(mean_after.mean) if n_after else None,
+                ),
                 change=change_of(float(change), float(low), float(high)),
             )
         )
@@ -116,8 +119,8 @@ def _host_means(side: Lost) -> dict[str, tuple[Means, int]]:
         workers.setdefault(host, []).append(worker)
     names = [name for name in workers if name]
     times = _only(side.measured, [workers[name] for name in names])
-    lost = means_of(beside_typical(times.T)).scaled(1 / side.units)
-    return {name: (lost.row(i), len(workers[name])) for i, name in enumerate(names)}
+    means = means_of(beside_typical(times.T)).scaled(1 / side.units)
+    return {name: (means.row(i), len(workers[name])) for i, name in enumerate(names)}
 
 
 def _only(measured: Measured, groups: Sequence[Sequence[tuple[int, int]]]) -> Array:

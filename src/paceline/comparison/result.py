@@ -213,5 +213,5 @@ class Comparison:
         """Whether both traces hold the very same steps of the same job."""
         if self.disagreements:
             return False
-        one, other = self.before.result.traced_s, self.after.result.traced_s
-        return len(one) == len(other) and bool((one == other).all())
+        steps_before, steps_after = self.before.result.traced_s, self.after.result.traced_s
+        return len(steps_before) == len(steps_after) and bool((steps_before == steps_after).all())

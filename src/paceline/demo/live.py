@@ -53,7 +53,7 @@ WARM_UP_STEPS, PAUSE_STEPS = 56, 10
 #: The fail-slow to be mitigated, and what moving microbatches is said to cost.
 FACTOR, OVERHEAD_S = 3.0, 0.5
 #: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
-SLOW_STEPS, MEASURED_STEPS, MOST_STEPS = 8, 20, 80
+SLOW_STEPS, MEASURED_STEPS, MAX_STEPS = 8, 20, 80
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,10 @@ class _Story:
         workers = sorted({worker for run in runs for worker in run[3]})
         level = Level(factor, measured, estimated, slowdown, tuple(workers))
         self.result.levels.append(level)
-        named = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers) or "nobody"
+        blamed = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers) or "nobody"
         self.say(
             f"  rank 0 computes {factor:.2f}x as long: the step takes {measured:.2f}x as long, the "
-            f"analysis says {estimated:.2f}x ({level.error:+.1%}) and blames {named}"
+            f"analysis says {estimated:.2f}x ({level.error:+.1%}) and blames {blamed}"
         )
 
     def _run(self, factor: float) -> tuple[float, float, float, list[tuple[int, int]]]:
@@ -210,7 +210,7 @@ class _Story:
         Neighbours in time are compared: what else the machine does changes from minute to minute.
         """
         slow, end = self._steps(factor)
-        estimated, slowdown, workers = self._analysed(slow, end)
+        estimated, slowdown, workers = self._analyse(slow, end)
         healthy, last = self._steps(1.0)
         measured = self._median(slow, end) / self._median(healthy, last)
         return measured, estimated, slowdown, workers
@@ -221,16 +221,16 @@ class _Story:
         self.job.wait_for(first + RUN_STEPS)
         return first, first + RUN_STEPS
 
-    def _analysed(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
+    def _analyse(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
         """What the recording of some steps says: estimated slowdown, S, slow workers."""
         measured = from_trace(load(self.job.folder, steps=range(first, end)))
         analysis = analyze(measured)
-        found = diagnose(measured, analysis)
-        named = [f.where["workers"] for f in found.findings if f.cause == "worker"]
-        workers = [(int(dp), int(pp)) for each in named for dp, pp in each]
+        diagnosis = diagnose(measured, analysis)
+        worker_lists = [f.where["workers"] for f in diagnosis.findings if f.cause == "worker"]
+        workers = [(int(dp), int(pp)) for places in worker_lists for dp, pp in places]
         estimated = 1.0
         if SLOWED in workers:
-            case = Case(measured, analysis, found, options={"workers": [SLOWED]})
+            case = Case(measured, analysis, diagnosis, options={"workers": [SLOWED]})
             estimated = 1 / (1 - replace_worker(case).gain)
         return estimated, analysis.slowdown, workers
 
@@ -287,14 +287,14 @@ class _Story:
         self.result.counts = action.option.setting.counts
 
     def _ask_planner(self, after: int) -> Action:
-        for step, times in self.steps.follow(self.job, after, MOST_STEPS):
+        for step, times in self.steps.follow(self.job, after, MAX_STEPS):
             action = self.planner.update(step, float(np.nanmax(times)))
             if action is not None:
                 self.say(f"  planner: {action.explain()}")
                 self.result.actions.append(action.explain())
                 self.job.say(counts=action.option.setting.counts)
                 return action
-        raise DemoError(f"the planner did nothing within {MOST_STEPS} steps")
+        raise DemoError(f"the planner did nothing within {MAX_STEPS} steps")
 
     def relieve(self) -> None:
         job, result = self.job, self.result
@@ -312,11 +312,11 @@ class _Story:
 
     def _watch(self, feed: _Feed, kind: str, after: int, rank: int | None = None) -> Event:
         """The first event of a kind (and rank), from steps as they come."""
-        for _ in feed.follow(self.job, None, MOST_STEPS + after - self.job.steps_done()):
+        for _ in feed.follow(self.job, None, MAX_STEPS + after - self.job.steps_done()):
             for event in feed.news:
                 if event.kind == kind and rank in (None, event.rank):
                     return event
-        raise DemoError(f"no {kind} was seen within {MOST_STEPS} steps; is this machine very busy?")
+        raise DemoError(f"no {kind} was seen within {MAX_STEPS} steps; is this machine very busy?")
 
     def _median(self, first: int, end: int) -> float:
         """Seconds of a step: of the slowest rank, median of steps."""
@@ -386,24 +386,24 @@ class _Feed:
                     yield number, row
 
 
-def _say_monitor(found: MonitorResult, say: Say) -> None:
-    seen = [session.seen_after_s for session in found.sessions]
-    analysed = [session.analysed_after_s for session in found.sessions]
-    if seen:
+def _say_monitor(result: MonitorResult, say: Say) -> None:
+    seen_s = [session.seen_after_s for session in result.sessions]
+    analysed = [session.analysed_after_s for session in result.sessions]
+    if seen_s:
         say(
-            f"  the monitor: {len(seen)} sessions, on the page {max(seen):.1f} s after their last "
-            f"step at most, analysed after {np.median(analysed):.1f} s ({max(analysed):.1f} s at "
-            "most)"
+            f"  the monitor: {len(seen_s)} sessions, on the page {max(seen_s):.1f} s after their "
+            f"last step at most, analysed after {np.median(analysed):.1f} s ({max(analysed):.1f} s "
+            "at most)"
         )
-    for status, headline in found.alerts[found.earlier :]:
+    for status, headline in result.alerts[result.earlier :]:
         say(f"  alert at the webhook, {status}: {headline}")
 
 
 def _compare_losses(folder: Path, shape: Shape, losses: dict[int, float]) -> float:
     """The largest relative difference to the losses of the same training in one process."""
-    alone = Shape(1, 1, shape.dp * shape.microbatches, 0.0, 0.0)
-    with Training(folder, alone) as job:
+    one_process = Shape(1, 1, shape.dp * shape.microbatches, 0.0, 0.0)
+    with Training(folder, one_process) as job:
         job.wait_for(max(losses))
         job.stop()
-        others = job.losses()
-    return max(abs(losses[step] / others[step] - 1) for step in losses)
+        reference = job.losses()
+    return max(abs(losses[step] / reference[step] - 1) for step in losses)

@@ -132,13 +132,13 @@ class Watched:
         Raises:
             DemoError: one stays.
         """
-        told = self._hook.told if self._hook else []
+        messages = self._hook.messages if self._hook else []
         until = time.monotonic() + _PATIENCE_S
-        while sum(1 if status == "firing" else -1 for status, _ in told):
+        while sum(1 if status == "firing" else -1 for status, _ in messages):
             if time.monotonic() > until:
-                raise DemoError(f"the monitor's alert does not end: {told[-1][1]}")
+                raise DemoError(f"the monitor's alert does not end: {messages[-1][1]}")
             time.sleep(_LOOK_S)
-        return len(told)
+        return len(messages)
 
     def result(self, recording: Path) -> MonitorResult:
         """What it made of the job, once the job is over and all of it has arrived.
@@ -164,7 +164,7 @@ class Watched:
             for row in rows
             if row["status"] == "done"
         ]
-        return MonitorResult(self.url, sessions, self._hook.told if self._hook else [])
+        return MonitorResult(self.url, sessions, self._hook.messages if self._hook else [])
 
     def _is_done(self) -> bool:
         try:
@@ -211,13 +211,13 @@ class Watched:
             )
         until = time.monotonic() + _PATIENCE_S
         while self._server.poll() is None and time.monotonic() < until:
-            said = log.read_text(encoding="utf-8", errors="replace")
-            url, token = re.search(r"listening on (\S+),", said), re.search(r"pcl_[\w-]+", said)
+            output = log.read_text(encoding="utf-8", errors="replace")
+            url, token = re.search(r"listening on (\S+),", output), re.search(r"pcl_[\w-]+", output)
             if url and token:
                 return url[1], token[0]
             time.sleep(0.05)
-        said = log.read_text(encoding="utf-8", errors="replace")
-        raise DemoError(f"the monitor did not start: {' '.join(said.split())[-300:]}")
+        output = log.read_text(encoding="utf-8", errors="replace")
+        raise DemoError(f"the monitor did not start: {' '.join(output.split())[-300:]}")
 
     def __exit__(
         self,
@@ -257,13 +257,13 @@ class _Hook:
     """A webhook on the loopback that remembers what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        told = self.told
+        self.messages: list[tuple[str, str]] = []
+        messages = self.messages
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                told.extend((alert["status"], alert["headline"]) for alert in body["alerts"])
+                messages.extend((alert["status"], alert["headline"]) for alert in body["alerts"])
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()

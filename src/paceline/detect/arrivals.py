@@ -32,7 +32,9 @@ class Arrivals:
         self._open = False
         self._row = np.full(ranks, np.nan)
         self._last = np.full(ranks, -1)  # each rank's last step
-        self._again: list[tuple[int, int, float]] = []  # steps that their ranks have given before
+        self._repeated: list[
+            tuple[int, int, float]
+        ] = []  # steps that their ranks have given before
 
     def add(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
         """Take a sample (nan = none); yields (step, [rank] seconds) of each step that is over.
@@ -45,8 +47,8 @@ class Arrivals:
         elif step > self._last[rank]:
             self.late += 1
         else:
-            self._again.append((step, rank, duration_s))
-            if len({number for number, _, _ in self._again}) == RESTART_STEPS:
+            self._repeated.append((step, rank, duration_s))
+            if len({number for number, _, _ in self._repeated}) == RESTART_STEPS:
                 yield from self._go_back()
 
     def end(self) -> Iterator[tuple[int, Array]]:
@@ -55,8 +57,8 @@ class Arrivals:
         yield from self._close()
 
     def _drop_again(self) -> None:
-        self.late += len(self._again)
-        self._again.clear()
+        self.late += len(self._repeated)
+        self._repeated.clear()
 
     def _close(self) -> Iterator[tuple[int, Array]]:
         if self._open:
@@ -65,7 +67,7 @@ class Arrivals:
 
     def _go_back(self) -> Iterator[tuple[int, Array]]:
         yield from self._close()
-        samples, self._again = sorted(self._again), []
+        samples, self._repeated = sorted(self._repeated), []
         self._newest = -1
         self._last[:] = -1
         for sample in samples:

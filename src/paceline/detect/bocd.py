@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import LEAST_S, LONGEST_S, WARM_UP, checked
+from paceline.detect.detector import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked_durations
 from paceline.detect.event import Event
 from paceline.errors import DetectError
 
@@ -66,7 +66,7 @@ class Bocd:
         self._numbers = np.zeros(4 * VERIFY_STEPS, dtype=np.int64)
         self._slow = np.zeros(self.ranks, dtype=bool)
         self._healthy = np.full(self.ranks, np.nan)
-        self._lost = np.zeros(self.ranks)
+        self._lost_s = np.zeros(self.ranks)
         alpha = _ALPHA + np.arange(_MAX_N + 1) / 2
         self._gamma = np.array([math.lgamma(a + 0.5) - math.lgamma(a) for a in alpha])
 
@@ -77,12 +77,12 @@ class Bocd:
 
     def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
         """Take the step times of one step; see ``Detector.update``."""
-        x = checked(step, durations_s, self.ranks, self.last_step)
+        x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]
         x = np.where(
-            (x >= LEAST_S) & (x <= LONGEST_S), x, before
+            (x >= MIN_STEP_S) & (x <= MAX_STEP_S), x, before
         )  # a missing sample repeats the last
         self._history[self.steps % size] = x
         self._numbers[self.steps % size] = step
@@ -97,10 +97,10 @@ class Bocd:
                 self._log[:, 0], self._first = 0.0, []
                 self._start[:, 0] = self._reported[:] = self.steps
             return []
-        self._lost += np.where(self._slow, x - self._healthy, 0.0)
+        self._lost_s += np.where(self._slow, x - self._healthy, 0.0)
         self._learn(np.nan_to_num(x / self._scale, nan=1.0))
         self._suspect()
-        return self._verified(step)
+        return self._verify_waiting(step)
 
     def go_back(self) -> None:
         """See ``Detector.go_back``."""
@@ -138,17 +138,17 @@ class Bocd:
             self._reported[rank] = begin
             self._waiting.append((rank, begin))
 
-    def _verified(self, step: int) -> list[Event]:
+    def _verify_waiting(self, step: int) -> list[Event]:
         events: list[Event] = []
-        rest: list[tuple[int, int]] = []
+        waiting: list[tuple[int, int]] = []
         need = VERIFY_STEPS if self.verify else 1
         for rank, begin in self._waiting:
             if self.steps - begin < need:
-                rest.append((rank, begin))
+                waiting.append((rank, begin))
                 continue
             event = self._judge(rank, begin, step)
             events += [event] if event is not None else []
-        self._waiting = rest
+        self._waiting = waiting
         return events
 
     def _judge(self, rank: int, begin: int, step: int) -> Event | None:
@@ -164,14 +164,14 @@ class Bocd:
         since = int(self._numbers[begin % size])
         if now > was and not self._slow[rank]:
             self._slow[rank], self._healthy[rank] = True, was
-            self._lost[rank] = float((after - was).sum())
-            lost = float(self._lost[rank])
-            return Event("onset", rank, step, since, now / was, lost, was)
+            self._lost_s[rank] = float((after - was).sum())
+            lost_s = float(self._lost_s[rank])
+            return Event("onset", rank, step, since, now / was, lost_s, was)
         if now < was and self._slow[rank]:
             self._slow[rank] = False
             healthy = float(self._healthy[rank])
             return Event(
-                "relief", rank, step, since, was / healthy, float(self._lost[rank]), healthy
+                "relief", rank, step, since, was / healthy, float(self._lost_s[rank]), healthy
             )
         return None
 

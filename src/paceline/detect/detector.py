@@ -53,7 +53,7 @@ _MIN_RELIEF_LEVEL = 0.05
 #: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.
 _NOISE_STEPS, _MIDDLE_EVERY = 400, 64
 #: Durations that no clock which runs on can give; single precision knows those between.
-LEAST_S, LONGEST_S = 1e-12, 1e12
+MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
 #: Steps without a sample after which a rank is called silent.
 SILENT_AFTER = 10
 
@@ -92,7 +92,9 @@ _STATE = {
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step")
 
 
-def checked(step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None) -> Array:
+def checked_durations(
+    step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None
+) -> Array:
     """[rank] the durations of a step that comes after ``last_step``.
 
     Raises:
@@ -214,9 +216,9 @@ class Detector:
         Raises:
             DetectError: no numbers, another number of ranks, or a step that is not behind the last.
         """
-        x = checked(step, durations_s, self.ranks, self.last_step)
+        x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
-        jumped = (x < LEAST_S) | (x > LONGEST_S)
+        jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
         events = [
             self._event("clock-jump", rank, step, step) for rank in np.flatnonzero(jumped).tolist()
         ]
@@ -242,8 +244,8 @@ class Detector:
         self.last_step = None
 
     def _event(self, kind: Kind, rank: int, step: int, since: int, factor: float = np.nan) -> Event:
-        lost = float(self._lost[rank])
-        return Event(kind, rank, int(step), int(since), factor, lost, float(self._anchor[rank]))
+        lost_s = float(self._lost[rank])
+        return Event(kind, rank, int(step), int(since), factor, lost_s, float(self._anchor[rank]))
 
     def _silence(self, step: int, missing: npt.NDArray[np.bool_], events: list[Event]) -> None:
         self._missing = np.where(missing, self._missing + 1, 0)
@@ -264,8 +266,8 @@ class Detector:
                 middle = _median(self._last(n))
             self._anchor = np.where(self._slow, self._anchor, middle)
         elif n > _RING:
-            still = self._slow | missing | (self._hold > 0)
-            self._anchor += np.where(still, 0.0, _DRIFT * np.sign(x - self._anchor) * self._anchor)
+            frozen = self._slow | missing | (self._hold > 0)
+            self._anchor += np.where(frozen, 0.0, _DRIFT * np.sign(x - self._anchor) * self._anchor)
         late = np.isnan(self._anchor) & (self._seen >= self.warm_up)
         if late.any():  # ranks that joined during the warm-up
             self._anchor[late] = _median(self._last(min(n, self.warm_up), late))
@@ -277,13 +279,13 @@ class Detector:
         self._hold = np.where(begins, _AFTER_PAUSE + 1, self._hold)
         # A level that stays up after the pause is no pause.
         self._paused = pause | (self._paused & (x > PAUSE / 2 * self._anchor))
-        held = self._hold > 0
+        no_evidence = self._hold > 0
         self._hold = np.maximum(self._hold - 1, 0)
         above = x > self._level
-        seen = ~(missing | held)
-        more = np.minimum(self._agreed + np.int8(1), np.int8(_AGREED))
-        self._agreed = np.where(seen, np.where(above, more, np.int8(0)), self._agreed)
-        above &= seen | (missing & ~held & (self._agreed == _AGREED))
+        counted = ~(missing | no_evidence)
+        one_more = np.minimum(self._agreed + np.int8(1), np.int8(_AGREED))
+        self._agreed = np.where(counted, np.where(above, one_more, np.int8(0)), self._agreed)
+        above &= counted | (missing & ~no_evidence & (self._agreed == _AGREED))
         new = np.zeros(self.ranks, dtype=np.uint8)
         for i in range(len(WINDOWS)):
             new |= above[i].astype(np.uint8) << np.uint8(i)
@@ -294,10 +296,10 @@ class Detector:
         self._bits[self.steps % size] = new
 
     def _find_onsets(self, step: int, events: list[Event]) -> None:
-        found = (self._counts >= _HALF[:, None]) & ~self._slow
-        for rank in np.flatnonzero(found.any(axis=0)).tolist():
-            window = WINDOWS[int(np.argmax(found[:, rank]))]
-            begin, factor, lost = self._estimate(rank, window)
+        onsets = (self._counts >= _HALF[:, None]) & ~self._slow
+        for rank in np.flatnonzero(onsets.any(axis=0)).tolist():
+            window = WINDOWS[int(np.argmax(onsets[:, rank]))]
+            begin, factor, lost_s = self._estimate(rank, window)
             self._slow[rank] = True
             self._since[rank] = begin
             self._since_step[rank] = self._number[begin % _RING]
@@ -305,7 +307,7 @@ class Detector:
             self._bar[rank] = anchor * (1 + max(_MIN_RELIEF_LEVEL, (factor - 1) / 2))
             self._top[rank] = PAUSE * anchor * factor
             self._low[:, rank] = False
-            self._lost[rank] = lost
+            self._lost[rank] = lost_s
             self._spent[rank] = anchor * (self.steps - begin)
             events.append(self._event("onset", rank, step, self._since_step[rank], factor))
 
@@ -378,8 +380,8 @@ class Detector:
             off = np.minimum(off, 3 * self._stray[i] + 0.002)
             share = max(window / _NOISE_STEPS, window / n)
             share = min(share, 1.0)
-            moved = (1 - share) * self._stray[i] + share * SIGMA_OF_MEAN_DEVIATION * off
-            self._stray[i] = np.where(self._slow, self._stray[i], moved)
+            updated = (1 - share) * self._stray[i] + share * SIGMA_OF_MEAN_DEVIATION * off
+            self._stray[i] = np.where(self._slow, self._stray[i], updated)
         above = np.maximum(self.threshold + _SURE * self._stray, _STRAYS * self._stray)
         level = self._anchor * (1 + above)
         self._level = np.where(np.isnan(level), np.inf, level)
@@ -398,8 +400,8 @@ class Detector:
 def _median(rows: npt.NDArray[np.float32]) -> Array:
     """[rank] medians over the rows; of a rank that joined later, over its own."""
     middle = len(rows) // 2
-    found: Array = np.partition(rows, middle, axis=0)[middle].astype(np.float64)
+    medians: Array = np.partition(rows, middle, axis=0)[middle].astype(np.float64)
     late = np.isnan(rows[0]) & ~np.isnan(rows[-1])
     if late.any():
-        found[late] = np.nanmedian(rows[:, late], axis=0)
-    return found
+        medians[late] = np.nanmedian(rows[:, late], axis=0)
+    return medians

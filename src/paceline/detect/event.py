@@ -44,21 +44,21 @@ class Event:
 
     def explain(self) -> str:
         """The event in words and numbers."""
-        who = f"step {self.step:,}: rank {self.rank}"
+        head = f"step {self.step:,}: rank {self.rank}"
         if self.kind == "onset":
             return (
-                f"{who} is {self.factor:.2f}x slower since step {self.since_step:,} "
+                f"{head} is {self.factor:.2f}x slower since step {self.since_step:,} "
                 f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
                 f"{self.lost_s:.3g} s lost so far"
             )
         if self.kind == "relief":
             return (
-                f"{who} is healthy again since step {self.since_step:,}; it was {self.factor:.2f}x "
-                f"slower and lost {self.lost_s:.3g} s"
+                f"{head} is healthy again since step {self.since_step:,}; it was "
+                f"{self.factor:.2f}x slower and lost {self.lost_s:.3g} s"
             )
         if self.kind == "silent":
-            return f"{who} has given no sample since step {self.since_step:,}"
-        return f"{who} reports a duration that cannot be: its clock jumped"
+            return f"{head} has given no sample since step {self.since_step:,}"
+        return f"{head} reports a duration that cannot be: its clock jumped"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""

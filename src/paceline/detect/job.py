@@ -53,12 +53,12 @@ class JobEvent:
         if len(self.ranks) < self.of or self.of == 1:
             head += f" {name_ranks(self.ranks)}:"
         if self.kind == "onset":
-            said = [
+            phrases = [
                 f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
                 self.who,
                 f"{duration(self.lost_s)} lost so far",
             ]
-            return "; ".join([*said, *([self.advice] if self.advice else [])])
+            return "; ".join([*phrases, *([self.advice] if self.advice else [])])
         if self.kind == "relief":
             over = f"{head} healthy again since step {self.since_step:,}"
             if np.isnan(self.factor):  # its detector was made anew within the episode
@@ -70,16 +70,16 @@ class JobEvent:
 
     @property
     def _ranks(self) -> str:
-        whole = len(self.ranks) == self.of and self.of > 1
-        return "all ranks" if whole else name_ranks(self.ranks)
+        all_ranks = len(self.ranks) == self.of and self.of > 1
+        return "all ranks" if all_ranks else name_ranks(self.ranks)
 
     @property
     def who(self) -> str:
         """Who is slow, and at what, in words."""
         if self.suspects is None:
-            named = "why" if len(self.ranks) < self.of else "who"
-            return f"{named}: unknown, run paceline validate"
-        return "; ".join(each.name for each in self.suspects) or "who: nobody stands out"
+            question = "why" if len(self.ranks) < self.of else "who"
+            return f"{question}: unknown, run paceline validate"
+        return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
@@ -104,15 +104,15 @@ def job_events(events: Iterable[Event], ranks: int) -> list[JobEvent]:
     for event in sorted(events, key=lambda e: (e.step, e.rank)):
         group = latest.get(event.kind)
         near = group is not None and event.step - group[-1].step <= MERGE_STEPS
-        again = group is not None and any(event.rank == other.rank for other in group)
-        if group is None or not near or again:
+        repeated = group is not None and any(event.rank == member.rank for member in group)
+        if group is None or not near or repeated:
             group = latest[event.kind] = []
             groups.append(group)
         group.append(event)
-    return [_merged(group, ranks) for group in groups]
+    return [_merge(group, ranks) for group in groups]
 
 
-def _merged(group: list[Event], ranks: int) -> JobEvent:
+def _merge(group: list[Event], ranks: int) -> JobEvent:
     return JobEvent(
         kind=group[0].kind,
         step=group[0].step,

@@ -35,7 +35,7 @@ _POLL_S = 0.02
 _GRACE_S = 0.5
 
 #: Each takes about 200 MB for PyTorch alone.
-MOST_PROCESSES = 128
+MAX_PROCESSES = 128
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,9 +67,9 @@ def validate_local(
             ``run_validation`` raises.
     """
     effort = effort or Effort()
-    if not 1 <= world_size <= MOST_PROCESSES:
+    if not 1 <= world_size <= MAX_PROCESSES:
         raise DetectError(
-            f"1 to {MOST_PROCESSES} processes can be started on one machine, not {world_size:,}; "
+            f"1 to {MAX_PROCESSES} processes can be started on one machine, not {world_size:,}; "
             "use torchrun on several"
         )
     ranks = range(world_size) if ranks is None else ranks
@@ -209,7 +209,7 @@ def worker_main(task_json: str) -> None:
     try:
         measured = validate_joined(
             task["ranks"],
-            [tuple((source, to) for source, to in each) for each in task["passes"]],
+            [tuple((source, to) for source, to in links) for links in task["passes"]],
             effort=Effort(**task["effort"]),
             backend=task["backend"],
             injected=Injected(**injected),

@@ -48,16 +48,16 @@ def locate_in_trace(
         keep_clocks: do not correct clock offsets between workers.
         advise: says what to do about what the trace shows.
     """
-    found = []
+    located = []
     for event in events:
         steps = _steps_of(event, events, trace) if event.kind == "onset" else []
         if steps:
             measured = from_trace(trace.select_steps(steps), keep_clocks=keep_clocks)
             result = analyze(measured)
-            said = None if advise is None else advise(measured, result)
-            event = replace(event, suspects=who_from_trace(measured, result), advice=said)
-        found.append(event)
-    return found
+            advice = None if advise is None else advise(measured, result)
+            event = replace(event, suspects=who_from_trace(measured, result), advice=advice)
+        located.append(event)
+    return located
 
 
 def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> list[JobEvent]:

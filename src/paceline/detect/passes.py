@@ -31,10 +31,12 @@ def ring_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     Raises:
         DetectError: no rank, or one twice.
     """
-    n = len(_checked(ranks))
+    n = len(_check_ranks(ranks))
     links = [(ranks[i], ranks[(i + 1) % n]) for i in range(n)] if n > 1 else []
-    whole = n - n % 2
-    return _passes([links[0:whole:2], links[1:whole:2], links[whole:]], both_ways=both_ways)
+    n_paired = n - n % 2
+    return _passes(
+        [links[0:n_paired:2], links[1:n_paired:2], links[n_paired:]], both_ways=both_ways
+    )
 
 
 def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass, ...]:
@@ -62,7 +64,7 @@ def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     Raises:
         DetectError: no rank, or one twice.
     """
-    n = len(_checked(ranks))
+    n = len(_check_ranks(ranks))
     parent = [0, *(_parent(i, n) for i in range(1, n))]
     passes: list[list[Link]] = [[], [], [], []]
     for i in range(1, n):
@@ -85,7 +87,7 @@ def double_tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tupl
     return _passes(trees, both_ways=both_ways)
 
 
-def _checked(ranks: Sequence[int]) -> Sequence[int]:
+def _check_ranks(ranks: Sequence[int]) -> Sequence[int]:
     if not ranks:
         raise DetectError("no ranks to validate; name at least one")
     seen: set[int] = set()
@@ -112,12 +114,12 @@ def _level(i: int, parent: Sequence[int]) -> int:
 
 def _passes(passes: Sequence[Sequence[Link]], *, both_ways: bool) -> tuple[Pass, ...]:
     """Without repeated links and empty passes."""
-    back = [[(to, source) for source, to in each] for each in passes] if both_ways else []
+    back = [[(to, source) for source, to in links] for links in passes] if both_ways else []
     seen: set[Link] = set()
-    found = []
-    for each in (*passes, *back):
-        new = tuple(link for link in each if link not in seen)
+    distinct = []
+    for links in (*passes, *back):
+        new = tuple(link for link in links if link not in seen)
         seen.update(new)
         if new:
-            found.append(new)
-    return tuple(found)
+            distinct.append(new)
+    return tuple(distinct)

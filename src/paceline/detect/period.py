@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Missing, extra or exchanged calls for each call that a period may have: the paper's ACF >= 0.95.
-MOST_EDITS = 0.05
+MAX_EDITS = 0.05
 #: The longest period looked for, in calls.
-LONGEST = 2000
+MAX_CALLS = 2000
 #: Calls looked at, in longest periods.
 _REPETITIONS = 6
 #: How far missing or extra calls may move a lag.
@@ -59,7 +59,7 @@ class Period:
     repetitions: float
 
 
-def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | None:
+def find_period(codes: npt.ArrayLike, *, longest: int = MAX_CALLS) -> Period | None:
     """The smallest lag at which the whole sequence repeats; None where none does.
 
     A few missing, extra or exchanged calls do not matter. At least two repetitions are needed, and
@@ -87,7 +87,7 @@ def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | Non
     at = int(np.argmin(np.where(_near(lags, smallest), damage, np.inf)))
     calls, needed = int(lags[at]), float(damage[at])
     few = 1.0 if len(x) >= _FEW * calls else 0.0
-    if calls > longest or needed > max(MOST_EDITS * len(x), few):
+    if calls > longest or needed > max(MAX_EDITS * len(x), few):
         return None
     return Period(calls, 1 - needed / len(x), len(everything) / calls)
 
@@ -95,11 +95,11 @@ def find_period(codes: npt.ArrayLike, *, longest: int = LONGEST) -> Period | Non
 def _candidates(lags: Ints, rate: Floats) -> Ints:
     """The best lag and its parts, ascending, and those near them that are about as good."""
     best = lags[np.argmin(rate)]
-    found = np.zeros(len(lags), dtype=bool)
+    good = np.zeros(len(lags), dtype=bool)
     for parts in range(1, _PARTS + 1):
         near = _near(lags, best / parts) & np.isfinite(rate)
-        found |= near & (rate <= 2 * np.min(rate, initial=np.inf, where=near))
-    return lags[found]
+        good |= near & (rate <= 2 * np.min(rate, initial=np.inf, where=near))
+    return lags[good]
 
 
 def _near(lags: Ints, lag: float) -> npt.NDArray[np.bool_]:
@@ -109,7 +109,7 @@ def _near(lags: Ints, lag: float) -> npt.NDArray[np.bool_]:
 
 def _lag_edits(x: Ints, lags: Ints) -> Floats:
     """[lag] edits between the sequence and itself so much later; infinite where too many."""
-    near_diagonal = _kernel(len(x) * len(lags))
+    banded_edits = _kernel(len(x) * len(lags))
     edits = np.full(len(lags), np.inf)
     least = np.inf
     # The most promising first: what they need bounds what the others may.
@@ -117,12 +117,12 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
     for at in np.argsort(-np.array(equal), kind="stable").tolist():
         lag = int(lags[at])
         # Of a pair equal calls apart, a missing call is the later once and the earlier once.
-        most, rate = 2 * (MOST_EDITS * len(x) + 1), 2 * MOST_EDITS
+        most, rate = 2 * (MAX_EDITS * len(x) + 1), 2 * MAX_EDITS
         first = most - rate * (len(x) - lag) + _GRACE
         if _BEATEN * least + _GRACE < most:
             first, rate = _BEATEN * least + _GRACE, 0.0
         drift = min(_DRIFT, lag // 2)
-        row = near_diagonal(x[:-lag], x[lag:], drift, first, rate)
+        row = banded_edits(x[:-lag], x[lag:], drift, first, rate)
         if row[drift] <= most:
             edits[at] = row[drift]
             least = min(least, edits[at])
@@ -132,12 +132,12 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
 def _damage(x: Ints, calls: int) -> float:
     """The fewest edits that turn a sequence into repetitions of a stretch of that length."""
     n = len(x)
-    near_diagonal = _kernel(n * _STRETCHES)
+    banded_edits = _kernel(n * _STRETCHES)
     least = n
     for begin in np.unique(np.linspace(0, n - calls, _STRETCHES).astype(np.int64)):
         drift = min(_DRIFT, calls // 2)
         repeated = x[begin + (np.arange(n + drift) - begin) % calls]
-        row = near_diagonal(x, repeated, drift, least, 0.0)
+        row = banded_edits(x, repeated, drift, least, 0.0)
         least = min(least, int(row.min()))
     return least
 
@@ -152,33 +152,34 @@ def _without_head(x: Ints) -> Ints:
 
 
 def _kernel(work: int) -> Callable[..., Ints]:
-    return compiled(_near_diagonal) if work > _WORTH_COMPILING else _near_diagonal
+    return compiled(_banded_edits) if work > _WORTH_COMPILING else _banded_edits
 
 
-def _near_diagonal(a: Ints, b: Ints, drift: int, first: float, rate: float) -> Ints:
+def _banded_edits(a: Ints, b: Ints, drift: int, allowance: float, rate: float) -> Ints:
     """Last row of the table of edit distances of two sequences.
 
     Returns:
-        [d] edits between all of a and the first len(a) + d - drift calls of b; no other places of
-        a row are computed. More than ``first + rate * i`` edits after i calls give len(a) + 1.
+        [diagonal] edits between all of a and the first len(a) + diagonal - drift calls of b; no
+        other places of a row are computed. More than ``allowance + rate * i`` edits after i calls
+        give len(a) + 1.
     """
     n, m = len(a), len(b)
-    most = n + 1
-    row = np.full(2 * drift + 1, most)
-    for d in range(drift, min(2 * drift, m + drift) + 1):
-        row[d] = d - drift
+    unreachable = n + 1
+    row = np.full(2 * drift + 1, unreachable)
+    for diagonal in range(drift, min(2 * drift, m + drift) + 1):
+        row[diagonal] = diagonal - drift
     for i in range(1, n + 1):
-        least = left = most
-        for d in range(2 * drift + 1):
-            j = i + d - drift
-            cost = most
+        lowest = left_cost = unreachable
+        for diagonal in range(2 * drift + 1):
+            j = i + diagonal - drift
+            cost = unreachable
             if 0 < j <= m:
-                cost = min(row[d] + (a[i - 1] != b[j - 1]), left + 1)
-            if 0 <= j <= m and d < 2 * drift:
-                cost = min(cost, row[d + 1] + 1)
-            row[d] = left = cost
-            least = min(least, cost)
-        if least > first + rate * i:
-            row[:] = most
+                cost = min(row[diagonal] + (a[i - 1] != b[j - 1]), left_cost + 1)
+            if 0 <= j <= m and diagonal < 2 * drift:
+                cost = min(cost, row[diagonal + 1] + 1)
+            row[diagonal] = left_cost = cost
+            lowest = min(lowest, cost)
+        if lowest > allowance + rate * i:
+            row[:] = unreachable
             break
     return row

@@ -58,15 +58,15 @@ class StateReader:
         self.schema = schema
         if not isinstance(state, Mapping) or state.get("schema") != schema:
             raise StateError(f"this is no state of {schema}")
-        found = state.get("version")
-        if found != version or isinstance(found, bool):
+        stored = state.get("version")
+        if stored != version or isinstance(stored, bool):
             raise StateError(
-                f"{schema} has version {reprlib.repr(found)}, this Paceline reads {version}"
+                f"{schema} has version {reprlib.repr(stored)}, this Paceline reads {version}"
             )
-        wanted = {"schema", "version", *names}
-        for what, odd in (("lacks", wanted - set(state)), ("has unknown", set(state) - wanted)):
+        expected = {"schema", "version", *names}
+        for verb, odd in (("lacks", expected - set(state)), ("has unknown", set(state) - expected)):
             if odd:
-                raise StateError(f"{schema} {what} {', '.join(sorted(map(str, odd))[:5])}")
+                raise StateError(f"{schema} {verb} {', '.join(sorted(map(str, odd))[:5])}")
         self._state = state
 
     def value(self, name: str) -> Any:

@@ -13,7 +13,7 @@ _DRIFT = 8
 #: Calls compared on each side of a start, and what each counts of the one nearer to it.
 _COMPARED, _FADE = 32, 0.85
 #: Share of them that must agree: less is no step but an evaluation, a checkpoint, a gap.
-_AGREE = 0.6
+_MIN_AGREEMENT = 0.6
 #: Share of what agrees that must lie behind the start, unless that is the right call itself.
 _FOLLOWS = 0.2
 #: What a pause of at least half the usual length before a call adds to that share, and what being
@@ -34,17 +34,17 @@ def starts_of_steps(names: Ints, time_s: Floats, calls: int, reference: Floats |
         calls: the period.
         reference: when the steps of another rank began.
     """
-    whole = _first_whole(names, calls)
-    template = names[whole : whole + calls]
+    first_whole = _first_whole(names, calls)
+    template = names[first_whole : first_whole + calls]
     pause_s = np.append(0.0, np.diff(time_s))
-    begins = _begins(names, template, whole, np.zeros(len(names)))
+    begins = _begins(names, template, first_whole, np.zeros(len(names)))
     phase = _phase(begins, time_s, calls, reference)
     template = np.roll(template, -phase)
     usual_s = np.median(pause_s[np.minimum(begins + phase, len(names) - 1)])
     paused = _PAUSE_COUNTS * (pause_s >= usual_s / 2)
-    if whole + phase + calls > len(names):
+    if first_whole + phase + calls > len(names):
         phase -= calls
-    begins = _begins(names, template, whole + phase, paused)
+    begins = _begins(names, template, first_whole + phase, paused)
     # A step whose first call is missing began before its first call that is there.
     follows = begins[begins + 1 < len(names)]
     second_s = float(np.median(time_s[follows + 1] - time_s[follows]))
@@ -54,22 +54,22 @@ def starts_of_steps(names: Ints, time_s: Floats, calls: int, reference: Floats |
 def _first_whole(names: Ints, calls: int) -> int:
     """The first place from which the calls of one period are those of the next, if any."""
     equal = np.append(0, np.cumsum(names[calls:] == names[:-calls]))
-    same: Ints = equal[calls:] - equal[:-calls] if len(equal) > calls else np.zeros(1, np.int64)
-    return int(np.argmax(same))
+    n_equal: Ints = equal[calls:] - equal[:-calls] if len(equal) > calls else np.zeros(1, np.int64)
+    return int(np.argmax(n_equal))
 
 
 def _phase(begins: Ints, time_s: Floats, calls: int, reference: Floats | None) -> int:
     """The call, counted from the places, that a step begins with."""
-    whole = begins[:-1][np.diff(begins) == calls]
-    if not len(whole):
-        whole = begins[:1]
+    regular = begins[:-1][np.diff(begins) == calls]
+    if not len(regular):
+        regular = begins[:1]
     if reference is None:
-        at = np.minimum(whole[:, None] + np.arange(calls + 1), len(time_s) - 1)
+        at = np.minimum(regular[:, None] + np.arange(calls + 1), len(time_s) - 1)
         pause_s = np.median(np.diff(time_s[at], axis=1), axis=0)
         return (int(np.argmax(pause_s)) + 1) % calls
     places = nearest(time_s, reference[(reference >= time_s[0]) & (reference <= time_s[-1])])
-    of = np.searchsorted(whole, places, side="right") - 1
-    phase = places[of >= 0] - whole[of[of >= 0]]
+    of = np.searchsorted(regular, places, side="right") - 1
+    phase = places[of >= 0] - regular[of[of >= 0]]
     phase = phase[phase < calls]
     return int(np.argmax(np.bincount(phase))) if len(phase) else 0
 
@@ -81,11 +81,11 @@ def nearest(sorted_s: Floats, times_s: Floats) -> Ints:
     return nearest
 
 
-def _begins(names: Ints, template: Ints, known: int, bonus: Floats) -> Ints:
+def _begins(names: Ints, template: Ints, start: int, bonus: Floats) -> Ints:
     """Places at which a step begins, found from a known one on, forwards and backwards."""
     score = _agreement(names, template) + bonus
-    forward = _walk(names, template, known, score, 1)
-    backward = _walk(names, template, known, score, -1)
+    forward = _walk(names, template, start, score, 1)
+    backward = _walk(names, template, start, score, -1)
     return np.array([*backward[:0:-1], *forward], dtype=np.int64)
 
 
@@ -114,21 +114,21 @@ def _agreement(names: Ints, template: Ints) -> Floats:
     return np.where(first, share + _FIRST_COUNTS, share)
 
 
-def _walk(names: Ints, template: Ints, known: int, score: Floats, direction: int) -> list[int]:
+def _walk(names: Ints, template: Ints, start: int, score: Floats, direction: int) -> list[int]:
     """Begins from a known one on, each a period and a few calls at most from the last."""
     calls, n = len(template), len(names)
     drift = min(_DRIFT, (calls - 1) // 2)
-    begins = [known]
-    at = known + direction * calls
+    begins = [start]
+    at = start + direction * calls
     while 0 <= at < n:
         low, high = max(0, at - drift), min(n, at + drift + 1)
         off = np.abs(np.arange(low, high) - at)
         best = low + int(np.argmax(score[low:high] - 1e-3 * off))
-        if score[best] < _AGREE:
+        if score[best] < _MIN_AGREEMENT:
             best = _resume(names, template, at, direction)
             if best < 0:
                 break
-            begins += _between(begins[-1], best, names, template)
+            begins += _begins_between(begins[-1], best, names, template)
         begins.append(best)
         at = best + direction * calls
     return begins
@@ -138,21 +138,23 @@ def _resume(names: Ints, template: Ints, at: int, direction: int) -> int:
     """The next place with a whole undamaged step; -1 where none follows."""
     calls = len(template)
     low, high = (at, len(names)) if direction > 0 else (0, at + calls)
-    part = names[low:high]
-    if len(part) < calls:
+    ahead = names[low:high]
+    if len(ahead) < calls:
         return -1
-    places = np.flatnonzero(part[: len(part) - calls + 1] == template[0])
+    places = np.flatnonzero(ahead[: len(ahead) - calls + 1] == template[0])
     for place in places[::direction].tolist():
-        if np.array_equal(part[place : place + calls], template):
+        if np.array_equal(ahead[place : place + calls], template):
             return low + int(place)
     return -1
 
 
-def _between(last: int, found: int, names: Ints, template: Ints) -> list[int]:
+def _begins_between(last: int, resumed: int, names: Ints, template: Ints) -> list[int]:
     """Begins of steps that are too damaged to be seen, where the calls between are theirs."""
-    steps = round(abs(found - last) / len(template))
-    there = np.bincount(names[min(last, found) : max(last, found)], minlength=int(names.max()) + 1)
-    wanted = steps * np.bincount(template, minlength=len(there))
-    if np.abs(there - wanted).sum() > (1 - _AGREE) * wanted.sum():
+    steps = round(abs(resumed - last) / len(template))
+    counts = np.bincount(
+        names[min(last, resumed) : max(last, resumed)], minlength=int(names.max()) + 1
+    )
+    expected = steps * np.bincount(template, minlength=len(counts))
+    if np.abs(counts - expected).sum() > (1 - _MIN_AGREEMENT) * expected.sum():
         return []
-    return [last + round(step * (found - last) / steps) for step in range(1, steps)]
+    return [last + round(step * (resumed - last) / steps) for step in range(1, steps)]

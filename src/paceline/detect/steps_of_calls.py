@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.period import LONGEST, Period, find_period
+from paceline.detect.period import MAX_CALLS, Period, find_period
 from paceline.detect.step_starts import nearest, starts_of_steps
 from paceline.errors import DetectError
 from paceline.sources import step_times as table
@@ -49,10 +49,10 @@ class StepTimes:
     def explain(self) -> str:
         """Periods and step time in words."""
         calls = sorted({period.calls for period in self.periods.values()})
-        shown = ", ".join(map(str, calls[:8])) + (", ..." if len(calls) > 8 else "")
-        least = min(period.confidence for period in self.periods.values())
+        counts = ", ".join(map(str, calls[:8])) + (", ..." if len(calls) > 8 else "")
+        sure = min(period.confidence for period in self.periods.values())
         return (
-            f"every {shown} call{'s' * (calls != [1])} a step ({least:.1%} of the calls in place, "
+            f"every {counts} call{'s' * (calls != [1])} a step ({sure:.1%} of the calls in place, "
             f"{len(self.periods):,} ranks); iteration time {self.iteration_s:.4g} s"
         )
 
@@ -75,7 +75,7 @@ class StepTimes:
         return table.StepTimes(steps, ranks, seconds, ())
 
 
-def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
+def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
     """When each rank began each step, from nothing but the order and the times of its calls.
 
     Args:
@@ -87,9 +87,9 @@ def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
     """
     codes = log.codes()
     sequences = []
-    known: dict[bytes, Period | None] = {}
+    periods_of_names: dict[bytes, Period | None] = {}
     for rank, rows in log.of_ranks():
-        rows, names, period = _periodic(rows, codes, log.communicator, longest, known)
+        rows, names, period = _periodic(rows, codes, log.communicator, longest, periods_of_names)
         if period is not None:
             sequences.append((rank, names, log.time_s[rows], period))
     if not sequences:
@@ -99,7 +99,7 @@ def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
         )
     sequences = _agree(sequences)
     reference: Floats | None = None
-    parts: list[tuple[Ints, Ints, Floats, Floats]] = []
+    columns: list[tuple[Ints, Ints, Floats, Floats]] = []
     periods = {}
     for rank, names, time_s, period in sequences:
         start_s = starts_of_steps(names, time_s, period.calls, reference)
@@ -108,16 +108,24 @@ def step_times(log: CallLog, *, longest: int = LONGEST) -> StepTimes:
         if reference is None:
             reference = start_s
         number = np.arange(len(start_s)) + _offset(start_s, reference)
-        parts.append((np.full(len(start_s) - 1, rank), number[:-1], start_s[:-1], np.diff(start_s)))
+        columns.append(
+            (np.full(len(start_s) - 1, rank), number[:-1], start_s[:-1], np.diff(start_s))
+        )
         periods[rank] = period
-    if not parts:
+    if not columns:
         raise DetectError("no rank's calls show two whole steps; give a longer log")
-    rank_, step, start_s, duration_s = (np.concatenate(some) for some in zip(*parts, strict=True))
+    rank_, step, start_s, duration_s = (
+        np.concatenate(arrays) for arrays in zip(*columns, strict=True)
+    )
     return StepTimes(rank_, step - step.min(), start_s, duration_s, periods)
 
 
 def _periodic(
-    rows: Ints, codes: Ints, communicator: Ints, longest: int, known: dict[bytes, Period | None]
+    rows: Ints,
+    codes: Ints,
+    communicator: Ints,
+    longest: int,
+    periods_of_names: dict[bytes, Period | None],
 ) -> tuple[Ints, Ints, Period | None]:
     """A rank's rows that repeat, their names, and the period.
 
@@ -127,19 +135,19 @@ def _periodic(
     best: tuple[Ints, Ints, Period | None] = rows, codes[rows], None
     longest_s = 0.0
     for group in (None, *np.unique(communicator[rows])):
-        some = rows if group is None else rows[communicator[rows] == group]
-        names = _by_appearance(codes[some])
+        candidate = rows if group is None else rows[communicator[rows] == group]
+        names = _by_appearance(codes[candidate])
         key = names.tobytes()
-        if key not in known:
-            known[key] = find_period(names, longest=longest)
-        period = known[key]
+        if key not in periods_of_names:
+            periods_of_names[key] = find_period(names, longest=longest)
+        period = periods_of_names[key]
         if period is None:
             continue
         if group is None:
-            return some, names, period
-        seconds = period.calls / len(some)
+            return candidate, names, period
+        seconds = period.calls / len(candidate)
         if seconds > longest_s:
-            best, longest_s = (some, names, period), seconds
+            best, longest_s = (candidate, names, period), seconds
     return best
 
 
@@ -165,17 +173,21 @@ def _agree(
             for _, _, time_s, period in sequences
         ]
     )
-    typical = float(np.median(seconds))
+    typical_s = float(np.median(seconds))
     agreed = []
-    for (rank, names, time_s, period), own in zip(sequences, seconds, strict=True):
-        times = round(typical / own) if own > 0 else 1
+    for (rank, names, time_s, period), own_s in zip(sequences, seconds, strict=True):
+        ones_in_step = round(typical_s / own_s) if own_s > 0 else 1
         # At least three steps must be left, as for any period.
-        if times > 1 and period.repetitions / times >= 2:
-            period = Period(period.calls * times, period.confidence, period.repetitions / times)
-        parts = round(own / typical) if typical > 0 else 1
+        if ones_in_step > 1 and period.repetitions / ones_in_step >= 2:
+            period = Period(
+                period.calls * ones_in_step, period.confidence, period.repetitions / ones_in_step
+            )
+        steps_in_one = round(own_s / typical_s) if typical_s > 0 else 1
         # Damage in a bad place can make several steps look like one; not on most ranks.
-        if parts > 1 and period.calls % parts == 0:
-            period = Period(period.calls // parts, period.confidence, period.repetitions * parts)
+        if steps_in_one > 1 and period.calls % steps_in_one == 0:
+            period = Period(
+                period.calls // steps_in_one, period.confidence, period.repetitions * steps_in_one
+            )
         agreed.append((rank, names, time_s, period))
     return agreed
 

@@ -108,7 +108,7 @@ def run_validation(
     members = distributed.get_process_group_ranks(group)
     ranks = members if ranks is None else ranks
     passes = ring_passes(ranks) if passes is None else passes
-    strangers = {rank for each in passes for link in each for rank in link} | {*ranks}
+    strangers = {rank for links in passes for link in links for rank in link} | {*ranks}
     if strangers := strangers - {*members}:
         raise DetectError(f"rank {min(strangers)} is not one of the {len(members)} of the group")
     try:
@@ -169,12 +169,12 @@ class _Bench:
         for _ in range(self.effort.rounds):
             if samples := self._gemm_turns(ranks):
                 gemm_s.append(robust(samples))
-            for each in passes:
-                self._together()
-                for link in each:
+            for one_pass in passes:
+                self._barrier()
+                for link in one_pass:
                     if self.me in link and (samples := self._transfer(*link)):
                         link_s.setdefault(link, []).append(robust(samples))
-        self._together()
+        self._barrier()
         everyone: list[Any] = [None] * len(self.places)
         result = (self.me, gemm_s, link_s)
         self.distributed.all_gather_object(everyone, result, group=self.group)
@@ -191,18 +191,18 @@ class _Bench:
 
     def _gemm_turns(self, ranks: frozenset[int]) -> list[float]:
         if self.device == "cuda":
-            self._together()
+            self._barrier()
             return [self._gemm_on_gpu() for _ in range(5)] if self.me in ranks else []
         turns: dict[str, list[int]] = {}
         for rank in sorted(ranks):
             turns.setdefault(self.places[rank].host, []).append(rank)
-        found = []
+        seconds = []
         for turn in range(max(map(len, turns.values()), default=0)):
-            self._together()
+            self._barrier()
             mine = turns.get(self.places[self.me].host, [])
             if turn < len(mine) and mine[turn] == self.me:
-                found = [self._gemm_on_cpu() for _ in range(3)]
-        return found
+                seconds = [self._gemm_on_cpu() for _ in range(3)]
+        return seconds
 
     def _products(self) -> None:
         slow = self.injected.factor if self.me == self.injected.rank else 1.0
@@ -235,7 +235,7 @@ class _Bench:
     def _transfer(self, source: int, destination: int) -> list[float]:
         """Seconds of each message and its acknowledgement, at the source; none elsewhere."""
         send, receive = self.distributed.isend, self.distributed.irecv
-        found = []
+        seconds = []
         for _ in range(1 + _MESSAGES):
             begin = time.perf_counter()
             if self.me == source:
@@ -243,13 +243,13 @@ class _Bench:
                     time.sleep(self.injected.delay_s)
                 self._wait(send(self.message, destination, group=self.group))
                 self._wait(receive(self.answer, destination, group=self.group))
-                found.append(time.perf_counter() - begin)
+                seconds.append(time.perf_counter() - begin)
             else:
                 self._wait(receive(self.message, source, group=self.group))
                 self._wait(send(self.answer, source, group=self.group))
-        return found[1:]
+        return seconds[1:]
 
-    def _together(self) -> None:
+    def _barrier(self) -> None:
         """Wait until all ranks are here."""
         self._wait(self.distributed.all_reduce(self.token, group=self.group, async_op=True))
 

@@ -25,7 +25,7 @@ LINK_FLOOR = 0.25
 SIGMAS = 5.0
 
 #: With fewer measurements of a kind nothing says which of them is the usual one.
-_FEWEST = 3
+_MIN_PEERS = 3
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Slow:
 
     def explain(self) -> str:
         """One line."""
-        what = "GEMM" if len(self.ranks) == 1 else "message"
+        test = "GEMM" if len(self.ranks) == 1 else "message"
         return (
-            f"{_name(self.ranks)}: {what} {self.factor:.2f}x its peers' median "
+            f"{_name(self.ranks)}: {test} {self.factor:.2f}x its peers' median "
             f"({_ms(self.seconds)} against {_ms(self.median_s)}, bound {_ms(self.bound_s)})"
         )
 
@@ -128,9 +128,9 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """The verdict in words."""
-        found = [each.explain() for each in (*self.slow_ranks, *self.slow_links)]
-        found += [f"rank {rank}: all its links are slow: its port?" for rank in self.suspects]
-        return [*(found or ["no slow rank or link"]), *(f"note: {note}" for note in self.notes)]
+        sentences = [slow.explain() for slow in (*self.slow_ranks, *self.slow_links)]
+        sentences += [f"rank {rank}: all its links are slow: its port?" for rank in self.suspects]
+        return [*(sentences or ["no slow rank or link"]), *(f"note: {note}" for note in self.notes)]
 
     def to_mapping(self) -> dict[str, Any]:
         """For JSON."""
@@ -169,16 +169,18 @@ def judge(measured: Measurements) -> Verdict:
     slow_links: list[Slow] = []
     suspects: set[int] = set()
     notes: list[str] = []
-    for device, ranks in _like(measured.gemm_s, lambda rank: measured.places[rank].device).items():
+    for device, ranks in _by_label(
+        measured.gemm_s, lambda rank: measured.places[rank].device
+    ).items():
         peers = _Peers({(rank,): measured.gemm_s[rank] for rank in ranks}, measured.seconds)
         slow_ranks += peers.slow(GEMM_FLOOR)
-        notes += peers.doubts("GEMM", f"rank on {device}")
-    for kind, links in _like(measured.link_s, lambda link: _kind_of(link, measured)).items():
+        notes += peers.notes_on("GEMM", f"rank on {device}")
+    for kind, links in _by_label(measured.link_s, lambda link: _kind_of(link, measured)).items():
         peers = _Peers({link: measured.link_s[link] for link in links}, measured.seconds)
         slow = peers.slow(LINK_FLOOR)
         slow_links += slow
         suspects |= _suspects(links, slow)
-        notes += peers.doubts("message", f"link {kind}")
+        notes += peers.notes_on("message", f"link {kind}")
     if any(suspects.isdisjoint(slow.ranks) for slow in slow_links):
         notes.append(
             "a slow link without a suspect: its path, one direction of a port, or a rank of which "
@@ -192,12 +194,12 @@ def judge(measured: Measurements) -> Verdict:
     )
 
 
-def _like(keys: Iterable[_Key], label: Callable[[_Key], str]) -> dict[str, list[_Key]]:
+def _by_label(keys: Iterable[_Key], label: Callable[[_Key], str]) -> dict[str, list[_Key]]:
     """The keys of each label."""
-    found: dict[str, list[_Key]] = {}
+    keys_of: dict[str, list[_Key]] = {}
     for key in keys:
-        found.setdefault(label(key), []).append(key)
-    return found
+        keys_of.setdefault(label(key), []).append(key)
+    return keys_of
 
 
 def _kind_of(link: Link, measured: Measurements) -> str:
@@ -215,25 +217,25 @@ class _Peers:
     ) -> None:
         self.times = {key: typical(rounds[key]) for key in sorted(rounds)}
         self.median = statistics.median_low(self.times.values())
-        apart = statistics.median_low(abs(s - self.median) for s in self.times.values())
+        deviation = statistics.median_low(abs(s - self.median) for s in self.times.values())
         repeated = statistics.median_low(
             abs(statistics.median(rounds[key]) - min(rounds[key])) for key in rounds
         )
-        self.sigma = SIGMA_OF_MAD * max(apart, repeated)
+        self.sigma = SIGMA_OF_MAD * max(deviation, repeated)
 
     def slow(self, floor: float) -> list[Slow]:
-        if len(self.times) < _FEWEST:
+        if len(self.times) < _MIN_PEERS:
             return []
         bound = max(self.median * (1 + floor), self.median + SIGMAS * self.sigma)
         return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
 
-    def doubts(self, test: str, what: str) -> list[str]:
+    def notes_on(self, test: str, noun: str) -> list[str]:
         """What cannot be told from these times."""
         fastest, slowest = (f(self.times, key=self.times.__getitem__) for f in (min, max))
         least, most = self.times[fastest], self.times[slowest]
         if len(self.times) == 1:
-            return [f"{test}: one {what} ({_ms(least)}), no peer to compare it with"]
-        if len(self.times) < _FEWEST:
+            return [f"{test}: one {noun} ({_ms(least)}), no peer to compare it with"]
+        if len(self.times) < _MIN_PEERS:
             return [
                 f"{test}: {_name(slowest)} took {most / least:.2f}x as long as {_name(fastest)} "
                 f"({_ms(least)}); of two nothing says which is usual"
@@ -251,9 +253,9 @@ def _suspects(links: Sequence[Link], slow: Sequence[Slow]) -> set[int]:
 
     Between two slow ports lies a rank that looks the same as they do: it is suspected with them.
     """
-    measured = Counter(rank for link in links for rank in link)
-    found = Counter(rank for each in slow for rank in each.ranks)
-    return {rank for rank, count in found.items() if count > 1 and count == measured[rank]}
+    n_links = Counter(rank for link in links for rank in link)
+    n_slow = Counter(rank for entry in slow for rank in entry.ranks)
+    return {rank for rank, count in n_slow.items() if count > 1 and count == n_links[rank]}
 
 
 def _name(ranks: tuple[int, ...]) -> str:

@@ -20,9 +20,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: Times the median of its like above which a group or a rank is suspicious (Falcon, 4.3).
-SUSPICIOUS = 1.1
+SUSPICIOUS_RATIO = 1.1
 #: What costs less than this share of a step is not worth a name.
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 #: A member that waits less than half as long as the median of a call's members is waited for; a
 #: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
 _WAITS, _OFTEN = 0.5, 0.4
@@ -97,14 +97,14 @@ class Work:
 
     Attributes:
         rank: [rank] ascending.
-        like: [rank] ranks with equal numbers make the same calls: they have the same to do.
+        label: [rank] ranks with equal numbers make the same calls: they have the same to do.
         seconds: [rank] per step, outside of all calls.
         waited_for: [rank] share of the calls in which others wait for it, in the group in which
             that is most; 0 without a group.
     """
 
     rank: Ints
-    like: Ints
+    label: Ints
     seconds: Floats
     waited_for: Floats
 
@@ -120,21 +120,21 @@ def find_suspects(
         step_s: the step time in the window, seconds.
         steps: how many steps it has.
     """
-    found = [*_slow_ranks(work, step_s), *_slow_groups(transfers, step_s * steps)]
-    return tuple(sorted(found, key=lambda suspect: -suspect.share))
+    suspects = [*_slow_ranks(work, step_s), *_slow_groups(transfers, step_s * steps)]
+    return tuple(sorted(suspects, key=lambda suspect: -suspect.share))
 
 
 def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
     usual = np.full(len(work.rank), np.inf)
     peers = np.zeros(len(work.rank), dtype=np.int64)
-    for like in np.unique(work.like):
-        these = work.like == like
-        if these.sum() > 1:
-            usual[these] = lower_median(work.seconds[these])
-            peers[these] = these.sum()
+    for label in np.unique(work.label):
+        peer_ranks = work.label == label
+        if peer_ranks.sum() > 1:
+            usual[peer_ranks] = lower_median(work.seconds[peer_ranks])
+            peers[peer_ranks] = peer_ranks.sum()
     factor = work.seconds / np.maximum(usual, 1e-12)
     share = (work.seconds - usual) / step_s
-    slow = (factor > SUSPICIOUS) & (share >= LEAST_SHARE) & (work.waited_for >= _OFTEN)
+    slow = (factor > SUSPICIOUS_RATIO) & (share >= MIN_SHARE) & (work.waited_for >= _OFTEN)
     if not slow.any():
         return []
     ranks = tuple(work.rank[slow].tolist())
@@ -151,21 +151,23 @@ def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
 def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:
     """Groups by what their calls take in all, over what the calls of their like do."""
     n_members = np.array([len(members) for members in transfers.members])[transfers.group]
-    like = number(transfers.op, transfers.size, n_members)
+    label = number(transfers.op, transfers.size, n_members)
     actual, usual = np.zeros(len(transfers.names)), np.zeros(len(transfers.names))
     peers = np.zeros(len(transfers.names), dtype=np.int64)
-    for each in np.unique(like):
-        these = like == each
-        group, seconds = transfers.group[these], transfers.seconds[these]
+    for one_label in np.unique(label):
+        same_calls = label == one_label
+        group, seconds = transfers.group[same_calls], transfers.seconds[same_calls]
         groups, calls = np.unique(group, return_counts=True)
         if len(groups) < 2:
             continue
-        middles = np.array([float(np.median(seconds[group == one])) for one in groups])
+        middles = np.array(
+            [float(np.median(seconds[group == member_group])) for member_group in groups]
+        )
         actual[groups] += calls * middles
         usual[groups] += calls * lower_median(middles)
         peers[groups] = np.maximum(peers[groups], len(groups))
     share = (actual - usual) / window_s
-    slow = np.flatnonzero((actual > SUSPICIOUS * usual) & (share >= LEAST_SHARE))
+    slow = np.flatnonzero((actual > SUSPICIOUS_RATIO * usual) & (share >= MIN_SHARE))
     return [
         Suspect(
             "communication",
@@ -197,10 +199,10 @@ def waited_for(call: Ints, rank: Ints, group: Ints, waited_s: Floats) -> dict[in
     late = waited_s < _WAITS * middle
     pair = number(rank, group)
     share = np.bincount(pair, weights=late) / np.bincount(pair)
-    most: dict[int, float] = {}
-    for who, at in {*zip(rank.tolist(), pair.tolist(), strict=True)}:
-        most[who] = max(most.get(who, 0.0), float(share[at]))
-    return most
+    largest: dict[int, float] = {}
+    for member, at in {*zip(rank.tolist(), pair.tolist(), strict=True)}:
+        largest[member] = max(largest.get(member, 0.0), float(share[at]))
+    return largest
 
 
 def number(*columns: Ints) -> Ints:
@@ -227,8 +229,8 @@ def spans(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more runs" if len(shown) > 8 else "")
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more runs" if len(texts) > 8 else "")
 
 
 def name_ranks(ranks: tuple[int, ...]) -> str:

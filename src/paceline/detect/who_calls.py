@@ -93,7 +93,7 @@ def _window(log: CallLog, steps: StepTimes, low: int, high: int) -> _Window:
     rank, group, op, size = (c[rows] for c in (log.rank, log.communicator, log.op, log.size))
     pairs = np.unique(np.stack([group, rank]), axis=1)
     members = tuple(
-        tuple(pairs[1, pairs[0] == one].tolist()) for one in range(len(log.communicators))
+        tuple(pairs[1, pairs[0] == index].tolist()) for index in range(len(log.communicators))
     )
     kind, flow, upper = _flows(log.ops, op, rank, group, members)
     return _Window(
@@ -153,29 +153,29 @@ def _flows(
     sends = np.array(["send" in name and "recv" not in name for name in names])
     recvs = np.array(["recv" in name and "send" not in name for name in names])
     either = (sends | recvs)[op]
-    pair = np.array([len(some) == 2 for some in members])[group]
-    upper = either & pair & (rank == np.array([max(some, default=-1) for some in members])[group])
+    pair = np.array([len(ranks) == 2 for ranks in members])[group]
+    upper = either & pair & (rank == np.array([max(ranks, default=-1) for ranks in members])[group])
     sender = np.where(upper == sends[op], 2, 1)
     flow = np.where(either, np.where(pair, sender, -1), 0)
     kind = np.where(recvs[op], int(np.argmax(sends)) if sends.any() else op, op)
     return kind, flow, upper.astype(np.int64)
 
 
-def _count(same: Ints) -> Ints:
+def _count(label: Ints) -> Ints:
     """[row] how many rows before it have the same number."""
-    order = np.argsort(same, kind="stable")
-    first = np.flatnonzero(np.diff(same[order], prepend=-1))
-    nth = np.empty(len(same), dtype=np.int64)
-    nth[order] = np.arange(len(same)) - np.repeat(first, np.diff(np.append(first, len(same))))
+    order = np.argsort(label, kind="stable")
+    first = np.flatnonzero(np.diff(label[order], prepend=-1))
+    nth = np.empty(len(label), dtype=np.int64)
+    nth[order] = np.arange(len(label)) - np.repeat(first, np.diff(np.append(first, len(label))))
     return nth
 
 
 def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:
     """Calls that all members made; rank -> share of them in which others wait for it."""
     call = number(w.group, w.step, w.kind, w.size, w.flow, w.nth)
-    members = np.array([len(some) for some in w.members])[w.group]
-    whole = (np.bincount(call)[call] == members) & (members > 1) & (w.flow >= 0)
-    rows = np.flatnonzero(whole)
+    members = np.array([len(ranks) for ranks in w.members])[w.group]
+    complete = (np.bincount(call)[call] == members) & (members > 1) & (w.flow >= 0)
+    rows = np.flatnonzero(complete)
     rows = rows[np.argsort(call[rows], kind="stable")]
     first = np.flatnonzero(np.diff(call[rows], prepend=-1))
     least_s = np.minimum.reduceat(w.seconds[rows], first) if len(first) else np.zeros(0)
@@ -195,21 +195,21 @@ def _work(w: _Window, late: dict[int, float], n_steps: int) -> Work:
     """
     active = w.flow != 0
     # A recv is posted ahead: what lies before it is not what leads to it.
-    sent = ~active | ((w.flow == 2) == (w.upper == 1))
+    leads = ~active | ((w.flow == 2) == (w.upper == 1))
     label = number(w.op, w.size, w.upper)
-    ranks, who = np.unique(w.rank, return_inverse=True)
+    ranks, index = np.unique(w.rank, return_inverse=True)
     n_labels = int(label.max(initial=0)) + 1
     calls = np.zeros((len(ranks), n_labels))
-    np.add.at(calls, (who, label), 1 / n_steps)
+    np.add.at(calls, (index, label), 1 / n_steps)
     longest = np.zeros((len(ranks), n_labels))
-    place = number(who[sent], label[sent], w.nth[sent], w.group[sent])
-    order = np.lexsort((w.idle_s[sent], place))
+    place = number(index[leads], label[leads], w.nth[leads], w.group[leads])
+    order = np.lexsort((w.idle_s[leads], place))
     first = np.flatnonzero(np.diff(place[order], prepend=-1))
     middle = first + (np.diff(np.append(first, len(order))) - 1) // 2
-    rows = np.flatnonzero(sent)[order[middle]]
-    np.maximum.at(longest, (who[rows], label[rows]), w.idle_s[rows])
+    rows = np.flatnonzero(leads)[order[middle]]
+    np.maximum.at(longest, (index[rows], label[rows]), w.idle_s[rows])
     calls = np.rint(calls)
-    _, like = np.unique(calls, axis=0, return_inverse=True)
+    _, pattern = np.unique(calls, axis=0, return_inverse=True)
     seconds = (longest * calls).sum(axis=1)
     waits = np.array([late.get(rank, 0.0) for rank in ranks.tolist()])
-    return Work(ranks, like.reshape(-1), seconds, waits)
+    return Work(ranks, pattern.reshape(-1), seconds, waits)

@@ -35,34 +35,34 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
         return ()
     kinds = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
     scenarios = [
-        Scenario.only(Part(kinds=some, workers=frozenset({worker})))
+        Scenario.only(Part(kinds=group, workers=frozenset({worker})))
         for worker in workers
-        for some in kinds.values()
+        for group in kinds.values()
     ]
     times = simulate_scenarios(measured.durations, ideal_durations(measured.durations), scenarios)
     slowdown = times.mean(axis=1).reshape(-1, 2) / result.ideal_s.mean()
-    found = []
+    suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
-    for kind, chosen in (("compute", by_compute), ("communication", ~by_compute)):
-        some = [worker for worker, mine in zip(workers, chosen, strict=True) if mine]
-        if some:
-            found.append(_suspect(kind, some, measured, result))
-    return tuple(sorted(found, key=lambda suspect: -suspect.share))
+    for kind, mask in (("compute", by_compute), ("communication", ~by_compute)):
+        group = [worker for worker, mine in zip(workers, mask, strict=True) if mine]
+        if group:
+            suspects.append(_suspect(kind, group, measured, result))
+    return tuple(sorted(suspects, key=lambda suspect: -suspect.share))
 
 
 def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, result: WhatIf) -> Suspect:
     s_w = [float(result.by_worker[pp, dp]) for dp, pp in workers]
     ranks = _ranks(workers, measured)
-    where = _where(workers, measured)
-    place = f"{name_ranks(ranks)} ({where})" if ranks else where
-    together = Scenario.only(Part.of_workers(workers))
+    place_text = _place_text(workers, measured)
+    place = f"{name_ranks(ranks)} ({place_text})" if ranks else place_text
+    scenario = Scenario.only(Part.of_workers(workers))
     ideal = ideal_durations(measured.durations)
-    alone_s = simulate_scenarios(measured.durations, ideal, [together]).mean()
+    alone_s = simulate_scenarios(measured.durations, ideal, [scenario]).mean()
     factor = float(alone_s / result.ideal_s.mean())
-    each = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w = {s_w[0]:.2f}"
+    s_w_text = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w = {s_w[0]:.2f}"
     text = (
         f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
-        f"if all were alike ({each}); the whole job takes {result.slowdown:.2f}x"
+        f"if all were alike ({s_w_text}); the whole job takes {result.slowdown:.2f}x"
     )
     return Suspect(
         "compute" if kind == "compute" else "communication",
@@ -86,7 +86,7 @@ def _ranks(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _where(workers: Sequence[Worker], measured: Measured) -> str:
+def _place_text(workers: Sequence[Worker], measured: Measured) -> str:
     """Workers in words: a stage, a link, or a list."""
     stages = sorted({pp for _, pp in workers})
     replicas = sorted({dp for dp, _ in workers})
@@ -95,6 +95,6 @@ def _where(workers: Sequence[Worker], measured: Measured) -> str:
     if len(replicas) == 1:
         plural = "s" * (len(stages) > 1)
         return f"stage{plural} {', '.join(map(str, stages))} of replica {replicas[0]}"
-    shown = [f"dp {dp} stage {pp}" for dp, pp in workers[:4]]
-    more = len(workers) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    names = [f"dp {dp} stage {pp}" for dp, pp in workers[:4]]
+    n_others = len(workers) - len(names)
+    return ", ".join(names) + (f" and {n_others} more" if n_others else "")

@@ -20,17 +20,17 @@ from paceline.whatif import WhatIf
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
 #: Factor where another reading fits as well.
-AMBIGUOUS = 0.6
+AMBIGUOUS_FACTOR = 0.6
 
 #: The replay misses the trace where times contradict each other. Each share of the step that it is
 #: off costs this many times as much confidence, down to WORST.
 MISFIT_COST, WORST = 5.0, 0.3
 
 #: Factor where much time passes between operations, and the paper would drop the trace.
-DOUBTFUL = 0.8
+DOUBTFUL_FACTOR = 0.8
 
 #: Causes that rest on comparing the clocks of several workers.
-BETWEEN_WORKERS = ("link", "dp-network")
+CLOCK_CAUSES = ("link", "dp-network")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Trust:
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
-        factor *= DOUBTFUL if self.doubtful else 1.0
-        factor *= AMBIGUOUS if candidate.ambiguous else 1.0
-        if candidate.cause in BETWEEN_WORKERS and self.transfer_s > 0:
+        factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
+        factor *= AMBIGUOUS_FACTOR if candidate.ambiguous else 1.0
+        if candidate.cause in CLOCK_CAUSES and self.transfer_s > 0:
             factor *= max(WORST, 1 - self.clock_doubt_s / self.transfer_s)
         return agreeing * factor
 

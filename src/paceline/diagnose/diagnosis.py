@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
 
 #: Causes are looked for above this slowdown, in healthy jobs too: what repeats is worth naming.
-LOOK_ABOVE = 1.005
+MIN_SLOWDOWN = 1.005
 
 #: Resamples that lose less than this share of the usual gap say nothing of shares.
 MIN_GAP = 0.1
@@ -76,10 +76,10 @@ def diagnose(
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
-    inside = _inside(measured, result, resamples) if result.slowdown >= LOOK_ABOVE else []
+    inside = _inside(measured, result, resamples) if result.slowdown >= MIN_SLOWDOWN else []
     outside = outside_causes(measured, result, resamples)
-    found = _with_lengths(measured, seqlens, [*inside, *outside])
-    findings = tuple(name_hosts(finding, hosts) for finding in found)
+    unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
+    findings = tuple(name_hosts(finding, hosts) for finding in unnamed)
     return Diagnosis(findings, (low, high))
 
 
@@ -123,17 +123,17 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())
     gap = result.simulated_s - result.ideal_s  # [step]
-    kept = _worth_it(savings, len(candidates), t)
-    cost, error = savings.shapley(kept)
-    while len(kept) > 1:  # what turns out to explain nothing must not take from the others
+    worthy = _worth_it(savings, len(candidates), t)
+    cost, error = savings.shapley(worthy)
+    while len(worthy) > 1:  # what turns out to explain nothing must not take from the others
         small = cost.mean(axis=1) < max(MIN_OF_STEP * t, MIN_SHARE * float(gap.mean()))
         if not small.any():
             break
-        kept = [cause for cause, drop in zip(kept, small, strict=True) if not drop]
-        cost, error = savings.shapley(kept)
+        worthy = [cause for cause, drop in zip(worthy, small, strict=True) if not drop]
+        cost, error = savings.shapley(worthy)
     judge = _Judge(result, gap, resamples, Trust.of(measured, result))
     findings, explained = [], np.zeros_like(gap)
-    for cause, seconds, sigma in zip(kept, cost, error, strict=True):
+    for cause, seconds, sigma in zip(worthy, cost, error, strict=True):
         finding = judge.finding(candidates[cause], seconds, float(sigma))
         if finding.share is not None and finding.share >= MIN_SHARE:
             findings.append(finding)
@@ -196,27 +196,27 @@ def _with_metrics(
     candidate: Candidate, durations: Durations, ideal: Array, result: WhatIf
 ) -> Candidate:
     """The candidate with the paper's own measures: S_w and M_W of workers, M of any stage."""
-    more: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     if candidate.cause == "worker":
         dp, pp = candidate.where["workers"][0]
-        more = {"worst_slowdown": float(result.by_worker[pp, dp]), "m_w": result.m_w}
+        metrics = {"worst_slowdown": float(result.by_worker[pp, dp]), "m_w": result.m_w}
     elif candidate.cause == "stage-imbalance":
         stage = candidate.where["stage"]
         scenario = Scenario.without(Part.of_stage(stage))
         times = simulate_scenarios(durations, ideal, [scenario])[0]
         gap = float((result.simulated_s - result.ideal_s).mean())
         m_stage = float((result.simulated_s - times).mean()) / gap
-        more = {"stage_slowdown": result.by_stage[stage], "m_stage": m_stage}
-    return replace(candidate, evidence={**candidate.evidence, **more})
+        metrics = {"stage_slowdown": result.by_stage[stage], "m_stage": m_stage}
+    return replace(candidate, evidence={**candidate.evidence, **metrics})
 
 
 def _worth_it(savings: Savings, n: int, t: float) -> list[int]:
     """Candidates that save something, removed first or last."""
     everything = frozenset(range(n))
-    kept = []
+    worthy = []
     for cause in range(n):
-        first = savings.step_s(frozenset()) - savings.step_s(frozenset({cause}))
-        last = savings.step_s(everything - {cause}) - savings.step_s(everything)
-        if max(first.mean(), last.mean()) >= MIN_OF_STEP * t:
-            kept.append(cause)
-    return kept
+        saved_first = savings.step_s(frozenset()) - savings.step_s(frozenset({cause}))
+        saved_last = savings.step_s(everything - {cause}) - savings.step_s(everything)
+        if max(saved_first.mean(), saved_last.mean()) >= MIN_OF_STEP * t:
+            worthy.append(cause)
+    return worthy

@@ -130,12 +130,12 @@ def _fit(measured: Durations) -> Fit:
     by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
     for log, dps in zip(logs, graph.variant_dps, strict=True):
         by_replica[..., dps] = np.median(log, axis=(2, 3))
-    place, seen = places_and_levels(by_replica, stage_of_place)
-    mostly_slow = use_fast_workers(place, by_replica - seen, stage_of_place)
+    place, level_seen = places_and_levels(by_replica, stage_of_place)
+    mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
     micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
-    level, level_error = _levels(graph, micro, seen)
+    level, level_error = _levels(graph, micro, level_seen)
     mostly_slow += [REPLICAS] if (level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
@@ -156,36 +156,36 @@ def _fit(measured: Durations) -> Fit:
     variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
     error = np.hypot(error, np.where(level == 0, 0.0, level_error))
     return Fit(
-        *(place, slope, stage_of_place, level, seen, level_error, worker, error),
+        *(place, slope, stage_of_place, level, level_seen, level_error, worker, error),
         *(frozenset(mostly_slow), variants, sigma),
     )
 
 
-def _levels(graph: StepGraph, micro: list[Array], seen: Array) -> tuple[Array, Array]:
+def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Array, Array]:
     """[dp] how much slower whole replicas are, where that stands out of their microbatches.
 
-    And its standard error. The costs of microbatches get the levels that were ``seen``: the lower
+    And its standard error. The costs of microbatches get the levels ``level_seen``: the lower
     median of few noisy places, one of them slow, lies too high.
     """
     error = np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         flat = cost.reshape(-1, len(dps))
-        cost += seen[dps] - np.median(flat, axis=0)
+        cost += level_seen[dps] - np.median(flat, axis=0)
         by_step = np.median(cost, axis=0)  # [step, dp]
         # Microbatches come from the same data: a replica whose few happen to lie close together is
         # no surer than the others.
         of_all = robust.wide_spread(flat - np.median(flat, axis=0))
-        alike = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
-        own = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
-        error[dps] = np.maximum(alike, own)
-    level = from_the_fast(seen, error)
+        pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
+        own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
+        error[dps] = np.maximum(pooled_error, own_error)
+    level = from_the_fast(level_seen, error)
     stands_out = np.abs(level) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)
     return np.where(stands_out, level, 0.0), error
 
 
 def _slopes(logs: list[Array], micro: list[Array]) -> Array:
     """[kind, place] slope of the logarithms over those of the microbatches' costs."""
-    cost = np.concatenate([part.ravel() for part in micro])
+    cost = np.concatenate([of_variant.ravel() for of_variant in micro])
     spread = float(np.quantile(np.abs(cost), 0.9))
     slope = np.ones(logs[0].shape[:2])
     if spread < MIN_SPREAD:
@@ -212,17 +212,17 @@ def _workers(
     """
     worker = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
     error = np.zeros((graph.n_pp, graph.n_dp))
-    for rest, dps in zip(residual, graph.variant_dps, strict=True):
+    for of_variant, dps in zip(residual, graph.variant_dps, strict=True):
         for stage in range(graph.n_pp):
-            of_stage = rest[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
+            of_stage = of_variant[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
             flat = of_stage.reshape(len(KINDS), -1, len(dps))
             worker[:, stage, dps] = np.median(flat, axis=1)
             by_step = of_stage.reshape(-1, *of_stage.shape[-2:])
             error[stage, dps] = robust.error_over_time(np.median(by_step, axis=0))
             if by_step.shape[1] < MIN_STEPS:
-                apart = flat - worker[:, stage, dps][:, None]
-                one = robust.median_error(np.concatenate(list(apart)))
-                error[stage, dps] = np.maximum(error[stage, dps], one)
+                deviation = flat - worker[:, stage, dps][:, None]
+                pooled_error = robust.median_error(np.concatenate(list(deviation)))
+                error[stage, dps] = np.maximum(error[stage, dps], pooled_error)
     usual = lower_median(np.moveaxis(worker, 2, 0))
     usual[:, [stage for stage in mostly_slow if stage != REPLICAS]] = 0.0
     worker -= usual[:, :, None]
@@ -244,13 +244,13 @@ def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
     """
     least = float(pause_residual(fit)[kind])
     durations = whole_passes(durations)
-    found = []
+    tables = []
     for v, variant in enumerate(fit.variants):
-        rest = variant.residual[kind]
-        excess = np.zeros(rest.shape)
-        at = np.nonzero(rest > least)
-        taken = durations.block(v)[variant.ops[kind][at[0], at[1]], at[2], at[3]]
-        seconds = taken * -np.expm1(-rest[at])
+        residual = variant.residual[kind]
+        excess = np.zeros(residual.shape)
+        at = np.nonzero(residual > least)
+        duration_s = durations.block(v)[variant.ops[kind][at[0], at[1]], at[2], at[3]]
+        seconds = duration_s * -np.expm1(-residual[at])
         excess[at] = np.where(seconds > PAUSE_S, seconds, 0.0)
-        found.append(excess)
-    return found
+        tables.append(excess)
+    return tables

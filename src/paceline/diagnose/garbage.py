@@ -36,7 +36,7 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     if n_forward < MIN_PAUSES or n_forward < FORWARD_TO_BACKWARD * n_backward:
         return None
     hit = _workers_paused(durations, fit, forward)
-    alone = len(hit) == 1 < durations.graph.n_dp * durations.graph.n_pp
+    one_worker = len(hit) == 1 < durations.graph.n_dp * durations.graph.n_pp
     repeated = _on_one_microbatch(forward)
     if repeated > SAME_MICROBATCH and n_forward >= MANY_PAUSES:
         return None
@@ -59,18 +59,18 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "source": "what-if paper, 5.4",
         },
         Effect(excess=tuple(forward)),
-        _ONE_WORKER if alone else "",
-        alternative="worker" if alone else "",
+        _ONE_WORKER if one_worker else "",
+        alternative="worker" if one_worker else "",
     )
 
 
 def _on_one_microbatch(excess: Sequence[Array]) -> float:
     """Share of the pauses on the most paused microbatch; 0 where there are too few to say."""
-    most = max(part.shape[1] for part in excess)
-    counts = np.zeros(most)
-    for part in excess:
-        counts[: part.shape[1]] += (part > 0).sum(axis=(0, 2, 3))
-    return float(counts.max() / counts.sum()) if most >= 4 else 0.0
+    n_microbatches = max(pauses_s.shape[1] for pauses_s in excess)
+    counts = np.zeros(n_microbatches)
+    for pauses_s in excess:
+        counts[: pauses_s.shape[1]] += (pauses_s > 0).sum(axis=(0, 2, 3))
+    return float(counts.max() / counts.sum()) if n_microbatches >= 4 else 0.0
 
 
 def _growth(excess: Sequence[Array]) -> float:
@@ -97,8 +97,8 @@ def _workers_paused(
     """(stage, dp) of workers with pauses, those with the longest first."""
     graph = durations.graph
     total = np.zeros((graph.n_pp, graph.n_dp))
-    for part, dps in zip(excess, graph.variant_dps, strict=True):
-        by_place = part.sum(axis=(1, 2))  # [place, dp]
+    for pauses_s, dps in zip(excess, graph.variant_dps, strict=True):
+        by_place = pauses_s.sum(axis=(1, 2))  # [place, dp]
         for place, stage in enumerate(fit.stage_of_place):
             total[stage, dps] += by_place[place]
     order = np.argsort(-total, axis=None, kind="stable")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.links import CHANCE, LATE_TIMES, OUTSIDE, RARE, SLOW_TIMES
+from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE_SHARE, SLOW_TIMES
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
 from paceline.trace import OpKind
@@ -35,7 +35,7 @@ MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
 #: Late members are few; where more are late the group's members are simply unlike.
 FEW_MEMBERS = 0.25
 
-MOST_LISTED = 256
+MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
     """The slow groups, those that cost most first; none where most of a kind are slow alike."""
     slow = []
     for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
-        alike = [group for group in groups if group.kind == kind]
-        judged = [_judge(group, [g for g in alike if g is not group]) for group in alike]
+        of_kind = [group for group in groups if group.kind == kind]
+        judged = [_judge(group, [g for g in of_kind if g is not group]) for group in of_kind]
         blamed = [entry for entry in judged if entry is not None]
-        if len(alike) > 2 and 2 * len(blamed) > len(alike):
+        if len(of_kind) > 2 and 2 * len(blamed) > len(of_kind):
             continue
         slow += blamed
     return sorted(slow, key=lambda entry: -entry.excess_s)
@@ -138,23 +138,23 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
 def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     level = group.level
-    levels = np.array([np.median(other.level) for other in others])
+    levels = np.array([np.median(peer.level) for peer in others])
     usual = float(np.median(levels)) if len(levels) else 1.0
     factor = float(np.median(level)) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))
-    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTSIDE * noise.max(), 50.0)))):
+    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))):
         return _Slow(group, factor, np.ones(len(level), dtype=bool), True)
     late = level > LATE_TIMES * usual
     if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
         return None
     modes = two_modes(np.maximum(level, 1e-9))
-    apart = modes is not None and bool((modes.slow == late).all())
-    rare = max([RARE, *(float((other.level > LATE_TIMES * usual).mean()) for other in others)])
+    two_apart = modes is not None and bool((modes.slow == late).all())
+    rare = max([RARE_SHARE, *(float((peer.level > LATE_TIMES * usual).mean()) for peer in others)])
     chance = robust.chance_of_count(int(late.sum()), len(late), rare)
     # Alone, a group shows no usual share of late steps: only a mode of their own does.
-    if not (apart or (others and chance < CHANCE)):
+    if not (two_apart or (others and chance < MAX_CHANCE)):
         return None
     return _Slow(group, float(np.median(level[late])) / usual, late, False)
 
@@ -165,7 +165,7 @@ def _of_groups(
     worst = slow[0]
     stage, label = worst.group.stage, worst.group.kind.label
     n, of = int(worst.steps.sum()), len(steps)
-    when = "" if worst.lasting else f" in {n} of {of} steps"
+    steps_in = "" if worst.lasting else f" in {n} of {of} steps"
     evidence: dict[str, Any] = {
         "median_over_usual": worst.factor,
         "slow_share": n / of,
@@ -176,7 +176,7 @@ def _of_groups(
                 "median_over_usual": entry.factor,
                 "slow_share": float(entry.steps.mean()),
             }
-            for entry in slow[:MOST_LISTED]
+            for entry in slow[:MAX_LISTED]
         ],
         "n_groups": n_groups,
         "threshold": SLOW_TIMES if worst.lasting else LATE_TIMES,
@@ -186,10 +186,10 @@ def _of_groups(
         evidence["steps"] = steps[worst.steps].tolist()
     return Candidate(
         "dp-network",
-        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{when} ({label})",
+        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{steps_in} ({label})",
         {"group": {"stage": stage, "kind": label}},
         evidence,
-        Effect(scaled=tuple(part for entry in slow for part in _healthy(durations, entry))),
+        Effect(scaled=tuple(scaling for entry in slow for scaling in _healthy(durations, entry))),
         _ambiguity(worst),
     )
 
@@ -241,17 +241,17 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     group, member, seconds = late[0]
     dp, pp = group.workers[member]
     workers = list(dict.fromkeys(group.workers[member] for group, member, _ in late))
-    more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
+    others = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
     return Candidate(
         "dp-network",
         f"worker dp {dp}, stage {pp} ends {group.kind.label} {units.seconds(seconds)} after the "
-        f"other members of its group{more}",
-        {"workers": [list(worker) for worker in workers[:MOST_LISTED]]},
+        f"other members of its group{others}",
+        {"workers": [list(worker) for worker in workers[:MAX_LISTED]]},
         {
             "late_s": seconds,
             "late_share": seconds / (group.usual_s * float(np.median(group.level))),
             "kinds": sorted({entry.kind.label for entry, _, _ in late}),
-            "members": [_listed(*entry) for entry in late[:MOST_LISTED]],
+            "members": [_member_entry(*entry) for entry in late[:MAX_LISTED]],
             "threshold": MEMBER_SHARE,
             "source": "falcon paper, 4.3",
         },
@@ -260,7 +260,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     )
 
 
-def _listed(group: _Group, member: int, seconds: float) -> dict[str, Any]:
+def _member_entry(group: _Group, member: int, seconds: float) -> dict[str, Any]:
     dp, stage = group.workers[member]
     return {"dp": dp, "stage": stage, "kind": group.kind.label, "late_s": seconds}
 
@@ -274,7 +274,7 @@ def _on_time(durations: Durations, group: _Group, member: int) -> Scaled:
     op = int(group.ops[own_op][0])
     behind = group.times[:, member] - group.level
     own = group.times[:, member]
-    left = np.maximum(own - max(float(np.median(behind)), 0.0), 0.0)
-    factor = np.where(own > 0, left / np.maximum(own, 1e-12), 1.0)
+    on_time_s = np.maximum(own - max(float(np.median(behind)), 0.0), 0.0)
+    factor = np.where(own > 0, on_time_s / np.maximum(own, 1e-12), 1.0)
     rows = np.array([op - int(graph.variant_ptr[v])])
     return Scaled(v, rows, int(graph.dp_index[dp]), factor[None, :, None])

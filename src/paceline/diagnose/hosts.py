@@ -14,23 +14,23 @@ Hosts = Mapping[tuple[int, int], tuple[str, str]]
 NO_HOSTS: Hosts = MappingProxyType({})
 
 #: More hosts than this are counted, not listed.
-MOST = 8
+MAX_NAMED = 8
 
 
 def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
     """The finding with the hosts of its workers, where they are known."""
     workers = finding.where.get("workers") or finding.where.get("link") or []
-    known = [hosts[(dp, pp)] for dp, pp in workers if (dp, pp) in hosts]
-    if not known or finding.cause == "gc":
+    places = [hosts[(dp, pp)] for dp, pp in workers if (dp, pp) in hosts]
+    if not places or finding.cause == "gc":
         return finding
-    names = list(dict.fromkeys(host for host, _ in known))
-    if len(known) == 1:
-        host, gpu = known[0]
+    names = list(dict.fromkeys(host for host, _ in places))
+    if len(places) == 1:
+        host, gpu = places[0]
         text = f"{host}, GPU {gpu}" if gpu else host
     elif len(names) == 1:
         text = f"all on {names[0]}"
     else:
-        text = ", ".join(names[:MOST]) + (", ..." if len(names) > MOST else "")
+        text = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
     evidence = dict(finding.evidence)
     if finding.cause == "worker":
         evidence["pattern"] = _pattern(str(evidence["pattern"]), workers, hosts, names)

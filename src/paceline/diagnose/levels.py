@@ -16,7 +16,7 @@ FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
 
 #: Fast workers of a stage are the healthy ones if they agree with the other stages: to this share
 #: of the gap to the slow ones.
-AGREES = 0.25
+AGREEMENT_SHARE = 0.25
 
 #: Stands for whole replicas among the stages most of whose workers are slow.
 REPLICAS = -1
@@ -88,7 +88,7 @@ def use_fast_workers(
             continue
         gap = -float(np.median(by_stage[stage][fast]))
         others = float(np.median(np.delete(typical, stage)))
-        if abs(typical[stage] - gap - others) > AGREES * gap:
+        if abs(typical[stage] - gap - others) > AGREEMENT_SHARE * gap:
             continue
         here = stage_of_place == stage
         place[:, here] = np.median(by_replica[:, here][..., fast], axis=2)

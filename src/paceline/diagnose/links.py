@@ -28,16 +28,16 @@ SLOW_TIMES, LATE_TIMES = 1.3, 2.0
 FLAP_SHARE = 0.02
 
 #: Robust standard deviations that a slow link lies outside of all links.
-OUTSIDE = 6.0
+OUTLIER_SIGMAS = 6.0
 
 #: By chance, one healthy job in this many shows a flapping link.
-CHANCE = 1e-4
+MAX_CHANCE = 1e-4
 
 #: Usual share of late transfers where other links show none: one in this many.
-RARE = 1 / 500
+RARE_SHARE = 1 / 500
 
 #: Links in the evidence; the rest is counted.
-MOST_LISTED = 256
+MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class _Links:
 
     def others_between(self, link: int) -> npt.NDArray[np.bool_]:
         """[link] those between the same stages in other replicas."""
-        alike: npt.NDArray[np.bool_] = self.low == self.low[link]
-        alike &= self.high == self.high[link]
-        alike[link] = False
-        return alike
+        between: npt.NDArray[np.bool_] = self.low == self.low[link]
+        between &= self.high == self.high[link]
+        between[link] = False
+        return between
 
 
 def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
@@ -87,7 +87,7 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
     usual = _usual_levels(links)
     relative = links.level / usual
     noise = float(robust.spread(np.log(relative))) if len(relative) > 2 else 0.0
-    slow = relative >= max(SLOW_TIMES, float(np.exp(min(OUTSIDE * noise, 50.0))))
+    slow = relative >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise, 50.0))))
     flapping = _flapping(links) & ~slow
     blamed = np.flatnonzero(slow | flapping)
     if not len(blamed) or (len(blamed) > len(slow) / 2 and len(slow) > 2):
@@ -110,7 +110,7 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
         {
             "median_over_usual": float(relative[worst]),
             "late_share": float(share[worst]),
-            "links": [links.name(link) for link in blamed[:MOST_LISTED].tolist()],
+            "links": [links.name(link) for link in blamed[:MAX_LISTED].tolist()],
             "n_links": len(blamed),
             "threshold": SLOW_TIMES,
             "source": "what-if paper, 4.3; falcon paper, 3",
@@ -123,21 +123,23 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
 def _text(links: _Links, worst: int, n: int, slow: bool, relative: float) -> str:
     (dp, low), (_, high) = links.name(worst)
     share = links.late[worst] / links.n[worst]
-    how = f"{relative:.1f}x slow" if slow else f"flapping ({share:.0%} of transfers late)"
-    more = f" (and {n - 1} more)" if n > 1 else ""
-    return f"the link between stages {low} and {high} of dp {dp} is {how}{more}"
+    symptom = f"{relative:.1f}x slow" if slow else f"flapping ({share:.0%} of transfers late)"
+    others = f" (and {n - 1} more)" if n > 1 else ""
+    return f"the link between stages {low} and {high} of dp {dp} is {symptom}{others}"
 
 
 def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:
     """What else it may be where no other replica has a healthy link between these stages."""
-    chosen = np.zeros(len(links.dp), dtype=bool)
-    chosen[blamed] = True
-    alone = [link for link in blamed.tolist() if (chosen | ~links.others_between(link)).all()]
-    if not alone:
+    is_blamed = np.zeros(len(links.dp), dtype=bool)
+    is_blamed[blamed] = True
+    without_peers = [
+        link for link in blamed.tolist() if (is_blamed | ~links.others_between(link)).all()
+    ]
+    if not without_peers:
         return ""
-    where = "there is one replica" if n_dp == 1 else "it is so in all replicas"
+    reason = "there is one replica" if n_dp == 1 else "it is so in all replicas"
     return (
-        f"{where}: these stages may exchange larger messages, or their receivers wait for other "
+        f"{reason}: these stages may exchange larger messages, or their receivers wait for other "
         "reasons than the link"
     )
 
@@ -203,9 +205,9 @@ def _flapping(links: _Links) -> npt.NDArray[np.bool_]:
     flapping = np.zeros(len(share), dtype=bool)
     for link in np.flatnonzero(share >= FLAP_SHARE).tolist():
         others = np.delete(share, link)
-        usual = max(float(np.median(others)), RARE)
+        usual = max(float(np.median(others)), RARE_SHARE)
         count, n = int(links.late[link]), int(links.n[link])
-        rare = robust.chance_of_count(count, n, usual) < CHANCE / len(share)
+        rare = robust.chance_of_count(count, n, usual) < MAX_CHANCE / len(share)
         flapping[link] = rare and share[link] - usual >= FLAP_SHARE
     return flapping
 
@@ -214,7 +216,7 @@ def _effects(links: _Links, link: int, factor: float, usual: float) -> list[Scal
     """What a link's transfers would take: a share of their time, and none of them late."""
     variant, index, table = (int(x) for x in links.source[link])
     ops, over = links.tables[table]
-    left = over[:, :, index] * factor  # [pair, step]
-    late = left > LATE_TIMES * usual
-    healthy = np.where(late, usual * factor / np.maximum(left, 1e-9), factor)[..., None]
+    scaled = over[:, :, index] * factor  # [pair, step]
+    late = scaled > LATE_TIMES * usual
+    healthy = np.where(late, usual * factor / np.maximum(scaled, 1e-9), factor)[..., None]
     return [Scaled(variant, ops[:, side], index, healthy) for side in (0, 1)]

@@ -13,27 +13,27 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 
 #: Pearson correlation of forward and backward over microbatches (what-if paper, 5.3).
-CORRELATED = 0.9
+MIN_CORRELATION = 0.9
 
 #: Microbatches that vary less than this (coefficient of variation) cost next to nothing.
-VARIED = 0.02
+MIN_VARIATION = 0.02
 
 #: ... unless one replica's vary by this much.
-VARIED_ONE = 0.05
+MIN_VARIATION_OF_ONE = 0.05
 
 #: This share of the replicas must show the pattern: data is dealt out to all of them.
-MANY = 0.5
+MIN_REPLICA_SHARE = 0.5
 
 #: A long sequence is long on every stage: below this correlation stages do not agree.
-STAGES_AGREE = 0.5
+MIN_STAGE_CORRELATION = 0.5
 
 #: A machine that is slow for a while slows neighbours in time alike: above this share of the
 #: correlation within a microbatch, those of different microbatches say so.
-IN_TIME = 0.5
+MAX_NEIGHBOUR_SHARE = 0.5
 
 #: ... unless data comes sorted by length: then the same microbatches are long in all steps, which
 #: explains this share of the variance at least.
-SORTED = 0.5
+MIN_SORTED_SHARE = 0.5
 
 _AMBIGUOUS = (
     "operations that follow each other vary alike, too, whichever microbatch they serve, and so in "
@@ -51,15 +51,15 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
     """Microbatches whose cost varies, forward and backward alike; None where they do not."""
     graph = durations.graph
     spread = np.concatenate([v.micro.std(axis=(0, 1)) for v in fit.variants])  # [dp], any order
-    if float(np.median(spread)) < VARIED and float(spread.max()) < VARIED_ONE:
+    if float(np.median(spread)) < MIN_VARIATION and float(spread.max()) < MIN_VARIATION_OF_ONE:
         return None
     correlations = _correlations(fit, graph.n_pp)
-    varied = (spread >= VARIED) & (correlations >= CORRELATED)
-    if varied.mean() < MANY or _between_stages(fit) < STAGES_AGREE:
+    varied = (spread >= MIN_VARIATION) & (correlations >= MIN_CORRELATION)
+    if varied.mean() < MIN_REPLICA_SHARE or _between_stages(fit) < MIN_STAGE_CORRELATION:
         return None
     in_time = _between_neighbours(durations, fit)
-    passing = in_time > IN_TIME * float(np.median(correlations))
-    if passing and _same_in_all_steps(fit) < SORTED:
+    passing = in_time > MAX_NEIGHBOUR_SHARE * float(np.median(correlations))
+    if passing and _same_in_all_steps(fit) < MIN_SORTED_SHARE:
         return None
     effect = tuple(fit.slope[:, :, None, None, None] * variant.micro for variant in fit.variants)
     cost = np.concatenate([np.exp(v.micro).ravel() for v in fit.variants])
@@ -73,7 +73,7 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "coefficient_of_variation": cv,
             "correlation": float(np.median(correlations)),
             "correlation_of_neighbours": in_time,
-            "threshold": CORRELATED,
+            "threshold": MIN_CORRELATION,
             "replicas_showing_it": float(varied.mean()),
             "source": "what-if paper, 5.3",
         },
@@ -104,14 +104,14 @@ def _costs(fit: Fit, variant: VariantFit) -> Array:
     """[kind, place, microbatch, step, dp] logarithms of what microbatches and noise make."""
     # Pauses hit forwards only: left in, they would hide what the two have in common.
     least = pause_residual(fit)[:, None, None, None, None]
-    rest = np.where(variant.residual > least, 0.0, variant.residual)
-    costs: Array = rest + fit.slope[:, :, None, None, None] * variant.micro
+    residual = np.where(variant.residual > least, 0.0, variant.residual)
+    costs: Array = residual + fit.slope[:, :, None, None, None] * variant.micro
     return costs
 
 
-def _pearson(one: Array, other: Array) -> Array:
+def _pearson(first: Array, second: Array) -> Array:
     """[dp] correlations of two tables [..., dp]."""
-    x, y = (table.reshape(-1, table.shape[-1]) for table in (one, other))
+    x, y = (table.reshape(-1, table.shape[-1]) for table in (first, second))
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     norm = np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
     correlation: Array = (x * y).sum(axis=0) / np.maximum(norm, 1e-300)
@@ -126,11 +126,11 @@ def _correlations(fit: Fit, n_pp: int) -> Array:
     stage = min(1, n_pp - 1)
     places = np.flatnonzero(fit.stage_of_place == stage)
     places = places[1:] if len(places) > 1 and n_pp == 1 else places
-    found = []
+    correlations = []
     for variant in fit.variants:
         forward, backward = _costs(fit, variant)[:, places]
-        found.append(_pearson(forward, backward))
-    return np.concatenate(found)
+        correlations.append(_pearson(forward, backward))
+    return np.concatenate(correlations)
 
 
 def _between_stages(fit: Fit) -> float:
@@ -139,11 +139,11 @@ def _between_stages(fit: Fit) -> float:
     if first.all():
         return 1.0
     second = fit.stage_of_place == 1
-    found = []
+    correlations = []
     for variant in fit.variants:
         costs = _costs(fit, variant)
-        found.append(_pearson(*(costs[:, of].mean(axis=(0, 1)) for of in (first, second))))
-    return float(np.median(np.concatenate(found)))
+        correlations.append(_pearson(*(costs[:, of].mean(axis=(0, 1)) for of in (first, second))))
+    return float(np.median(np.concatenate(correlations)))
 
 
 def _same_in_all_steps(fit: Fit) -> float:
@@ -168,17 +168,17 @@ def _between_neighbours(durations: Durations, fit: Fit) -> float:
     graph = durations.graph
     rank = np.empty(graph.n_ops, dtype=np.int64)
     rank[graph.order] = np.arange(graph.n_ops)
-    found = []
+    correlations = []
     for v, variant in enumerate(fit.variants):
         costs = _costs(fit, variant)
-        first = graph.variant_ops(v).start
+        first_op = graph.variant_ops(v).start
         for stage in range(min(graph.n_pp, 2)):
-            here = np.flatnonzero(fit.stage_of_place == stage)
-            ops = variant.ops[:, here]  # [kind, chunk, microbatch]
-            order = np.argsort(rank[ops + first], axis=None)
+            places = np.flatnonzero(fit.stage_of_place == stage)
+            ops = variant.ops[:, places]  # [kind, chunk, microbatch]
+            order = np.argsort(rank[ops + first_op], axis=None)
             microbatch = np.broadcast_to(np.arange(ops.shape[2]), ops.shape).ravel()[order]
-            table = costs[:, here].reshape(len(order), *costs.shape[3:])[order]
-            other = np.flatnonzero(microbatch[1:] != microbatch[:-1])
-            if len(other):
-                found.append(_pearson(table[other], table[other + 1]))
-    return float(np.median(np.concatenate(found))) if found else 0.0
+            table = costs[:, places].reshape(len(order), *costs.shape[3:])[order]
+            changes = np.flatnonzero(microbatch[1:] != microbatch[:-1])
+            if len(changes):
+                correlations.append(_pearson(table[changes], table[changes + 1]))
+    return float(np.median(np.concatenate(correlations))) if correlations else 0.0

@@ -18,14 +18,14 @@ from paceline.whatif import WhatIf
 Array = npt.NDArray[np.float64]
 
 #: Delays between operations matter from this share of the step on (the health line of S, too).
-DELAYED = 0.03
+MIN_DELAY_SHARE = 0.03
 
 #: A step is odd if it takes this multiple of the typical one; up to this share of the steps may be.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
 
 #: A trend or jump counts if it changes the step time by this share over the trace and chance would
 #: show it in one trace of a thousand.
-DRIFTED, CHANCE = 0.03, 0.001
+MIN_DRIFT_SHARE, MAX_CHANCE = 0.03, 0.001
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
@@ -43,15 +43,15 @@ def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list
 
 def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
     # While the step before still runs on others, a worker that has begun the next loses nothing.
-    lost = result.traced_s - measured.overlap_s - result.simulated_s
-    if float(lost.mean()) < DELAYED * float(result.simulated_s.mean()):
+    lost_s = result.traced_s - measured.overlap_s - result.simulated_s
+    if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
-    of_step = (resamples @ lost) / (resamples @ result.traced_s)
+    of_step = (resamples @ lost_s) / (resamples @ result.traced_s)
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
     label, factor = by_kind[0]
     at_start = result.launch_delay.step_start - 1 > 0.5 * (result.launch_slowdown - 1)
     where = "at the start of steps (data loading)" if at_start else f"before {label}"
-    share = float(lost.mean() / result.traced_s.mean())
+    share = float(lost_s.mean() / result.traced_s.mean())
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
     return Finding(
         id="launch-delay",
@@ -60,14 +60,14 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
         share=None,
         share_of_step=share,
         interval=(low, high),
-        confidence=float((of_step >= DELAYED / (1 + DELAYED)).mean()),
+        confidence=float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean()),
         where={"group": {"kind": label}},
         evidence={
             "launch_slowdown": result.launch_slowdown,
             "step_start": result.launch_delay.step_start,
             "largest": factor,
             "by_kind": dict(by_kind[:5]),
-            "threshold": 1 + DELAYED,
+            "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
         },
     )
@@ -79,13 +79,15 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     if len(times) < MIN_STEPS:
         return None
     shapes = [_trend(steps, times), _break(steps, times)]
-    shapes = [s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= DRIFTED * times.mean()]
-    if not shapes or min(shape.p_value for shape in shapes) > CHANCE:
+    shapes = [
+        s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= MIN_DRIFT_SHARE * times.mean()
+    ]
+    if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
         return None
-    shape = min(shapes, key=lambda each: float(np.abs(times - each.fitted).sum()))
+    shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
-    lost = (resamples @ times - start) / (resamples @ result.traced_s)
-    low, high = (float(x) for x in np.percentile(lost, (5, 95)))
+    lost_share = (resamples @ times - start) / (resamples @ result.traced_s)
+    low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     direction = "slower" if change > 0 else "faster"
     return Finding(
         id=shape.name,
@@ -94,13 +96,13 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         share=None,
         share_of_step=float((times.mean() - start) / result.traced_s.mean()),
         interval=(low, high),
-        confidence=float((np.sign(lost) == np.sign(change)).mean()),
+        confidence=float((np.sign(lost_share) == np.sign(change)).mean()),
         where=NOWHERE,
         evidence={
             **shape.evidence,
             "change": change / start,
             "p_value": shape.p_value,
-            "threshold": DRIFTED,
+            "threshold": MIN_DRIFT_SHARE,
         },
     )
 
@@ -159,18 +161,18 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         return None
     numbers = result.steps[odd].tolist()
     excess = np.where(odd, np.maximum(result.traced_s - typical, 0.0), 0.0)
-    lost = (resamples @ excess) / (resamples @ result.traced_s)
-    low, high = (float(x) for x in np.percentile(lost, (5, 95)))
-    shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    why = "compute longer (warm-up, evaluation?)" if working.any() else "wait (checkpoint?)"
+    lost_share = (resamples @ excess) / (resamples @ result.traced_s)
+    low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
+    numbers_text = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    symptom = "compute longer (warm-up, evaluation?)" if working.any() else "wait (checkpoint?)"
     return Finding(
         id="odd-steps",
         cause="drift",
-        text=f"{len(numbers)} of {len(odd)} steps {why}, unlike the others: {shown}",
+        text=f"{len(numbers)} of {len(odd)} steps {symptom}, unlike the others: {numbers_text}",
         share=None,
         share_of_step=float(excess.mean() / result.traced_s.mean()),
         interval=(low, high),
-        confidence=float((lost > 0).mean()),
+        confidence=float((lost_share > 0).mean()),
         where=NOWHERE,
         evidence={"steps": numbers, "threshold": ODD_TIMES, "typical_s": typical},
     )
@@ -182,22 +184,22 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     if modes is None:
         return None
     slow = modes.slow
-    fast_s, slow_s = (float(np.median(result.traced_s[which])) for which in (~slow, slow))
+    fast_s, slow_s = (float(np.median(result.traced_s[mode])) for mode in (~slow, slow))
     excess = np.where(slow, result.traced_s - fast_s, 0.0)
-    lost = (resamples @ excess) / (resamples @ result.traced_s)
-    low, high = (float(x) for x in np.percentile(lost, (5, 95)))
+    lost_share = (resamples @ excess) / (resamples @ result.traced_s)
+    low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     growth = _growth_by_kind(measured, slow)
     longer = [label for label, ratio in growth.items() if ratio >= ODD_TIMES]
-    what = f"; longer then: {', '.join(longer[:3])}" if longer else ""
+    kinds_text = f"; longer then: {', '.join(longer[:3])}" if longer else ""
     return Finding(
         id="two-modes",
         cause="drift",
         text=f"{slow.sum()} of {len(slow)} steps take {seconds(slow_s)}, the others "
-        f"{seconds(fast_s)}{what}",
+        f"{seconds(fast_s)}{kinds_text}",
         share=None,
         share_of_step=float(excess.mean() / result.traced_s.mean()),
         interval=(low, high),
-        confidence=float((lost > 0).mean()),
+        confidence=float((lost_share > 0).mean()),
         where=NOWHERE,
         evidence={
             "steps": result.steps[slow].tolist(),

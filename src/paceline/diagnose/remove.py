@@ -60,18 +60,18 @@ def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durati
     if any(effect.factor is not None or effect.excess is not None for effect in effects):
         for k in range(len(KINDS)):
             _computes_without(changed, fit, effects, k)
-    scale_transfers(changed, [part for effect in effects for part in effect.scaled])
+    scale_transfers(changed, [scaling for effect in effects for scaling in effect.scaled])
     return changed
 
 
-def scale_transfers(durations: Durations, parts: Sequence[Scaled]) -> None:
+def scale_transfers(durations: Durations, scalings: Sequence[Scaled]) -> None:
     """Scale transfers, in place."""
-    for part in parts:
-        block = durations.block(part.variant)
-        if part.dp_index is None:
-            block[part.ops] *= part.factor
+    for scaling in scalings:
+        block = durations.block(scaling.variant)
+        if scaling.dp_index is None:
+            block[scaling.ops] *= scaling.factor
         else:
-            block[part.ops, :, part.dp_index] *= part.factor[..., 0]
+            block[scaling.ops, :, scaling.dp_index] *= scaling.factor[..., 0]
 
 
 def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:

@@ -28,7 +28,7 @@ MODELS = ((0, 1), (0,), (1,), (0, 1, 2), (0, 2), (1, 2), (2,))
 
 #: A later model must be better by so much (Bayesian information criterion; above 10 the evidence is
 #: very strong: Kass and Raftery 1995).
-MUCH_BETTER = 10.0
+MIN_BIC_GAIN = 10.0
 
 #: Robust standard deviations beyond which residuals are pauses and the like.
 OUTLIER_SIGMAS = 6.0
@@ -121,24 +121,24 @@ def fit_sequence_cost(durations: Durations, fit: Fit, seqlens: SeqLens) -> Seque
         seqlens: of the same steps, replicas and microbatches (see :func:`matching`).
     """
     tokens, squares = seqlens.moments()  # [step, dp, microbatch]
-    parts = [
+    moments_of_variants = [
         np.stack([_of_variant(table, v, fit, durations.graph) for table in (squares, tokens)])
         for v in range(durations.graph.n_variants)
     ]
-    moments = np.concatenate(parts, axis=1)  # [2, row]
+    moments = np.concatenate(moments_of_variants, axis=1)  # [2, row]
     features = np.stack([*moments, np.ones(moments.shape[1])], axis=1)  # [row, 3]
     n_places = fit.place.shape[1]
     coefficients = np.zeros((len(KINDS), n_places, 3))
     r2 = np.zeros(len(KINDS))
     for k in range(len(KINDS)):
-        left = variance = 0.0
+        squared_error = variance = 0.0
         for place in range(n_places):
             seconds = _seconds(durations, fit, k, place)
-            coefficients[k, place], kept = _robust(features, seconds)
-            residual = (seconds - features @ coefficients[k, place])[kept]
-            left += float(residual @ residual)
-            variance += float(seconds[kept].var() * kept.sum())
-        r2[k] = 1 - left / variance if variance > 0 else 0.0
+            coefficients[k, place], inlier = _robust(features, seconds)
+            residual = (seconds - features @ coefficients[k, place])[inlier]
+            squared_error += float(residual @ residual)
+            variance += float(seconds[inlier].var() * inlier.sum())
+        r2[k] = 1 - squared_error / variance if variance > 0 else 0.0
     return SequenceCost(coefficients, r2, int((seqlens.ptr[..., 1] - seqlens.ptr[..., 0]).sum()))
 
 
@@ -163,18 +163,18 @@ def _seconds(durations: Durations, fit: Fit, kind: int, place: int) -> Array:
 
 def _robust(features: Array, seconds: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Coefficients, and which rows are no outliers."""
-    kept = np.ones(len(seconds), dtype=bool)
+    inlier = np.ones(len(seconds), dtype=bool)
     for _ in range(3):
-        coefficients = _least_squares(features[kept], seconds[kept])
+        coefficients = _least_squares(features[inlier], seconds[inlier])
         predicted = features @ coefficients
         # Noise of hardware is a share of the time.
         off = np.log(np.maximum(seconds, 1e-9) / np.maximum(predicted, 1e-9))
         spread = float(robust.spread(off))
-        again = np.abs(off - np.median(off)) <= max(OUTLIER_SIGMAS * spread, 1e-6)
-        if (again == kept).all():
+        near = np.abs(off - np.median(off)) <= max(OUTLIER_SIGMAS * spread, 1e-6)
+        if (near == inlier).all():
             break
-        kept = again
-    return coefficients, kept
+        inlier = near
+    return coefficients, inlier
 
 
 def _least_squares(features: Array, seconds: Array) -> Array:
@@ -195,7 +195,7 @@ def _least_squares(features: Array, seconds: Array) -> Array:
         error = energy - 2 * solved @ moment[used] + solved @ gram[np.ix_(used, used)] @ solved
         # Without noise the error is rounding; it must not decide.
         score = n * np.log(max(float(error), 1e-14 * energy)) + len(used) * np.log(n)
-        if score < best_score - (MUCH_BETTER if np.isfinite(best_score) else 0.0):
+        if score < best_score - (MIN_BIC_GAIN if np.isfinite(best_score) else 0.0):
             best, best_score = np.zeros(3), score
             best[used] = solved
     best /= scale

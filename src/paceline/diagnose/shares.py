@@ -30,14 +30,14 @@ class Savings:
         graph = durations.graph
         self.rules = Rules.own(graph)
         self.lanes = all_lanes(graph, durations.n_steps)
-        self._known: dict[frozenset[int], Array] = {}
+        self._step_s_without: dict[frozenset[int], Array] = {}
 
     def step_s(self, removed: frozenset[int]) -> Array:
         """[step] step times without the causes ``removed`` (indices)."""
-        if removed not in self._known:
+        if removed not in self._step_s_without:
             changed = without(self.durations, self.fit, [self.effects[i] for i in sorted(removed)])
-            self._known[removed] = step_times(changed, self.rules, self.lanes)
-        return self._known[removed]
+            self._step_s_without[removed] = step_times(changed, self.rules, self.lanes)
+        return self._step_s_without[removed]
 
     def shapley(self, causes: Sequence[int]) -> tuple[Array, Array]:
         """[cause, step] seconds that each cause costs, and [cause] their standard error.
@@ -47,7 +47,7 @@ class Savings:
         """
         if len(causes) <= EXACT_UP_TO:
             return self._exact(causes), np.zeros(len(causes))
-        return self._sampled(causes)
+        return self._sample_orders(causes)
 
     def _exact(self, causes: Sequence[int]) -> Array:
         n = len(causes)
@@ -56,21 +56,21 @@ class Savings:
             others = [c for c in causes if c != cause]
             for size in range(n):
                 weight = factorial(size) * factorial(n - size - 1) / factorial(n)
-                for chosen in combinations(others, size):
-                    before = frozenset(chosen)
+                for subset in combinations(others, size):
+                    before = frozenset(subset)
                     saved = self.step_s(before) - self.step_s(before | {cause})
                     cost[place] += weight * saved
         return cost
 
-    def _sampled(self, causes: Sequence[int]) -> tuple[Array, Array]:
+    def _sample_orders(self, causes: Sequence[int]) -> tuple[Array, Array]:
         rng = np.random.default_rng(0)
         samples = []
         for _ in range(ORDERS):
             order = rng.permutation(len(causes))
-            for each in (order, order[::-1]):
+            for direction in (order, order[::-1]):
                 cost = np.zeros((len(causes), self.durations.n_steps))
                 removed: frozenset[int] = frozenset()
-                for place in each.tolist():
+                for place in direction.tolist():
                     after = removed | {causes[place]}
                     cost[place] = self.step_s(removed) - self.step_s(after)
                     removed = after

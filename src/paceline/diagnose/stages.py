@@ -15,13 +15,13 @@ from paceline.graph.computes import KINDS
 Array = npt.NDArray[np.float64]
 
 #: A stage is overfull from here on, if noise allows to see it: one layer more among 50.
-OVERFULL = 0.02
+MIN_OVERLOAD = 0.02
 
 #: ... and by this many standard errors, which steps that differ make large.
-ERRORS = 4.0
+MIN_ERRORS = 4.0
 
 #: Of two replicas, workers of an overfull stage differ by less than this.
-UNLIKE = 0.03
+MAX_WORKER_GAP = 0.03
 
 #: Replicas that show a stage's load in a step; more would cost time only.
 MAX_REPLICAS = 16
@@ -41,10 +41,10 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     total = of_kinds.sum(axis=0)
     stage = int(np.argmax(total))
     relative = float(total[stage] / total.mean())
-    if len(total) < 2 or relative < 1 + OVERFULL:
+    if len(total) < 2 or relative < 1 + MIN_OVERLOAD:
         return None
     error = _relative_error(durations, fit, stage)
-    if relative - 1 < ERRORS * error:
+    if relative - 1 < MIN_ERRORS * error:
         return None
     others = np.delete(of_kinds, stage, axis=1).mean(axis=1)
     forward, backward = (float(x) for x in of_kinds[:, stage] / others)
@@ -64,7 +64,7 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "forward_ratio": forward,
             "backward_ratio": backward,
             "load_over_mean": relative,
-            "threshold": 1 + OVERFULL,
+            "threshold": 1 + MIN_OVERLOAD,
             "loads_s": total.tolist(),
             "source": "what-if paper, 5.2",
         },
@@ -77,7 +77,7 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
 
 def _place(stage: int, n_stages: int, forward: float, backward: float) -> str:
     """What lengthens the stage, in words. Layers lengthen forwards; recomputation does not."""
-    if forward < 1 + OVERFULL <= backward:
+    if forward < 1 + MIN_OVERLOAD <= backward:
         return " (only its backwards: recomputed activations?)"
     return {0: " (the first: embedding)", n_stages - 1: " (the last: loss layer)"}.get(stage, "")
 
@@ -87,10 +87,10 @@ def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:
     if n_dp == 1:
         return "with one replica a slow worker and an overfull stage look alike"
     if n_dp == 2:
-        apart = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
-        if apart > max(UNLIKE, ERRORS * float(fit.worker_error[stage].max())):
+        gap = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
+        if gap > max(MAX_WORKER_GAP, MIN_ERRORS * float(fit.worker_error[stage].max())):
             return (
-                f"the stage's two workers differ by {np.expm1(apart):.0%}: both may be slow, each "
+                f"the stage's two workers differ by {np.expm1(gap):.0%}: both may be slow, each "
                 "in its own way"
             )
     return ""

@@ -64,13 +64,13 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     drops = [Drop("launch-delay", "time between operations (launch delays)", actual - t)]
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
-    rest = t - t_ideal - sum(drop.seconds for drop in drops[1:])
+    unexplained_s = t - t_ideal - sum(drop.seconds for drop in drops[1:])
     if result.lasting is not None:
-        passing = min(max(t - t_ideal * result.lasting.slowdown, 0.0), max(rest, 0.0))
+        passing = min(max(t - t_ideal * result.lasting.slowdown, 0.0), max(unexplained_s, 0.0))
         text = "variation that passes: parts wait for whichever peer is slow at the moment"
         drops.append(Drop("passing-variation", text, passing))
-        rest -= passing
-    drops.append(Drop("unexplained", "stragglers of no known pattern", rest))
+        unexplained_s -= passing
+    drops.append(Drop("unexplained", "stragglers of no known pattern", unexplained_s))
     ideal = ideal_durations(measured.durations)
     kind = measured.graph.kind
     no_p2p = np.where(np.isin(kind, [int(k) for k in P2P_KINDS]), 0.0, ideal)

@@ -21,16 +21,16 @@ Mask = npt.NDArray[np.bool_]
 
 #: A worker is slow from here on, if noise allows to see it: healthy GPUs of one sort differ by 1 to
 #: 2% (Sinha et al., Not All GPUs Are Created Equal, SC 2022).
-SLOW = 0.02
+MIN_SLOW_SHARE = 0.02
 
 #: ... and by this many standard errors, which steps that differ make large.
-ERRORS = 4.0
+MIN_ERRORS = 4.0
 
 #: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
-SPREADS, SPREAD_UP_TO = 4.0, 0.05
+MIN_SPREADS, ALWAYS_SLOW_SHARE = 4.0, 0.05
 
 #: Beside a worker this many times as far off, one under 5% is not worth naming.
-DWARFED = 2.0
+DWARFING_RATIO = 2.0
 
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
@@ -46,7 +46,7 @@ MIN_MICROBATCHES = 4
 FEW_WORKERS = 0.1
 
 #: Steps named in a sentence.
-STEPS_NAMED = 6
+MAX_NAMED = 6
 
 
 def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -> Candidate | None:
@@ -60,9 +60,9 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     of_kinds = loads(fit)
     weight = of_kinds / of_kinds.sum(axis=0)
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
-    seen = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
-    slow = lasting >= _bar(seen, fit)
-    slow &= (lasting >= SPREAD_UP_TO) | (lasting >= lasting.max() / DWARFED)
+    apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
+    slow = lasting >= _bar(apparent, fit)
+    slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
@@ -89,7 +89,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     ambiguous, alternative = _other_reading(fit, workers)
     evidence: dict[str, Any] = {
         "factors": factors,
-        "threshold": 1 + SLOW,
+        "threshold": 1 + MIN_SLOW_SHARE,
         "pattern": _pattern(workers, slow.shape),
         "steps": "all" if slow_steps[0] is None else steps[slow_steps[0]].tolist(),
         "source": "what-if paper, 5.1",
@@ -106,12 +106,12 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     )
 
 
-def _bar(seen: Array, fit: Fit) -> Array:
-    """[stage, dp] from which slowness on a worker counts, among workers ``seen`` to be as slow."""
-    bar = np.maximum(SLOW, ERRORS * fit.worker_error)
-    if seen.size >= MIN_WORKERS:
-        of_workers: Array = np.asarray(SPREADS * robust.spread(seen))
-        bar = np.maximum(bar, np.minimum(of_workers, SPREAD_UP_TO))
+def _bar(apparent: Array, fit: Fit) -> Array:
+    """[stage, dp] from which slowness on a worker counts, among workers as slow as ``apparent``."""
+    bar = np.maximum(MIN_SLOW_SHARE, MIN_ERRORS * fit.worker_error)
+    if apparent.size >= MIN_WORKERS:
+        of_workers: Array = np.asarray(MIN_SPREADS * robust.spread(apparent))
+        bar = np.maximum(bar, np.minimum(of_workers, ALWAYS_SLOW_SHARE))
     return bar
 
 
@@ -131,16 +131,17 @@ def _text(
     steps: npt.NDArray[np.int64],
 ) -> str:
     dp, stage = workers[0]
-    when = ""
+    steps_in = ""
     if slow_steps is not None:
         numbers = steps[slow_steps].tolist()
-        named = ", ".join(map(str, numbers[:STEPS_NAMED]))
-        more = ", ..." if len(numbers) > STEPS_NAMED else ""
-        when = f" in {len(numbers)} of {len(steps)} steps ({named}{more})"
+        listed = ", ".join(map(str, numbers[:MAX_NAMED]))
+        ellipsis = ", ..." if len(numbers) > MAX_NAMED else ""
+        steps_in = f" in {len(numbers)} of {len(steps)} steps ({listed}{ellipsis})"
     if len(workers) == 1:
-        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{when}"
+        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{steps_in}"
     return (
-        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) {factor:.2f}x{when}"
+        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) "
+        f"{factor:.2f}x{steps_in}"
     )
 
 
@@ -148,9 +149,9 @@ def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str
     """What else it may be where most workers are slow, and the cause that this would be."""
     stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
     if stages:
-        named = ", ".join(map(str, stages))
+        listed = ", ".join(map(str, stages))
         return (
-            f"most workers of stage {named} are slow: it may have too much work instead, and its "
+            f"most workers of stage {listed} are slow: it may have too much work instead, and its "
             "other workers be faster than they should be; then another split of the layers helps",
             "stage-imbalance",
         )
@@ -195,8 +196,10 @@ def _step_deviations(durations: Durations, fit: Fit) -> Array:
                 flat = variant.micro
                 sigma = robust.spread(flat - np.median(flat, axis=0))
             else:
-                rest = variant.residual[:, fit.stage_of_place == stage]
-                flat = rest.reshape(-1, *rest.shape[-2:])  # [kind x chunk x microbatch, step, dp]
+                residual = variant.residual[:, fit.stage_of_place == stage]
+                flat = residual.reshape(
+                    -1, *residual.shape[-2:]
+                )  # [kind x chunk x microbatch, step, dp]
                 sigma = float(fit.sigma.max())
             if len(flat) < MIN_MICROBATCHES:
                 continue

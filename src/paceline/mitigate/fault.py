@@ -21,7 +21,7 @@ LARGEST_FACTOR = 1e6
 _LARGEST = 2**63 - 1
 
 
-def whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
     """A whole number as JSON has it, 7 or 7.0.
 
     Raises:
@@ -83,13 +83,13 @@ class Fault:
     def describe(self) -> str:
         """In words."""
         ends = " to ".join(f"dp {dp} stage {pp}" for dp, pp in self.machines)
-        what = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
-        return f"{what} {ends}: {self.factor:.2f}x"
+        part_name = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
+        return f"{part_name} {ends}: {self.factor:.2f}x"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
-        other = {} if self.other is None else {"other": list(self.other)}
-        return {"kind": self.kind, "worker": list(self.worker), "factor": self.factor, **other}
+        other_end = {} if self.other is None else {"other": list(self.other)}
+        return {"kind": self.kind, "worker": list(self.worker), "factor": self.factor, **other_end}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Fault:
@@ -99,8 +99,10 @@ class Fault:
             MitigateError: values are missing or wrong.
         """
         try:
-            worker, other = (
-                None if (at := values.get(end)) is None else (whole(at[0]), whole(at[1]))
+            worker, other_end = (
+                None
+                if (at := values.get(end)) is None
+                else (whole_number(at[0]), whole_number(at[1]))
                 for end in ("worker", "other")
             )
             kind, factor = str(values["kind"]), float(values["factor"])
@@ -108,4 +110,4 @@ class Fault:
             worker = None
         if worker is None:
             raise MitigateError("a fail-slow has kind, worker [dp, pp], factor (and other)")
-        return cls(kind, worker, factor, other)
+        return cls(kind, worker, factor, other_end)

@@ -14,27 +14,27 @@ from paceline.remedies.replace import blamed_workers, links_of
 from paceline.trace.kinds import P2P_KINDS
 
 #: Slower than its like by less is no fail-slow (falcon paper, 4.3: 1.1 times the median).
-LEAST_FACTOR = 1.1
+MIN_FACTOR = 1.1
 
 
 def faults_of(case: Case) -> tuple[Fault, ...]:
     """The slow workers and links that the diagnosis found, and by how much they are slow."""
     if case.measured.graph.n_dp == 1:
         return ()  # nothing shows what is usual
-    found = list[tuple[str, Worker, float, Worker | None]]()
+    suspects = list[tuple[str, Worker, float, Worker | None]]()
     if finding_of(case, "worker") is not None:
         measured = case.measured
-        parts = Arrangement(
+        factors = Arrangement(
             measured.durations, computes_of(measured.graph), blamed_workers(case)
         ).factors
-        found += [(COMPUTE, worker, float(np.median(f)), None) for worker, f in parts.items()]
+        suspects += [(COMPUTE, worker, float(np.median(f)), None) for worker, f in factors.items()]
     link = finding_of(case, "link")
     for dp, low, high in links_of(link) if link is not None else ():
-        found.append((LINK, (dp, low), _link_factor(case, dp, low, high), (dp, high)))
+        suspects.append((LINK, (dp, low), _link_factor(case, dp, low, high), (dp, high)))
     return tuple(
-        Fault(kind, worker, factor, other)
-        for kind, worker, factor, other in found
-        if factor >= LEAST_FACTOR
+        Fault(kind, worker, factor, other_end)
+        for kind, worker, factor, other_end in suspects
+        if factor >= MIN_FACTOR
     )
 
 
@@ -42,14 +42,14 @@ def _link_factor(case: Case, dp: int, low: int, high: int) -> float:
     """Median of a link's transfer times over those of the same stages' links elsewhere."""
     durations = case.measured.durations
     graph = durations.graph
-    own, others = list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float64]]()
+    own_s, usual_s = list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float64]]()
     for v, dps in enumerate(graph.variant_dps):
         span = graph.variant_ops(v)
         pairs = graph.variant_pairs(v)
         p2p = np.isin(graph.kind[span][pairs[:, 0]], [int(kind) for kind in P2P_KINDS])
         between = (np.sort(graph.pp[span][pairs], axis=1) == (low, high)).all(axis=1)
         block = durations.block(v)[pairs[p2p & between].ravel()]
-        own.append(block[..., dps == dp].ravel())
-        others.append(block[..., dps != dp].ravel())
-    usual = float(np.median(np.concatenate(others)))
-    return float(np.median(np.concatenate(own))) / usual if usual > 0 else 1.0
+        own_s.append(block[..., dps == dp].ravel())
+        usual_s.append(block[..., dps != dp].ravel())
+    usual = float(np.median(np.concatenate(usual_s)))
+    return float(np.median(np.concatenate(own_s))) / usual if usual > 0 else 1.0

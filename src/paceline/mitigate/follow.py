@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.errors import MitigateError
 from paceline.graph import Measured
-from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole
+from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole_number
 from paceline.mitigate.planner import Action, Planner
 
 _UNKNOWN = "who is slow is unknown: run paceline validate, and give an event with its worker"
@@ -38,10 +38,10 @@ class Follower:
         self.planner, self.measured, self.note = planner, measured, note
         self.steps_left = steps_left
         self._begin: int | None = None  # the first step that is read
-        self._heard: set[Any] = set()  # ranks that told of the step that is not over yet
+        self._ranks_reported: set[Any] = set()  # ranks that told of the step that is not over yet
         self._step, self._longest_s = 0, 0.0  # that step
         self._slow: set[int] = set()  # ranks whose steps are slow, as detected
-        self._guilty: set[str] = set()  # fail-slows that follow from it
+        self._blamed: set[str] = set()  # fail-slows that follow from it
 
     def take(self, line: Mapping[str, Any]) -> Action | None:
         """What to do after a line, if anything.
@@ -50,9 +50,9 @@ class Follower:
             MitigateError: it says nothing that can be understood.
         """
         try:
-            step, event = whole(line["step"]), line.get("event")
+            step, event = whole_number(line["step"]), line.get("event")
             if event is None and "kind" in line:
-                self._detected(step, line)
+                self._take_event(step, line)
             elif event is None:
                 return self._time(step, line)
             elif event == "onset":
@@ -69,9 +69,9 @@ class Follower:
 
     def end(self) -> Action | None:
         """The stream is over, and so is the step whose ranks were awaited."""
-        if not self._heard:
+        if not self._ranks_reported:
             return None
-        self._heard = set()
+        self._ranks_reported = set()
         return self._update(self._step, self._longest_s)
 
     def _time(self, step: int, line: Mapping[str, Any]) -> Action | None:
@@ -83,49 +83,51 @@ class Follower:
         if value is not None and not 0 < seconds < math.inf:
             raise MitigateError(f"step {step}: a duration must be above 0 s, not {seconds:g}")
         action = None
-        if self._heard and (step > self._step or rank in self._heard):  # the next step, a restart
+        if self._ranks_reported and (
+            step > self._step or rank in self._ranks_reported
+        ):  # the next step, a restart
             action = self.end()
-        if not self._heard:
+        if not self._ranks_reported:
             self._step, self._longest_s = step, 0.0
         if value is not None and step == self._step:  # else it comes too late
-            self._heard.add(rank)
+            self._ranks_reported.add(rank)
             self._longest_s = max(self._longest_s, seconds)
         return action
 
     def _update(self, step: int, duration_s: float) -> Action | None:
-        left = None
+        steps_left = None
         if self.steps_left is not None:
             self._begin = step if self._begin is None else self._begin
-            left = max(0, self.steps_left - 1 - (step - self._begin))
-        return self.planner.update(step, duration_s, left)
+            steps_left = max(0, self.steps_left - 1 - (step - self._begin))
+        return self.planner.update(step, duration_s, steps_left)
 
-    def _detected(self, step: int, line: Mapping[str, Any]) -> None:
+    def _take_event(self, step: int, line: Mapping[str, Any]) -> None:
         """An event of ``paceline detect``: a rank's slow steps mean that its worker is slow."""
         kind = line["kind"]
         if kind in ("silent", "clock-jump"):
             return
         if kind not in ("onset", "relief"):
             raise MitigateError(f"kind must be onset or relief (or add event), not {kind!r}")
-        ranks = {whole(rank) for rank in line.get("ranks", [line.get("rank")])}
+        ranks = {whole_number(rank) for rank in line.get("ranks", [line.get("rank")])}
         self._slow = self._slow | ranks if kind == "onset" else self._slow - ranks
         job = self.measured.job
-        shown = self._slow if kind == "onset" else ranks
-        if job.workers > 1 and len(shown) >= whole(line.get("of", job.ranks)):
+        affected = self._slow if kind == "onset" else ranks
+        if job.workers > 1 and len(affected) >= whole_number(line.get("of", job.ranks)):
             self.note(f"step {step:,}: {kind} of all ranks: {_UNKNOWN}")
-            for name in self._guilty if kind == "onset" else ():  # they were only the first
+            for name in self._blamed if kind == "onset" else ():  # they were only the first
                 self.planner.relief(name, step)
             return
         lost_s = max(0.0, float(line.get("lost_s", 0.0)))
         for worker in sorted({self._worker(rank) for rank in ranks}):
             fault = Fault(COMPUTE, worker, 2.0)
-            known = fault.name in {active.name for active in self.planner.state.active}
-            if kind == "onset" and not known:
+            is_active = fault.name in {active.name for active in self.planner.state.active}
+            if kind == "onset" and not is_active:
                 factor = self.planner.strategies.model.factor_of(fault, float(line["factor"]))
                 fault = Fault(COMPUTE, worker, factor)
-                self.planner.onset(fault, whole(line.get("since_step", step)), lost_s)
-                self._guilty.add(fault.name)
+                self.planner.onset(fault, whole_number(line.get("since_step", step)), lost_s)
+                self._blamed.add(fault.name)
                 lost_s = 0.0  # the job lost it once
-            elif kind == "relief" and known and self.planner.state.phase == "mitigated":
+            elif kind == "relief" and is_active and self.planner.state.phase == "mitigated":
                 # Steps are short again because of the mitigation: taking it back would undo that.
                 self.note(
                     f"step {step:,}: {fault.name} may be slow still: mitigation makes steps "
@@ -133,7 +135,7 @@ class Follower:
                 )
             elif kind == "relief":
                 self.planner.relief(fault, step)
-                self._guilty.discard(fault.name)
+                self._blamed.discard(fault.name)
 
     def _worker(self, rank: int) -> Worker:
         """Who has a rank: as the trace recorded it, else in Megatron's order (tp, cp, dp, pp)."""

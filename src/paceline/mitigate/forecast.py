@@ -94,8 +94,8 @@ def forecast(
         if wait is None or step + wait > end:
             break
         step, clock = step + wait, clock + wait * now_s
-        left = None if steps_left is None else steps_left - step
-        action = planner.update(step, now_s, left, steps=wait)
+        remaining = None if steps_left is None else steps_left - step
+        action = planner.update(step, now_s, remaining, steps=wait)
         if action is None:
             break
         due.append(Due(step, clock, action))

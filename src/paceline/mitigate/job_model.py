@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 #: Values laid out at once in a simulation: 64 MB.
 MAX_VALUES = 1 << 23
 
-_GRAPHS_KEPT = 64
+_MAX_GRAPHS = 64
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,11 @@ class Setting:
         """With the machine at a place, and the machine from there at its former place."""
         at = dict(self.moved)
         here = at.get(machine, machine)
-        there = next((who for who, where in at.items() if where == place), place)
+        there = next((machine_ for machine_, place_ in at.items() if place_ == place), place)
         at[machine], at[there] = place, here
-        moved = tuple(sorted((who, where) for who, where in at.items() if who != where))
+        moved = tuple(
+            sorted((machine_, place_) for machine_, place_ in at.items() if machine_ != place_)
+        )
         return replace(self, moved=moved)
 
 
@@ -96,26 +98,26 @@ class JobModel:
         self.dp = graph.n_dp if dp is None else dp
         self.pp = graph.n_pp
         variant = int(np.bincount(graph.replica_variant).argmax())
-        self._one = _typical_replica(measured, variant, scale)
+        self._replica = _typical_replica(measured, variant, scale)
         self.unit = 1
         self._resizer: Resizer | None = None
         #: Why other numbers of microbatches cannot be simulated; "" = they can.
         self.fixed = ""
         try:
-            self._resizer = resizer(self._one)
+            self._resizer = resizer(self._replica)
             self.unit = self._resizer.unit
             usual = int(self._resizer.counts[0])
         except RemedyError as error:
             self.fixed = str(error)
             usual = int(measured.microbatches[0])
-        whole = measured.microbatches if not self.fixed and dp is None else np.full(self.dp, usual)
-        self.plain = Setting(tuple(whole.tolist()))
+        counts = measured.microbatches if not self.fixed and dp is None else np.full(self.dp, usual)
+        self.plain = Setting(tuple(counts.tolist()))
         self._lanes: dict[int, Durations] = {}
         self._graphs: dict[tuple[tuple[int, int], ...], StepGraph] = {}
         self._alone_s: dict[bytes, Array] = {}
         self._columns_of: dict[int, Ints] = {}
         self._simulated_s: dict[bytes, float] = {}  # settings with equal replicas are alike
-        self._known: dict[tuple[Setting, frozenset[Fault]], float] = {}
+        self._cache: dict[tuple[Setting, frozenset[Fault]], float] = {}
 
     @classmethod
     def of_spec(cls, spec: SynthSpec, *, step_s: float | None = None) -> JobModel:
@@ -154,29 +156,29 @@ class JobModel:
     def step_s(self, setting: Setting, faults: frozenset[Fault]) -> float:
         """Seconds of a step with these fail-slows (those whose machines were replaced included)."""
         key = (setting, frozenset(f for f in faults if f.name not in setting.replaced))
-        if key not in self._known:
+        if key not in self._cache:
             self.check(faults)
             factors = self._factors(setting, faults)
-            alike = factors.counts.tobytes() + factors.rows.tobytes() + factors.ring.tobytes()
-            if alike not in self._simulated_s:
-                self._simulated_s[alike] = float(self._steps_of([factors])[0])
-            self._known[key] = self._simulated_s[alike]
-        return self._known[key]
+            replica_key = factors.counts.tobytes() + factors.rows.tobytes() + factors.ring.tobytes()
+            if replica_key not in self._simulated_s:
+                self._simulated_s[replica_key] = float(self._steps_of([factors])[0])
+            self._cache[key] = self._simulated_s[replica_key]
+        return self._cache[key]
 
     def steps_s(self, settings: Sequence[Setting], faults: frozenset[Fault]) -> Array:
         """[setting] seconds of a step; many settings at once cost little more than one."""
         self.check(faults)
         return self._steps_of([self._factors(setting, faults) for setting in settings])
 
-    def _steps_of(self, found: Sequence[_Factors]) -> Array:
-        most: dict[int, int] = {}
-        for each in found:
-            for n, lanes in zip(*np.unique(each.counts, return_counts=True), strict=True):
-                most[int(n)] = max(most.get(int(n), 0), int(lanes))
-        values = sum(self._lane(n).graph.n_ops * lanes for n, lanes in most.items())
+    def _steps_of(self, candidates: Sequence[_Factors]) -> Array:
+        lanes_of: dict[int, int] = {}
+        for factors in candidates:
+            for n, lanes in zip(*np.unique(factors.counts, return_counts=True), strict=True):
+                lanes_of[int(n)] = max(lanes_of.get(int(n), 0), int(lanes))
+        values = sum(self._lane(n).graph.n_ops * lanes for n, lanes in lanes_of.items())
         at_once = max(1, MAX_VALUES // values)
-        parts = [found[i : i + at_once] for i in range(0, len(found), at_once)]
-        return np.concatenate([self._simulated(part, most) for part in parts])
+        batches = [candidates[i : i + at_once] for i in range(0, len(candidates), at_once)]
+        return np.concatenate([self._simulate(batch, lanes_of) for batch in batches])
 
     def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
         """[dp] seconds of each replica alone with ``n`` microbatches."""
@@ -269,36 +271,36 @@ class JobModel:
         """One replica with ``n`` microbatches, healthy."""
         if n not in self._lanes:
             if self._resizer is None:
-                self._lanes[n] = self._one.durations
+                self._lanes[n] = self._replica.durations
             else:
                 self._lanes[n] = self._resizer.durations(np.array([n]))
         return self._lanes[n]
 
-    def _graph(self, most: dict[int, int]) -> StepGraph:
+    def _graph(self, lanes_of: dict[int, int]) -> StepGraph:
         """The graph of ``most[n]`` replicas of n microbatches each."""
-        key = tuple(most.items())
+        key = tuple(lanes_of.items())
         if key not in self._graphs:
-            variants = np.repeat(np.arange(len(most)), list(most.values()))
+            variants = np.repeat(np.arange(len(lanes_of)), list(lanes_of.values()))
             if self._resizer is None:
-                graph = some_replicas(self._one.graph, np.zeros(len(variants), dtype=np.int64))
+                graph = some_replicas(self._replica.graph, np.zeros(len(variants), dtype=np.int64))
             else:
-                ops = [self._resizer.ops(0, n) for n in most]
-                graph = build_graph(ops, variants, self._one.job)
-            if len(self._graphs) >= _GRAPHS_KEPT:
+                ops = [self._resizer.ops(0, n) for n in lanes_of]
+                graph = build_graph(ops, variants, self._replica.job)
+            if len(self._graphs) >= _MAX_GRAPHS:
                 self._graphs.clear()
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _simulated(self, found: Sequence[_Factors], most: dict[int, int]) -> Array:
-        graph = self._graph(most)
-        durations = Durations.empty(graph, len(found))
-        for v, n in enumerate(most):
+    def _simulate(self, candidates: Sequence[_Factors], lanes_of: dict[int, int]) -> Array:
+        graph = self._graph(lanes_of)
+        durations = Durations.empty(graph, len(candidates))
+        for v, n in enumerate(lanes_of):
             lane, block = self._lane(n), durations.block(v)
-            for i, factors in enumerate(found):
+            for i, factors in enumerate(candidates):
                 mine = np.flatnonzero(factors.counts == n)
                 if len(mine):  # else 0 s: nobody waits for it
                     # A candidate with fewer distinct replicas repeats its last: no difference.
-                    mine = mine[np.minimum(np.arange(most[n]), len(mine) - 1)]
+                    mine = mine[np.minimum(np.arange(lanes_of[n]), len(mine) - 1)]
                     block[:, i] = lane.values[:, None] * self._of_ops(lane.graph, factors)[mine].T
         return predicted_step_s(durations)
 
@@ -314,8 +316,8 @@ class JobModel:
         n = len(factors.rows)
         ring = np.broadcast_to(factors.ring, (n, self.pp))
         ends = np.maximum(factors.rows[:, 2, 0], factors.rows[:, 2, -1])[:, None]
-        parts = (np.ones((n, 1)), factors.rows[:, 0], factors.rows[:, 1], ring, ends)
-        return np.concatenate(parts, axis=1)
+        tables = (np.ones((n, 1)), factors.rows[:, 0], factors.rows[:, 1], ring, ends)
+        return np.concatenate(tables, axis=1)
 
     def _column_of(self, graph: StepGraph) -> Ints:
         """[op] the column that its factor stands in."""
@@ -326,7 +328,7 @@ class JobModel:
         index[up] = (1 + self.pp + pp)[up]
         down = (kind == OpKind.FORWARD_RECV) | (kind == OpKind.BACKWARD_SEND)
         index[down] = (1 + self.pp + (pp - 1) % self.pp)[down]
-        spans = np.isin(kind, [int(each) for each in DP_KINDS])
+        spans = np.isin(kind, [int(member) for member in DP_KINDS])
         index[spans] = (1 + 2 * self.pp + pp)[spans]
         index[kind == OpKind.EMBEDDING_GRADS_ALL_REDUCE] = 1 + 3 * self.pp
         return index
@@ -343,10 +345,10 @@ def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured
     )
     middle = (block.shape[1] - 1) // 2
     typical = np.partition(block, middle, axis=1)[:, middle] * scale
-    whole = some_replicas(graph, graph.variant_dps[variant][:1])
+    replica_graph = some_replicas(graph, graph.variant_dps[variant][:1])
     if graph.n_variants > 1:
-        one = np.zeros(1, dtype=np.int64)
-        whole = build_graph([ops_of(graph, variant)], one, measured.job)
-    durations = Durations.empty(whole, 1)
+        variant_of_replica = np.zeros(1, dtype=np.int64)
+        replica_graph = build_graph([ops_of(graph, variant)], variant_of_replica, measured.job)
+    durations = Durations.empty(replica_graph, 1)
     durations.values[:] = typical
-    return replace(measured, graph=whole, durations=durations)
+    return replace(measured, graph=replica_graph, durations=durations)

@@ -24,7 +24,7 @@ from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S, TITLES, Strategies
 Array = npt.NDArray[np.float64]
 
 #: More steps would take minutes.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, order=True)
@@ -79,22 +79,22 @@ class Scenario:
     rule: str = "loss"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise MitigateError(f"steps must be 1 to {MOST_STEPS:,}, not {self.steps}")
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise MitigateError(f"steps must be 1 to {MAX_STEPS:,}, not {self.steps}")
         if not 0 <= self.noise < 1:
             raise MitigateError(f"noise must be 0 or more and below 1, not {self.noise:g}")
         if self.detect_steps < 0 or not 0 <= self.validate_s < np.inf:
             raise MitigateError("detect_steps and validate_s must be 0 or more")
-        self.model.check(frozenset(each.fault for each in self.fail_slows))
+        self.model.check(frozenset(slow.fault for slow in self.fail_slows))
         last: dict[str, FailSlow] = {}
-        for each in sorted(self.fail_slows):
-            before = last.get(each.fault.name)
-            if before is not None and before.end_s > each.start_s:
+        for slow in sorted(self.fail_slows):
+            before = last.get(slow.fault.name)
+            if before is not None and before.end_s > slow.start_s:
                 raise MitigateError(
-                    f"two fail-slows of {each.fault.name} overlap, at {each.start_s:g} s; give "
+                    f"two fail-slows of {slow.fault.name} overlap, at {slow.start_s:g} s; give "
                     "them one after the other"
                 )
-            last[each.fault.name] = each
+            last[slow.fault.name] = slow
 
     def noise_factors(self) -> Array:
         """[step] what each step's time is multiplied with, 1 on average."""
@@ -194,7 +194,10 @@ def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = No
         lives[name] = live(scenario, name, overhead_s, () if name == "healthy" else None)
     visits, exact = best_policy(
         Strategies(scenario.model, usable),
-        [(each.start_s, each.end_s, each.fault) for each in scenario.fail_slows],
+        [
+            (fail_slow.start_s, fail_slow.end_s, fail_slow.fault)
+            for fail_slow in scenario.fail_slows
+        ],
         scenario.steps,
     )
     lives["oracle"] = replay(scenario, visits)
@@ -231,11 +234,11 @@ def replay(scenario: Scenario, visits: Sequence[Visit]) -> Life:
     """A life under a policy that was settled before: the oracle's."""
     step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
     news = _News(scenario.fail_slows, scenario)
-    clock, left = 0.0, list(visits)
+    clock, visits_left = 0.0, list(visits)
     setting: Setting = scenario.model.plain
     for step in range(scenario.steps):
-        while left and left[0].at_s <= clock:
-            visit = left.pop(0)
+        while visits_left and visits_left[0].at_s <= clock:
+            visit = visits_left.pop(0)
             setting = visit.setting
             pause_s[step] += visit.overhead_s
             clock += visit.overhead_s
@@ -249,41 +252,45 @@ class _News:
 
     def __init__(self, fail_slows: Sequence[FailSlow], scenario: Scenario) -> None:
         self.fail_slows, self.scenario = tuple(fail_slows), scenario
-        self.edges = sorted({s for each in fail_slows for s in (each.start_s, each.end_s)})
+        self.edges = sorted(
+            {s for fail_slow in fail_slows for s in (fail_slow.start_s, fail_slow.end_s)}
+        )
         self.now: frozenset[Fault] = frozenset()
         self.passed = 0
-        self.seen: dict[Fault, int] = {}  # present -> since which step
-        self.gone: dict[Fault, int] = {}
-        self.told: set[Fault] = set()
+        self.onset_steps: dict[Fault, int] = {}  # present -> since which step
+        self.relief_steps: dict[Fault, int] = {}
+        self.reported: set[Fault] = set()
 
     def active(self, clock: float) -> frozenset[Fault]:
         """The fail-slows of this moment."""
         while self.passed < len(self.edges) and self.edges[self.passed] <= clock:
             self.passed += 1
             self.now = frozenset(
-                each.fault for each in self.fail_slows if each.start_s <= clock < each.end_s
+                fail_slow.fault
+                for fail_slow in self.fail_slows
+                if fail_slow.start_s <= clock < fail_slow.end_s
             )
         return self.now
 
     def tell(self, planner: Planner, step: int, step_s: Array) -> float:
         """Tell what a detector knows by now; seconds of validation."""
-        if self.now == self.told:
-            self.seen, self.gone = {}, {}
+        if self.now == self.reported:
+            self.onset_steps, self.relief_steps = {}, {}
             return 0.0
         wait, pause = self.scenario.detect_steps, 0.0
-        for fault in sorted(self.now - self.told):
+        for fault in sorted(self.now - self.reported):
             if fault.name in planner.state.setting.replaced:
-                self.told.add(fault)  # the job no longer uses the machine: nobody sees it
+                self.reported.add(fault)  # the job no longer uses the machine: nobody sees it
                 continue
-            since = self.seen.setdefault(fault, step)
+            since = self.onset_steps.setdefault(fault, step)
             if step - since >= wait:
                 lost_s = float((step_s[since:step] - planner.healthy_s).sum())
                 planner.onset(fault, since, max(0.0, lost_s))
-                self.told.add(fault)
+                self.reported.add(fault)
                 pause = self.scenario.validate_s
-        for fault in sorted(self.told - self.now):
-            if step - self.gone.setdefault(fault, step) >= wait:
+        for fault in sorted(self.reported - self.now):
+            if step - self.relief_steps.setdefault(fault, step) >= wait:
                 planner.relief(fault, step)
-                self.told.discard(fault)
-                del self.gone[fault]
+                self.reported.discard(fault)
+                del self.relief_steps[fault]
         return pause

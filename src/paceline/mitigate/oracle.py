@@ -17,7 +17,7 @@ from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import MICROBATCHES, TOPOLOGY, Strategies
 
 #: Settings followed at one moment; beyond, those with fewest steps done are dropped.
-MOST_SETTINGS = 50
+MAX_SETTINGS = 50
 
 #: Actions in a row at one moment: placement and then microbatches, say.
 _IN_A_ROW = 2
@@ -39,7 +39,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Path:
     done: float
     visits: tuple[Visit, ...] = ()
 
@@ -61,43 +61,43 @@ def best_policy(
         for moment in moments
     ]
     rates = _Rates(strategies, moments, present)
-    ways: list[dict[Setting, _Way]] = [{} for _ in moments]
-    ways[0][strategies.model.plain] = _Way(0.0)
+    paths: list[dict[Setting, _Path]] = [{} for _ in moments]
+    paths[0][strategies.model.plain] = _Path(0.0)
     best: tuple[float, tuple[Visit, ...]] = (float("inf"), ())
     exact = True
     for i, moment in enumerate(moments):
-        kept = _undominated(strategies, ways[i], present[i])
-        exact = exact and len(kept) <= MOST_SETTINGS
-        for setting, way in kept[:MOST_SETTINGS]:
+        undominated = _undominated(strategies, paths[i], present[i])
+        exact = exact and len(undominated) <= MAX_SETTINGS
+        for setting, path in undominated[:MAX_SETTINGS]:
             for new, overhead_s in _choices(strategies, setting, present[i]):
-                visits = way.visits
+                visits = path.visits
                 if new != setting:
                     visits = (*visits, Visit(moment, overhead_s, new))
                 begin = moment + overhead_s
-                best = min(best, (rates.finish(begin, steps - way.done, new), visits), key=_first)
+                best = min(best, (rates.finish(begin, steps - path.done, new), visits), key=_first)
                 # The next moment to act at is the first after the action is over.
                 j = bisect_right(moments, begin) if overhead_s else i + 1
                 if j < len(moments):
-                    done = way.done + rates.steps(begin, moments[j], new)
-                    known = ways[j].get(new)
-                    if done < steps and (known is None or known.done < done):
-                        ways[j][new] = _Way(done, visits)
+                    done = path.done + rates.steps(begin, moments[j], new)
+                    earlier = paths[j].get(new)
+                    if done < steps and (earlier is None or earlier.done < done):
+                        paths[j][new] = _Path(done, visits)
     return best[1], exact
 
 
 def _undominated(
-    strategies: Strategies, ways: dict[Setting, _Way], present: frozenset[Fault]
-) -> list[tuple[Setting, _Way]]:
+    strategies: Strategies, paths: dict[Setting, _Path], present: frozenset[Fault]
+) -> list[tuple[Setting, _Path]]:
     """Those that no other is ahead of by more than changing over takes, furthest first."""
-    kept: list[tuple[Setting, _Way]] = []
-    for setting, way in sorted(ways.items(), key=lambda item: -item[1].done):
+    undominated: list[tuple[Setting, _Path]] = []
+    for setting, path in sorted(paths.items(), key=lambda item: -item[1].done):
         step_s = strategies.model.step_s(setting, present)
         if not any(
-            other.done >= way.done + _change_s(strategies, here, setting) / step_s
-            for here, other in kept
+            other_path.done >= path.done + _change_s(strategies, other_setting, setting) / step_s
+            for other_setting, other_path in undominated
         ):
-            kept.append((setting, way))
-    return kept
+            undominated.append((setting, path))
+    return undominated
 
 
 def _change_s(strategies: Strategies, here: Setting, there: Setting) -> float:
@@ -122,19 +122,23 @@ def _choices(
     strategies: Strategies, setting: Setting, present: frozenset[Fault]
 ) -> list[tuple[Setting, float]]:
     """Settings that a few actions lead to, each with its least overhead."""
-    found = {setting: 0.0}
-    newest = dict(found)
+    least_overhead = {setting: 0.0}
+    newest = dict(least_overhead)
     for _ in range(_IN_A_ROW):
         reached: dict[Setting, float] = {}
-        for here, spent in newest.items():
-            for option in strategies.options(here, present)[1:]:
+        for start, overhead_s in newest.items():
+            for option in strategies.options(start, present)[1:]:
                 if option.applicable and option.overhead_s is not None:
-                    cost = spent + option.overhead_s
-                    if cost < min(found.get(option.setting, cost + 1), cost + 1):
-                        reached[option.setting] = min(reached.get(option.setting, cost), cost)
-        newest = {s: cost for s, cost in reached.items() if cost < found.get(s, cost + 1)}
-        found.update(newest)
-    return list(found.items())
+                    total_s = overhead_s + option.overhead_s
+                    if total_s < min(least_overhead.get(option.setting, total_s + 1), total_s + 1):
+                        reached[option.setting] = min(reached.get(option.setting, total_s), total_s)
+        newest = {
+            s: total_s
+            for s, total_s in reached.items()
+            if total_s < least_overhead.get(s, total_s + 1)
+        }
+        least_overhead.update(newest)
+    return list(least_overhead.items())
 
 
 class _Rates:
@@ -148,12 +152,12 @@ class _Rates:
 
     def steps(self, begin: float, end: float, setting: Setting) -> float:
         """Steps made from ``begin`` to ``end``."""
-        made, i = 0.0, bisect_right(self.moments, begin) - 1
+        steps_done, i = 0.0, bisect_right(self.moments, begin) - 1
         while begin < end:
             until = min(end, self.moments[i + 1] if i + 1 < len(self.moments) else end)
-            made += (until - begin) / self.model.step_s(setting, self.present[i])
+            steps_done += (until - begin) / self.model.step_s(setting, self.present[i])
             begin, i = until, i + 1
-        return made
+        return steps_done
 
     def finish(self, begin: float, steps: float, setting: Setting) -> float:
         """When these steps are made, if nothing is done any more."""
@@ -162,7 +166,7 @@ class _Rates:
             step_s = self.model.step_s(setting, self.present[i])
             if i + 1 == len(self.moments):
                 return begin + steps * step_s
-            made = (self.moments[i + 1] - begin) / step_s
-            if made >= steps:
+            steps_done = (self.moments[i + 1] - begin) / step_s
+            if steps_done >= steps:
                 return begin + steps * step_s
-            begin, steps, i = self.moments[i + 1], steps - made, i + 1
+            begin, steps, i = self.moments[i + 1], steps - steps_done, i + 1

@@ -22,7 +22,7 @@ from typing import Any
 from paceline.detect.detector import PAUSE
 from paceline.errors import MitigateError
 from paceline.files import text_writer, write_files
-from paceline.mitigate.fault import COMPUTE, Fault, whole
+from paceline.mitigate.fault import COMPUTE, Fault, whole_number
 from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
 
@@ -86,9 +86,9 @@ class Action:
     def explain(self) -> str:
         """In words and numbers."""
         option = self.option
-        why = "; ".join(self.faults) if self.faults else "no fail-slow is left"
+        reason = "; ".join(self.faults) if self.faults else "no fail-slow is left"
         return (
-            f"step {self.step:,}: {why}; {_seconds(self.lost_s)} lost since step "
+            f"step {self.step:,}: {reason}; {_seconds(self.lost_s)} lost since step "
             f"{self.since_step:,}: {option.text}: a step takes {option.step_s:.4g} s instead of "
             f"{option.now_s:.4g} s (recovers {option.recovered:.0%}) for "
             f"{_seconds(option.overhead_s or 0.0)} once ({option.strategy.upper()})"
@@ -144,8 +144,8 @@ class Planner:
             or min(counts) < 1
         ):
             raise MitigateError("the state is that of a job with other replicas or microbatches")
-        moved = (machine for pair in self.state.setting.moved for machine in pair)
-        model.check(self.state.active | {Fault(COMPUTE, machine, 2.0) for machine in moved})
+        machines = (machine for pair in self.state.setting.moved for machine in pair)
+        model.check(self.state.active | {Fault(COMPUTE, machine, 2.0) for machine in machines})
         self.healthy_s = model.healthy_s if healthy_s is None else healthy_s
 
     def onset(self, fault: Fault, step: int, lost_s: float = 0.0) -> None:
@@ -220,9 +220,9 @@ class Planner:
         if duration_s > PAUSE * self.healthy_s:
             expected_s = options[0].now_s * self.healthy_s / self.strategies.model.healthy_s
             duration_s = min(duration_s, expected_s)
-        more = {name: steps * s for name, s in self._per_step(options, duration_s).items()}
+        added_s = {name: steps * s for name, s in self._per_step(options, duration_s).items()}
         lost_s = max(0.0, state.lost_s + steps * (duration_s - self.healthy_s))
-        self.state = replace(state, lost_s=lost_s, accrued_s=self._accrued(more, self._names()))
+        self.state = replace(state, lost_s=lost_s, accrued_s=self._accrued(added_s, self._names()))
         for option in sorted(options[1:], key=lambda o: (o.overhead_s or 0.0, o.strategy)):
             if self._due(option, steps_left):
                 return self._apply(option, step)
@@ -258,10 +258,10 @@ class Planner:
         self, seconds: Mapping[str, float], names: list[str]
     ) -> dict[tuple[str, str], float]:
         accrued = dict(self.state.accrued_s)
-        for strategy, more in seconds.items():
+        for strategy, added_s in seconds.items():
             for name in names:
                 key = (strategy, name)
-                accrued[key] = max(0.0, accrued.get(key, 0.0) + more)
+                accrued[key] = max(0.0, accrued.get(key, 0.0) + added_s)
         return accrued
 
     def _due(self, option: Option, steps_left: int | None) -> bool:
@@ -324,18 +324,19 @@ def load_state(path: Path) -> State:
                 f"{VERSION}; start anew without it"
             )
         setting = Setting(
-            tuple(whole(n) for n in values["counts"]),
+            tuple(whole_number(n) for n in values["counts"]),
             tuple(
-                ((whole(a), whole(b)), (whole(c), whole(d))) for (a, b), (c, d) in values["moved"]
+                ((whole_number(a), whole_number(b)), (whole_number(c), whole_number(d)))
+                for (a, b), (c, d) in values["moved"]
             ),
             frozenset(map(str, values["replaced"])),
         )
         since = values["since_step"]
         return State(
             setting,
-            frozenset(Fault.from_mapping(each) for each in values["active"]),
+            frozenset(Fault.from_mapping(fault) for fault in values["active"]),
             _time(values["lost_s"]),
-            None if since is None else whole(since),
+            None if since is None else whole_number(since),
             {(str(a), str(b)): _time(seconds) for a, b, seconds in values["accrued_s"]},
             tuple(map(str, values["applied"])),
         )

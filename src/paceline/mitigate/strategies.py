@@ -30,7 +30,7 @@ OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1
 LARGEST_OVERHEAD_S = 1e9
 
 #: A step that is shorter by less than this share is not worth an action.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 TITLES: Mapping[str, str] = {
     IGNORE: "ignore",
@@ -45,7 +45,7 @@ WEIGHT = (
 )
 
 #: Changes written out in a sentence.
-_SHOWN = 4
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Strategies:
         """
         self.model = model
         self.overhead_s: dict[str, float | None] = dict.fromkeys(ACTIONS)
-        self._known: dict[tuple[Setting, frozenset[Fault]], tuple[Option, ...]] = {}
+        self._options_of: dict[tuple[Setting, frozenset[Fault]], tuple[Option, ...]] = {}
         self._counts: dict[tuple[Setting, frozenset[Fault]], Setting] = {}
         self._placements: dict[frozenset[Fault], Placement] = {}
         for name, seconds in overhead_s.items():
@@ -171,29 +171,29 @@ class Strategies:
                 f"not {seconds:g}"
             )
         self.overhead_s[name] = seconds
-        self._known.clear()
+        self._options_of.clear()
 
     def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
         """S1 to S4, as things are: also what takes back what is no longer needed."""
         key = (setting, faults)
-        if key not in self._known:
+        if key not in self._options_of:
             now_s = self.model.step_s(setting, faults)
             ignore = self._option(IGNORE, setting, now_s, now_s, "ignore it", {})
-            self._known[key] = (
+            self._options_of[key] = (
                 replace(ignore, overhead_s=0.0, why_not=""),
                 self._microbatches(setting, faults, now_s),
                 self._topology(setting, faults, now_s),
                 self._restart(setting, faults, now_s),
             )
-        return self._known[key]
+        return self._options_of[key]
 
     def _option(
         self, name: str, setting: Setting, step_s: float, now_s: float, text: str,
         change: Mapping[str, Any], why_not: str = "", notes: tuple[str, ...] = (),
     ) -> Option:  # fmt: skip
         gain = 1 - step_s / now_s
-        if not why_not and gain < LEAST_GAIN:
-            why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+        if not why_not and gain < MIN_GAIN:
+            why_not = f"{text}: gains {max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         overhead_s = self.overhead_s.get(name)
         if not why_not and overhead_s is None and name != IGNORE:
             why_not = "not to be used: its overhead is 'never'"
@@ -236,15 +236,15 @@ class Strategies:
         present = frozenset(f for f in faults if f.name not in setting.replaced)
         if present not in self._placements:
             self._placements[present] = best_placement(model, present)
-        found = self._placements[present]
-        new = replace(setting, moved=found.moved)
+        placement = self._placements[present]
+        new = replace(setting, moved=placement.moved)
         if setting.counts != model.plain.counts:  # S2 is in force and follows the machines
             new = self.shared_out(new, faults)
         text, change = _moves_text(setting, new)
         if new.counts != setting.counts:
-            words, more = _counts_text(setting.counts, new.counts)
-            text, change = f"{text}; {words}", {**change, **more}
-        notes = (_how_sure(found),)
+            words, counts_change = _counts_text(setting.counts, new.counts)
+            text, change = f"{text}; {words}", {**change, **counts_change}
+        notes = (_how_sure(placement),)
         return self._option(
             TOPOLOGY, new, model.step_s(new, faults), now_s, text, change, "", notes
         )
@@ -254,7 +254,9 @@ class Strategies:
         names = setting.replaced | {fault.name for fault in present}
         new = replace(self.model.plain, replaced=names)
         machines = sorted({fault.worker for fault in present})
-        text = f"checkpoint, and restart without {_named(machines)}" if machines else "restart"
+        text = (
+            f"checkpoint, and restart without {_machine_names(machines)}" if machines else "restart"
+        )
         change = {"replace": [list(machine) for machine in machines]}
         return self._option(RESTART, new, self.model.step_s(new, faults), now_s, text, change)
 
@@ -275,15 +277,15 @@ def _counts_text(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[str, 
         return "move no microbatch", {}
     changed.sort(key=lambda dp: after[dp] - before[dp])
     fewer = [dp for dp in changed if after[dp] < before[dp]]
-    moved = sum(before[dp] - after[dp] for dp in fewer)
-    noun = "microbatch" if moved == 1 else "microbatches"
-    named = ", ".join(f"{dp} ({before[dp]} to {after[dp]})" for dp in fewer[:_SHOWN])
-    more = f" and {len(fewer) - _SHOWN} more" if len(fewer) > _SHOWN else ""
+    n_moved = sum(before[dp] - after[dp] for dp in fewer)
+    noun = "microbatch" if n_moved == 1 else "microbatches"
+    replicas = ", ".join(f"{dp} ({before[dp]} to {after[dp]})" for dp in fewer[:_MAX_NAMED])
+    others = f" and {len(fewer) - _MAX_NAMED} more" if len(fewer) > _MAX_NAMED else ""
     plural = "s" if len(fewer) > 1 else ""
     change: dict[str, Any] = {"microbatches": list(after), "weights": weights(after)}
     if len(set(after)) == 1:
         return f"share the microbatches out evenly again ({after[0]} each)", change
-    return f"move {moved} {noun} off replica{plural} {named}{more}", change
+    return f"move {n_moved} {noun} off replica{plural} {replicas}{others}", change
 
 
 def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
@@ -297,20 +299,20 @@ def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
     words = []
     for a, b in moves.items():
         if moves.get(b) == a:
-            words += [f"swap {_named([a])} with {_named([b])}"] if a < b else []
+            words += [f"swap {_machine_names([a])} with {_machine_names([b])}"] if a < b else []
         else:
-            words.append(f"move {_named([a])} to {_named([b])}")
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+            words.append(f"move {_machine_names([a])} to {_machine_names([b])}")
+    others = f" and {len(words) - _MAX_NAMED} more" if len(words) > _MAX_NAMED else ""
     change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
-    return ", ".join(words[:_SHOWN]) + more, change
+    return ", ".join(words[:_MAX_NAMED]) + others, change
 
 
-def _how_sure(found: Placement) -> str:
-    if found.exact:
-        return f"the best of all {found.tried:,} placements"
-    return f"the best of {found.tried:,} placements; none is faster by more than {found.gap:.1%}"
+def _how_sure(best: Placement) -> str:
+    if best.exact:
+        return f"the best of all {best.tried:,} placements"
+    return f"the best of {best.tried:,} placements; none is faster by more than {best.gap:.1%}"
 
 
-def _named(machines: list[tuple[int, int]]) -> str:
-    shown = ", ".join(f"dp {dp} stage {pp}" for dp, pp in machines[:_SHOWN])
-    return shown + (f" and {len(machines) - _SHOWN} more" if len(machines) > _SHOWN else "")
+def _machine_names(machines: list[tuple[int, int]]) -> str:
+    names = ", ".join(f"dp {dp} stage {pp}" for dp, pp in machines[:_MAX_NAMED])
+    return names + (f" and {len(machines) - _MAX_NAMED} more" if len(machines) > _MAX_NAMED else "")

@@ -17,7 +17,7 @@ from paceline.mitigate.job_model import JobModel, Setting
 from paceline.remedies.arrange import END, STAGE, SWAP
 
 #: Placements tried where all of them are.
-MOST_EXACT = 3000
+MAX_EXACT = 3000
 
 #: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
 BUDGET = 20_000_000
@@ -66,7 +66,7 @@ class _Search:
         self.active = sorted(faults, key=lambda fault: (-fault.factor, fault))
         self.machines = list(dict.fromkeys(m for f in self.active for m in f.machines))
         self.linked = any(f.kind == LINK for f in self.active)
-        self.known: dict[Setting, float] = {}
+        self.step_s_of: dict[Setting, float] = {}
         replicas = min(model.dp, len(self.machines) + 1)
         self.values_of_one = model.n_ops(max(model.plain.counts))
         self.values = self.values_of_one * replicas
@@ -76,9 +76,9 @@ class _Search:
         if self._few():
             self._try(self._all())
             return self._placement(exact=True, bound_s=0.0)
-        self._try([*self._gathered(), *self._sides()])
+        self._try([*self._consolidations(), *self._sides()])
         while True:
-            centre = min(self.known, key=self._score)
+            centre = min(self.step_s_of, key=self._score)
             before = self._score(centre)
             if not self._try(self._moves(centre)) or self._score(self._least()) >= before:
                 break
@@ -86,13 +86,13 @@ class _Search:
 
     def _placement(self, *, exact: bool, bound_s: float) -> Placement:
         setting = self._least()
-        step_s = self.known[setting]
+        step_s = self.step_s_of[setting]
         return Placement(
-            setting.moved, step_s, step_s if exact else bound_s, exact, len(self.known)
+            setting.moved, step_s, step_s if exact else bound_s, exact, len(self.step_s_of)
         )
 
     def _least(self) -> Setting:
-        return min(self.known, key=self._score)
+        return min(self.step_s_of, key=self._score)
 
     def _score(self, setting: Setting) -> float:
         """Step time; of about equal ones fewer slow stages, interior ones, fewer moves."""
@@ -100,17 +100,17 @@ class _Search:
         stages = {at.get(machine, machine)[1] for machine in self.machines}
         ends = sum(stage in (0, self.model.pp - 1) for stage in stages)
         extra = STAGE * len(stages) + END * ends + SWAP * len(setting.moved)
-        return self.known[setting] * (1 + extra)
+        return self.step_s_of[setting] * (1 + extra)
 
     def _try(self, settings: Iterable[Setting]) -> bool:
         """Simulate those not yet known, as far as the budget goes; False where it is spent."""
-        new = [s for s in dict.fromkeys(settings) if s not in self.known]
-        left = max(0, BUDGET // self.values - len(self.known))
-        part = new[:left] if self.known else new
-        if part:
-            seconds = self.model.steps_s(part, self.faults)
-            self.known.update(zip(part, seconds.tolist(), strict=True))
-        return bool(new) and len(part) == len(new)
+        new = [s for s in dict.fromkeys(settings) if s not in self.step_s_of]
+        budget_left = max(0, BUDGET // self.values - len(self.step_s_of))
+        affordable = new[:budget_left] if self.step_s_of else new
+        if affordable:
+            seconds = self.model.steps_s(affordable, self.faults)
+            self.step_s_of.update(zip(affordable, seconds.tolist(), strict=True))
+        return bool(new) and len(affordable) == len(new)
 
     # --- all placements -------------------------------------------------------------------------
 
@@ -119,18 +119,18 @@ class _Search:
         symmetric = not self.linked and len(set(model.plain.counts)) == 1
         replicas = min(model.dp, k) if symmetric else model.dp
         count = math.perm(replicas * model.pp, k) if k <= replicas * model.pp else 0
-        return 0 < count <= min(MOST_EXACT, BUDGET // self.values)
+        return 0 < count <= min(MAX_EXACT, BUDGET // self.values)
 
     def _all(self) -> Iterator[Setting]:
         """Every placement; of replicas that are alike as many as there are machines."""
         model = self.model
         symmetric = not self.linked and len(set(model.plain.counts)) == 1
-        own = list(dict.fromkeys(dp for dp, _ in self.machines))
-        rest = [dp for dp in range(model.dp) if dp not in own]
-        dps = (own + rest)[: len(self.machines)] if symmetric else own + rest
+        own_dps = list(dict.fromkeys(dp for dp, _ in self.machines))
+        other_dps = [dp for dp in range(model.dp) if dp not in own_dps]
+        dps = (own_dps + other_dps)[: len(self.machines)] if symmetric else own_dps + other_dps
         places = [(dp, pp) for dp in dps for pp in range(model.pp)]
-        for chosen in itertools.permutations(places, len(self.machines)):
-            yield self._placed(chosen)
+        for placement in itertools.permutations(places, len(self.machines)):
+            yield self._placed(placement)
 
     def _placed(self, places: Sequence[Worker]) -> Setting:
         setting = self.home
@@ -141,7 +141,7 @@ class _Search:
 
     # --- some of them ---------------------------------------------------------------------------
 
-    def _gathered(self) -> list[Setting]:
+    def _consolidations(self) -> list[Setting]:
         """Slow machines in as few stages as hold them, beginning with each stage."""
         machines = [m for f in self.active if f.kind != LINK for m in f.machines]
         machines = list(dict.fromkeys(machines))
@@ -191,7 +191,7 @@ class _Search:
                     if here in side:
                         side.setdefault(there, 1 - side[here])
         places = sorted(side, key=lambda place: (place[1], place[0]))
-        found = []
+        settings = []
         for first in (0, 1):
             machines = sorted(
                 side, key=lambda machine: (side[machine] != first, machine[1], machine)
@@ -200,17 +200,17 @@ class _Search:
             for machine, place in zip(machines, places, strict=True):
                 if dict(setting.moved).get(machine, machine) != place:
                     setting = setting.swap(machine, place)
-            found.append(setting)
-        return found if side else []
+            settings.append(setting)
+        return settings if side else []
 
     def _moves(self, setting: Setting) -> Iterator[Setting]:
         """One machine to another stage, or to another replica; there the two change places."""
         at = dict(setting.moved)
-        taken = [at.get(machine, machine) for machine in self.machines]
-        dps = list(dict.fromkeys(dp for dp, _ in taken))
+        occupied = [at.get(machine, machine) for machine in self.machines]
+        dps = list(dict.fromkeys(dp for dp, _ in occupied))
         clean = [dp for dp in range(self.model.dp) if dp not in dps]
         dps += clean[: _OFFERED if self.linked else 1]
-        for machine, (dp, pp) in zip(self.machines, taken, strict=True):
+        for machine, (dp, pp) in zip(self.machines, occupied, strict=True):
             for place in [(dp, stage) for stage in range(self.model.pp)] + [(d, pp) for d in dps]:
                 if place != (dp, pp):
                     yield setting.swap(machine, place)
@@ -223,19 +223,19 @@ class _Search:
         The slowest one alone, where it costs least; and as many of the least slow ones as some
         replica must hold, in the stages of one replica where they cost least.
         """
-        alone = [f for f in self.active if f.kind != LINK]
+        single = [f for f in self.active if f.kind != LINK]
         bounds = [self.model.step_s(self.home, frozenset())]
-        for kind in {f.kind for f in alone}:
-            slowest = max((f for f in alone if f.kind == kind), key=lambda f: f.factor)
+        for kind in {f.kind for f in single}:
+            slowest = max((f for f in single if f.kind == kind), key=lambda f: f.factor)
             bounds.append(self._least_of([slowest]))
         computes = sorted(
             {f.worker: f for f in self.active[::-1] if f.kind == COMPUTE}.values(),
             key=lambda f: f.factor,
         )
-        together = -(-len(computes) // self.model.dp)
-        if 1 < together <= self.model.pp and math.comb(self.model.pp, together) <= MOST_EXACT:
+        per_replica = -(-len(computes) // self.model.dp)
+        if 1 < per_replica <= self.model.pp and math.comb(self.model.pp, per_replica) <= MAX_EXACT:
             # All as slow as the least slow of them: no more than any that may come together.
-            bounds.append(self._least_of([computes[0]] * together))
+            bounds.append(self._least_of([computes[0]] * per_replica))
         return max(bounds)
 
     def _least_of(self, faults: Sequence[Fault]) -> float:

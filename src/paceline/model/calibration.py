@@ -38,17 +38,17 @@ class Calibration:
 
     def outside(self, llm: LLM, plan: Plan) -> list[str]:
         """What of a job lies beyond the runs, in words; empty where nothing does."""
-        found = []
+        beyond = []
         for name, value in features(llm, plan).items():
             if isinstance(value, str):
-                seen = self.words.get(name, ())
-                if seen and value not in seen:
-                    found.append(f"{name} {value} (calibrated: {', '.join(seen)})")
+                values = self.words.get(name, ())
+                if values and value not in values:
+                    beyond.append(f"{name} {value} (calibrated: {', '.join(values)})")
             elif name in self.ranges:
                 low, high = self.ranges[name]
                 if not low / _MARGIN <= value <= high * _MARGIN:
-                    found.append(f"{name} {value:g} (calibrated: {low:g} to {high:g})")
-        return found
+                    beyond.append(f"{name} {value:g} (calibrated: {low:g} to {high:g})")
+        return beyond
 
     def to_mapping(self) -> dict[str, Any]:
         """As YAML knows it."""
@@ -59,7 +59,7 @@ class Calibration:
             "mape": self.mape,
             "median": self.median,
             "ranges": {name: list(pair) for name, pair in self.ranges.items()},
-            "words": {name: list(seen) for name, seen in self.words.items()},
+            "words": {name: list(values) for name, values in self.words.items()},
         }
 
     @classmethod
@@ -81,8 +81,8 @@ class Calibration:
                     for name, (low, high) in mapping["ranges"].items()
                 },
                 words={
-                    str(name): tuple(str(word) for word in seen)
-                    for name, seen in mapping["words"].items()
+                    str(name): tuple(str(word) for word in values)
+                    for name, values in mapping["words"].items()
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -112,15 +112,15 @@ def features(llm: LLM, plan: Plan) -> dict[str, float | str]:
     }
 
 
-def covered(
+def coverage(
     jobs: list[tuple[LLM, Plan]],
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[str, ...]]]:
     """Ranges and words of a calibration's runs."""
-    seen = [features(llm, plan) for llm, plan in jobs]
+    rows = [features(llm, plan) for llm, plan in jobs]
     ranges: dict[str, tuple[float, float]] = {}
     words: dict[str, tuple[str, ...]] = {}
-    for name, first in seen[0].items():
-        values = [one[name] for one in seen]
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
         if isinstance(first, str):
             words[name] = tuple(sorted({str(value) for value in values}))
         else:

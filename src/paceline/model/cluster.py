@@ -58,8 +58,8 @@ class Gpu:
                     f"are {', '.join(PRECISIONS)}",
                     fields=("peak_flops",),
                 )
-            what = f"the GPU's peak_flops for {precision}"
-            _check_value(peak, "peak_flops", what, "FLOP/s")
+            subject = f"the GPU's peak_flops for {precision}"
+            _check_value(peak, "peak_flops", subject, "FLOP/s")
         object.__setattr__(self, "peak_flops", dict(self.peak_flops))
         _check_number(self, "memory_bytes", "the GPU", "bytes")
         _check_number(self, "memory_bandwidth", "the GPU", "byte/s")
@@ -173,11 +173,12 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _check_text(self, "name", "the cluster")
-        for part, kind in (("gpu", Gpu), ("node", Node), ("network", Network)):
-            if not isinstance(getattr(self, part), kind):
-                shown = reprlib.repr(getattr(self, part))
+        for member, kind in (("gpu", Gpu), ("node", Node), ("network", Network)):
+            if not isinstance(getattr(self, member), kind):
+                value = reprlib.repr(getattr(self, member))
                 raise ModelError(
-                    f"the cluster's {part} must be a {kind.__name__}, not {shown}", fields=(part,)
+                    f"the cluster's {member} must be a {kind.__name__}, not {value}",
+                    fields=(member,),
                 )
         if self.price_per_gpu_hour is not None:
             _check_number(self, "price_per_gpu_hour", "the cluster", "dollars", zero=True)
@@ -193,32 +194,33 @@ def _default_efficiency() -> Any:
     return Efficiency()
 
 
-def _check_text(owner: object, name: str, what: str) -> None:
+def _check_text(owner: object, name: str, subject: str) -> None:
     value = getattr(owner, name)
     if not isinstance(value, str) or not value.strip():
         raise ModelError(
-            f"{what}'s {name} must be a text, not {reprlib.repr(value)}", fields=(name,)
+            f"{subject}'s {name} must be a text, not {reprlib.repr(value)}", fields=(name,)
         )
 
 
-def _check_count(owner: object, name: str, what: str) -> None:
+def _check_count(owner: object, name: str, subject: str) -> None:
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{what}'s {name} must be a whole number >= 1, not {reprlib.repr(value)}",
+            f"{subject}'s {name} must be a whole number >= 1, not {reprlib.repr(value)}",
             fields=(name,),
         )
 
 
-def _check_number(owner: object, name: str, what: str, unit: str, *, zero: bool = False) -> None:
+def _check_number(owner: object, name: str, subject: str, unit: str, *, zero: bool = False) -> None:
     """A finite number above 0 (or from 0 on)."""
-    _check_value(getattr(owner, name), name, f"{what}'s {name}", unit, zero=zero)
+    _check_value(getattr(owner, name), name, f"{subject}'s {name}", unit, zero=zero)
 
 
-def _check_value(value: object, field: str, what: str, unit: str, *, zero: bool = False) -> None:
+def _check_value(value: object, field: str, subject: str, unit: str, *, zero: bool = False) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value < 0 or (value == 0 and not zero):  # type: ignore[operator]  # a number, if good
         least = ">= 0" if zero else "> 0"
         raise ModelError(
-            f"{what} must be a number {least} [{unit}], not {reprlib.repr(value)}", fields=(field,)
+            f"{subject} must be a number {least} [{unit}], not {reprlib.repr(value)}",
+            fields=(field,),
         )

@@ -309,17 +309,17 @@ def cluster_preset(name: str, gpus_per_node: int | None = None) -> Cluster:
 
 
 def _find(name: str) -> str:
-    known = {_squeeze(word): key for word, key in _ALIASES.items()}
-    known |= {_squeeze(word): word for word in CLUSTER_PRESETS}
+    key_of = {_squeeze(word): key for word, key in _ALIASES.items()}
+    key_of |= {_squeeze(word): word for word in CLUSTER_PRESETS}
     squeezed = _squeeze(name) if isinstance(name, str) else ""
     # "DGX-H100", "NVIDIA H100 SXM5 80GB", "h100 pcie" is another GPU and stays unknown.
     for maker in ("nvidia", "amd", "instinct"):
         squeezed = squeezed.removeprefix(maker)
     for spelled in (squeezed, _plain(squeezed)):
-        if spelled in known:
-            return known[spelled]
-    near = get_close_matches(_plain(squeezed), known, n=5, cutoff=0.5)
-    names = list(dict.fromkeys(known[word] for word in near))[:3]
+        if spelled in key_of:
+            return key_of[spelled]
+    near = get_close_matches(_plain(squeezed), key_of, n=5, cutoff=0.5)
+    names = list(dict.fromkeys(key_of[word] for word in near))[:3]
     hint = f"the nearest are {', '.join(names)}; " if names else ""
     raise ModelError(
         f"there is no GPU preset {str(name)[:60]!r}; {hint}known are {', '.join(CLUSTER_PRESETS)} "

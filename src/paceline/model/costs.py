@@ -151,12 +151,12 @@ class CostModel:
 
     def _stage_work(self, plan: Plan) -> StageWork:
         llm = self.llm
-        parts = np.zeros((2, len(PARTS), plan.chunks))
+        parts_s = np.zeros((2, len(PARTS), plan.chunks))
         flops = np.zeros((2, plan.chunks))
 
         def add(place: int, name: object, times: int = 1) -> None:
             seconds, counted = self.layer(name, plan)
-            parts[:, :, place] += times * seconds
+            parts_s[:, :, place] += times * seconds
             flops[:, place] += times * counted
 
         for place, layers in enumerate(plan.chunk_layers(llm)):
@@ -167,7 +167,7 @@ class CostModel:
         if llm.mtp_layers:
             add(plan.chunks - 1, layer_kind(llm, llm.layers - 1), llm.mtp_layers)
             add(plan.chunks - 1, "mtp", llm.mtp_layers)
-        return StageWork(parts, flops, *place_parameters(llm, plan))
+        return StageWork(parts_s, flops, *place_parameters(llm, plan))
 
     def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
         """[direction, part] seconds and [direction] FLOPs of a layer or an end of the model."""
@@ -185,7 +185,7 @@ class CostModel:
         return self._layers[key]
 
     def _seconds(self, work: LayerWork, plan: Plan) -> Array:
-        return np.stack([self._direction(part, plan) for part in work.directions()])
+        return np.stack([self._direction(direction, plan) for direction in work.directions()])
 
     def _direction(self, work: Iterable[Work], plan: Plan) -> Array:
         """[part] seconds of one pass.
@@ -197,35 +197,35 @@ class CostModel:
         by_name: dict[str, float] = {}
         kernels = 0
         hidden: list[tuple[Collective, float]] = []
-        for each in work:
-            if isinstance(each, Operator):
-                took = self.cost(each)
-                seconds[each.part] += took
-                by_name[each.name] = by_name.get(each.name, 0.0) + took
-                kernels += each.kernels
-            elif each.hidden_behind:
-                hidden.append((each, self._collective_s(each, plan)))
+        for entry in work:
+            if isinstance(entry, Operator):
+                duration_s = self.cost(entry)
+                seconds[entry.part] += duration_s
+                by_name[entry.name] = by_name.get(entry.name, 0.0) + duration_s
+                kernels += entry.kernels
+            elif entry.hidden_behind:
+                hidden.append((entry, self._collective_s(entry, plan)))
             else:
-                seconds[each.part] += self._collective_s(each, plan)
+                seconds[entry.part] += self._collective_s(entry, plan)
         room = {"*": seconds["gemm"], **by_name}
-        for each, took in hidden:
-            under = min(took, room.get(each.hidden_behind, 0.0))
-            room[each.hidden_behind] = room.get(each.hidden_behind, 0.0) - under
-            seconds[each.part] += took - under + self.efficiency.overlap * under
+        for entry, duration_s in hidden:
+            under = min(duration_s, room.get(entry.hidden_behind, 0.0))
+            room[entry.hidden_behind] = room.get(entry.hidden_behind, 0.0) - under
+            seconds[entry.part] += duration_s - under + self.efficiency.overlap * under
         busy = sum(seconds.values())
         seconds["launch"] += max(0.0, kernels * self.efficiency.launch_s - busy)
         return np.array(list(seconds.values()))
 
-    def _collective_s(self, each: Collective, plan: Plan) -> float:
+    def _collective_s(self, collective: Collective, plan: Plan) -> float:
         size, stride = {
             "tp": (plan.tp, 1),
             "cp": (plan.cp, plan.tp),
             "ep": (plan.ep, 1),
-        }[each.part]
-        if each.op == "p2p":
-            return self._neighbour_s(each.bytes, size, stride)
-        call = getattr(self.fabric, each.op)
-        return float(call(each.bytes, Group(size, stride)))
+        }[collective.part]
+        if collective.op == "p2p":
+            return self._neighbour_s(collective.bytes, size, stride)
+        call = getattr(self.fabric, collective.op)
+        return float(call(collective.bytes, Group(size, stride)))
 
     # What depends on the number of replicas.
 
@@ -322,17 +322,17 @@ class CostModel:
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
         """What of data-parallel traffic shows beside the compute (``room``) it may hide behind."""
         under = np.minimum(seconds, room) if plan.overlap_dp else np.zeros_like(seconds)
-        shown: Array = seconds - under + self.efficiency.overlap * under
-        return shown
+        exposed_s: Array = seconds - under + self.efficiency.overlap * under
+        return exposed_s
 
     def _sharded(self, plan: Plan, work: StageWork) -> Array:
         """The computes, with what ZeRO-2 and ZeRO-3 exchange in every microbatch."""
         if plan.zero < 2:
             return work.parts_s
-        parts = work.parts_s.copy()
+        parts_s = work.parts_s.copy()
         repeated = self.repeated_s(plan, work.parameters, work.expert_parameters)
-        parts[:, _DP] += self.exposed(plan, repeated, work.parts_s.sum(axis=1))
-        return parts
+        parts_s[:, _DP] += self.exposed(plan, repeated, work.parts_s.sum(axis=1))
+        return parts_s
 
     def _neighbour_s(self, size: float, ranks: int, stride: int) -> float:
         """Seconds of a hand-over to the next of ``ranks`` ranks; of all, the slowest counts.
@@ -357,10 +357,10 @@ class CostModel:
         tokens = plan.micro_batch * self.llm.seq_len / plan.cp
         size = element * tokens * self.llm.hidden
         stride = plan.tp * plan.cp * plan.dp
-        one = self._neighbour_s(size / plan.tp, plan.pp, stride)
+        hop_s = self._neighbour_s(size / plan.tp, plan.pp, stride)
         if plan.tp > 1 and not plan.sequence_parallel:
-            one += self.fabric.all_gather(size, Group(plan.tp, 1))
-        seconds[:-1] = one * (self.efficiency.overlap if plan.overlap_pp else 1.0)
+            hop_s += self.fabric.all_gather(size, Group(plan.tp, 1))
+        seconds[:-1] = hop_s * (self.efficiency.overlap if plan.overlap_pp else 1.0)
         return seconds
 
     def layernorm_s(self, plan: Plan) -> Array:
@@ -386,11 +386,11 @@ class CostModel:
         expert_ranks = 1 if plan.zero == 0 else self.groups(plan)[1].size
         count = work.parameters / ranks + work.expert_parameters / expert_ranks
         size = _ADAM_BYTES * count.reshape(plan.vpp, plan.pp).sum(axis=0)
-        each = [
+        seconds = [
             self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4))
             for amount in size.tolist()
         ]
-        return np.array(each)
+        return np.array(seconds)
 
 
 def _layer_key(plan: Plan) -> tuple[object, ...]:

@@ -58,14 +58,14 @@ def _read(config: _Config, seq_len: int | None, name: str) -> LLM:
     architecture = config.architecture()
     reader = _READERS.get(architecture)
     if reader is None:
-        raise ModelError(_not_modelled(architecture, config))
+        raise ModelError(_refusal_text(architecture, config))
     values = reader(config)
     context = values.pop("context")
     length = config.original_context() or context if seq_len is None else seq_len
     if values.get("positions") == "learned":
         values.setdefault("max_positions", context)
-    called = _printable(name or config.text("model_type") or architecture)
-    return LLM(name=called, seq_len=length, **values)
+    label = _printable(name or config.text("model_type") or architecture)
+    return LLM(name=label, seq_len=length, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class _Config:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            shown = reprlib.repr(value)
-            raise ModelError(f"{key} must be a whole number, not {shown}")
+            text = reprlib.repr(value)
+            raise ModelError(f"{key} must be a whole number, not {text}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -93,22 +93,22 @@ class _Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            shown = reprlib.repr(value)
-            raise ModelError(f"{key} must be true or false, not {shown}")
+            text = reprlib.repr(value)
+            raise ModelError(f"{key} must be true or false, not {text}")
         return value
 
     def text(self, key: str) -> str:
         value = self.values.get(key)
         return value if isinstance(value, str) else ""
 
-    def refuse(self, unless: bool, what: str) -> None:
+    def refuse(self, unless: bool, feature: str) -> None:
         if not unless:
-            raise ModelError(f"{what} is not modelled for {self.architecture()}")
+            raise ModelError(f"{feature} is not modelled for {self.architecture()}")
 
     def architecture(self) -> str:
-        named = self.values.get("architectures")
-        if isinstance(named, list | tuple) and named and isinstance(named[0], str):
-            return named[0]
+        names = self.values.get("architectures")
+        if isinstance(names, list | tuple) and names and isinstance(names[0], str):
+            return names[0]
         kind = self.text("model_type")
         if not kind:
             raise ModelError(
@@ -145,8 +145,8 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 def _printable(name: str) -> str:
     # Control characters would reach the terminal.
-    kept = "".join(c for c in name if unicodedata.category(c)[0] != "C")
-    return kept.rstrip("/").rpartition("/")[2][:MAX_NAME] or "model"
+    printable = "".join(c for c in name if unicodedata.category(c)[0] != "C")
+    return printable.rstrip("/").rpartition("/")[2][:MAX_NAME] or "model"
 
 
 _LLAMA_NEEDS = (
@@ -159,13 +159,13 @@ _LLAMA_NEEDS = (
 )
 
 
-def _not_modelled(architecture: str, config: _Config) -> str:
+def _refusal_text(architecture: str, config: _Config) -> str:
     missing = [key for key in _LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""
-    known = ", ".join(_READERS)
+    modelled = ", ".join(_READERS)
     return (
         f"it is a {_printable(architecture)}, which is not modelled{lacks}; modelled "
-        f"are {known}. Write the model's fields in the job file instead"
+        f"are {modelled}. Write the model's fields in the job file instead"
     )
 
 
@@ -185,8 +185,8 @@ def _sizes(config: _Config) -> dict[str, Any]:
 def _modern(config: _Config, tied: bool = False) -> dict[str, Any]:
     """A pre-norm RMSNorm model with a gated MLP, rotary positions and grouped-query attention."""
     bias = config.flag("attention_bias", False)
-    same = bias == config.flag("mlp_bias", False)
-    config.refuse(same, "a bias in the attention or the MLP alone")
+    same_bias = bias == config.flag("mlp_bias", False)
+    config.refuse(same_bias, "a bias in the attention or the MLP alone")
     return {
         **_sizes(config),
         "kv_heads": config.whole("num_key_value_heads"),

@@ -45,9 +45,9 @@ class MoE:
 
     def __post_init__(self) -> None:
         for field in ("experts", "top_k", "ffn", "every"):
-            _whole(self, field, 1, "the mixture of experts")
+            _check_whole_number(self, field, 1, "the mixture of experts")
         for field in ("shared_experts", "shared_ffn", "dense_layers"):
-            _whole(self, field, 0, "the mixture of experts")
+            _check_whole_number(self, field, 0, "the mixture of experts")
         if self.top_k > self.experts:
             raise ModelError(
                 f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
@@ -92,9 +92,9 @@ class LatentAttention:
 
     def __post_init__(self) -> None:
         if self.q_rank is not None:
-            _whole(self, "q_rank", 1, "the latent attention")
+            _check_whole_number(self, "q_rank", 1, "the latent attention")
         for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
-            _whole(self, field, 1, "the latent attention")
+            _check_whole_number(self, field, 1, "the latent attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,23 +164,23 @@ class LLM:
             )
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
-            _whole(self, field, 1, where)
+            _check_whole_number(self, field, 1, where)
         for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers"):
-            _whole(self, field, 0, where)
+            _check_whole_number(self, field, 0, where)
         if self.window is not None:
-            _whole(self, "window", 1, where)
+            _check_whole_number(self, "window", 1, where)
         for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm"):
             if not isinstance(getattr(self, field), bool):
-                shown = reprlib.repr(getattr(self, field))
+                text = reprlib.repr(getattr(self, field))
                 raise ModelError(
-                    f"{where}: {field} must be true or false, not {shown}", fields=(field,)
+                    f"{where}: {field} must be true or false, not {text}", fields=(field,)
                 )
         for field, kind in (("moe", MoE), ("latent", LatentAttention)):
             value = getattr(self, field)
             if value is not None and not isinstance(value, kind):
-                shown = reprlib.repr(value)
+                text = reprlib.repr(value)
                 raise ModelError(
-                    f"{where}: {field} must be a mapping of its own fields, not {shown}",
+                    f"{where}: {field} must be a mapping of its own fields, not {text}",
                     fields=(field,),
                 )
         _one_of(self, "norm", get_args(Norm), where)
@@ -339,8 +339,8 @@ class LLM:
         """Parameters of all multi-token-prediction modules: layer, projection and three norms."""
         if not self.mtp_layers:
             return 0
-        one = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2
-        return self.mtp_layers * (one + 3 * self.final_norm_parameters)
+        layer = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2
+        return self.mtp_layers * (layer + 3 * self.final_norm_parameters)
 
     @property
     def parameters(self) -> int:
@@ -431,12 +431,12 @@ class LLM:
         return self.attention_parameters + self.norm_parameters + mlp
 
 
-def _whole(record: Any, field: str, least: int, where: str) -> None:
+def _check_whole_number(record: Any, field: str, least: int, where: str) -> None:
     value = getattr(record, field)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        shown = reprlib.repr(value)
+        text = reprlib.repr(value)
         raise ModelError(
-            f"{where}: {field} must be a whole number >= {least}, not {shown}", fields=(field,)
+            f"{where}: {field} must be a whole number >= {least}, not {text}", fields=(field,)
         )
     if value > MAX_FIELD:
         raise ModelError(

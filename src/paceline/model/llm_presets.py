@@ -23,15 +23,15 @@ def llm_preset(name: str) -> LLM:
     Raises:
         ModelError: no preset has that name; the nearest are named.
     """
-    shown = str(name)[:80]
-    for spelled in (shown, shown.rpartition("/")[2]):
-        found = _BY_KEY.get(_key(spelled))
-        if found is not None:
-            return LLM_PRESETS[found]
-    near = get_close_matches(_key(shown), _BY_KEY, n=6, cutoff=0.5)
+    text = str(name)[:80]
+    for spelled in (text, text.rpartition("/")[2]):
+        preset = _BY_KEY.get(_key(spelled))
+        if preset is not None:
+            return LLM_PRESETS[preset]
+    near = get_close_matches(_key(text), _BY_KEY, n=6, cutoff=0.5)
     names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3] or sorted(LLM_PRESETS)
-    which = "the nearest are" if near else "there are"
-    raise ModelError(f"there is no model preset {shown!r}; {which} {', '.join(names)}")
+    hint = "the nearest are" if near else "there are"
+    raise ModelError(f"there is no model preset {text!r}; {hint} {', '.join(names)}")
 
 
 def _key(name: str) -> str:

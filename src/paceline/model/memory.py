@@ -99,9 +99,9 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
-        more = _layer_parameters(llm, llm.is_moe_layer(llm.layers - 1), plan)
-        dense[-1] += llm.mtp_layers * (more[0] + 2 * llm.hidden**2 / plan.tp)
-        expert[-1] += llm.mtp_layers * more[1]
+        layer = _layer_parameters(llm, llm.is_moe_layer(llm.layers - 1), plan)
+        dense[-1] += llm.mtp_layers * (layer[0] + 2 * llm.hidden**2 / plan.tp)
+        expert[-1] += llm.mtp_layers * layer[1]
     return dense, expert
 
 
@@ -133,15 +133,15 @@ def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array,
     weight = plan.element_bytes
     optimizer = 8 if plan.precision == "fp32" else OPTIMIZER_BYTES
 
-    def held(each: float, sharded: bool) -> Array:
+    def bytes_of(bytes_each: float, sharded: bool) -> Array:
         if not sharded:
-            return each * (dense + expert)
-        return each * (dense / ranks + expert / expert_ranks)
+            return bytes_each * (dense + expert)
+        return bytes_each * (dense / ranks + expert / expert_ranks)
 
     return (
-        held(weight, plan.zero >= 3),
-        held(plan.grad_bytes, plan.zero >= 2),
-        held(optimizer, plan.zero >= 1),
+        bytes_of(weight, plan.zero >= 3),
+        bytes_of(plan.grad_bytes, plan.zero >= 2),
+        bytes_of(optimizer, plan.zero >= 1),
     )
 
 
@@ -152,11 +152,11 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
     split = t if plan.sequence_parallel else 1
     element = plan.element_bytes
     wide = element * tokens * llm.hidden  # one tensor of the residual stream
-    one = wide / 2 if plan.precision == "fp8" else wide  # as an input of a linear
+    linear_input = wide / 2 if plan.precision == "fp8" else wide  # as an input of a linear
     dropout = llm.bias and llm.norm == "layernorm"
     mask = tokens * llm.hidden if dropout else 0.0
     # Inputs of the two norms and of the two blocks, masks of the two residual dropouts.
-    whole = (2 * wide + 2 * one + 2 * mask) / split
+    fixed = (2 * wide + 2 * linear_input + 2 * mask) / split
     heads = llm.heads / t
     kv_heads = max(1.0, llm.kv_heads / t) if llm.latent is None else heads
     core = element * tokens * (heads * llm.qk_dim + kv_heads * (llm.qk_dim + llm.value_dim))
@@ -179,13 +179,13 @@ def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, flo
     else:
         mlp = tokens * per_width * llm.ffn / t
         cheap = element * tokens * llm.ffn / t  # what the activation gives
-    cheap += 2 * one / split  # what the norms give
-    full = whole + core + out + scores + mlp
+    cheap += 2 * linear_input / split  # what the norms give
+    full = fixed + core + out + scores + mlp
     if plan.recompute == "full":
         return wide / split, full
     if plan.recompute == "selective":
-        again = cheap if plan.flash else scores
-        return full - again, again
+        recomputed = cheap if plan.flash else scores
+        return full - recomputed, recomputed
     return full, 0.0
 
 
@@ -207,18 +207,18 @@ def in_flight(plan: Plan) -> Array:
 
 def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     """[stage] bytes of activations kept, and of the work at hand."""
-    kept, work = np.zeros(plan.chunks), np.zeros(plan.chunks)
+    kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind: dict[LayerKind, tuple[float, float]] = {}
     for place, layers in enumerate(plan.chunk_layers(llm)):
         for i in layers:
             kind = layer_kind(llm, i)
             if kind not in of_kind:
                 of_kind[kind] = layer_activations(llm, kind, plan)
-            kept[place] += of_kind[kind][0]
-            work[place] = max(work[place], of_kind[kind][1])
-    kept[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
-    transient = work.reshape(plan.vpp, plan.pp).max(axis=0) + gathered_bytes(llm, plan)
-    activations = kept.reshape(plan.vpp, plan.pp).mean(axis=0) * in_flight(plan)
+            kept_bytes[place] += of_kind[kind][0]
+            work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
+    kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
+    transient = work_bytes.reshape(plan.vpp, plan.pp).max(axis=0) + gathered_bytes(llm, plan)
+    activations = kept_bytes.reshape(plan.vpp, plan.pp).mean(axis=0) * in_flight(plan)
     first, last = end_activations(llm, plan)
     of_first, of_last = ends_in_flight(plan)
     activations[0] += first * of_first

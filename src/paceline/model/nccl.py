@@ -96,8 +96,8 @@ class AllReduceTable:
             ModelError: the GPU count was not measured, or its times do not grow with the size.
         """
         if gpus not in self.curves:
-            known = ", ".join(map(str, self.curves))
-            raise ModelError(f"the all-reduce table has no {gpus} GPUs; it has {known}")
+            counts = ", ".join(map(str, self.curves))
+            raise ModelError(f"the all-reduce table has no {gpus} GPUs; it has {counts}")
         sizes = np.exp(self.curves[gpus].log_bytes)
         times = np.exp(self.curves[gpus].log_s)
         matrix = np.stack([1 / times, sizes / times], axis=1)
@@ -167,16 +167,16 @@ def _measurements(
             continue
         values = dict(zip(header, row, strict=False))
         where = f"{path}, line {number}"
-        gpus = _whole(values, "gpus", where)
-        size = _whole(values, "bytes", where)
+        gpus = _whole_number(values, "gpus", where)
+        size = _whole_number(values, "bytes", where)
         times = measured.setdefault(gpus, {})
         if size in times:
             raise ModelError(f"{where}: {gpus} GPUs and {size} bytes stand there twice")
-        times[size] = _whole(values, "in_place_ns", where) * 1e-9
+        times[size] = _whole_number(values, "in_place_ns", where) * 1e-9
     return measured
 
 
-def _whole(values: dict[str, str], name: str, where: str) -> int:
+def _whole_number(values: dict[str, str], name: str, where: str) -> int:
     text = values.get(name, "").strip()
     if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
         raise ModelError(f"{where}: {name} must be a positive whole number, not {text[:40]!r}")

@@ -101,7 +101,7 @@ class Fabric:
             "tree": lambda: self._tree(size, group, path),
             "hierarchical": lambda: self._hierarchical(size, path, passes=2),
         }
-        return _chosen(options, algorithm) + self.cluster.efficiency.collective_s
+        return _seconds_by(options, algorithm) + self.cluster.efficiency.collective_s
 
     def reduce_scatter(self, size: float, group: Group, algorithm: str = "auto") -> float:
         """Seconds to sum ``size`` bytes held by each rank and leave each with its share."""
@@ -112,7 +112,7 @@ class Fabric:
             "ring": lambda: self._ring(size, group, path, passes=1),
             "hierarchical": lambda: self._hierarchical(size, path, passes=1),
         }
-        return _chosen(options, algorithm) + self.cluster.efficiency.collective_s
+        return _seconds_by(options, algorithm) + self.cluster.efficiency.collective_s
 
     def all_gather(self, size: float, group: Group, algorithm: str = "auto") -> float:
         """Seconds until each rank has all ``size`` bytes, of which it held its share."""
@@ -192,7 +192,7 @@ class Fabric:
         return inside + math.ceil(math.log2(path.nodes)) * path.outer_s
 
 
-def _chosen(options: _Options, algorithm: str) -> float:
+def _seconds_by(options: _Options, algorithm: str) -> float:
     if algorithm == "auto":
         return min(option() for option in options.values())
     if algorithm not in options:

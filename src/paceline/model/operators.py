@@ -127,8 +127,8 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     elif plan.recompute == "selective":
         # Korthikanti et al.: the core of attention. Fused attention repeats it anyway; then the
         # norms and activations (Megatron-Core's recompute-modules layernorm, moe_act).
-        again = _NORMS_AND_ACTIVATIONS if plan.flash else ("core-",)
-        work.recompute.extend(w for w in work.forward if w.name.startswith(again))
+        repeated = _NORMS_AND_ACTIVATIONS if plan.flash else ("core-",)
+        work.recompute.extend(w for w in work.forward if w.name.startswith(repeated))
     return work
 
 
@@ -230,8 +230,8 @@ class _Maker:
                 Collective(f"{name}-backward", "tp", second, size, behind),
             )
             if into:  # the input was kept in shards: gathered once more for the weights' gradient
-                again = Collective(f"{name}-again", "tp", "all_gather", size, "*")
-                self.collective(None, again)
+                repeated = Collective(f"{name}-again", "tp", "all_gather", size, "*")
+                self.collective(None, repeated)
         elif into:
             # The all-reduce of the input's gradient runs beside the weights' gradient.
             beside = Collective(f"{name}-backward", "tp", "all_reduce", size, behind)
@@ -248,7 +248,7 @@ class _Maker:
         (Transformer Engine's GroupedLinear).
         """
         precision = precision or self.plan.precision
-        one = 1 if precision == "fp8" else self.element
+        input_bytes = 1 if precision == "fp8" else self.element
         flops = 2.0 * m * n * k * batch
         x, w, y = m * k * batch, k * n * batch, m * n * batch
         if precision == "fp8":  # find the largest, scale and cast, once more transposed
@@ -259,7 +259,7 @@ class _Maker:
                 name,
                 "gemm",
                 flops,
-                one * (x + w) + self.element * y,
+                input_bytes * (x + w) + self.element * y,
                 m,
                 n,
                 k,
@@ -273,7 +273,7 @@ class _Maker:
                 f"{name}-dgrad",
                 "gemm",
                 flops,
-                one * (y + w) + self.element * x,
+                input_bytes * (y + w) + self.element * x,
                 m,
                 k,
                 n,
@@ -287,7 +287,7 @@ class _Maker:
                 f"{name}-wgrad",
                 "gemm",
                 flops,
-                one * (x + y) + grads,
+                input_bytes * (x + y) + grads,
                 k,
                 n,
                 m,
@@ -368,8 +368,8 @@ class _Maker:
 
         def product(name: str, m: int, n: int, k: int) -> Operator:
             flops = 2.0 * batch * m * n * k
-            moved = self.element * batch * (m * n + k * (m + n))
-            return Operator(name, "attention", flops, moved, m, n, k, batch, 1, self.wide)
+            bytes_moved = self.element * batch * (m * n + k * (m + n))
+            return Operator(name, "attention", flops, bytes_moved, m, n, k, batch, 1, self.wide)
 
         self.work.forward.append(product("core-scores", s, s, llm.qk_dim))
         self.memory("core-softmax", 4 * scores, 6 * scores)
@@ -403,10 +403,10 @@ class _Maker:
         local = max(1, self.tokens // plan.tp)  # experts have no tensor parallelism of their own
         self.linear("router", local, moe.experts, llm.hidden, precision=self.wide)
         routed = local * moe.top_k * min(1.0, moe.capacity or 1.0)
-        moved = 2.0 * routed * llm.hidden
+        elements = 2.0 * routed * llm.hidden
         # Top-k, indices and sort of the router; copies into and out of the order of the experts.
         self.memory("router-topk", 16.0 * local * moe.experts, 8.0 * local * moe.experts, 8)
-        self.memory("permute", 4 * moved, 4 * moved, kernels=4)
+        self.memory("permute", 4 * elements, 4 * elements, kernels=4)
         if plan.ep > 1:
             # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
             ranks = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.top_k)
@@ -419,13 +419,13 @@ class _Maker:
         here = moe.experts // plan.ep
         per_expert = max(1, round(routed * plan.ep / moe.experts))
         self.mlp("expert", per_expert, moe.ffn, batch=here)
-        self.memory("unpermute", 4 * moved, 4 * moved, kernels=2)
+        self.memory("unpermute", 4 * elements, 4 * elements, kernels=2)
         if plan.tp > 1 and not plan.sequence_parallel:
             # Each rank routed its part of the tokens; all of them need all.
-            whole = float(self.element * self.tokens * llm.hidden)
+            size_all = float(self.element * self.tokens * llm.hidden)
             self.collective(
-                Collective("experts-out", "tp", "all_gather", whole),
-                Collective("experts-out-backward", "tp", "all_gather", whole),
+                Collective("experts-out", "tp", "all_gather", size_all),
+                Collective("experts-out-backward", "tp", "all_gather", size_all),
             )
         if moe.shared_ffn:
             self.enter("shared-in")
@@ -437,6 +437,6 @@ class _Maker:
 
 def all_operators(work: LayerWork) -> Iterator[Operator]:
     """The operators of both passes, once each."""
-    for one in (*work.forward, *work.backward):
-        if isinstance(one, Operator):
-            yield one
+    for entry in (*work.forward, *work.backward):
+        if isinstance(entry, Operator):
+            yield entry

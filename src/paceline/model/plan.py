@@ -91,35 +91,35 @@ class Plan:
         for field in _DEGREES:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                shown = reprlib.repr(value)
+                text = reprlib.repr(value)
                 raise PlanError(
-                    f"the plan's {field} must be a whole number >= 1, not {shown}", fields=(field,)
+                    f"the plan's {field} must be a whole number >= 1, not {text}", fields=(field,)
                 )
         for field in _SWITCHES:
             if not isinstance(getattr(self, field), bool):
-                shown = reprlib.repr(getattr(self, field))
+                text = reprlib.repr(getattr(self, field))
                 raise PlanError(
-                    f"the plan's {field} must be true or false, not {shown}", fields=(field,)
+                    f"the plan's {field} must be true or false, not {text}", fields=(field,)
                 )
         for field, words in _WORDS:
-            _known(field, getattr(self, field), words)
+            _check_word(field, getattr(self, field), words)
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
-            shown = reprlib.repr(self.zero)
+            text = reprlib.repr(self.zero)
             raise PlanError(
                 f"the plan's zero must be 0 (nothing sharded), 1 (optimizer states), 2 (and "
-                f"gradients) or 3 (and parameters), not {shown}",
+                f"gradients) or 3 (and parameters), not {text}",
                 fields=("zero",),
             )
         if isinstance(self.grad_bytes, bool) or self.grad_bytes not in (2, 4):
-            shown = reprlib.repr(self.grad_bytes)
+            text = reprlib.repr(self.grad_bytes)
             raise PlanError(
-                f"the plan's grad_bytes must be 2 or 4 bytes an element, not {shown}",
+                f"the plan's grad_bytes must be 2 or 4 bytes an element, not {text}",
                 fields=("grad_bytes",),
             )
         if self.bucket_bytes is not None and not _positive(self.bucket_bytes):
-            shown = reprlib.repr(self.bucket_bytes)
+            text = reprlib.repr(self.bucket_bytes)
             raise PlanError(
-                f"the plan's bucket_bytes must be a positive number or nothing, not {shown}",
+                f"the plan's bucket_bytes must be a positive number or nothing, not {text}",
                 fields=("bucket_bytes",),
             )
         self._settle_schedule()
@@ -151,9 +151,9 @@ class Plan:
         if not isinstance(layers, list | tuple) or not all(
             isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers
         ):
-            shown = reprlib.repr(layers)
+            text = reprlib.repr(layers)
             raise PlanError(
-                f"layers_per_stage must be whole numbers >= 0, not {shown}",
+                f"layers_per_stage must be whole numbers >= 0, not {text}",
                 fields=("layers_per_stage",),
             )
         if len(layers) != self.chunks:
@@ -315,9 +315,9 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
 
 
 def _layer_problem(plan: Plan, llm: LLM) -> str:
-    given = plan.layers_per_stage
-    if given is not None:
-        total = sum(given)
+    layers = plan.layers_per_stage
+    if layers is not None:
+        total = sum(layers)
         return (
             f"layers_per_stage adds up to {total}, not {llm.layers}" if total != llm.layers else ""
         )
@@ -341,14 +341,14 @@ def _expert_problems(plan: Plan, llm: LLM) -> list[str]:
     return reasons
 
 
-def _known(field: str, value: object, words: tuple[str, ...]) -> None:
+def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:
     if value in words:
         return
     near = get_close_matches(str(value).lower(), words, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    shown = reprlib.repr(value)
+    text = reprlib.repr(value)
     raise PlanError(
-        f"the plan's {field} must be one of {', '.join(words)}, not {shown}{hint}", fields=(field,)
+        f"the plan's {field} must be one of {', '.join(words)}, not {text}{hint}", fields=(field,)
     )
 
 

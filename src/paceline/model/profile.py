@@ -88,20 +88,20 @@ class OperatorProfile:
 
     def mismatches(self, cluster: Cluster) -> list[str]:
         """Why the profile may not speak for ``cluster`` or for the torch installed here."""
-        found = []
+        reasons = []
         if not _same_device(self, cluster.gpu):
-            found.append(
+            reasons.append(
                 f"the profile{self._where} was taken on {self.device} "
                 f"({self.memory_bytes / 2**30:.0f} GiB), not on the cluster's "
                 f"{cluster.gpu.name} ({cluster.gpu.memory_bytes / 2**30:.0f} GiB)"
             )
         installed = _installed_torch()
         if installed and _release(installed) != _release(self.torch):
-            found.append(
+            reasons.append(
                 f"the profile{self._where} was taken with torch {self.torch}, but {installed} is "
                 "installed here; profile again if the job runs the latter"
             )
-        return found
+        return reasons
 
     @property
     def _where(self) -> str:
@@ -113,12 +113,12 @@ class OperatorProfile:
         mapping: dict[str, Any] = {"format": FORMAT, "version": VERSION, **fields}
         mapping["timings"] = [
             {
-                **{k: v for k, v in each.operator._asdict().items() if v != _DEFAULTS.get(k)},
-                "seconds": each.seconds,
-                "spread": round(each.spread, 4),
-                "repeats": each.repeats,
+                **{k: v for k, v in timing.operator._asdict().items() if v != _DEFAULTS.get(k)},
+                "seconds": timing.seconds,
+                "spread": round(timing.spread, 4),
+                "repeats": timing.repeats,
             }
-            for each in self.timings
+            for timing in self.timings
         ]
         return mapping
 
@@ -161,9 +161,9 @@ def load_profile(path: str | Path) -> OperatorProfile:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
-        what = str(error).partition("\n")[0][:120]
+        reason = str(error).partition("\n")[0][:120]
         raise ModelError(
-            f"{path}: no JSON ({what}); is it cut off? make it anew with `paceline profile`"
+            f"{path}: no JSON ({reason}); is it cut off? make it anew with `paceline profile`"
         ) from None
     try:
         return _from_mapping(mapping, str(path))
@@ -201,7 +201,7 @@ def _from_mapping(mapping: object, path: str) -> OperatorProfile:
             for name, values in get.take("shapes", dict).items()
         },
         timings=tuple(_timing(row, i) for i, row in enumerate(rows)),
-        left_out=tuple(str(each) for each in get.take("left_out", list)),
+        left_out=tuple(str(entry) for entry in get.take("left_out", list)),
         path=path,
     )
 
@@ -278,9 +278,9 @@ class _Fields:
             raise self._wrong(name, f"a whole number >= {least}")
         return value
 
-    def _wrong(self, name: str, wanted: str) -> ModelError:
-        shown = reprlib.repr(self.mapping[name])
-        return ModelError(f"{self.prefix}{name} must be {wanted}, not {shown}")
+    def _wrong(self, name: str, expected: str) -> ModelError:
+        text = reprlib.repr(self.mapping[name])
+        return ModelError(f"{self.prefix}{name} must be {expected}, not {text}")
 
 
 # Whose profile it is.

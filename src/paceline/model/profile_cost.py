@@ -83,9 +83,9 @@ class _Curve:
     def __init__(self, timings: Iterable[Timing]) -> None:
         self.timings = tuple(timings)
         self.axes = tuple(shape_of(self.timings[0].operator))
-        points = [list(shape_of(each.operator).values()) for each in self.timings]
+        points = [list(shape_of(timing.operator).values()) for timing in self.timings]
         self.points: Array = np.log2(np.array(points, dtype=np.float64))
-        rates = [_amount(each.operator) / each.seconds for each in self.timings]
+        rates = [_amount(timing.operator) / timing.seconds for timing in self.timings]
         self.rates: Array = np.log2(np.array(rates, dtype=np.float64))
         self.low, self.high = self.points.min(axis=0), self.points.max(axis=0)
 
@@ -130,26 +130,26 @@ class ProfileCost:
     def __init__(self, profile: OperatorProfile, fallback: ComputeCost) -> None:
         self.profile, self.fallback = profile, fallback
         grouped: dict[str, list[Timing]] = defaultdict(list)
-        parts: dict[str, list[Timing]] = defaultdict(list)
-        for each in profile.timings:
-            grouped[operator_class(each.operator)].append(each)
-            parts[each.operator.part].append(each)
+        by_part: dict[str, list[Timing]] = defaultdict(list)
+        for timing in profile.timings:
+            grouped[operator_class(timing.operator)].append(timing)
+            by_part[timing.operator.part].append(timing)
         self._curves = {name: _Curve(timings) for name, timings in grouped.items()}
-        self._parts = parts
-        self._known: dict[Operator, tuple[float, tuple[_Note, ...]]] = {}
+        self._by_part = by_part
+        self._seconds_of: dict[Operator, tuple[float, tuple[_Note, ...]]] = {}
         self._notes: dict[tuple[str, str], tuple[float, float]] = {}
 
     def __call__(self, op: Operator) -> float:
         """Seconds of ``op``; leaves a note where that lies outside the profile."""
-        if op not in self._known:
-            one = one_of_batch(op)
-            seconds, notes = self._one(one)
-            repeats = op.batch if one is not op else 1
-            self._known[op] = seconds * repeats, notes
-        seconds, notes = self._known[op]
-        for what, axis, value in notes:
-            low, high = self._notes.get((what, axis), (value, value))
-            self._notes[what, axis] = min(low, value), max(high, value)
+        if op not in self._seconds_of:
+            single = one_of_batch(op)
+            seconds, notes = self._seconds_and_notes(single)
+            repeats = op.batch if single is not op else 1
+            self._seconds_of[op] = seconds * repeats, notes
+        seconds, notes = self._seconds_of[op]
+        for subject, axis, value in notes:
+            low, high = self._notes.get((subject, axis), (value, value))
+            self._notes[subject, axis] = min(low, value), max(high, value)
         return seconds
 
     @property
@@ -169,7 +169,7 @@ class ProfileCost:
         """Forget what has been asked for; call it between two predictions."""
         self._notes.clear()
 
-    def _one(self, op: Operator) -> tuple[float, tuple[_Note, ...]]:
+    def _seconds_and_notes(self, op: Operator) -> tuple[float, tuple[_Note, ...]]:
         name = operator_class(op)
         curve = self._curves.get(name)
         if curve is None:
@@ -189,24 +189,24 @@ class ProfileCost:
 
     def _part_ratio(self, op: Operator) -> float:
         """The ratio of the timing of the same part whose amount of work is nearest."""
-        timings = self._parts.get(op.part)
+        timings = self._by_part.get(op.part)
         if not timings:
             return 1.0
         amount = math.log(max(_amount(op), 1.0))
         return self._ratio(
-            min(timings, key=lambda each: abs(math.log(_amount(each.operator)) - amount))
+            min(timings, key=lambda timing: abs(math.log(_amount(timing.operator)) - amount))
         )
 
-    def _say(self, what: str, axis: str, low: float, high: float) -> str:
+    def _say(self, subject: str, axis: str, low: float, high: float) -> str:
         if not axis:
-            return f"{what} (not profiled)"
-        curve = self._curves[what]
+            return f"{subject} (not profiled)"
+        curve = self._curves[subject]
         if axis not in curve.axes:
-            return f"{what} in {axis} (profiled: {self.profile.precision})"
+            return f"{subject} in {axis} (profiled: {self.profile.precision})"
         i = curve.axes.index(axis)
         least, most = float(2.0 ** curve.low[i]), float(2.0 ** curve.high[i])
-        asked = _short(low) if low == high else f"{_short(low)} to {_short(high)}"
-        return f"{what}: {axis} {asked} (profiled: {_short(least)} to {_short(most)})"
+        range_text = _short(low) if low == high else f"{_short(low)} to {_short(high)}"
+        return f"{subject}: {axis} {range_text} (profiled: {_short(least)} to {_short(most)})"
 
 
 def _short(value: float) -> str:

@@ -38,8 +38,8 @@ class Tensors:
 
     def __call__(self, *shape: int, grad: bool = False, dtype: Any = None) -> Any:
         """Normal numbers; ``grad``: their gradient is computed."""
-        made = self.torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
-        return made.requires_grad_(grad)
+        tensor = self.torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
+        return tensor.requires_grad_(grad)
 
     def whole(self, below: int, *shape: int) -> Any:
         """Whole numbers from 0 to below ``below``."""
@@ -116,14 +116,14 @@ def _optimizer(case: Case, make: Tensors) -> Thunk:
     """Norm of the gradients, AdamW in fp32, and the cast to 16 bits where the model has them."""
     torch, width = make.torch, case.llm.hidden
     rows = 4 * width
-    full, rest = divmod(max(case.parameters, width), rows * width)
-    sizes = [(rows, width)] * full + ([(max(1, rest // width), width)] if rest else [])
+    full, remainder = divmod(max(case.parameters, width), rows * width)
+    sizes = [(rows, width)] * full + ([(max(1, remainder // width), width)] if remainder else [])
     master = [make(*size, grad=True, dtype=torch.float32) for size in sizes]
-    for each in master:
-        each.grad = torch.randn_like(each)
+    for weight in master:
+        weight.grad = torch.randn_like(weight)
     on_gpu = make.device == "cuda"
     adam = torch.optim.AdamW(master, fused=True) if on_gpu else torch.optim.AdamW(master)
-    half = [each.detach().to(make.dtype) for each in master]
+    half = [weight.detach().to(make.dtype) for weight in master]
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(master, 1.0)
@@ -279,8 +279,8 @@ def _router(case: Case, make: Tensors) -> _Differentiable:
     logits = make(local, experts, grad=True)
 
     def route() -> Any:
-        weights, chosen = torch.topk(torch.softmax(logits.float(), dim=-1), top_k, dim=-1)
-        torch.argsort(chosen.flatten())
+        weights, expert = torch.topk(torch.softmax(logits.float(), dim=-1), top_k, dim=-1)
+        torch.argsort(expert.flatten())
         return weights / weights.sum(dim=-1, keepdim=True)
 
     return route, [logits]

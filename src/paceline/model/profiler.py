@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 #: Copies of an operator's inputs are visited in turn until this many bytes lie between two visits
 #: of one: more than the last-level cache of any of today's GPUs (H100 50 MB, B200 126 MB) and CPUs.
 _COLD_BYTES = 192e6
-_MOST_COPIES = 16
+_MAX_COPIES = 16
 _LAYERS = 8  # of the made-up models: the optimizer is timed for one layer and for all of them
 _VOCAB = 32_768
 
@@ -110,7 +110,7 @@ def necessary(shapes: Shapes) -> list[Case]:
     Raises:
         ModelError: no plan among ``shapes`` is legal for a model.
     """
-    found: dict[object, Case] = {}
+    case_of: dict[object, Case] = {}
     for llm in shapes.models:
         legal = 0
         reasons: list[str] = []
@@ -123,31 +123,31 @@ def necessary(shapes: Shapes) -> list[Case]:
                     precision=shapes.precision,
                     flash=shapes.flash,
                 )
-                why = problems(plan, llm)
-                reasons += why
-                legal += not why
-                for case in () if why else _cases_of(llm, plan):
-                    found.setdefault(_key(case.op), case)
+                obstacles = problems(plan, llm)
+                reasons += obstacles
+                legal += not obstacles
+                for case in () if obstacles else _cases_of(llm, plan):
+                    case_of.setdefault(_key(case.op), case)
         if not legal:
             raise ModelError(f"{llm.name} cannot be profiled with any of these plans: {reasons[0]}")
-    return sorted(found.values(), key=lambda case: (case.op.flops + case.op.bytes, case.op.name))
+    return sorted(case_of.values(), key=lambda case: (case.op.flops + case.op.bytes, case.op.name))
 
 
 def _cases_of(llm: LLM, plan: Plan) -> Iterator[Case]:
     """What predictions of one plan, and of its pipeline of single layers, ask the cost of."""
-    for each in (plan, replace(plan, pp=llm.layers)):
-        asked: list[Operator] = []
+    for variant in (plan, replace(plan, pp=llm.layers)):
+        operators: list[Operator] = []
 
-        def record(op: Operator, asked: list[Operator] = asked) -> float:
-            asked.append(op)
+        def record(op: Operator, operators: list[Operator] = operators) -> float:
+            operators.append(op)
             return 1.0
 
         model = CostModel(llm, cluster_preset("a100-80g"), record)  # which does not matter
-        model.costs(each)
-        work = model.stage_work(each)
-        held = (work.parameters + work.expert_parameters).astype(int).tolist()
-        for op in asked:
-            count = held.pop(0) if op.name == "optimizer" else 0
+        model.costs(variant)
+        work = model.stage_work(variant)
+        parameters = (work.parameters + work.expert_parameters).astype(int).tolist()
+        for op in operators:
+            count = parameters.pop(0) if op.name == "optimizer" else 0
             yield Case(one_of_batch(op), llm, plan, count)
 
 
@@ -175,13 +175,13 @@ class _Clock:
             thunks[i % len(thunks)]()
         self.sync()
         sample = self._on_gpu if self.device == "cuda" else self._on_cpu
-        found: list[float] = []
+        seconds: list[float] = []
         begin = time.perf_counter()
-        while len(found) < effort.repeats or (
-            len(found) < effort.most and time.perf_counter() - begin < effort.operator_s
+        while len(seconds) < effort.repeats or (
+            len(seconds) < effort.most and time.perf_counter() - begin < effort.operator_s
         ):
-            found.append(sample(thunks, len(found)))
-        return found
+            seconds.append(sample(thunks, len(seconds)))
+        return seconds
 
     def _on_cpu(self, thunks: Sequence[Thunk], i: int) -> float:
         thunk = thunks[i % len(thunks)]
@@ -214,24 +214,24 @@ def measure(case: Case, make: Tensors, clock: _Clock, room_bytes: float) -> Timi
         return f"{case.op.name}: needs about {needed / 2**30:.0f} GiB"
     # A GPU's sample needs several runs for the resolution of its events anyway.
     least = 4 if make.device == "cuda" and needed < room_bytes / 8 else 1
-    copies = int(min(_MOST_COPIES, room_bytes // needed, _COLD_BYTES // case.op.bytes + 1))
+    copies = int(min(_MAX_COPIES, room_bytes // needed, _COLD_BYTES // case.op.bytes + 1))
     try:
         thunks = [thunk_of(case, make) for _ in range(max(least, copies))]
         ready = [thunk for thunk in thunks if thunk is not None]
         if not ready:
             return f"{case.op.name}: not timed by this version"
-        found = clock.samples(ready)
+        samples = clock.samples(ready)
     except (RuntimeError, NotImplementedError) as error:  # out of memory, no such kernel
         if make.device == "cuda":
             make.torch.cuda.empty_cache()
         return f"{case.op.name}: {str(error).partition(chr(10))[0][:120]}"
-    middle = statistics.median(found)
-    low, _, high = statistics.quantiles(found, n=4)
+    middle = statistics.median(samples)
+    low, _, high = statistics.quantiles(samples, n=4)
     return Timing(
         operator=case.op,
         seconds=middle,
         spread=(high - low) / middle,
-        repeats=len(found),
+        repeats=len(samples),
     )
 
 
@@ -248,15 +248,15 @@ def launch_seconds(torch: Any, device: str) -> float:
         torch.autograd.grad(y.sum(), weights)
 
     kernels = 5 * layers  # product, GELU; GELU's gradient and two products
-    found = []
+    samples = []
     for i in range(25):
         if device == "cuda":
             torch.cuda.synchronize()
         begin = time.perf_counter()
         step()
         if i >= 5:
-            found.append((time.perf_counter() - begin) / kernels)
-    return statistics.median(found)
+            samples.append((time.perf_counter() - begin) / kernels)
+    return statistics.median(samples)
 
 
 def bandwidth(torch: Any, device: str, clock: _Clock) -> float:
@@ -284,19 +284,19 @@ def import_torch() -> Any:
         ) from None
 
 
-def choose_device(torch: Any, wanted: str) -> str:
+def choose_device(torch: Any, requested: str) -> str:
     """The device to use, "cuda" or "cpu"; "auto" takes a GPU where there is one.
 
     Raises:
         ModelError: a GPU is wanted and there is none.
     """
     available = bool(torch.cuda.is_available())
-    if wanted == "cuda" and not available:
+    if requested == "cuda" and not available:
         raise ModelError(
             f"torch {torch.__version__} sees no GPU; check the driver and CUDA_VISIBLE_DEVICES, or "
             "use --device cpu"
         )
-    return "cuda" if available and wanted != "cpu" else "cpu"
+    return "cuda" if available and requested != "cpu" else "cpu"
 
 
 def take_profile(
@@ -338,7 +338,7 @@ def take_profile(
         elif outcome not in left_out:
             left_out.append(outcome)
     progress(len(cases), len(cases))
-    products = [each for each in timings if each.operator.part == "gemm"]
+    products = [timing for timing in timings if timing.operator.part == "gemm"]
     if not products:
         raise ModelError(f"nothing could be measured: {'; '.join(left_out)[:400]}")
     return OperatorProfile(
@@ -352,7 +352,7 @@ def take_profile(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         precision=shapes.precision,
         launch_s=launch_seconds(torch, device),
-        peak_flops=max(each.operator.flops / each.seconds for each in products),
+        peak_flops=max(timing.operator.flops / timing.seconds for timing in products),
         memory_bandwidth=bandwidth(torch, device, clock),
         shapes={
             "models": tuple(llm.name for llm in shapes.models),

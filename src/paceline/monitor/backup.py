@@ -37,7 +37,7 @@ _FILES = ("cookie.key",)
 _MANIFEST = "manifest.json"
 _TABLE = re.compile(r"tables/([a-z_]+)\.jsonl")
 _NAME = re.compile(r"(?:(?:blobs|steps|otlp)(?:/[A-Za-z0-9_.-]+)+|cookie\.key)")
-_MOST_MANIFEST_BYTES = 1 << 30
+_MAX_MANIFEST_BYTES = 1 << 30
 _BLOCK = 1 << 20
 
 
@@ -73,8 +73,8 @@ def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[st
                 files[table].write(json.dumps(row).encode() + b"\n")
                 n_rows += 1
         finally:
-            for each in files.values():
-                each.close()
+            for file in files.values():
+                file.close()
         for table in files:
             _add(tar, f"tables/{table}.jsonl", Path(folder) / table, members)
     return n_rows
@@ -86,14 +86,14 @@ def _files_of(data: Path) -> Iterator[Path]:
     Of a job's step times the detector first, for it may be behind the others; of its spans the plan
     of their next session last, for it is of use with the spans that it was made for only.
     """
-    for name in _FILES:
-        if (data / name).is_file():
-            yield data / name
-    for name in _FOLDERS:
-        for folder, _, names in os.walk(data / name):
-            for each in sorted(names, key=lambda n: (not n.startswith("detector"), n == PLAN, n)):
-                if not each.startswith("."):  # half written
-                    yield Path(folder) / each
+    for top in _FILES:
+        if (data / top).is_file():
+            yield data / top
+    for top in _FOLDERS:
+        for folder, _, names in os.walk(data / top):
+            for name in sorted(names, key=lambda n: (not n.startswith("detector"), n == PLAN, n)):
+                if not name.startswith("."):  # half written
+                    yield Path(folder) / name
 
 
 def _add_file(
@@ -179,14 +179,14 @@ def _restore_rows(config: Config, rows: Iterator[tuple[str, dict[str, Any]]]) ->
 
 
 def _check_empty(data: Path) -> None:
-    taken = [name for name in ("paceline.db", *_FOLDERS, *_FILES) if (data / name).exists()]
-    if taken:
-        raise MonitorError(f"{data} holds {taken[0]} already; restore into an empty folder")
+    occupied = [name for name in ("paceline.db", *_FOLDERS, *_FILES) if (data / name).exists()]
+    if occupied:
+        raise MonitorError(f"{data} holds {occupied[0]} already; restore into an empty folder")
 
 
 def _extract(path: Path, to: Path) -> list[str]:
     """All members, checked; nothing is written outside of ``to``."""
-    found: dict[str, dict[str, Any]] = {}
+    extracted: dict[str, dict[str, Any]] = {}
     manifest: dict[str, Any] | None = None
     with tarfile.open(path, mode="r:") as tar:
         for member in tar:
@@ -194,18 +194,18 @@ def _extract(path: Path, to: Path) -> list[str]:
             if content is None or manifest is not None:
                 raise MonitorError(f"{path} holds {member.name[:100]!r}, which is not ours")
             if member.name == _MANIFEST:
-                manifest = json.loads(content.read(_MOST_MANIFEST_BYTES))
+                manifest = json.loads(content.read(_MAX_MANIFEST_BYTES))
             elif _TABLE.fullmatch(member.name) or _is_ours(member.name):
-                found[member.name] = _write(content, to / member.name)
+                extracted[member.name] = _write(content, to / member.name)
             else:
                 raise MonitorError(f"{path} holds {member.name[:100]!r}, which is not ours")
     if manifest is None:
         raise MonitorError(f"{path} is no whole backup: it is cut off")
     if manifest.get("format") != FORMAT:
         raise MonitorError(f"{path} was made by a later version of Paceline; install that")
-    if manifest.get("members") != found:
+    if manifest.get("members") != extracted:
         raise MonitorError(f"{path} is damaged: its content is not what was written")
-    return list(found)
+    return list(extracted)
 
 
 def _is_ours(name: str) -> bool:

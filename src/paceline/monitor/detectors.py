@@ -23,14 +23,14 @@ from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
 from paceline.monitor.step_files import Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series
-from paceline.monitor.step_stream import Anew, Closed, Stream
+from paceline.monitor.step_stream import Closed, Restart, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
-MOST_WAITING = 5_000_000
+MAX_WAITING = 5_000_000
 #: How long a stop works on what waits.
 STOP_S = 10.0
 #: How often rows of the store follow, and due steps are closed.
@@ -40,9 +40,9 @@ _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
 #: Batches that come at the same time may be taken in another order than they are stored.
 _MARGIN_S = 60.0
 #: Jobs taken up at a time: each has a segment of its file in memory, and the file open.
-_MOST_LOADS = 8
+_MAX_LOADS = 8
 #: Memory of the streams; beyond, those idle longest are saved and let go.
-_MOST_BYTES = 512 << 20
+_MAX_BYTES = 512 << 20
 
 
 class Detectors:
@@ -89,7 +89,7 @@ class Detectors:
 
     def check_room(self) -> None:
         """Refuse more samples while too many wait."""
-        if self._n_waiting > MOST_WAITING:
+        if self._n_waiting > MAX_WAITING:
             raise Refusal(429, "too many samples wait; come again", retry_s=5)
 
     @property
@@ -181,20 +181,20 @@ class Detectors:
 
     def _load(self, job: JobKey) -> Work:
         """Take up a job where it was saved, with all that came since."""
-        while self._n_loading >= _MOST_LOADS:
+        while self._n_loading >= _MAX_LOADS:
             yield
         folder = self._files.path(job.id)
         self._n_loading += 1
         try:
-            live, is_unfit = self._saved(job)
+            live, is_unfit = self._restore(job)
             live.start = live.stream.start
             with self._files.of(job.id) as file:
-                known = last_row(folder)
+                last = last_row(folder)
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
-                if is_unfit and known is not None:
-                    live.replayed_to = int(known["start"]), int(known["step"])
+                if is_unfit and last is not None:
+                    live.replayed_to = int(last["start"]), int(last["step"])
                 for batch in self._batches_behind(live, file, is_unfit=is_unfit):
-                    yield from self._digest_batch(live, batch, known)
+                    yield from self._digest_batch(live, batch, last)
                     if self._turns.is_over():
                         yield
         finally:
@@ -216,32 +216,32 @@ class Detectors:
             folder = self._files.path(live.job.id)
             stream.ongoing = find_ongoing(folder, stream.start, int(since))
 
-    def _saved(self, job: JobKey) -> tuple[LiveJob, bool]:
+    def _restore(self, job: JobKey) -> tuple[LiveJob, bool]:
         """The job as it was saved, or a new one; and whether what was saved does not fit."""
         try:
             stream = load_stream(self._files.path(job.id))
         except StateError as error:
-            told = {"job": job.name, "job_id": job.id, "reason": str(error)}
-            log(logging.WARNING, "detector made anew from step files", **told)
+            message = {"job": job.name, "job_id": job.id, "reason": str(error)}
+            log(logging.WARNING, "detector made anew from step files", **message)
             # Saved as soon as it may be, so that this is not done at each restart.
             return LiveJob(job, Stream(), self._clock(), unsaved=_SAVE_SAMPLES), True
         return LiveJob(job, stream or Stream(), self._clock()), False
 
-    def _digest_batch(self, live: LiveJob, batch: Batch, known: Any = None) -> Work:
+    def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
-        yield from self._digest(live, live.stream.take(batch), known)
+        yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
 
     def _digest(
-        self, live: LiveJob, closed: Iterator[Closed | Anew | None], known: Any = None
+        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any = None
     ) -> Work:
         """Store what the closed steps say; rows up to ``known`` are in the series already."""
-        while not self._digest_some(live, closed, known):
+        while not self._digest_some(live, closed, last):
             yield
 
     def _digest_some(
-        self, live: LiveJob, closed: Iterator[Closed | Anew | None], known: Any
+        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any
     ) -> bool:
         """Store what the steps closed in this turn say; True if these are all."""
         rows: list[Any] = []
@@ -249,9 +249,9 @@ class Detectors:
         live.used_at = self._clock()
         for step in closed:
             if isinstance(step, Closed):
-                rows += live.take(step, known)
+                rows += live.take(step, last)
             elif step is not None:
-                live.begin_anew(step)
+                live.note_restart(step)
             if self._turns.is_over():
                 are_all = False
                 break
@@ -274,9 +274,9 @@ class Detectors:
                 return
             del live.events[0]
             if new:
-                told = {"job": live.job.name, "job_id": live.job.id, "id": number}
-                told |= {"kind": row["kind"], "text": row["text"]}
-                self._bus.publish(live.job.project, "event", told)
+                message = {"job": live.job.name, "job_id": live.job.id, "id": number}
+                message |= {"kind": row["kind"], "text": row["text"]}
+                self._bus.publish(live.job.project, "event", message)
                 self._on_event(live.job.id, number)
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
@@ -309,8 +309,8 @@ class Detectors:
     def _let_go(self) -> None:
         """Keep the memory of the streams within bounds."""
         size = sum(live.stream.n_bytes for live in self._live.values())
-        for live in sorted(self._live.values(), key=lambda each: each.used_at)[:-1]:
-            if size <= _MOST_BYTES:
+        for live in sorted(self._live.values(), key=lambda job: job.used_at)[:-1]:
+            if size <= _MAX_BYTES:
                 return
             size -= live.stream.n_bytes
             if not (live.events or live.under_way):
@@ -328,10 +328,10 @@ class Detectors:
             return
         for live, row in zip(changed, rows, strict=True):
             live.changed = False
-            told = {name: row[name] for name in ("job_id", "last_step", "step_s")}
-            self._bus.publish(live.job.project, "steps", {"job": live.job.name, **told})
+            message = {name: row[name] for name in ("job_id", "last_step", "step_s")}
+            self._bus.publish(live.job.project, "steps", {"job": live.job.name, **message})
 
 
-def _say(what: str, error: Exception) -> None:
+def _say(subject: str, error: Exception) -> None:
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-    log(logging.ERROR, "failed", what=what, reason=reason)
+    log(logging.ERROR, "failed", what=subject, reason=reason)

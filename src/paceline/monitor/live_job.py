@@ -14,7 +14,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
-from paceline.monitor.step_stream import Anew, Closed, Stream
+from paceline.monitor.step_stream import Closed, Restart, Stream
 from paceline.monitor.store.jobs import JobKey
 
 #: Steps whose median is a job's step time.
@@ -55,27 +55,27 @@ class LiveJob:
         save_stream(self.stream, folder)
         self.unsaved = 0
 
-    def take(self, step: Closed, known: Any) -> list[Any]:
+    def take(self, step: Closed, last: Any) -> list[Any]:
         """Note a step's events; returns its row, unless the series up to ``known`` has it."""
         row, rows = step.row, list[Any]()
         if self.start != int(row["start"]):
             self.start = int(row["start"])
             self.groups.clear()
         place = int(row["start"]), int(row["step"])
-        if known is None or place > (int(known["start"]), int(known["step"])):
+        if last is None or place > (int(last["start"]), int(last["step"])):
             rows.append(row)
             if row["samples"]:
                 self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
         self.changed = True
         self.events += [
             self._event_row(event, float(row["at"]), self.start, event.explain())
-            for event in self._merged(step.events)
+            for event in self._merge_events(step.events)
         ]
         return rows
 
-    def begin_anew(self, anew: Anew) -> None:
+    def note_restart(self, restart: Restart) -> None:
         """Note what it ends."""
-        self.events.append(self._event_row(anew.event, anew.at, anew.start, anew.text))
+        self.events.append(self._event_row(restart.event, restart.at, restart.start, restart.text))
 
     def row(self) -> dict[str, Any]:
         """What the job's row in the store says of its steps."""
@@ -88,7 +88,7 @@ class LiveJob:
             "slow_since_step": self.stream.slow_since,
         }
 
-    def _merged(self, events: tuple[Event, ...]) -> list[JobEvent]:
+    def _merge_events(self, events: tuple[Event, ...]) -> list[JobEvent]:
         """Events of the job: those of ranks close in time are one, which grows as ranks join."""
         changed = {}
         ranks = self.stream.ranks
@@ -97,7 +97,7 @@ class LiveJob:
             if (
                 group is None
                 or event.step - group[0].step > MERGE_STEPS
-                or any(event.rank == other.rank for other in group)
+                or any(event.rank == member.rank for member in group)
             ):
                 group = self.groups[event.kind] = []
             group.append(event)

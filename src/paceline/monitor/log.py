@@ -27,7 +27,7 @@ _SECRETS = (
     ),
 )
 #: Longest text of a field; a client chooses what it asks for.
-_LONGEST = 2000
+_MAX_CHARACTERS = 2000
 
 
 def without_secrets(text: str) -> str:
@@ -66,13 +66,13 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("paceline.monitor", "uvicorn", "uvicorn.error"):
-        each = logging.getLogger(name)
-        each.handlers = [handler] if name != "uvicorn.error" else []
-        each.setLevel(level.upper() if name == "paceline.monitor" else "WARNING")
-        each.propagate = name == "uvicorn.error"
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.setLevel(level.upper() if name == "paceline.monitor" else "WARNING")
+        logger.propagate = name == "uvicorn.error"
 
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        return without_secrets(value)[: 10 * _LONGEST if "\n" in value else _LONGEST]
+        return without_secrets(value)[: 10 * _MAX_CHARACTERS if "\n" in value else _MAX_CHARACTERS]
     return value if isinstance(value, int | float | bool | None) else _safe(str(value))

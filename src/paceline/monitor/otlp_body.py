@@ -73,29 +73,29 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
     packing = handler.headers.get("Content-Encoding", "identity").strip().lower()
     if packing not in ("identity", "gzip"):
         raise Refused(415, "Content-Encoding should be gzip or none")
-    body = _received(handler, int(length))
-    return _unpacked(body) if packing == "gzip" else body
+    body = _receive(handler, int(length))
+    return _unpack(body) if packing == "gzip" else body
 
 
-def _received(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
+def _receive(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
     """The body, read to its length; a sender that trickles does not keep its place for long."""
     until = time.monotonic() + BODY_S
     body = bytearray()
     handler.connection.settimeout(BODY_S)
     while len(body) < n_bytes:
         try:
-            part = handler.rfile.read1(min(n_bytes - len(body), 1 << 20))
+            chunk = handler.rfile.read1(min(n_bytes - len(body), 1 << 20))
         except TimeoutError:
             until = 0.0
         if time.monotonic() > until:
             raise Refused(408, "the body did not arrive in time")
-        if not part:
+        if not chunk:
             raise Refused(400, "the body is cut off")
-        body += part
+        body += chunk
     return bytes(body)
 
 
-def _unpacked(body: bytes) -> bytes:
+def _unpack(body: bytes) -> bytes:
     """What a gzip body holds; never more than the limit is unpacked."""
     packed = zlib.decompressobj(wbits=31)
     try:

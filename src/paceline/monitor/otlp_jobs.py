@@ -29,11 +29,11 @@ from paceline.monitor.store.jobs import JobKey
 #: A session is cut off after this silence, at this size, or at this age.
 QUIET_S, CUT_BYTES, CUT_S = 30.0, 32 << 20, 300.0
 #: Bytes without a whole step become a session as they are at this size; it says why it fails.
-MOST_BYTES = 128 << 20
+MAX_BYTES = 128 << 20
 #: How late operations of a step may arrive after it, while spans keep coming.
 LATE_NS = 15_000_000_000
 #: Requests of a job that are known again when they are sent again.
-_KNOWN = 20_000
+_MAX_DIGESTS = 20_000
 
 FILE, PLAN = "requests.jsonl", "plan.json"
 #: Of a plan; one that does not say its version is of this one. It lives while a session is made.
@@ -56,21 +56,21 @@ class _Spans:
     touched_at: float = 0.0
     fresh: bool = False  # something came since the last look at its steps
     lock: threading.Lock = field(default_factory=threading.Lock)
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    digests: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def remember(self, line: bytes) -> bool:
         """Whether the request is new."""
         key = hashlib.blake2b(line, digest_size=12).digest()
-        if key in self.known:
+        if key in self.digests:
             return False
-        self.known[key] = None
-        if len(self.known) > _KNOWN:
-            self.known.popitem(last=False)
+        self.digests[key] = None
+        if len(self.digests) > _MAX_DIGESTS:
+            self.digests.popitem(last=False)
         return True
 
     def forget(self, line: bytes) -> None:
         """It was not stored after all."""
-        self.known.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
+        self.digests.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
 
 
 class SpanFiles:
@@ -186,7 +186,7 @@ class SpanFiles:
             spans.fresh = False
             data = spans.file.path.read_bytes()
         steps = steps_of(data.splitlines(), late_ns)
-        if not steps.whole and len(data) < MOST_BYTES:
+        if not steps.whole and len(data) < MAX_BYTES:
             with spans.lock:  # look again after as long
                 spans.begun_at = 0.0
             return
@@ -199,7 +199,7 @@ class SpanFiles:
             "meta": {"steps": list(steps.whole), **({"hosts": hosts} if hosts else {})},
         }
         plan_path = spans.folder / PLAN
-        _put(_written(plan_path, json.dumps(plan).encode()), plan_path)
+        _put(_write_beside(plan_path, json.dumps(plan).encode()), plan_path)
         self._carry_out(spans, plan)
 
     def _carry_out(self, spans: _Spans, plan: Mapping[str, Any]) -> None:
@@ -212,21 +212,23 @@ class SpanFiles:
             self._adopt(spans.job, session, plan["meta"])
             lines = data.splitlines()
             steps = steps_of(lines, int(plan["late_ns"]))
-            kept = behind(lines, steps.until) if steps.whole else []
+            remaining_lines = behind(lines, steps.until) if steps.whole else []
             with spans.lock:
                 path = spans.file.path
                 with path.open("rb") as file:
                     file.seek(len(data))
-                    rest = file.read()
-                partial = _written(path, b"".join(line + b"\n" for line in kept) + rest)
+                    later = file.read()
+                partial = _write_beside(
+                    path, b"".join(line + b"\n" for line in remaining_lines) + later
+                )
                 spans.file.close()
                 _put(partial, path)
                 spans.file = RequestFile(path)
-                spans.begun_at = spans.touched_at if rest or kept else 0.0
+                spans.begun_at = spans.touched_at if later or remaining_lines else 0.0
         (spans.folder / PLAN).unlink(missing_ok=True)
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _write_beside(path: Path, data: bytes) -> Path:
     """A file beside ``path`` that is on disk, to replace it."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.sources.fields import mapping, optional_whole
 from paceline.sources.megatron_place import SIZES
 from paceline.sources.otlp import ITERATION, STEP, kinds_of, rank_of
-from paceline.sources.otlp.json_encoding import attributes_of, parts_of, spans_of, times_of
+from paceline.sources.otlp.json_encoding import attributes_of, resources_of, spans_of, times_of
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
     sizes: dict[str, int] = {}
     for line in lines:
         for rank, about, spans in _ranks(json.loads(line), "a line"):
-            known = {name: optional_whole(about.get(name)) for name in SIZES}
-            sizes.update({name: size for name, size in known.items() if size})
+            sizes_of_rank = {name: optional_whole(about.get(name)) for name in SIZES}
+            sizes.update({name: size for name, size in sizes_of_rank.items() if size})
             if about.get("host.name"):
                 hosts[rank] = (str(about["host.name"])[:100], "")
             for step, _, end_ns in spans:
@@ -66,29 +66,37 @@ def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
     ranks = {rank for of_step in ends.values() for rank in of_step}
     world = math.prod(size for name, size in sizes.items() if "virtual" not in name)
     newest = max((max(of_step.values()) for of_step in ends.values()), default=0) - late_ns
-    whole = {
+    complete = {
         step: of_step
         for step, of_step in ends.items()
         if len(of_step) == max(world, len(ranks)) and max(of_step.values()) <= newest
     }
-    until = {rank: max(of_step[rank] for of_step in whole.values()) for rank in ranks if whole}
-    return Steps(tuple(sorted(whole)), until, hosts)
+    until = {
+        rank: max(of_step[rank] for of_step in complete.values()) for rank in ranks if complete
+    }
+    return Steps(tuple(sorted(complete)), until, hosts)
 
 
 def behind(lines: Sequence[bytes], until: Mapping[int, int]) -> list[bytes]:
     """The requests with only those spans that begin at or after ``until`` of their rank, in ns."""
-    found = []
+    remaining = []
     for line in lines:
         request = json.loads(line)
-        parts = []
-        for place, part in parts_of(request, "a line"):
-            about = attributes_of(mapping(part, "resource"), place)
-            kept = [span for span in spans_of(part, place) if _is_behind(span, about, until, place)]
-            if kept:
-                parts.append({"resource": part.get("resource"), "scopeSpans": [{"spans": kept}]})
-        if parts:
-            found.append(json.dumps({"resourceSpans": parts}, separators=(",", ":")).encode())
-    return found
+        resources = []
+        for place, resource in resources_of(request, "a line"):
+            about = attributes_of(mapping(resource, "resource"), place)
+            spans = [
+                span for span in spans_of(resource, place) if _is_behind(span, about, until, place)
+            ]
+            if spans:
+                resources.append(
+                    {"resource": resource.get("resource"), "scopeSpans": [{"spans": spans}]}
+                )
+        if resources:
+            remaining.append(
+                json.dumps({"resourceSpans": resources}, separators=(",", ":")).encode()
+            )
+    return remaining
 
 
 def _is_behind(
@@ -106,10 +114,10 @@ _Span = tuple[int | None, int, int]
 
 def _ranks(request: Any, where: str) -> Iterator[tuple[int, dict[str, Any], list[_Span]]]:
     """(rank, its attributes, [(step or None, start, end)]) of Megatron's ranks in a request."""
-    for place, part in parts_of(request, where):
-        about = attributes_of(mapping(part, "resource"), place)
-        rank, found = -1, list[_Span]()
-        for span in spans_of(part, place):
+    for place, resource in resources_of(request, where):
+        about = attributes_of(mapping(resource, "resource"), place)
+        rank, rank_spans = -1, list[_Span]()
+        for span in spans_of(resource, place):
             name = str(span.get("name"))
             if name != STEP and not kinds_of(name):
                 continue
@@ -120,6 +128,6 @@ def _ranks(request: Any, where: str) -> Iterator[tuple[int, dict[str, Any], list
                 attributes = attributes_of(span, place)
                 about |= {key: attributes[key] for key in SIZES if key in attributes}
                 step = optional_whole(attributes.get(ITERATION))
-            found.append((step, start_ns, end_ns))
+            rank_spans.append((step, start_ns, end_ns))
         if rank >= 0:
-            yield rank, about, found
+            yield rank, about, rank_spans

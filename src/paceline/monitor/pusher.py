@@ -20,13 +20,13 @@ BATCH_SAMPLES = 50_000
 #: How often a recording that grows is looked at.
 LOOK_S = 1.0
 #: While pushing fails: looks at the folder between two attempts, at most.
-_MOST_LOOKS = 30
+_MAX_LOOKS = 30
 #: Time that the other ranks have after the end of rank 0's process.
 LAST_S = 1.5
 #: A session is cut off at this number of profiled steps, or after this time without one.
 SESSION_STEPS, QUIET_S = 10, 60.0
 #: Batches that wait for a service that is away; beyond, the rest waits in the files.
-_MOST_WAITING = 100
+_MAX_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def follow_recording(
         stopped: whether to end.
     """
     push = _Push(target, folder)
-    failures, told = 0, ""
+    failures, last_error = 0, ""
     while True:
         over = stopped() or (parent > 0 and os.getppid() != parent)
         if over:  # the other ranks may be writing their last steps
@@ -149,15 +149,15 @@ def follow_recording(
                 push.push_session(ready)
             if over:
                 push.end()
-            failures, told = 0, ""
+            failures, last_error = 0, ""
         except PacelineError as error:
             failures += 1
-            if str(error) != told:
-                told = str(error)
-                say(told)
+            if str(error) != last_error:
+                last_error = str(error)
+                say(last_error)
         if over:
             return push.done()
-        time.sleep(LOOK_S * min(1 + failures, _MOST_LOOKS))
+        time.sleep(LOOK_S * min(1 + failures, _MAX_LOOKS))
 
 
 #: (start of the job, [(step, rank, seconds)]).
@@ -176,7 +176,7 @@ class _Push:
 
     def look(self) -> bool:
         """Read what is new, and make the job known once it has a name; whether more was read."""
-        more = len(self._waiting) < _MOST_WAITING and self.tail.look()
+        has_more = len(self._waiting) < _MAX_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:
             name = job_name(self.target.name or str(meta.get("run") or self.tail.folder.name))
@@ -186,13 +186,13 @@ class _Push:
                 name, gpus=meta["world"], degrees=degrees, labels=self.target.labels
             )
             self._name = name
-        return more
+        return has_more
 
     def push_all_times(self) -> None:
         """Read to the end, a part at a time, and push the step times."""
-        more = True
-        while more:
-            more = self.look()
+        has_more = True
+        while has_more:
+            has_more = self.look()
             self.push_times()
 
     def push_times(self) -> None:
@@ -225,10 +225,10 @@ class _Push:
         from paceline.sources import load, parquet
 
         with tempfile.TemporaryDirectory(prefix="paceline-push-") as scratch:
-            part, path = Path(scratch) / "part", Path(scratch) / "trace.parquet"
-            self.tail.cut(steps, part)
+            cut_folder, path = Path(scratch) / "part", Path(scratch) / "trace.parquet"
+            self.tail.cut(steps, cut_folder)
             try:
-                trace = load(part)
+                trace = load(cut_folder)
             except TraceError:
                 self.tail.forget(max(steps))  # it would be refused the next time, too
                 raise

@@ -21,7 +21,7 @@ from paceline.monitor.step_stream import Stream
 
 #: Last steps that are read again; where those begin in a fail-slow, up to the second number.
 #: A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.
-STEPS, MOST_STEPS = 20_000, 100_000
+STEPS, MAX_STEPS = 20_000, 100_000
 #: Steps between an onset or relief of the replay and the stored one that it is, at most: another
 #: version, or a beginning elsewhere, may be sure of it a little earlier or later.
 SAME_STEPS = 64
@@ -60,7 +60,7 @@ def replay_since(folder: Path) -> float:
     fail-slow, as far as the series knows of it.
     """
     rows = read_rows(folder)
-    first, least = len(rows) - STEPS, len(rows) - MOST_STEPS
+    first, least = len(rows) - STEPS, len(rows) - MAX_STEPS
     while first > max(0, least) and _is_slow(rows[first : first + ANCHOR_STEPS]):
         first -= ANCHOR_STEPS
     return float(rows["at"][max(0, first, least)]) if max(first, least) > 0 else 0.0

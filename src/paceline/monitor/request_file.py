@@ -66,9 +66,9 @@ class RequestFile:
                 raise OutputError(f"{self.path} is closed")
             before = os.fstat(self._file).st_size
             try:
-                rest = memoryview(line + b"\n")
-                while rest:
-                    rest = rest[os.write(self._file, rest) :]
+                remaining = memoryview(line + b"\n")
+                while remaining:
+                    remaining = remaining[os.write(self._file, remaining) :]
                 os.fsync(self._file)
             except OSError as error:
                 with contextlib.suppress(OSError):

@@ -73,12 +73,12 @@ class Retention:
     def collect(self, now: float) -> Removed:
         """Remove also what belongs to nothing: blobs, uploads, step times of removed jobs."""
         removed = self.run(now)
-        traces, known = retained.referred(self._engine)
+        traces, job_folders = retained.references(self._engine)
         for key, size, changed in list(self._blobs.listed()):
             kind, name = key.split("/", 1)
             owner = name.split("/")[1]
-            kept = owner in traces if kind == "traces" else owner in known
-            if not kept and changed < now - _YOUNG_S:
+            is_used = owner in traces if kind == "traces" else owner in job_folders
+            if not is_used and changed < now - _YOUNG_S:
                 self._blobs.delete(key)
                 removed.strays += 1
                 removed.freed_bytes += size

@@ -158,8 +158,8 @@ class Service:
     def tell_session(self, job: JobKey, session_id: int) -> None:
         """A session is queued: analyse it, and tell the pages."""
         self.analyses.wake()
-        told = {"job": job.name, "job_id": job.id, "id": session_id, "status": "queued"}
-        self.bus.publish(job.project, "session", told)
+        message = {"job": job.name, "job_id": job.id, "id": session_id, "status": "queued"}
+        self.bus.publish(job.project, "session", message)
 
     def _adopt(self, job: JobKey, path: Path, meta: Mapping[str, Any]) -> None:
         number = self.uploads.adopt(job.id, path, "spans.jsonl", dict(meta), self.clock())
@@ -182,8 +182,8 @@ class Service:
         # While the service was away nobody could be heard.
         if quiet_s and now - self.started_at >= quiet_s:
             for job in jobs.silence_quiet(self.engine, now - quiet_s):
-                told = {"job": job.name, "job_id": job.id, "status": "silent"}
-                self.bus.publish(job.project, "job", told)
+                message = {"job": job.name, "job_id": job.id, "status": "silent"}
+                self.bus.publish(job.project, "job", message)
 
     def _event(self, job_id: int, event_id: int) -> None:
         self._safely("alerts", self.alerts.event, job_id, event_id)
@@ -191,10 +191,10 @@ class Service:
     def _session(self, job_id: int, session_id: int) -> None:
         self._safely("alerts", self.alerts.session_done, job_id, session_id)
 
-    def _safely(self, what: str, work: Callable[..., Any], *args: Any) -> None:
+    def _safely(self, subject: str, work: Callable[..., Any], *args: Any) -> None:
         """Do it; what goes wrong is a line in the log, and the next time it is tried again."""
         try:
             work(*args)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            log(logging.ERROR, "failed", what=what, reason=reason)
+            log(logging.ERROR, "failed", what=subject, reason=reason)

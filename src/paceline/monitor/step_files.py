@@ -153,14 +153,14 @@ class StepFile:
     def _recover(self) -> None:
         for number in self.segments():
             data = self._path(number).read_bytes()
-            keys, whole = set(), 0
+            keys, intact = set(), 0
             for begin, end in blocks_of(data):
                 keys.add(decode_key(data[begin:end]))
-                whole = end
-            if whole < len(data):
-                os.truncate(self._path(number), whole)
+                intact = end
+            if intact < len(data):
+                os.truncate(self._path(number), intact)
             self._keys[number] = keys
-            self._segment, self._size = number, whole
+            self._segment, self._size = number, intact
         self._open(self._segment)
 
     def _open(self, number: int) -> None:
@@ -179,9 +179,9 @@ class StepFile:
         if self._file < 0:
             raise OSError(0, "closed")
         try:
-            rest = memoryview(block)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            remaining = memoryview(block)
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
         except OSError:
             os.ftruncate(self._file, self._size)
             raise
@@ -283,10 +283,10 @@ class StepFiles:
         with self.of(job_id) as file:
             return file.remove_older(before)
 
-    def written_at(self, job_id: int, which: Callable[[Iterable[float]], float] = max) -> float:
+    def written_at(self, job_id: int, choose: Callable[[Iterable[float]], float] = max) -> float:
         """When the last (``min``: the first) of a job's segments was written to; 0 = none is."""
         stats = [path.stat() for path in self.path(job_id).glob(f"*{SUFFIX}")]
-        return which([stat.st_mtime for stat in stats if stat.st_size] or [0.0])
+        return choose([stat.st_mtime for stat in stats if stat.st_size] or [0.0])
 
     def path(self, job_id: int) -> Path:
         """The folder of a job's step times."""

@@ -58,8 +58,8 @@ class Series:
             name: [round(float(x), 7) for x in getattr(self, name)]
             for name in ("median_s", "max_s")
         }
-        whole = {name: getattr(self, name).tolist() for name in ("step", "at", "samples")}
-        return {**whole, **seconds, "slowest": self.slowest.tolist(), "healthy_s": healthy}
+        integers = {name: getattr(self, name).tolist() for name in ("step", "at", "samples")}
+        return {**integers, **seconds, "slowest": self.slowest.tolist(), "healthy_s": healthy}
 
 
 def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
@@ -107,9 +107,9 @@ def read_series(
         rows = rows[low:high]
     if len(rows) > points > 0:
         edges = np.linspace(0, len(rows), points + 1).astype(np.int64).tolist()
-        shown = [a + int(np.argmax(rows["max_s"][a:b])) for a, b in pairwise(edges)]
-        shown[-1] = len(rows) - 1
-        rows = rows[shown]
+        selected = [a + int(np.argmax(rows["max_s"][a:b])) for a, b in pairwise(edges)]
+        selected[-1] = len(rows) - 1
+        rows = rows[selected]
     return Series(**{name: np.array(rows[name]) for name in ROW.names or () if name != "start"})
 
 

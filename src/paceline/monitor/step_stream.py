@@ -29,7 +29,7 @@ GATHER_S = 3.0
 #: Steps added at a time: a larger batch pauses in between.
 PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
-MOST_WAITING = 20_000_000
+MAX_WAITING = 20_000_000
 
 #: What :meth:`Stream.state_dict` says of itself. Another set of fields, or another meaning of one:
 #: the next version, and a file of it in tests/golden.
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class Anew:
+class Restart:
     """A job began anew while ranks were slow.
 
     Attributes:
@@ -102,7 +102,7 @@ class Stream:
         self.ongoing: Ongoing | None = None
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
-        self._again: list[Batch] = []  # of steps that their ranks have given before
+        self._repeated: list[Batch] = []  # of steps that their ranks have given before
         self.replayed_to = 0.0
         self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
         self._waiting: dict[int, _Waiting] = {}
@@ -115,7 +115,7 @@ class Stream:
         """About how much memory it takes."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
-    def take(self, batch: Batch) -> Iterator[Closed | Anew | None]:
+    def take(self, batch: Batch) -> Iterator[Closed | Restart | None]:
         """Add the samples; yields the steps that this closes, in order, and that it began anew.
 
         None is a pause. Nothing else may be asked to change the stream before the end.
@@ -130,14 +130,14 @@ class Stream:
                 self._old_sessions = [*self._old_sessions[-19:], self.session]
             else:
                 self._back_at = batch.at
-            yield from self._begin_anew(batch.at)
+            yield from self._restart(batch.at)
         self.session = session or self.session
         batches = self._went_back(batch)
         if batches:
-            yield from self._begin_anew(batches[0].at)
+            yield from self._restart(batches[0].at)
             self._back_at = batches[0].at
-        for each in batches or [batch]:
-            yield from self._take(each)
+        for accepted in batches or [batch]:
+            yield from self._take(accepted)
 
     def _take(self, batch: Batch) -> Iterator[Closed | None]:
         good = batch.steps > self.last_step
@@ -166,7 +166,7 @@ class Stream:
     @property
     def may_be_saved(self) -> bool:
         """Whether no batch waits to be known as a new start: a restart finds that anew."""
-        return not self._again
+        return not self._repeated
 
     def close_due(self, now: float) -> Iterator[Closed]:
         """Close the steps that are complete or have been waited for long enough, in order."""
@@ -179,7 +179,7 @@ class Stream:
             return False
         waiting, n = self._waiting[self._order[0]], len(self.ranks)
         late = now - waiting.since >= PATIENCE_S
-        if late or len(self._waiting) * n > MOST_WAITING:
+        if late or len(self._waiting) * n > MAX_WAITING:
             return True
         if waiting.count < n:
             return False
@@ -201,19 +201,22 @@ class Stream:
         """
         old = batch.steps <= self.last_step
         if not old.all() or not len(batch.steps):
-            self._again.clear()
+            self._repeated.clear()
             return []
         if batch.at <= self.replayed_to or not np.isin(batch.ranks, self.ranks).all():
             return []
         if (self._sent[np.searchsorted(self.ranks, batch.ranks)] < batch.steps).any():
             return []
-        self._again.append(batch)
-        if len({step for each in self._again for step in each.steps.tolist()}) < RESTART_STEPS:
+        self._repeated.append(batch)
+        if (
+            len({step for earlier in self._repeated for step in earlier.steps.tolist()})
+            < RESTART_STEPS
+        ):
             return []
-        batches, self._again = self._again, []
+        batches, self._repeated = self._repeated, []
         return batches
 
-    def _begin_anew(self, at: float) -> Iterator[Anew]:
+    def _restart(self, at: float) -> Iterator[Restart]:
         """Forget what the start before has told, and tell who was slow in it."""
         if self.detector is not None and (self.detector.slow.any() or self.ongoing is not None):
             yield self._slow_before(self.detector, at)
@@ -222,10 +225,10 @@ class Stream:
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
         self._order.clear()
-        self._sent, self._again = np.zeros(0, dtype=np.int64), []
+        self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
 
-    def _slow_before(self, detector: Detector, at: float) -> Anew:
+    def _slow_before(self, detector: Detector, at: float) -> Restart:
         slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector._lost[slow].max()), self.last_step + 1
@@ -234,7 +237,7 @@ class Stream:
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
         text = f"step {step:,}: {name_ranks(ranks)}: slow until the job began anew"
-        return Anew(event, text, at, self.start)
+        return Restart(event, text, at, self.start)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
         """Make room for ranks not seen before."""
@@ -244,14 +247,17 @@ class Stream:
         self._joined_at = now
         old, self.ranks = self.ranks, np.union1d(self.ranks, new).astype(np.int32)
         place = np.searchsorted(self.ranks, old)
-        sent, self._sent = self._sent, np.full(len(self.ranks), -1, dtype=np.int64)
-        self._sent[place] = sent
+        last_steps, self._sent = (
+            self._sent,
+            np.full(len(self.ranks), -1, dtype=np.int64),
+        )
+        self._sent[place] = last_steps
         for waiting in self._waiting.values():
             row = np.full(len(self.ranks), np.nan)
             row[place] = waiting.durations_s
             waiting.durations_s = row
         if self.detector is not None:
-            self.detector = widened(self.detector, len(self.ranks), place)
+            self.detector = widen(self.detector, len(self.ranks), place)
 
     def _add(self, step: int, column: Any, durations_s: Any, at: float) -> None:
         waiting = self._waiting.get(step)
@@ -268,12 +274,12 @@ class Stream:
         events = self.detector.update(step, waiting.durations_s)
         self.last_step = step
         row = np.zeros((), ROW)
-        known = waiting.durations_s[~np.isnan(waiting.durations_s)]
-        row["step"], row["at"], row["samples"] = step, waiting.since, len(known)
+        durations_s = waiting.durations_s[~np.isnan(waiting.durations_s)]
+        row["step"], row["at"], row["samples"] = step, waiting.since, len(durations_s)
         row["start"], row["slowest"] = self.start, -1
         row["median_s"] = row["max_s"] = np.nan
-        if len(known):
-            row["median_s"], row["max_s"] = np.median(known), known.max()
+        if len(durations_s):
+            row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
@@ -290,9 +296,9 @@ class Stream:
         """The healthy step time, median of the ranks; nan where it is not known yet."""
         if self.ongoing is not None:
             return self.ongoing.healthy_s
-        known = np.zeros(0) if self.detector is None else self.detector.healthy_s
-        known = known[~np.isnan(known)]
-        return float(np.median(known)) if len(known) else float("nan")
+        healthy_s = np.zeros(0) if self.detector is None else self.detector.healthy_s
+        healthy_s = healthy_s[~np.isnan(healthy_s)]
+        return float(np.median(healthy_s)) if len(healthy_s) else float("nan")
 
     @property
     def slow_since(self) -> int | None:
@@ -359,7 +365,7 @@ class Stream:
         return stream
 
 
-def widened(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
+def widen(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
     """A detector of more ranks that knows what the old one did of its own, now at ``place``."""
     wide = Detector(ranks, threshold=detector.threshold, warm_up=detector.warm_up)
     for name, value in vars(detector).items():

@@ -22,7 +22,7 @@ from paceline.monitor.store import sessions
 from paceline.monitor.store import uploads as rows
 
 #: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
-MOST, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
+MAX_UPLOADS, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
 #: Time without a byte after which an upload is forgotten when room is wanted.
 EMPTY_S = 600.0
 
@@ -50,9 +50,9 @@ class Uploads:
         self, job_id: int, project: str, trace: Mapping[str, Any], now: float
     ) -> dict[str, Any]:
         """{"session"} where the job has that trace already, else {"upload", "offset"}."""
-        known = sessions.find(self._engine, job_id, trace["sha256"])
-        if known is not None:
-            return {"session": known}
+        session = sessions.find(self._engine, job_id, trace["sha256"])
+        if session is not None:
+            return {"session": session}
         with self._beginning:
             row = rows.under_way(self._engine, job_id, trace["sha256"])
             if row is None:
@@ -73,41 +73,41 @@ class Uploads:
         self, row: Mapping[str, Any], offset: int, chunks: AsyncIterator[bytes], now: float
     ) -> int:
         """Append what comes; returns how much is here, and on disk, now."""
-        with self._alone(row["id"]):
-            here = self.offset(row["id"])
-            if offset != here:
-                raise Refusal(409, f"the upload has {here} bytes; go on there", offset=here)
-            number = os.open(
+        with self._exclusive(row["id"]):
+            n_stored = self.offset(row["id"])
+            if offset != n_stored:
+                raise Refusal(409, f"the upload has {n_stored} bytes; go on there", offset=n_stored)
+            descriptor = os.open(
                 self._path(row["id"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             try:
-                here = await self._receive(number, row, here, chunks)
-                await run_in_threadpool(os.fsync, number)
+                n_stored = await self._receive(descriptor, row, n_stored, chunks)
+                await run_in_threadpool(os.fsync, descriptor)
             except OSError as error:
                 raise Refusal(
                     507, f"the chunk cannot be kept: {error.strerror}", retry_s=30
                 ) from None
             finally:
-                os.close(number)
+                os.close(descriptor)
             await run_in_threadpool(rows.touch, self._engine, row["id"], now)
-        return here
+        return n_stored
 
     async def _receive(
-        self, number: int, row: Mapping[str, Any], here: int, chunks: AsyncIterator[bytes]
+        self, descriptor: int, row: Mapping[str, Any], n_stored: int, chunks: AsyncIterator[bytes]
     ) -> int:
         waiting = bytearray()
         async for chunk in chunks:
             waiting += chunk
-            if here + len(waiting) > row["size_bytes"]:
+            if n_stored + len(waiting) > row["size_bytes"]:
                 raise Refusal(413, f"more than the {row['size_bytes']} bytes that were declared")
             if len(waiting) >= _BLOCK:
-                here += await run_in_threadpool(_write, number, bytes(waiting))
+                n_stored += await run_in_threadpool(_write, descriptor, bytes(waiting))
                 waiting.clear()
-        return here + await run_in_threadpool(_write, number, bytes(waiting))
+        return n_stored + await run_in_threadpool(_write, descriptor, bytes(waiting))
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
         """Check the content and make it a session; returns its number."""
-        with self._alone(row["id"]):
+        with self._exclusive(row["id"]):
             path = self._path(row["id"])
             # Who knows a SHA-256 only does not get the session: the bytes have to be here.
             self._check(row, path)
@@ -129,14 +129,14 @@ class Uploads:
 
     def abandon(self, upload_id: str) -> None:
         """Forget an upload and its bytes."""
-        with self._alone(upload_id):
+        with self._exclusive(upload_id):
             rows.remove(self._engine, upload_id)
             self._path(upload_id).unlink(missing_ok=True)
 
     def remove_strays(self) -> int:
         """Remove the files of uploads that are no more; returns how many."""
-        known = rows.ids(self._engine)
-        strays = [path for path in self.folder.iterdir() if path.name not in known]
+        numbers = rows.ids(self._engine)
+        strays = [path for path in self.folder.iterdir() if path.name not in numbers]
         for path in strays:
             path.unlink(missing_ok=True)
         return len(strays)
@@ -145,26 +145,30 @@ class Uploads:
         """Refuse what does not fit beside the uploads under way; one project may not take all."""
         if size > self._config.max_upload_mib * MIB:
             raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
-        under_way, to_come, own_to_come, own = 0, size, size, 0
-        for number, whose, declared, touched in rows.declared(self._engine):
-            here = self.offset(number)
-            if not here and touched < now - EMPTY_S:
+        under_way, to_come, own_to_come, n_own = 0, size, size, 0
+        for number, owner, declared, touched in rows.declared_sizes(self._engine):
+            received = self.offset(number)
+            if not received and touched < now - EMPTY_S:
                 with suppress(Refusal):  # its first bytes are coming
                     self.abandon(number)
                 continue
             under_way += 1
-            to_come += declared - here
-            if whose == project:
-                own += 1
-                own_to_come += declared - here
+            to_come += declared - received
+            if owner == project:
+                n_own += 1
+                own_to_come += declared - received
         queued = sessions.waiting(self._engine)
-        if under_way >= MOST or own >= MOST // 2 or queued >= self._config.analysis_queue:
+        if (
+            under_way >= MAX_UPLOADS
+            or n_own >= MAX_UPLOADS // 2
+            or queued >= self._config.analysis_queue
+        ):
             raise Refusal(
                 429, f"{under_way} uploads and {queued} traces wait; come again", retry_s=15
             )
         disk = shutil.disk_usage(self.folder)
         room = disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total)
-        if to_come > room or (own and own_to_come > room / 2):
+        if to_come > room or (n_own and own_to_come > room / 2):
             raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
 
     def _check(self, row: Mapping[str, Any], path: Path) -> None:
@@ -184,7 +188,7 @@ class Uploads:
             raise Refusal(415, "a trace is a parquet file; convert it with paceline push or import")
 
     @contextmanager
-    def _alone(self, upload_id: str) -> Any:
+    def _exclusive(self, upload_id: str) -> Any:
         """One request at a time works on an upload."""
         with self._lock:
             if upload_id in self._busy:
@@ -201,10 +205,10 @@ class Uploads:
         return self.folder / upload_id
 
 
-def _write(number: int, data: bytes) -> int:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(number, rest) :]
+def _write(descriptor: int, data: bytes) -> int:
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
     return len(data)
 
 

@@ -51,7 +51,7 @@ class _Shards:
 
     gather: Array
     reduce: Array
-    again: Array  # [case, direction, place] exchanged in every microbatch
+    repeated: Array  # [case, direction, place] exchanged in every microbatch
     elements: Array
     optimizer: Array
     embedding: Array  # [case, 1]
@@ -63,20 +63,20 @@ class Assembly:
 
     Args:
         model: costs of the model on the cluster.
-        found: the plans.
+        legal: the plans.
     """
 
-    def __init__(self, model: CostModel, found: Candidates) -> None:
-        self.model, self.llm, self.found = model, model.llm, found
+    def __init__(self, model: CostModel, legal: Candidates) -> None:
+        self.model, self.llm, self.legal = model, model.llm, legal
         self.kinds = [layer_kind(self.llm, i) for i in range(self.llm.layers)]
         self.distinct = sorted(set(self.kinds))
-        self._kept: dict[tuple[int, ...], Array] = {}
+        self._activations_of: dict[tuple[int, ...], Array] = {}
         self._seconds: dict[tuple[int, ...], Array] = {}
         self._parameters: dict[object, tuple[Array, Array]] = {}
 
     def shapes(self) -> Iterator[Ints]:
         """Rows of plans that share (pp, vpp, layers of each chunk)."""
-        c = self.found.columns
+        c = self.legal.columns
         key = (c["pp"] * (1 + c["vpp"].max()) + c["vpp"]) * (1 + c["layout"].max()) + c["layout"]
         order = np.argsort(key, kind="stable")
         yield from np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
@@ -85,13 +85,13 @@ class Assembly:
         self, rows: Ints, names: tuple[str, ...], make: Callable[[tuple[int, ...], int], Any]
     ) -> tuple[list[Any], Ints]:
         """What ``make(key, first row)`` gives for each distinct key, and [row] which it has."""
-        key = np.stack([self.found.columns[name][rows] for name in names])
-        distinct, first, which = np.unique(key, axis=1, return_index=True, return_inverse=True)
-        made = [
+        key = np.stack([self.legal.columns[name][rows] for name in names])
+        distinct, first, index = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        values_of_keys = [
             make(tuple(values), int(rows[i]))
             for values, i in zip(distinct.T.tolist(), first.tolist(), strict=True)
         ]
-        return made, which.reshape(-1)
+        return values_of_keys, index.reshape(-1)
 
     def _counts(self, plan: Plan) -> Array:
         """[place, kind] layers."""
@@ -105,42 +105,44 @@ class Assembly:
 
     def peak_bytes(self, rows: Ints) -> Array:
         """[row] bytes on a GPU of the fullest stage; ``rows`` are of one shape."""
-        shape = self.found.plan(int(rows[0]))
+        shape = self.legal.plan(int(rows[0]))
         counts = self._counts(shape)
-        made, layer = self._shared(rows, _LAYER, self._activations)
-        per_layer = np.stack(made)  # [case, kept or at work, kind]
+        activations, layer = self._shared(rows, _LAYER, self._activations)
+        per_layer = np.stack(activations)  # [case, kept or at work, kind]
         held_layers = counts.copy()
         held_layers[-1, self.distinct.index(self.kinds[-1])] += self.llm.mtp_layers
-        kept, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
-        flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.found.plan(i)))
-        held = kept.reshape(len(rows), shape.vpp, shape.pp).mean(axis=1) * np.stack(flight)[mb]
+        kept_bytes, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
+        flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.legal.plan(i)))
+        held_bytes = (
+            kept_bytes.reshape(len(rows), shape.vpp, shape.pp).mean(axis=1) * np.stack(flight)[mb]
+        )
         ends, end = self._shared(
-            rows, _ENDS, lambda _, i: end_activations(self.llm, self.found.plan(i))
+            rows, _ENDS, lambda _, i: end_activations(self.llm, self.legal.plan(i))
         )
         first, last = np.array(ends).T
         counted, count = self._shared(
-            rows, _FLIGHT, lambda _, i: ends_in_flight(self.found.plan(i))
+            rows, _FLIGHT, lambda _, i: ends_in_flight(self.legal.plan(i))
         )
         of_first, of_last = np.array(counted).T
-        held[:, 0] += first[end] * of_first[count]
-        held[:, -1] += last[end] * of_last[count]
+        held_bytes[:, 0] += first[end] * of_first[count]
+        held_bytes[:, -1] += last[end] * of_last[count]
         present = counts.reshape(shape.vpp, shape.pp, -1).max(axis=0) > 0  # [stage, kind]
         largest = np.where(present, work[:, None, :], 0.0).max(axis=2)
         states, shard = self._shared(
-            rows, _SHARDS, lambda _, i: self._state_bytes(self.found.plan(i))
+            rows, _SHARDS, lambda _, i: self._state_bytes(self.legal.plan(i))
         )
-        total: Array = held + largest + np.stack(states)[shard] + FRAMEWORK_BYTES
+        total: Array = held_bytes + largest + np.stack(states)[shard] + FRAMEWORK_BYTES
         peak: Array = total.max(axis=1)
         return peak
 
     def _activations(self, key: tuple[int, ...], row: int) -> Array:
         """[kept or at work, kind] bytes of a layer."""
-        if key not in self._kept:
-            plan = self.found.plan(row)
-            self._kept[key] = np.array(
+        if key not in self._activations_of:
+            plan = self.legal.plan(row)
+            self._activations_of[key] = np.array(
                 [layer_activations(self.llm, kind, plan) for kind in self.distinct]
             ).T
-        return self._kept[key]
+        return self._activations_of[key]
 
     def _state_bytes(self, plan: Plan) -> Array:
         """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
@@ -159,21 +161,23 @@ class Assembly:
 
     def computes(self, rows: Ints) -> Ints:
         """[row] forwards and backwards of a pipeline: what the time to evaluate it grows with."""
-        c = self.found.columns
+        c = self.legal.columns
         computes: Ints = 2 * c["pp"][rows] * c["vpp"][rows] * self._microbatches(rows)
         return computes
 
     def step_times(self, rows: Ints, fast: bool | None = None) -> Array:
         """[row] seconds of a step; ``rows`` are of one shape, ``fast`` as in :class:`Pipelines`."""
-        shape = self.found.plan(int(rows[0]))
+        shape = self.legal.plan(int(rows[0]))
         forward, backward = self._compute_s(rows, shape)
-        made, shard = self._shared(rows, _SHARDS, lambda _, i: self._shard(self.found.plan(i)))
-        shards = _Shards(*(np.stack(part)[shard] for part in zip(*made, strict=True)))
+        shard_values, shard = self._shared(
+            rows, _SHARDS, lambda _, i: self._shard(self.legal.plan(i))
+        )
+        shards = _Shards(*(np.stack(column)[shard] for column in zip(*shard_values, strict=True)))
         gather, reduce = self._exposed(shape, shards, forward, backward)
-        for way, seconds in enumerate((forward, backward)):
-            seconds += self.model.exposed(shape, shards.again[:, way], seconds)
+        for direction, seconds in enumerate((forward, backward)):
+            seconds += self.model.exposed(shape, shards.repeated[:, direction], seconds)
         hand, pair = self._shared(
-            rows, _HAND_OVER, lambda _, i: self.model.p2p_s(self.found.plan(i))
+            rows, _HAND_OVER, lambda _, i: self.model.p2p_s(self.legal.plan(i))
         )
         by_chunk = (len(rows), shape.vpp, shape.pp)
         pipelines = Pipelines(
@@ -183,7 +187,7 @@ class Assembly:
             np.cumsum(gather.reshape(by_chunk), axis=1).reshape(forward.shape),
         )
         norms, norm = self._shared(
-            rows, _NORMS, lambda _, i: self.model.layernorm_s(self.found.plan(i))
+            rows, _NORMS, lambda _, i: self.model.layernorm_s(self.legal.plan(i))
         )
         ends = pipelines.ends(fast).reshape(by_chunk)
         overlapped = shape.overlap_dp & (self._ranks(rows) > 1)
@@ -191,12 +195,12 @@ class Assembly:
         return _tail(ends, *times, shards, overlapped) + self.model.efficiency.fixed_s
 
     def _microbatches(self, rows: Ints) -> Ints:
-        c = self.found.columns
-        m: Ints = self.found.base.global_batch // (c["dp"][rows] * c["micro_batch"][rows])
+        c = self.legal.columns
+        m: Ints = self.legal.base.global_batch // (c["dp"][rows] * c["micro_batch"][rows])
         return m
 
     def _ranks(self, rows: Ints) -> Ints:
-        c = self.found.columns
+        c = self.legal.columns
         ranks: Ints = c["dp"][rows] * c["cp"][rows]
         return ranks
 
@@ -208,17 +212,17 @@ class Assembly:
         counts[0, -3] += 1
         counts[-1, -2:] += (1 + mtp, mtp)
         counts[-1, self.distinct.index(self.kinds[-1])] += mtp
-        made, layer = self._shared(rows, _LAYER, self._layer)
-        seconds = np.stack(made)[layer]  # [row, direction, kind]
+        layer_seconds, layer = self._shared(rows, _LAYER, self._layer)
+        seconds = np.stack(layer_seconds)[layer]  # [row, direction, kind]
         return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
 
     def _layer(self, key: tuple[int, ...], row: int) -> Array:
         """[direction, kind] seconds of each kind of layer, the embedding and the output."""
         if key not in self._seconds:
-            plan = self.found.plan(row)
+            plan = self.legal.plan(row)
             names: list[LayerKind | str] = [*self.distinct, "embedding", "head", "mtp"]
-            parts = [self.model.layer(name, plan)[0].sum(axis=1) for name in names]
-            self._seconds[key] = np.stack(parts, axis=1)
+            seconds = [self.model.layer(name, plan)[0].sum(axis=1) for name in names]
+            self._seconds[key] = np.stack(seconds, axis=1)
         return self._seconds[key]
 
     def _shard(self, plan: Plan) -> tuple[Array, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline.model.calibration import Calibration, covered
+from paceline.model.calibration import Calibration, coverage
 from paceline.model.cluster import Cluster
 from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
@@ -137,7 +137,7 @@ def calibrate(
     efficiency = fitter.efficiency(constants, x)
     predicted = fitter.predict(efficiency)
     share = np.abs(predicted / fitter.measured - 1)
-    ranges, words = covered(list(jobs))
+    ranges, words = coverage(list(jobs))
     calibration = Calibration(
         runs=len(jobs),
         constants={c.name: round(float(e), 4) for c, e in zip(constants, errors, strict=True)},
@@ -156,7 +156,7 @@ def cross_validate(
     jobs: Sequence[Job],
     measured_s: Sequence[float],
     cluster: Cluster,
-    parts: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
     *,
     progress: Progress | None = None,
 ) -> Array:
@@ -166,19 +166,19 @@ def cross_validate(
         jobs: model and plan of each run.
         measured_s: their step times.
         cluster: as for :func:`calibrate`.
-        parts: indices of the runs, in disjoint parts.
+        held_out: indices of the runs, in disjoint parts.
         progress: called with (parts done, parts in all).
     """
     predicted = np.full(len(jobs), np.nan)
-    for done, part in enumerate(parts):
-        rest = sorted(set(range(len(jobs))) - set(part))
-        fit = calibrate([jobs[i] for i in rest], [measured_s[i] for i in rest], cluster)
-        predicted[list(part)] = [
+    for done, rows in enumerate(held_out):
+        training = sorted(set(range(len(jobs))) - set(rows))
+        fit = calibrate([jobs[i] for i in training], [measured_s[i] for i in training], cluster)
+        predicted[list(rows)] = [
             step_time_s(CostModel(jobs[i][0], fit.cluster).costs(jobs[i][1]), jobs[i][1], fast=True)
-            for i in part
+            for i in rows
         ]
         if progress is not None:
-            progress(done + 1, len(parts))
+            progress(done + 1, len(held_out))
     return predicted
 
 
@@ -220,8 +220,8 @@ class _Fitter:
         names = []
         for constant in CONSTANTS:
             value = getattr(self.cluster.efficiency, constant.name)
-            other = replace(self.cluster.efficiency, **{constant.name: value * 0.8})
-            if np.any(np.abs(self.predict(other) / base - 1) > 1e-6):
+            scaled = replace(self.cluster.efficiency, **{constant.name: value * 0.8})
+            if np.any(np.abs(self.predict(scaled) / base - 1) > 1e-6):
                 names.append(constant.name)
         return names
 

@@ -136,14 +136,14 @@ def _same_job(measured: Measured, plan: Plan) -> None:
     # A trace may count the context-parallel ranks among the replicas, apart, or not at all.
     dp = plan.dp if job.dp_size == plan.dp else plan.dp * plan.cp
     different = [
-        f"{name} is {given} in the plan, {traced} in the trace"
-        for name, given, traced in (
+        f"{name} is {planned} in the plan, {traced} in the trace"
+        for name, planned, traced in (
             ("pp", plan.pp, job.pp_size),
             ("vpp", plan.vpp, job.vpp_size),
             ("dp", dp, job.dp_size),
             ("microbatches", plan.microbatches, counts[0] if len(counts) == 1 else counts),
         )
-        if given != traced
+        if planned != traced
     ]
     if different:
         raise ModelError(f"the expected job is another one: {'; '.join(different)}")

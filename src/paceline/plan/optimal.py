@@ -226,13 +226,13 @@ def optimal(
         tokens = tokens_per_parameter * llm.parameters
         ideal = 6 * llm.parameters * tokens / flops * days
         options_ = {**options, "precision": precision}
-        done.append(_sized(llm, cluster, counts, batch, tokens, ideal, options_))
+        done.append(_evaluate(llm, cluster, counts, batch, tokens, ideal, options_))
         if progress is not None:
             progress(len(done), len(models))
     return Optimal(cluster, gpus, days, flops, points, tuple(done))
 
 
-def _sized(
+def _evaluate(
     llm: LLM,
     cluster: Cluster,
     counts: range,
@@ -242,9 +242,9 @@ def _sized(
     options: dict[str, Any],
 ) -> Sized:
     try:
-        found = search(llm, cluster, counts, batch, tokens=tokens, **options)
+        plans = search(llm, cluster, counts, batch, tokens=tokens, **options)
     except PlanError as error:
         return Sized(llm, tokens, ideal_days, why_not=str(error))
-    assert found.days is not None
-    best = (found.plan(0), int(found.gpus[0]), float(found.step_time_s[0]), float(found.mfu[0]))
-    return Sized(llm, tokens, ideal_days, *best, float(found.days[0]))
+    assert plans.days is not None
+    best = (plans.plan(0), int(plans.gpus[0]), float(plans.step_time_s[0]), float(plans.mfu[0]))
+    return Sized(llm, tokens, ideal_days, *best, float(plans.days[0]))

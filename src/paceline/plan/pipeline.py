@@ -149,9 +149,9 @@ def _walk(
         ends = np.full((2, places, m), -1.0)
         done = np.zeros((2, pp), dtype=np.int64)
         clock, posted = np.zeros(pp), np.zeros((2, pp))
-        left = pp
+        unfinished = pp
         up = False
-        while left > 0:
+        while unfinished > 0:
             up = not up
             for i in range(pp):
                 s = i if up else pp - 1 - i
@@ -160,24 +160,26 @@ def _walk(
                 n = done[0, s] + done[1, s]
                 while n < 2 * total:
                     turn = n >= ahead and (n - ahead) & 1 == 1
-                    way = 1 if turn or done[0, s] == total else 0
-                    k = done[way, s]
-                    place = chunk_start[k] + (s if way == 0 else pp - 1 - s)
+                    direction = 1 if turn or done[0, s] == total else 0
+                    k = done[direction, s]
+                    place = chunk_start[k] + (s if direction == 0 else pp - 1 - s)
                     start = clock[s]
                     if place > 0 and pp > 1:
-                        sent = ends[way, place - 1, microbatch[k]]
-                        if sent < 0.0:
+                        arrival = ends[direction, place - 1, microbatch[k]]
+                        if arrival < 0.0:
                             break
-                        start = max(start, max(sent, posted[way, s]) + into[way, plan, place])
-                    if way == 0:
+                        start = max(
+                            start, max(arrival, posted[direction, s]) + into[direction, plan, place]
+                        )
+                    if direction == 0:
                         start = max(start, ready[plan, place])
-                    clock[s] = start + seconds[way, plan, place]
-                    ends[way, place, microbatch[k]] = clock[s]
-                    posted[way, s] = clock[s]
+                    clock[s] = start + seconds[direction, plan, place]
+                    ends[direction, place, microbatch[k]] = clock[s]
+                    posted[direction, s] = clock[s]
                     if n == hold:
                         posted[1, s] = clock[s]
-                    done[way, s] = k + 1
+                    done[direction, s] = k + 1
                     n += 1
-                    left -= n == 2 * total
+                    unfinished -= n == 2 * total
         for place in range(places):
             result[plan, place] = ends[1, place, m - 1]

@@ -218,10 +218,10 @@ def plan_of(fields: Mapping[str, Any]) -> Plan:
     Raises:
         PlanError: a field is unknown or ``global_batch`` is missing.
     """
-    known = [field.name for field in dataclass_fields(Plan)]
-    unknown = [name for name in fields if name not in known]
+    field_names = [field.name for field in dataclass_fields(Plan)]
+    unknown = [name for name in fields if name not in field_names]
     if unknown:
-        raise PlanError(f"a plan has no field {unknown[0]!r}; it has {', '.join(known)}")
+        raise PlanError(f"a plan has no field {unknown[0]!r}; it has {', '.join(field_names)}")
     if "global_batch" not in fields:
         raise PlanError("the plan lacks global_batch, the samples of one step")
     return Plan(**fields)
@@ -239,20 +239,20 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     with_p2p = computes | np.isin(graph.kind, [int(k) for k in P2P_KINDS])
     with_dp = with_p2p | np.isin(graph.kind, [int(k) for k in _DP_KINDS])
     stages = (computes, with_p2p, with_dp, np.ones(graph.n_ops, dtype=bool))
-    each = Durations.empty(graph, len(stages))
-    for column, kept in enumerate(stages):
-        each.block(0)[:, column, 0] = np.where(kept, seconds, 0.0)
+    scenarios = Durations.empty(graph, len(stages))
+    for column, mask in enumerate(stages):
+        scenarios.block(0)[:, column, 0] = np.where(mask, seconds, 0.0)
     own = Rules.own(graph)
-    times = step_times(each, own, all_lanes(graph, len(stages))).tolist()
+    times = step_times(scenarios, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
-    found = dict(zip(PARTS, mean.tolist(), strict=True))
-    repeated = found.pop("dp")
-    found["bubble"] = max(0.0, times[0] - float(mean.sum()))
+    seconds_of = dict(zip(PARTS, mean.tolist(), strict=True))
+    repeated = seconds_of.pop("dp")
+    seconds_of["bubble"] = max(0.0, times[0] - float(mean.sum()))
     for name, before, after in zip(("p2p", "dp", "tail"), times, times[1:], strict=False):
-        found[name] = after - before
-    found["dp"] += repeated
-    found["fixed"] = costs.fixed_s
-    return found
+        seconds_of[name] = after - before
+    seconds_of["dp"] += repeated
+    seconds_of["fixed"] = costs.fixed_s
+    return seconds_of
 
 
 def what_fits(llm: LLM, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
@@ -272,25 +272,25 @@ def what_fits(llm: LLM, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
                 changes.append((f"{name} {wider[name]} (dp {wider['dp']})", wider))
     if llm.moe is not None:
         changes += [(f"ep {plan.ep * n}", {"ep": plan.ep * n}) for n in (2, 4, 8)]
-    found = []
+    fitting = []
     for text, change in changes:
-        other = replace(plan, **change)
-        if other == plan or problems(other, llm):
+        changed = replace(plan, **change)
+        if changed == plan or problems(changed, llm):
             continue
-        if max(stage.total_bytes for stage in stage_memory(llm, other, cluster)) <= room:
-            found.append(text)
-    return tuple(found)
+        if max(stage.total_bytes for stage in stage_memory(llm, changed, cluster)) <= room:
+            fitting.append(text)
+    return tuple(fitting)
 
 
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
-    found = []
+    warnings = []
     if cluster.calibration is not None:
         beyond = cluster.calibration.outside(llm, plan)
         if beyond:
-            found.append(f"outside what the cluster was calibrated with: {'; '.join(beyond)}")
+            warnings.append(f"outside what the cluster was calibrated with: {'; '.join(beyond)}")
     if plan.tp > cluster.node.gpus:
-        found.append(
+        warnings.append(
             f"tp {plan.tp} exceeds the {cluster.node.gpus} GPUs of a node: its collectives cross "
             "the network in every layer"
         )
-    return found
+    return warnings

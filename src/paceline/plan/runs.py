@@ -74,11 +74,6 @@ class RunTable:
     runs: tuple[Run, ...]
 
 
-def load_runs(path: Path, *, need_times: bool = False) -> list[Run]:
-    """The runs of a file; see :func:`read_runs`."""
-    return list(read_runs(path, need_times=need_times).runs)
-
-
 def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
     """Read a file of runs.
 
@@ -95,7 +90,7 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
             column).
         PlanError: a row's plan cannot train its model.
     """
-    columns, rows = _read(path)
+    columns, rows = _read_table(path)
     missing = [name for name in NEEDED if name not in columns]
     if "model" not in columns:
         missing += [name for name in MODEL_FIELDS if name not in columns]
@@ -122,22 +117,22 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
     return RunTable(columns, tuple(rows), tuple(runs))
 
 
-def runs_cluster(runs: Sequence[Run], given: str | None) -> Cluster:
+def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
     """The one cluster that runs are compared on.
 
     Args:
         runs: with their GPUs.
-        given: a preset's name or a cluster file, which counts before what the rows say.
+        requested: a preset's name or a cluster file, which counts before what the rows say.
 
     Raises:
         ModelError: the rows name several GPUs and none is given.
     """
-    if given is not None:
-        return named_cluster(given)
+    if requested is not None:
+        return named_cluster(requested)
     names = sorted({run.gpu for run in runs})
     if len(names) > 1:
-        shown = ", ".join(name or "(none)" for name in names)
-        raise ModelError(f"the runs are of several GPUs ({shown}); fit each on its own")
+        gpu_names = ", ".join(name or "(none)" for name in names)
+        raise ModelError(f"the runs are of several GPUs ({gpu_names}); fit each on its own")
     return cluster_preset(names[0] or DEFAULT_GPU)
 
 
@@ -149,12 +144,12 @@ def named_cluster(name: str) -> Cluster:
     return cluster_preset(name)
 
 
-def run_clusters(runs: Sequence[Run], given: str | None) -> list[Cluster]:
+def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
     """The cluster of each run."""
-    if given is not None:
-        return [named_cluster(given)] * len(runs)
-    known = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
-    return [known[run.gpu] for run in runs]
+    if requested is not None:
+        return [named_cluster(requested)] * len(runs)
+    cluster_of = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
+    return [cluster_of[run.gpu] for run in runs]
 
 
 def predicted_csv(table: RunTable, predicted_s: Sequence[float]) -> str:
@@ -174,20 +169,20 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
 
     R^2 is None where the measured do not differ.
     """
-    y = np.asarray(measured, dtype=np.float64)
-    x: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
-    share = np.abs(x / y - 1)
-    spread = float(((y - y.mean()) ** 2).sum())
+    measured_s = np.asarray(measured, dtype=np.float64)
+    predicted_s: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
+    share = np.abs(predicted_s / measured_s - 1)
+    spread = float(((measured_s - measured_s.mean()) ** 2).sum())
     return {
-        "n": len(y),
+        "n": len(measured_s),
         "mape": float(share.mean()),
         "median": float(np.median(share)),
         "p90": float(np.quantile(share, 0.9)),
-        "r2": 1.0 - float(((x - y) ** 2).sum()) / spread if spread else None,
+        "r2": 1.0 - float(((predicted_s - measured_s) ** 2).sum()) / spread if spread else None,
     }
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
@@ -304,13 +299,13 @@ def _llm(row: _Row) -> LLM:
         if row.text(name)
     }
     name = row.text("model")
-    named = all(row.text(column) for column in MODEL_FIELDS)
+    is_described = all(row.text(column) for column in MODEL_FIELDS)
     preset: LLM | None = None
     if name:
         try:
             preset = llm_preset(name)
         except ModelError as error:
-            if not named:  # else a mere label
+            if not is_described:  # else a mere label
                 row.fail("model", f"is unknown: {error}")
     if preset is not None:
         different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
@@ -342,5 +337,5 @@ def _checked(row: _Row, column: str, call: Callable[[], Any]) -> Any:
 
 def _near(missing: Sequence[str], columns: Sequence[str]) -> str:
     hints = {name: get_close_matches(name, columns, n=1) for name in missing}
-    shown = [f"{near[0]} for {name}" for name, near in hints.items() if near]
-    return f" (did you mean {', '.join(shown)}?)" if shown else ""
+    hint_texts = [f"{near[0]} for {name}" for name, near in hints.items() if near]
+    return f" (did you mean {', '.join(hint_texts)}?)" if hint_texts else ""

@@ -49,7 +49,7 @@ class SearchResult:
         llm: the model.
         cluster: the machines.
         objective: what they are ranked by.
-        found: all legal plans.
+        legal: all legal plans.
         rows: [plan] which of them these are.
         step_time_s: [plan].
         memory_bytes: [plan] on each GPU of the fullest stage.
@@ -62,7 +62,7 @@ class SearchResult:
     llm: LLM
     cluster: Cluster
     objective: Objective
-    found: Candidates
+    legal: Candidates
     rows: Ints
     step_time_s: Array
     memory_bytes: Array
@@ -76,12 +76,12 @@ class SearchResult:
 
     def plan(self, i: int) -> Plan:
         """The plan at place ``i``."""
-        return self.found.plan(int(self.rows[i]))
+        return self.legal.plan(int(self.rows[i]))
 
     @cached_property
     def gpus(self) -> Ints:
         """[plan] GPUs."""
-        gpus: Ints = self.found.gpus[self.rows]
+        gpus: Ints = self.legal.gpus[self.rows]
         return gpus
 
     @property
@@ -89,7 +89,7 @@ class SearchResult:
         """Steps of the training."""
         if self.tokens is None:
             return None
-        return training_steps(self.tokens, self.llm, self.found.base.global_batch)
+        return training_steps(self.tokens, self.llm, self.legal.base.global_batch)
 
     @cached_property
     def days(self) -> Array | None:
@@ -125,10 +125,10 @@ class SearchResult:
         """All of it by name, one value per plan; what is not known is left out."""
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
-        columns |= {name: self.found.columns[name][self.rows] for name in names}
-        recompute = self.found.columns["recompute"][self.rows]
+        columns |= {name: self.legal.columns[name][self.rows] for name in names}
+        recompute = self.legal.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
-        columns["even_layers"] = self.found.columns["layout"][self.rows] == 0
+        columns["even_layers"] = self.legal.columns["layout"][self.rows] == 0
         measures = ("step_time_s", "memory_bytes", "mfu", "days", "dollars_per_day", "dollars")
         for name in (*measures, "pareto"):
             values = getattr(self, name)
@@ -185,18 +185,20 @@ def search(
         raise PlanError(f"objective must be one of {', '.join(get_args(Objective))}")
     space = _space(cluster, gpus, global_batch, options)
     cluster.gpu.peak(space.base.precision)  # raises where the GPU lacks it
-    found = candidates(llm, space)
-    assembly = Assembly(CostModel(llm, cluster, cost), found)
+    legal = candidates(llm, space)
+    assembly = Assembly(CostModel(llm, cluster, cost), legal)
     memory = _memory(assembly, progress)
     fits = memory <= cluster.gpu.memory_bytes
     if not fits.any():
-        raise PlanError(_too_large(llm, cluster, space, found, memory))
+        raise PlanError(_too_large(llm, cluster, space, legal, memory))
     rows, times = _times(assembly, np.flatnonzero(fits), progress)
-    pruned = {**found.pruned}
+    pruned = {**legal.pruned}
     if not fits.all():
         pruned["does not fit into memory"] = int((~fits).sum())
-    result = _result(llm, cluster, objective, found, rows, times, memory[rows], tokens, pruned)
-    result = _limited(result, max_days, budget)
+    result = _ranked_result(
+        llm, cluster, objective, legal, rows, times, memory[rows], tokens, pruned
+    )
+    result = _within_limits(result, max_days, budget)
     return replace(result, seconds=time.perf_counter() - begin)
 
 
@@ -206,15 +208,15 @@ def _space(
     counts = (gpus,) if isinstance(gpus, int) else gpus
     if not isinstance(counts, range) or counts.step < 1:
         counts = sorted(set(counts))
-    known = set(Space.__dataclass_fields__) - {"gpus", "base", "node_gpus"}
-    limits = {name: value for name, value in options.items() if name in known}
-    shared = {name: value for name, value in options.items() if name not in known}
+    space_fields = set(Space.__dataclass_fields__) - {"gpus", "base", "node_gpus"}
+    limits = {name: value for name, value in options.items() if name in space_fields}
+    shared = {name: value for name, value in options.items() if name not in space_fields}
     base = Plan(global_batch=global_batch, **shared)
     return Space(gpus=counts, base=base, node_gpus=cluster.node.gpus, **limits)
 
 
 def _memory(assembly: Assembly, progress: Progress | None) -> Array:
-    memory = np.zeros(len(assembly.found))
+    memory = np.zeros(len(assembly.legal))
     for rows in assembly.shapes():
         memory[rows] = assembly.peak_bytes(rows)
         if progress is not None:
@@ -224,14 +226,14 @@ def _memory(assembly: Assembly, progress: Progress | None) -> Array:
 
 def _times(assembly: Assembly, fits: Ints, progress: Progress | None) -> tuple[Ints, Array]:
     """Rows in the order of their evaluation, and [row] seconds of a step."""
-    kept = np.zeros(len(assembly.found), dtype=bool)
-    kept[fits] = True
-    computes = assembly.computes(np.arange(len(kept)))
-    fast = int(computes[kept].sum()) > INTERPRETED_COMPUTES
+    fitting = np.zeros(len(assembly.legal), dtype=bool)
+    fitting[fits] = True
+    computes = assembly.computes(np.arange(len(fitting)))
+    fast = int(computes[fitting].sum()) > INTERPRETED_COMPUTES
     rows, times = [], []
-    done, total = 0, int(computes[kept].sum())
+    done, total = 0, int(computes[fitting].sum())
     for shape in assembly.shapes():
-        for block in _blocks(shape[kept[shape]], computes):
+        for block in _blocks(shape[fitting[shape]], computes):
             rows.append(block)
             times.append(assembly.step_times(block, fast))
             done += int(computes[block].sum())
@@ -246,11 +248,11 @@ def _blocks(rows: Ints, computes: Ints) -> Iterator[Ints]:
         yield from np.split(rows, np.flatnonzero(np.diff(work)) + 1)
 
 
-def _result(
+def _ranked_result(
     llm: LLM,
     cluster: Cluster,
     objective: Objective,
-    found: Candidates,
+    legal: Candidates,
     rows: Ints,
     times: Array,
     memory: Array,
@@ -258,18 +260,20 @@ def _result(
     pruned: dict[str, int],
 ) -> SearchResult:
     """Ranked; of equally good plans the one that needs less memory comes first."""
-    gpus = found.gpus[rows]
+    gpus = legal.gpus[rows]
     first = {"time": times, "cost": times * gpus, "gpus": gpus}[objective]
     order = np.lexsort((memory, times * gpus, times, first))
     rows, times, memory = rows[order], times[order], memory[order]
-    peak = cluster.gpu.peak(found.base.precision)
-    share = mfu(llm, found.base.global_batch, times, gpus[order].astype(np.float64), peak)
+    peak = cluster.gpu.peak(legal.base.precision)
+    share = mfu(llm, legal.base.global_batch, times, gpus[order].astype(np.float64), peak)
     return SearchResult(
-        llm, cluster, objective, found, rows, times, memory, share, tokens, pruned, 0.0
+        llm, cluster, objective, legal, rows, times, memory, share, tokens, pruned, 0.0
     )
 
 
-def _limited(result: SearchResult, max_days: float | None, budget: float | None) -> SearchResult:
+def _within_limits(
+    result: SearchResult, max_days: float | None, budget: float | None
+) -> SearchResult:
     """Without what takes or costs too much."""
     for name, limit, unit in (("max_days", max_days, "days"), ("budget", budget, "dollars")):
         if limit is None:
@@ -278,8 +282,8 @@ def _limited(result: SearchResult, max_days: float | None, budget: float | None)
         if values is None:
             lacking = "tokens" if result.tokens is None else "a price per GPU-hour"
             raise PlanError(f"{name} needs {lacking}")
-        kept = values <= limit
-        if not kept.any():
+        within = values <= limit
+        if not within.any():
             best = int(np.argmin(values))
             raise PlanError(
                 f"no plan stays within {limit:,g} {unit}; the closest, "
@@ -287,32 +291,34 @@ def _limited(result: SearchResult, max_days: float | None, budget: float | None)
                 f"{values[best]:,.1f}"
             )
         pruned = {**result.pruned}
-        if not kept.all():
-            pruned[f"more than {limit:,g} {unit}"] = int((~kept).sum())
+        if not within.all():
+            pruned[f"more than {limit:,g} {unit}"] = int((~within).sum())
         arrays = ("rows", "step_time_s", "memory_bytes", "mfu")
-        kept_arrays: dict[str, Any] = {each: getattr(result, each)[kept] for each in arrays}
+        kept_arrays: dict[str, Any] = {array: getattr(result, array)[within] for array in arrays}
         result = replace(result, pruned=pruned, **kept_arrays)
     return result
 
 
-def _too_large(llm: LLM, cluster: Cluster, space: Space, found: Candidates, memory: Array) -> str:
+def _too_large(llm: LLM, cluster: Cluster, space: Space, legal: Candidates, memory: Array) -> str:
     """What comes closest to fitting, and how many GPUs would do."""
     least = int(np.argmin(memory))
     room = cluster.gpu.memory_bytes
     text = (
-        f"none of {len(found):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB of "
-        f"{cluster.gpu.name}; the closest, {found.plan(least).describe()} on "
-        f"{found.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
+        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB of "
+        f"{cluster.gpu.name}; the closest, {legal.plan(least).describe()} on "
+        f"{legal.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
     )
     for doubling in range(1, _DOUBLINGS + 1):
-        more = {n << doubling for n in (space.gpus[0], space.gpus[-1])}
-        wider = replace(space, gpus=sorted(more))
+        gpus = {n << doubling for n in (space.gpus[0], space.gpus[-1])}
+        wider = replace(space, gpus=sorted(gpus))
         try:
-            legal = candidates(llm, wider)
+            wider_legal = candidates(llm, wider)
         except PlanError:
             continue
-        bytes_ = _memory(Assembly(CostModel(llm, cluster), legal), None)
+        bytes_ = _memory(Assembly(CostModel(llm, cluster), wider_legal), None)
         if bytes_.min() <= room:
             i = int(np.argmin(bytes_))
-            return f"{text}; {legal.gpus[i]:,} GPUs would do ({legal.plan(i).describe()})"
+            return (
+                f"{text}; {wider_legal.gpus[i]:,} GPUs would do ({wider_legal.plan(i).describe()})"
+            )
     return f"{text}; use GPUs with more memory, a larger max_tp or smaller micro batches"

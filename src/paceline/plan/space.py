@@ -23,7 +23,7 @@ _Layouts = tuple[tuple[int, ...] | None, ...]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 #: More combinations than this take gigabytes.
-_MOST = 20_000_000
+_MAX_PLANS = 20_000_000
 
 #: Context parallelism pays from about this many tokens per rank on; fewer are not tried unasked.
 _CP_TOKENS = 4096
@@ -193,11 +193,11 @@ class _Listing:
         self.pruned: dict[str, int] = {}
         self.layers: list[tuple[int, ...] | None] = [None]
         self.vpps = range(1, space.max_vpp + 1)
-        self.left = len(space.micro_batches) * len(self.vpps) * len(space.zeros)
-        self.left *= len(space.sequence_parallels) * len(space.recomputes)
+        self.combinations = len(space.micro_batches) * len(self.vpps) * len(space.zeros)
+        self.combinations *= len(space.sequence_parallels) * len(space.recomputes)
 
     def _drop(self, columns: Columns, bad: npt.NDArray[np.bool_], reason: str) -> Columns:
-        count = int(bad.sum()) * self.left
+        count = int(bad.sum()) * self.combinations
         if not count:
             return columns
         self.pruned[reason] = self.pruned.get(reason, 0) + count
@@ -227,14 +227,19 @@ class _Listing:
         first, last = -(-gpus[0] // replica), top // replica
         if space.max_dp is not None:
             last = np.minimum(last, space.max_dp)
-        many = np.maximum(last - first + 1, 0)
-        _check_size(int(many.sum()))
-        row = np.repeat(np.arange(len(replica)), many)
-        dp = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
-        kept = np.isin(replica[row] * dp, gpus)
-        row, dp = row[kept], dp[kept]
-        i, rest = np.divmod(row, len(cp) * len(pp))
-        columns = {"tp": tp[i], "cp": cp[rest // len(pp)], "pp": pp[rest % len(pp)], "dp": dp}
+        n_dps = np.maximum(last - first + 1, 0)
+        _check_size(int(n_dps.sum()))
+        row = np.repeat(np.arange(len(replica)), n_dps)
+        dp = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(n_dps) - n_dps, n_dps)
+        exact = np.isin(replica[row] * dp, gpus)
+        row, dp = row[exact], dp[exact]
+        i, remainder = np.divmod(row, len(cp) * len(pp))
+        columns = {
+            "tp": tp[i],
+            "cp": cp[remainder // len(pp)],
+            "pp": pp[remainder % len(pp)],
+            "dp": dp,
+        }
         eps = [1]
         if llm.moe is not None:
             eps = _powers(min(space.max_ep or llm.moe.experts, llm.moe.experts)).tolist()
@@ -279,22 +284,22 @@ class _Listing:
         """Micro batches, and whether they divide the global one."""
         sizes = self.space.micro_batches
         columns = self._cross(columns, "micro_batch", sizes)
-        self.left //= len(sizes)
+        self.combinations //= len(sizes)
         bad = self.space.base.global_batch % (columns["dp"] * columns["micro_batch"]) != 0
         return self._drop(columns, bad, "global_batch not divisible by dp x micro_batch")
 
     def layouts(self, columns: Columns) -> Columns:
         """Chunks per stage, and the layers of each chunk."""
         columns = self._cross(columns, "vpp", self.vpps)
-        self.left //= len(self.vpps)
+        self.combinations //= len(self.vpps)
         bad = (columns["vpp"] > 1) & (columns["pp"] == 1)
         columns = self._drop(columns, bad, "vpp needs pp > 1")
         if self.space.base.schedule == "gpipe":
             columns = self._drop(columns, columns["vpp"] > 1, "gpipe has one chunk per stage")
         shapes = np.stack([columns["pp"], columns["vpp"]])
-        distinct, which = np.unique(shapes, axis=1, return_inverse=True)
+        distinct, index = np.unique(shapes, axis=1, return_inverse=True)
         layout = [self._layout(pp * vpp, vpp) for pp, vpp in distinct.T.tolist()]
-        columns["layout"] = np.array(layout, dtype=np.int64)[which.reshape(-1)]
+        columns["layout"] = np.array(layout, dtype=np.int64)[index.reshape(-1)]
         columns = self._drop(columns, columns["layout"] < 0, "layers not divisible by pp x vpp")
         samples = columns["dp"] * columns["micro_batch"]
         odd = self.space.base.global_batch // samples % columns["pp"] != 0
@@ -304,14 +309,14 @@ class _Listing:
     def _layout(self, chunks: int, vpp: int) -> int:
         """Index of the layers of this number of chunks; -1 = there is none."""
         layers = self.llm.layers
-        each = -(-layers // chunks)
-        fewer = each * chunks - layers
+        per_chunk = -(-layers // chunks)
+        fewer = per_chunk * chunks - layers
         last = -(-fewer // 2)
         if fewer == 0:
             return 0
-        if not self.space.uneven or chunks < 2 or last >= each or (vpp > 1 and fewer > 2):
+        if not self.space.uneven or chunks < 2 or last >= per_chunk or (vpp > 1 and fewer > 2):
             return -1
-        counts = (each - fewer // 2, *[each] * (chunks - 2), each - last)
+        counts = (per_chunk - fewer // 2, *[per_chunk] * (chunks - 2), per_chunk - last)
         if counts not in self.layers:
             self.layers.append(counts)
         return self.layers.index(counts)
@@ -320,29 +325,29 @@ class _Listing:
         """ZeRO, sequence parallelism, recomputation."""
         space = self.space
         columns = self._cross(columns, "zero", space.zeros)
-        self.left //= len(space.zeros)
+        self.combinations //= len(space.zeros)
         bad = (columns["zero"] > 1) & (columns["pp"] > 1)
         columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
-        alone = columns["dp"] * columns["cp"] == 1  # legal, but one plan several times
+        single = columns["dp"] * columns["cp"] == 1  # legal, but one plan several times
         usual = 1 if 1 in space.zeros else space.zeros[0]
-        bad = alone & (columns["zero"] != usual)
+        bad = single & (columns["zero"] != usual)
         columns = self._drop(columns, bad, "zero makes no difference with one replica")
         columns = self._cross(
             columns, "sequence_parallel", [int(x) for x in space.sequence_parallels]
         )
-        self.left //= len(space.sequence_parallels)
+        self.combinations //= len(space.sequence_parallels)
         columns = self._probe(columns, sequence_parallel=True)
         if space.base.overlap_tp:
             bad = (columns["tp"] > 1) & (columns["sequence_parallel"] == 0)
             columns = self._drop(columns, bad, "overlap_tp needs sequence_parallel")
         indices = [RECOMPUTES.index(name) for name in space.recomputes]
         columns = self._cross(columns, "recompute", indices)
-        self.left //= len(space.recomputes)
+        self.combinations //= len(space.recomputes)
         return columns
 
 
 def _check_size(n: int) -> None:
-    if n > _MOST:
+    if n > _MAX_PLANS:
         raise PlanError(
             f"{n:,} combinations are more than a search can hold; give fewer numbers of GPUs, or "
             "smaller max_tp, max_pp, max_dp, max_cp or max_vpp"

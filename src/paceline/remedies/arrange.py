@@ -27,8 +27,8 @@ Positions = tuple[Worker, ...]
 STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 
 #: Arrangements simulated on all steps and replicas. One that is not the best without noise must be
-#: better by CLEARLY to be chosen: less is the luck of the traced steps.
-VERIFIED, CLEARLY = 4, 0.01
+#: better by MIN_LEAD to be chosen: less is the luck of the traced steps.
+N_VERIFIED, MIN_LEAD = 4, 0.01
 
 
 #: Standard errors of a median over a worker's computes by which its factor in a step must stand
@@ -47,9 +47,9 @@ def swaps_to(workers: Sequence[Worker], positions: Sequence[Worker]) -> list[Swa
         if here == target:
             continue
         swaps.append((here, target))
-        for other, place in at.items():
+        for occupant, place in at.items():
             if place == target:
-                at[other] = here
+                at[occupant] = here
         at[worker] = target
     return swaps
 
@@ -73,8 +73,8 @@ class Arrangement:
         """[kind, step] a worker's factor."""
         dp, stage = worker
         graph, fit = self.durations.graph, self.fit
-        rest = fit.variants[int(graph.replica_variant[dp])].residual
-        own = rest[:, fit.stage_of_place == stage][..., int(graph.dp_index[dp])]
+        residual = fit.variants[int(graph.replica_variant[dp])].residual
+        own = residual[:, fit.stage_of_place == stage][..., int(graph.dp_index[dp])]
         middle = np.median(own, axis=(1, 2))  # over chunks and microbatches
         error = MEDIAN_ERROR * fit.sigma / np.sqrt(own.shape[1] * own.shape[2])
         stands_out = np.abs(middle) > STEP_ERRORS * error[:, None]
@@ -95,12 +95,15 @@ class Arrangement:
         Whoever stood there computes with its own speed where it is then.
         """
         standing: dict[Worker, Worker] = {}  # position -> the worker that stands there
-        for one, other in swaps_to(self.workers, positions):
-            here, there = standing.get(one, one), standing.get(other, other)
-            standing[one], standing[other] = there, here
+        for first, second in swaps_to(self.workers, positions):
+            here, there = standing.get(first, first), standing.get(second, second)
+            standing[first], standing[second] = there, here
         changed = copy_of(self.durations)
         for position, worker in standing.items():
-            own, new = (self.factors.get(who, self._lasting(who)) for who in (position, worker))
+            own, new = (
+                self.factors.get(occupant, self._lasting(occupant))
+                for occupant in (position, worker)
+            )
             self._scale(changed, position, new / own)
         return changed
 
@@ -143,30 +146,30 @@ class Search:
         self.dps = np.array(sorted(slow + clean[: len(self.workers)]))
         self.graph = some_replicas(graph, self.dps)
         self.typical = typical_durations(arrangement.healthy)
-        self.known: dict[Positions, float] = {}
+        self.scores: dict[Positions, float] = {}
 
     def best(self) -> Found:
         """The best arrangement found; the present one where none is better."""
         self._learn([self.workers, *self._consolidated()])
         while True:
-            centre = min(self.known, key=lambda positions: self.known[positions])
-            before = self.known[centre]
+            centre = min(self.scores, key=lambda positions: self.scores[positions])
+            before = self.scores[centre]
             self._learn(self._moves(centre))
-            if min(self.known.values()) >= before:
+            if min(self.scores.values()) >= before:
                 break
         return self._verified()
 
     def _verified(self) -> Found:
         # What gains nothing without noise gains by the luck of the traced steps.
-        now = self.known[self.workers]
-        better = [p for p, seconds in self.known.items() if seconds < now * (1 - MIN_OF_STEP)]
-        order = sorted(better, key=lambda positions: self.known[positions])
+        now = self.scores[self.workers]
+        better = [p for p, seconds in self.scores.items() if seconds < now * (1 - MIN_OF_STEP)]
+        order = sorted(better, key=lambda positions: self.scores[positions])
         best = Found(self.workers, self.arrangement.durations)
         least = self._score(self.workers, self.predict(best.durations).mean_s)
-        for positions in order[:VERIFIED]:
+        for positions in order[:N_VERIFIED]:
             durations = self.arrangement.at(positions)
             score = self._score(positions, self.predict(durations).mean_s)
-            needed = least if best.positions == self.workers else least * (1 - CLEARLY)
+            needed = least if best.positions == self.workers else least * (1 - MIN_LEAD)
             if score < needed:
                 best, least = Found(positions, durations), score
         return best
@@ -179,42 +182,42 @@ class Search:
 
     def _consolidated(self) -> list[Positions]:
         """All slow workers in as few stages as hold them, from every stage on (falcon, 5.3)."""
-        found = []
+        arrangements = []
         dps = self.dps.tolist()
         for stage in range(self.n_pp):
             cells = [(dp, (stage + i) % self.n_pp) for i in range(self.n_pp) for dp in dps]
-            found.append(tuple(cells[: len(self.workers)]))
+            arrangements.append(tuple(cells[: len(self.workers)]))
             own = tuple((dp, stage) for dp, _ in self.workers)
             if len(set(own)) == len(own):
-                found.append(own)
-        return found
+                arrangements.append(own)
+        return arrangements
 
     def _moves(self, positions: Positions) -> list[Positions]:
         """All arrangements with one worker elsewhere; one who stood there takes its place."""
-        found = []
+        arrangements = []
         for i, here in enumerate(positions):
             for dp in self.dps.tolist():
                 for stage in range(self.n_pp):
                     new = [here if place == (dp, stage) else place for place in positions]
                     new[i] = (dp, stage)
-                    found.append(tuple(new))
-        return found
+                    arrangements.append(tuple(new))
+        return arrangements
 
     def _allowed(self, positions: Positions) -> bool:
         between = zip(self.workers, positions, strict=True)
         return all(a == b or not {a, b} & self.closed for (_, a), (_, b) in between)
 
     def _learn(self, arrangements: Sequence[Positions]) -> None:
-        new = [a for a in dict.fromkeys(arrangements) if a not in self.known and self._allowed(a)]
+        new = [a for a in dict.fromkeys(arrangements) if a not in self.scores and self._allowed(a)]
         if not new:
             return
         computes = self.arrangement.computes
         small = {int(dp): place for place, dp in enumerate(self.dps)}
         factors = [self.arrangement.factors[worker].mean(axis=1) for worker in self.workers]
 
-        def change(durations: Durations, part: slice) -> None:
+        def change(durations: Durations, rows: slice) -> None:
             graph = durations.graph
-            for row, positions in enumerate(new[part]):
+            for row, positions in enumerate(new[rows]):
                 for factor, (dp, stage) in zip(factors, positions, strict=True):
                     place = small[dp]
                     v, index = int(graph.replica_variant[place]), int(graph.dp_index[place])
@@ -223,5 +226,5 @@ class Search:
                         durations.block(v)[ops, row, index] *= factor[k]
 
         times = try_out(self.graph, self.typical, len(new), change)
-        scores = [self._score(a, float(t)) for a, t in zip(new, times, strict=True)]
-        self.known.update(zip(new, scores, strict=True))
+        seconds = [self._score(a, float(t)) for a, t in zip(new, times, strict=True)]
+        self.scores.update(zip(new, seconds, strict=True))

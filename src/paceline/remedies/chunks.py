@@ -16,10 +16,10 @@ Array = npt.NDArray[np.float64]
 CHUNKS = (2, 3, 4)
 
 #: With so few replicas a stage of several slow workers looks like one with too much to compute.
-FEW = 3
+FEW_REPLICAS = 3
 
 #: Stages whose load differs by less than this hold the same, up to noise.
-EVEN = 0.01
+EVEN_SHARE = 0.01
 
 
 def chunk_counts(case: Case) -> list[int]:
@@ -30,8 +30,8 @@ def chunk_counts(case: Case) -> list[int]:
             many as stages.
         NotApplicableError: no number divides them.
     """
-    asked, layers = case.options.get("chunks"), case.layers
-    options = list(CHUNKS) if asked is None else [int(asked)]
+    requested, layers = case.options.get("chunks"), case.layers
+    options = list(CHUNKS) if requested is None else [int(requested)]
     if layers is None:
         return options
     n_pp = case.measured.graph.n_pp
@@ -39,7 +39,7 @@ def chunk_counts(case: Case) -> list[int]:
         raise RemedyError(f"{len(layers)} numbers of layers ({list(layers)}) for {n_pp} stages")
     allowed = [v for v in options if all(n > 0 and n % v == 0 for n in layers)]
     if not allowed:
-        error = NotApplicableError if asked is None else RemedyError
+        error = NotApplicableError if requested is None else RemedyError
         raise error(
             f"stages of {', '.join(map(str, layers))} layers cannot be cut into "
             f"{' or '.join(map(str, options))} chunks of as many layers each"
@@ -53,7 +53,7 @@ def even_shares(n_stages: int, n_chunks: int) -> Array:
 
 
 def shares_by_layers(
-    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN
+    loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN_SHARE
 ) -> Array:
     """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
 

@@ -21,10 +21,10 @@ Mask = npt.NDArray[np.bool_]
 START, ALL = "step-start", "all"
 
 #: One sort of delay is proposed alone where it saves this share of what all of them save.
-NEARLY_ALL = 0.95
+NEARLY_ALL_SHARE = 0.95
 
 #: Sorts of delay that save less than this share of the step are not named in the sentence.
-NAMED = 0.005
+MIN_NAMED = 0.005
 
 
 def propose(case: Case) -> Remedy:
@@ -36,15 +36,15 @@ def propose(case: Case) -> Remedy:
         RemedyError: there is no such sort of delay.
         NotApplicableError: launch delays cost next to nothing, or hiding them saves nothing.
     """
-    asked, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
-    if asked is not None and asked not in sorts:
-        raise RemedyError(f"there are no delays {asked!r}; --hide takes {', '.join(sorts)}")
+    requested, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
+    if requested is not None and requested not in sorts:
+        raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
     needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
-    before = _of(_replayed(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
-    steps = {name: _replayed(measured, mask) for name, mask in _masks(measured.graph).items()}
+    before = _of(_replay(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
+    steps = {name: _replay(measured, mask) for name, mask in _masks(measured.graph).items()}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
-    hide = _chosen(case, saved)
+    hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
         raise NotApplicableError(
             f"hiding these delays ({hide}) saves nothing: they lie beside others"
@@ -80,7 +80,7 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
     return masks
 
 
-def _replayed(measured: Measured, hidden: Mask) -> Array:
+def _replay(measured: Measured, hidden: Mask) -> Array:
     """[step] step times with all launch delays but those of the ops ``hidden``."""
     graph = measured.graph
     rules = Rules.own(graph, ~hidden[None])
@@ -93,27 +93,27 @@ def _of(step_s: Array) -> Prediction:
     return Prediction(step_s, step_s)
 
 
-def _chosen(case: Case, saved: Mapping[str, float]) -> str:
-    if (asked := case.options.get("hide")) is not None:
-        if asked not in saved:
-            raise NotApplicableError(f"the trace has no {asked} operations")
-        return str(asked)
-    return next(name for name in saved if saved[name] >= NEARLY_ALL * saved[ALL])
+def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
+    if (requested := case.options.get("hide")) is not None:
+        if requested not in saved:
+            raise NotApplicableError(f"the trace has no {requested} operations")
+        return str(requested)
+    return next(name for name in saved if saved[name] >= NEARLY_ALL_SHARE * saved[ALL])
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:
     """What to do; with what its parts would gain alone."""
     if hide == START:
         return "load the data of a step during the one before (prefetch)"
-    parts = [name for name in gains if name not in (ALL, hide) and gains[name] >= NAMED]
+    sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]
     if hide != ALL:  # only the step's start may be a part of a kind's delays
-        parts = [START] if START in parts and hide == OpKind.FORWARD_COMPUTE.label else []
-    named = ", ".join(
+        sorts = [START] if START in sorts and hide == OpKind.FORWARD_COMPUTE.label else []
+    gain_text = ", ".join(
         f"{'at the start of steps' if name == START else f'before {name}'} {gains[name]:.1%}"
-        for name in parts
+        for name in sorts
     )
-    what = "between operations" if hide == ALL else f"before {hide}"
-    return f"hide the delays {what}" + (f" (alone: {named})" if named else "")
+    place = "between operations" if hide == ALL else f"before {hide}"
+    return f"hide the delays {place}" + (f" (alone: {gain_text})" if gain_text else "")
 
 
 def _notes(hide: str) -> tuple[str, ...]:

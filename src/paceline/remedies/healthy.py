@@ -28,7 +28,7 @@ MAX_PEERS = 32
 
 #: Where a worker's slowness varies from op to op by this multiple of the noise of all computes,
 #: it takes its peers' variation, not its own.
-UNSTEADY = 3.0
+UNSTEADY_RATIO = 3.0
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
 
@@ -96,21 +96,21 @@ class _Peers:
                 f"stage {self.stage} has no healthy peers: all {graph.n_dp} data-parallel ranks "
                 "are blamed"
             )
-        ill = {d for d, _ in blamed}
-        peers = [d for d in peers if d not in ill] or peers
+        blamed_dps = {d for d, _ in blamed}
+        peers = [d for d in peers if d not in blamed_dps] or peers
         # Replicas with as many microbatches have the same ops; failing these, any.
-        alike = [d for d in peers if graph.replica_variant[d] == self.variant]
-        self.same_ops = bool(alike)
-        chosen = np.array(alike or peers)
-        chosen = chosen[:: -(-len(chosen) // MAX_PEERS)]
+        same_variant = [d for d in peers if graph.replica_variant[d] == self.variant]
+        self.same_ops = bool(same_variant)
+        peer_dps = np.array(same_variant or peers)
+        peer_dps = peer_dps[:: -(-len(peer_dps) // MAX_PEERS)]
         self.peers = [
-            (v, graph.dp_index[chosen[graph.replica_variant[chosen] == v]])
-            for v in np.unique(graph.replica_variant[chosen]).tolist()
+            (v, graph.dp_index[peer_dps[graph.replica_variant[peer_dps] == v]])
+            for v in np.unique(graph.replica_variant[peer_dps]).tolist()
         ]
         self.me = (self.variant, graph.dp_index[[dp]])
         own_stages = {pp for d, pp in blamed if d == dp}
         #: Places that show what the worker's microbatches cost: the healthy ones of its replica.
-        self.shown = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
+        self.healthy_places = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
         self.mine = np.flatnonzero(computes.stage == self.stage)
 
     def _logs(self, group: tuple[int, Ints], places: Ints) -> Array:
@@ -147,13 +147,13 @@ class _Peers:
         From the healthy stages of the worker's replica; where it has none, from the worker itself,
         less its level.
         """
-        if not len(self.shown):
-            return [_centred(_middle(t)) for t in tables], _centred(_middle(own))
-        others = [self._logs(group, self.shown) for group in self.peers]
-        mine = self._logs(self.me, self.shown)
-        for place, stage in enumerate(self.computes.stage[self.shown].tolist()):
-            parts = [table[:, place] for table in (*others, mine)]
-            _level(parts, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
+        if not len(self.healthy_places):
+            return [_centre(_middle(t)) for t in tables], _centre(_middle(own))
+        others = [self._logs(group, self.healthy_places) for group in self.peers]
+        mine = self._logs(self.me, self.healthy_places)
+        for place, stage in enumerate(self.computes.stage[self.healthy_places].tolist()):
+            tables_of_place = [table[:, place] for table in (*others, mine)]
+            _level(tables_of_place, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
         return [_middle(table) for table in others], _middle(mine)
 
     def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
@@ -176,13 +176,13 @@ def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
         blamed: [replica] for each table.
     """
     peers = zip(tables[:-1], blamed[:-1], strict=True)
-    healthy = [table[:, :, ~ill].reshape(len(table), -1) for table, ill in peers]
+    healthy = [table[:, :, ~is_blamed].reshape(len(table), -1) for table, is_blamed in peers]
     values = np.concatenate(healthy, axis=1)  # [kind, microbatch and the rest]
-    for table, ill in zip(tables, blamed, strict=True):
+    for table, is_blamed in zip(tables, blamed, strict=True):
         level = np.median(table, axis=(1, 3), keepdims=True)
         if values.size:
             usual = np.median(values, axis=1)[:, None, None, None]
-            level = np.where(ill[None, None, :, None], level, usual)
+            level = np.where(is_blamed[None, None, :, None], level, usual)
         table -= level
 
 
@@ -198,13 +198,13 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
         fit: how much computes vary.
     """
     over = np.log(np.maximum(own_s, _TINY_S)) - like_peers
-    rest = over - np.median(over, axis=(1, 2), keepdims=True)
-    excess = np.where(rest[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-rest[0]), 0.0)
+    residual = over - np.median(over, axis=(1, 2), keepdims=True)
+    excess = np.where(residual[0] > pause_residual(fit)[0], own_s[0] * -np.expm1(-residual[0]), 0.0)
     paused = excess > PAUSE_S
-    rest[0][paused] = 0.0
-    spread = SIGMA_OF_MAD * np.median(np.abs(rest), axis=(1, 2, 3))
-    steady = spread <= UNSTEADY * np.maximum(fit.sigma, _TINY_S)
-    healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], rest, 0.0))
+    residual[0][paused] = 0.0
+    spread = SIGMA_OF_MAD * np.median(np.abs(residual), axis=(1, 2, 3))
+    steady = spread <= UNSTEADY_RATIO * np.maximum(fit.sigma, _TINY_S)
+    healthy: Array = np.exp(like_peers + np.where(steady[:, None, None, None], residual, 0.0))
     healthy[0] += np.where(paused, excess, 0.0)
     return healthy
 
@@ -217,7 +217,7 @@ def _middle(table: Array) -> Array:
     return median
 
 
-def _centred(cost: Array) -> Array:
+def _centre(cost: Array) -> Array:
     """Less each replica's median over microbatches and steps."""
     centred: Array = cost - np.median(cost, axis=(0, 2), keepdims=True)
     return centred

@@ -32,21 +32,21 @@ Ints = npt.NDArray[np.int64]
 
 #: Splits whose largest load is so close to the best are tried, too: equal loads still differ by as
 #: much in their bubbles.
-NEAR = 0.03
+NEAR_SHARE = 0.03
 MAX_NEAR = 512
 
 #: The best on typical durations that are simulated on all steps and replicas.
-VERIFIED = 4
+N_VERIFIED = 4
 
 #: One-layer moves tried per round of the search, and rounds.
 MAX_MOVES, MAX_ROUNDS = 2048, 40
 
 #: Numbers of best moves that are also made at once; the search ends with rounds that gain less.
-TOGETHER, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
+JOINT_SIZES, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
 #: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
 #: present one is better.
-MOVED = 5e-5
+MOVE_PENALTY = 5e-5
 
 #: A gain below this is noise.
 MIN_GAIN = 0.001
@@ -75,8 +75,8 @@ class Bounds:
         """Those of layouts [layout, virtual stage] that are allowed."""
         per_stage = layouts.reshape(len(layouts), self.n_chunks, self.n_pp).sum(axis=1)
         good = (layouts >= self.least).all(axis=1) & (per_stage <= self.most).all(axis=1)
-        kept: Ints = layouts[good]
-        return kept
+        allowed: Ints = layouts[good]
+        return allowed
 
 
 class LayoutSearch:
@@ -113,12 +113,12 @@ class LayoutSearch:
         """[layout] step times on typical durations, seconds."""
         scales = self.scales(layouts)
 
-        def change(durations: Durations, part: slice) -> None:
+        def change(durations: Durations, rows: slice) -> None:
             for v, every in enumerate(self.computes.ops):
                 ops = every[:, self.place]  # [kind, virtual stage, microbatch]
-                factor = np.moveaxis(scales[:, part], 1, 2)  # [kind, virtual stage, layout]
+                factor = np.moveaxis(scales[:, rows], 1, 2)  # [kind, virtual stage, layout]
                 durations.block(v)[ops] *= factor[:, :, None, :, None]
-                self.parameters.scale(durations, v, layouts[part])
+                self.parameters.scale(durations, v, layouts[rows])
 
         return try_out(self.graph, self.typical, len(layouts), change)
 
@@ -149,12 +149,12 @@ class LayoutSearch:
             if len(near) > MAX_MOVES:
                 near = np.random.default_rng(0).permutation(near)[:MAX_MOVES]
             self._score_into(scores, map(tuple, near.tolist()))
-            self._score_into(scores, self._together(centre, near, scores))
+            self._score_into(scores, self._joint_moves(centre, near, scores))
             if min(scores.values()) >= before * (1 - MIN_STEP):
                 break
         best, after = self.layers, now
         least = now.mean_s * (1 - MIN_GAIN)
-        for layout in sorted(scores, key=lambda layout: scores[layout])[:VERIFIED]:
+        for layout in sorted(scores, key=lambda layout: scores[layout])[:N_VERIFIED]:
             if layout != self.layers and (times := self.verify(layout)).mean_s < least:
                 best, after, least = layout, times, times.mean_s
         return best, after
@@ -164,15 +164,15 @@ class LayoutSearch:
         new = [layout for layout in dict.fromkeys(layouts) if layout not in scores]
         if new:
             table = np.array(new)
-            moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
-            times = self.rank(table) * (1 + MOVED * moved)
+            n_moved = np.abs(table - np.array(self.layers)).sum(axis=1) / 2
+            times = self.rank(table) * (1 + MOVE_PENALTY * n_moved)
             scores.update(zip(new, times.tolist(), strict=True))
 
-    def _together(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
+    def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
         """Layouts that make several of the best moves at once, for fewer rounds."""
         order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
-        steps = np.cumsum(near[order[: max(TOGETHER)]] - np.array(centre), axis=0)
-        joined = np.array(centre) + steps[[k - 1 for k in TOGETHER if k <= len(steps)]]
+        steps = np.cumsum(near[order[: max(JOINT_SIZES)]] - np.array(centre), axis=0)
+        joined = np.array(centre) + steps[[k - 1 for k in JOINT_SIZES if k <= len(steps)]]
         return [tuple(layout) for layout in self.bounds.keep(joined).tolist()]
 
     def _starts(self) -> list[Layout]:
@@ -180,8 +180,10 @@ class LayoutSearch:
         table, least = self._stage_table(), self.bounds.stage_least
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
-        near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR))
-        return [self._chunked(each) for each in dict.fromkeys([split, *islice(near, MAX_NEAR)])]
+        near = splits_within(table, total, least, self.bounds.most, load * (1 + NEAR_SHARE))
+        return [
+            self._over_chunks(layout) for layout in dict.fromkeys([split, *islice(near, MAX_NEAR)])
+        ]
 
     def _stage_table(self) -> Array:
         """[stage, layers] load of a stage by its number of layers in all chunks."""
@@ -192,7 +194,7 @@ class LayoutSearch:
         table: Array = (per_layer[..., None] * counts + extra[..., None]).sum(axis=0)
         return np.maximum(table, 0.0)
 
-    def _chunked(self, split: Layout) -> Layout:
+    def _over_chunks(self, split: Layout) -> Layout:
         """Layers per stage, spread evenly over the stage's chunks."""
         n_chunks = self.bounds.n_chunks
         rows = [[n // n_chunks + (c < n % n_chunks) for n in split] for c in range(n_chunks)]
@@ -212,15 +214,15 @@ class LayoutSearch:
         least = self.costs.of(bounds.least).sum(axis=0)  # [virtual stage] smallest load
         fill = np.append(0.0, np.cumsum(least[: n_pp - 1]))
         layer_s = float(self.costs.per_layer.sum(axis=0).min())
-        once = layer_s * sum(self.layers) + float(self.costs.extra.sum())
-        found = []
+        first_s = layer_s * sum(self.layers) + float(self.costs.extra.sum())
+        bounds_s = []
         for ops in self.computes.ops:
             n = ops.shape[2]
             table = n * self._stage_table() + fill[:, None]
-            found.append(best_split(table, sum(self.layers), bounds.stage_least, bounds.most)[0])
+            bounds_s.append(best_split(table, sum(self.layers), bounds.stage_least, bounds.most)[0])
             earlier = float(least[n_pp - 1 : -1 : n_pp].sum())
-            found.append(once + (n - 1) * float(least[-1]) + max(0, n - n_pp) * earlier)
-        return max(found) + self._outside()
+            bounds_s.append(first_s + (n - 1) * float(least[-1]) + max(0, n - n_pp) * earlier)
+        return max(bounds_s) + self._outside()
 
     def _outside(self) -> float:
         """Seconds of the first stage before its first and after its last compute."""
@@ -230,5 +232,5 @@ class LayoutSearch:
         outside &= (graph.kind != OpKind.PARAMS_ALL_GATHER) | (graph.seq == 0)
         scatter = graph.kind == OpKind.GRADS_REDUCE_SCATTER
         outside &= ~scatter | (graph.seq == graph.seq[scatter].max(initial=0))
-        kept = np.where(outside, self.typical, 0.0)
-        return float(try_out(graph, kept, 1, lambda durations, part: None)[0])
+        outside_s = np.where(outside, self.typical, 0.0)
+        return float(try_out(graph, outside_s, 1, lambda durations, rows: None)[0])

@@ -41,15 +41,15 @@ def _heal_by_replicas(
 ) -> None:
     graph, steps = durations.graph, np.arange(durations.n_steps)
     ops = [_transfers(durations, v, stages) for v in range(graph.n_variants)]
-    ill = [np.isin(dps, list(blamed)) for dps in graph.variant_dps]
-    usual = [durations.block(v)[ops[v]][..., ~ill[v]] for v in range(graph.n_variants)]
+    is_blamed = [np.isin(dps, list(blamed)) for dps in graph.variant_dps]
+    usual = [durations.block(v)[ops[v]][..., ~is_blamed[v]] for v in range(graph.n_variants)]
     by_step = [np.moveaxis(table, 1, 0).reshape(len(steps), -1) for table in usual]
     anywhere = np.median(np.concatenate(by_step, axis=1), axis=1)
     for v in range(graph.n_variants):
-        if ill[v].any():
-            alike = usual[v].shape[-1] > 0
-            typical = np.median(usual[v], axis=-1) if alike else anywhere[None]
-            durations.block(v)[np.ix_(ops[v], steps, ill[v])] = typical[..., None]
+        if is_blamed[v].any():
+            has_peers = usual[v].shape[-1] > 0
+            typical = np.median(usual[v], axis=-1) if has_peers else anywhere[None]
+            durations.block(v)[np.ix_(ops[v], steps, is_blamed[v])] = typical[..., None]
 
 
 def _heal_by_links(
@@ -63,7 +63,7 @@ def _heal_by_links(
     for kind in P2P_KINDS:
         peers: list[Array] = []  # [step, transfer]
         for v, dps in enumerate(graph.variant_dps):
-            for others in _linked(graph, v) - {stages}:
+            for others in _linked_stages(graph, v) - {stages}:
                 ops = _transfers(durations, v, others, kind)
                 healthy = ~np.isin(dps, list(blamed.get(others, ())))
                 table = before.block(v)[ops][..., healthy]
@@ -78,7 +78,7 @@ def _heal_by_links(
             durations.block(v)[_transfers(durations, v, stages, kind)] = usual[:, None]
 
 
-def _linked(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
+def _linked_stages(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
     """(low, high) stages that are linked."""
     stages = np.sort(graph.pp[graph.variant_ops(variant)][graph.variant_pairs(variant)], axis=1)
     return {(int(low), int(high)) for low, high in np.unique(stages, axis=0)}

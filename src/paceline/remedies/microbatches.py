@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Smaller gains are not worth another number of microbatches.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
 NEW_SEQUENCES = (
@@ -94,31 +94,33 @@ def best_counts(resize: Sizes) -> tuple[Ints, Array]:
     """
     now = resize.counts // resize.unit
     total, replicas = int(now.sum()), np.arange(len(now))
-    wanted = {1, 2 * int(now.max()), *now.tolist()}
-    known: dict[int, Array] = {}
+    numbers = {1, 2 * int(now.max()), *now.tolist()}
+    seconds_of: dict[int, Array] = {}
     while True:
-        for units in wanted - known.keys():
-            known[units] = resize.replica_s(units * resize.unit)
-        times = _interpolated(known)
+        for units in numbers - seconds_of.keys():
+            seconds_of[units] = resize.replica_s(units * resize.unit)
+        times = _interpolate(seconds_of)
         counts = redistribute(times, 1, total, now)
         limit = times[replicas, counts - 1].max()
         most = (times <= limit).sum(axis=1)
-        wanted = {*np.unique(most).tolist(), *np.unique(most + 1).tolist()}
+        numbers = {*np.unique(most).tolist(), *np.unique(most + 1).tolist()}
         if most.max() == times.shape[1]:
-            wanted.add(2 * times.shape[1])
-        if wanted <= known.keys():
+            numbers.add(2 * times.shape[1])
+        if numbers <= seconds_of.keys():
             return counts * resize.unit, times[replicas, now - 1]
 
 
-def _interpolated(known: dict[int, Array]) -> Array:
+def _interpolate(seconds_of: dict[int, Array]) -> Array:
     """[replica, n] ascending seconds for 1, 2, ... from those for some of the numbers."""
-    numbers = np.array(sorted(known))
-    table = np.maximum.accumulate(np.stack([known[n] for n in numbers.tolist()], axis=1), axis=1)
+    numbers = np.array(sorted(seconds_of))
+    table = np.maximum.accumulate(
+        np.stack([seconds_of[n] for n in numbers.tolist()], axis=1), axis=1
+    )
     every = np.arange(1, numbers[-1] + 1)
     after = np.clip(np.searchsorted(numbers, every), 1, len(numbers) - 1)
     before = after - 1
-    part = (every - numbers[before]) / (numbers[after] - numbers[before])
-    times: Array = table[:, before] * (1 - part) + table[:, after] * part
+    fraction = (every - numbers[before]) / (numbers[after] - numbers[before])
+    times: Array = table[:, before] * (1 - fraction) + table[:, after] * fraction
     times[:, numbers - 1] = table
     return np.maximum.accumulate(times, axis=1)
 
@@ -146,9 +148,9 @@ def propose(case: Case) -> Remedy:
     new = resize.resized(counts, case.delays)
     after = case.predicted(new.durations, new.delays)
     gain = 1 - after.mean_s / case.before.mean_s
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         raise NotApplicableError(
-            f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+            f"other numbers of microbatches gain {max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     return outcome(
         case,
@@ -156,7 +158,7 @@ def propose(case: Case) -> Remedy:
         _action(resize.counts, counts),
         after,
         _change(resize, counts, alone_s),
-        causes=_answered(case, np.flatnonzero(counts < resize.counts)),
+        causes=_answered_causes(case, np.flatnonzero(counts < resize.counts)),
         notes=(
             "weight each replica's gradients by its number of microbatches, or the loss changes "
             "(falcon paper, 5.3)",
@@ -166,9 +168,9 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _answered(case: Case, relieved: Ints) -> list[str]:
+def _answered_causes(case: Case, relieved: Ints) -> list[str]:
     """Causes whose finding lies in one of the replicas that get fewer microbatches."""
-    found = []
+    causes = []
     for finding in case.diagnosis.findings:
         if finding.cause == "worker":
             blamed = {int(dp) for dp, _ in finding.where["workers"]}
@@ -177,8 +179,8 @@ def _answered(case: Case, relieved: Ints) -> list[str]:
         else:
             continue
         if blamed & set(relieved.tolist()):
-            found.append(finding.cause)
-    return found
+            causes.append(finding.cause)
+    return causes
 
 
 def _varied(case: Case) -> bool:
@@ -188,10 +190,10 @@ def _varied(case: Case) -> bool:
 def _action(before: Ints, after: Ints) -> str:
     fewer = np.flatnonzero(after < before)
     fewer = fewer[np.argsort(after[fewer] - before[fewer], kind="stable")]
-    named = ", ".join(f"dp {dp}: {before[dp]} to {after[dp]}" for dp in fewer[:3].tolist())
-    more = f" and {len(fewer) - 3} more replicas" if len(fewer) > 3 else ""
-    moved = int((before - after)[fewer].sum())
-    return f"move {moved} microbatches to faster replicas ({named}{more})"
+    counts = ", ".join(f"dp {dp}: {before[dp]} to {after[dp]}" for dp in fewer[:3].tolist())
+    others = f" and {len(fewer) - 3} more replicas" if len(fewer) > 3 else ""
+    n_moved = int((before - after)[fewer].sum())
+    return f"move {n_moved} microbatches to faster replicas ({counts}{others})"
 
 
 def _change(resize: Resizer, counts: Ints, alone_s: Array) -> dict[str, Any]:

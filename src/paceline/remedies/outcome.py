@@ -10,14 +10,21 @@ from typing import Any
 from paceline.diagnose import Diagnosis, Finding
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
-from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind, answered, gain_of
+from paceline.remedies.remedy import (
+    Case,
+    Prediction,
+    Remedy,
+    RemedyKind,
+    answered_findings,
+    gain_of,
+)
 from paceline.units import seconds
 
 #: Two readings of a gain that differ by more than this both go into its interval.
-APART = 0.01
+MAX_READING_GAP = 0.01
 
 #: Where two readings of a trace predict steps further apart than this, a remedy is not offered.
-OPEN = 0.03
+MAX_OPEN_GAP = 0.03
 
 #: Where workers or layers change places, gains of 95% of the jobs that were run again lay so near
 #: to the interval from the steps alone (benchmarks/truth.py: 469 jobs).
@@ -27,7 +34,7 @@ MOVED_MARGIN = 0.004
 MIN_STEPS = 4
 
 #: A speed-up is said to exceed S from this ratio on; less is noise.
-BEYOND = 1.01
+MIN_BEYOND_RATIO = 1.01
 
 
 def outcome(
@@ -63,9 +70,9 @@ def outcome(
     gain_by = partial(gain_of, paired=not kind.architecture)
     gain, (low, high) = gain_by(before.step_s, after.step_s)
     notes = list(notes)
-    readings = [gain_by(before.step_s, other.step_s) for other in otherwise]
+    readings = [gain_by(before.step_s, reading.step_s) for reading in otherwise]
     bare = gain_by(before.undelayed_s, after.undelayed_s)
-    if abs(bare[0] - gain) > APART:
+    if abs(bare[0] - gain) > MAX_READING_GAP:
         readings.append(bare)
         notes.append(_delays_note(gain, bare[0]))
     if (n_steps := len(before.step_s)) < MIN_STEPS:
@@ -81,7 +88,7 @@ def outcome(
     remedy = Remedy(
         remedy=kind.name,
         text=f"{action}: {effect}",
-        findings=answered(case, kind.causes if causes is None else frozenset(causes)),
+        findings=answered_findings(case, kind.causes if causes is None else frozenset(causes)),
         step_time_s=after.mean_s,
         gain=gain,
         interval=(low, high),
@@ -112,7 +119,7 @@ def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) 
     """
     inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
     gain = max((r.gain for r in remedies if inside & set(r.findings)), default=0.0)
-    if gain >= 1 or (speedup := 1 / (1 - gain)) < BEYOND * slowdown:
+    if gain >= 1 or (speedup := 1 / (1 - gain)) < MIN_BEYOND_RATIO * slowdown:
         return None
     return (
         f"a speed-up of {speedup:.2f} above S = {slowdown:.2f} is no contradiction: S takes "
@@ -126,11 +133,13 @@ def finding_of(case: Case, cause: str) -> Finding | None:
     return next((f for f in case.diagnosis.findings if f.cause == cause), None)
 
 
-def needed_finding(case: Case, cause: str, what: str) -> Finding:
+def needed_finding(case: Case, cause: str, description: str) -> Finding:
     """The case's finding of a cause; NotApplicableError where there is none."""
     finding = finding_of(case, cause)
     if finding is None:
-        raise NotApplicableError(f"nothing to do: the trace shows no {what} (no {cause!r} finding)")
+        raise NotApplicableError(
+            f"nothing to do: the trace shows no {description} (no {cause!r} finding)"
+        )
     return finding
 
 

@@ -83,12 +83,12 @@ def stay_late(new: Durations, old: Durations, late: Sequence[Mapping[str, Any]])
     """
     for member in late:
         kind, stage, dp = OpKind.from_label(member["kind"]), int(member["stage"]), int(member["dp"])
-        now, then = (_of_worker(times.graph, kind, stage, dp) for times in (old, new))
-        if len(then) <= len(now):
+        old_ops, new_ops = (_of_worker(times.graph, kind, stage, dp) for times in (old, new))
+        if len(new_ops) <= len(old_ops):
             continue
         v, index = int(new.graph.replica_variant[dp]), int(new.graph.dp_index[dp])
-        less = 1 - len(now) / len(then)
-        new.block(v)[then, :, index] += less * float(member["late_s"])
+        share = 1 - len(old_ops) / len(new_ops)
+        new.block(v)[new_ops, :, index] += share * float(member["late_s"])
 
 
 def _of_worker(graph: StepGraph, kind: OpKind, stage: int, dp: int) -> Ints:

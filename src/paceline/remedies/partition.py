@@ -42,17 +42,17 @@ def greedy(cost: Array, share: Array) -> Ints:
         cost: [item] descending.
         share: [bin] how much of the whole a bin should get, in any unit.
     """
-    found = np.empty(len(cost), dtype=np.int64)
+    bin_of_item = np.empty(len(cost), dtype=np.int64)
     heap = np.arange(len(share))
-    _fast(_greedy, len(cost))(cost, 1 / share, np.zeros(len(share)), heap, found)
-    return found
+    _fast(_greedy, len(cost))(cost, 1 / share, np.zeros(len(share)), heap, bin_of_item)
+    return bin_of_item
 
 
-def _greedy(cost: Any, weight: Any, load: Any, heap: Any, found: Any) -> None:
+def _greedy(cost: Any, weight: Any, load: Any, heap: Any, bin_of_item: Any) -> None:
     n = len(heap)
     for item in range(len(cost)):
         top = heap[0]
-        found[item] = top
+        bin_of_item[item] = top
         load[top] += cost[item] * weight[top]
         value, at = load[top], 0
         while True:  # sift down
@@ -96,12 +96,12 @@ def differencing(cost: Array, n_bins: int) -> Ints:
         tail[b] = np.where(other_tail >= 0, other_tail, tail[a])[order]
         sums[b] = total[order]
         heapq.heapreplace(heap, (float(sums[b, -1] - sums[b, 0]), b))
-    found = np.empty(len(cost) + 1, dtype=np.int64)
+    bin_of_item = np.empty(len(cost) + 1, dtype=np.int64)
     items, bins = head[heap[0][1]].copy(), np.arange(n_bins)
     while (items >= 0).any():
-        found[items] = bins
+        bin_of_item[items] = bins
         items = following[items]
-    return found[:-1]
+    return bin_of_item[:-1]
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,15 @@ class Groups:
 
 def pack(groups: Groups) -> Ints:
     """[item] bin, -1 where no bin has room: greedy within each group, bins of limited size."""
-    found = np.full(len(groups.cost), -1, dtype=np.int64)
+    bin_of_item = np.full(len(groups.cost), -1, dtype=np.int64)
     most = int(np.diff(groups.bin_ptr).max(initial=0))
-    loop = _fast(_pack, len(found))
-    loop(*groups.arrays(), found, np.empty((2, most), dtype=np.int64))
-    return found
+    loop = _fast(_pack, len(bin_of_item))
+    loop(*groups.arrays(), bin_of_item, np.empty((2, most), dtype=np.int64))
+    return bin_of_item
 
 
 def _pack(
-    cost: Any, size: Any, item_ptr: Any, room: Any, bin_ptr: Any, found: Any, scratch: Any
+    cost: Any, size: Any, item_ptr: Any, room: Any, bin_ptr: Any, bin_of_item: Any, scratch: Any
 ) -> None:
     for group in range(len(item_ptr) - 1):
         first = bin_ptr[group]
@@ -156,7 +156,7 @@ def _pack(
                         best = bin_
                 if best < 0:
                     continue
-            found[item] = first + best
+            bin_of_item[item] = first + best
             load[best] += cost[item]
             free[best] -= size[item]
             value, at = load[best], place[best]
@@ -175,20 +175,22 @@ def _pack(
             place[best] = at
 
 
-def improve(groups: Groups, found: Ints, rounds: int = ROUNDS) -> Ints:
+def improve(groups: Groups, bin_of_item: Ints, rounds: int = ROUNDS) -> Ints:
     """[item] bin, after moves and swaps that make the dearest bin of a group cheaper.
 
     Args:
         groups: items and bins.
-        found: [item] bin to start from; -1: the item is in none.
+        bin_of_item: [item] bin to start from; -1: the item is in none.
         rounds: exchanges per group at most.
     """
-    better = found.copy()
-    most = int(np.bincount(found[found >= 0], minlength=len(groups.room)).max(initial=0))
+    better = bin_of_item.copy()
+    most = int(
+        np.bincount(bin_of_item[bin_of_item >= 0], minlength=len(groups.room)).max(initial=0)
+    )
     bins = int(np.diff(groups.bin_ptr).max(initial=0))
     members = np.empty((bins, 2 * most + 2), dtype=np.int64)
-    mean = len(found) // max(1, len(groups.room)) + 1
-    loop = _fast(_improve, len(found) + len(groups.item_ptr) * rounds * mean * mean // 10)
+    mean = len(bin_of_item) // max(1, len(groups.room)) + 1
+    loop = _fast(_improve, len(bin_of_item) + len(groups.item_ptr) * rounds * mean * mean // 10)
     loop(*groups.arrays(), better, rounds, PARTNERS, members)
     return better
 
@@ -199,7 +201,7 @@ def _improve(
     item_ptr: Any,
     room: Any,
     bin_ptr: Any,
-    found: Any,
+    bin_of_item: Any,
     rounds: int,
     partners: int,
     members: Any,
@@ -210,7 +212,7 @@ def _improve(
         load, free = np.zeros(n), room[first : first + n].copy()
         count = np.zeros(n, dtype=np.int64)
         for item in range(item_ptr[group], item_ptr[group + 1]):
-            place = found[item] - first
+            place = bin_of_item[item] - first
             if place < 0:
                 continue
             load[place] += cost[item]
@@ -237,9 +239,9 @@ def _improve(
                         if dearer < best:
                             best, give, take = dearer, i, -1
                     for j in range(count[low]):
-                        other = members[low, j]
-                        change = cost[item] - cost[other]
-                        grows = size[item] - size[other]
+                        partner = members[low, j]
+                        change = cost[item] - cost[partner]
+                        grows = size[item] - size[partner]
                         if change > 0 and free[low] >= grows and free[top] >= -grows:
                             dearer = max(load[top] - change, load[low] + change)
                             if dearer < best:
@@ -247,19 +249,19 @@ def _improve(
                 if give < 0:
                     continue
                 item = members[top, give]
-                found[item] = first + low
+                bin_of_item[item] = first + low
                 load[top] -= cost[item]
                 load[low] += cost[item]
                 free[top] += size[item]
                 free[low] -= size[item]
                 if take >= 0:
-                    other = members[low, take]
-                    found[other] = first + top
-                    load[top] += cost[other]
-                    load[low] -= cost[other]
-                    free[top] -= size[other]
-                    free[low] += size[other]
-                    members[top, give], members[low, take] = other, item
+                    partner = members[low, take]
+                    bin_of_item[partner] = first + top
+                    load[top] += cost[partner]
+                    load[low] -= cost[partner]
+                    free[top] -= size[partner]
+                    free[low] += size[partner]
+                    members[top, give], members[low, take] = partner, item
                 else:
                     members[low, count[low]] = item
                     count[low] += 1

@@ -12,7 +12,7 @@ from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.arrange import Arrangement, Search, Swap, swaps_to
-from paceline.remedies.chunks import FEW
+from paceline.remedies.chunks import FEW_REPLICAS
 from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import MOVED_MARGIN, copy_of, finding_of, outcome
@@ -20,7 +20,7 @@ from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of
 
 #: A stage with this much more to do than is usual may be heavy, not its workers slow.
-HEAVY = 0.05
+HEAVY_SHARE = 0.05
 
 #: Slow workers that are moved, the slowest; more would make the search long.
 MAX_MOVED = 6
@@ -47,15 +47,19 @@ def propose(case: Case) -> Remedy:
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
         arrangement = Arrangement(durations, computes_of(graph), workers)
-        found = Search(arrangement, case.predicted, _closed(case)).best()
-        durations, swaps = found.durations, swaps_to(workers, found.positions)
+        best = Search(arrangement, case.predicted, _closed_stages(case)).best()
+        durations, swaps = best.durations, swaps_to(workers, best.positions)
     causes = ["worker"] if swaps else []
     after, now = case.predicted(durations), case.before.mean_s
     otherwise = None
     if link is not None:
-        links = [part for part in links_of(link) if not set(_ends(part)) & nic_suspects(case)]
-        taken = {worker for swap in swaps for worker in swap} | set(workers)
-        around = swaps_around(links, taken, graph.n_dp)
+        links = [
+            slow_link
+            for slow_link in links_of(link)
+            if not set(_ends(slow_link)) & nic_suspects(case)
+        ]
+        occupied = {worker for swap in swaps for worker in swap} | set(workers)
+        around = swaps_around(links, occupied, graph.n_dp)
         healed = _without_links(case, durations, [idle for idle, _ in around])
         if after.mean_s - healed.mean_s > MIN_OF_STEP * now:
             after, otherwise = healed, after
@@ -79,15 +83,15 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _closed(case: Case) -> frozenset[int]:
+def _closed_stages(case: Case) -> frozenset[int]:
     """Stages whose typical speed is in doubt: most of their few workers may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
-    if n_dp > FEW:
+    if n_dp > FEW_REPLICAS:
         return frozenset()
     place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
-    return frozenset(np.flatnonzero(loads > (1 + HEAVY) * usual).tolist())
+    return frozenset(np.flatnonzero(loads > (1 + HEAVY_SHARE) * usual).tolist())
 
 
 def _ends(link: Link) -> tuple[Worker, Worker]:
@@ -105,7 +109,7 @@ def nic_suspects(case: Case) -> set[Worker]:
     groups = group.evidence.get("groups", ()) if group else ()
     stages = {int(entry["stage"]) for entry in groups}
     suspects = set()
-    for worker in {end for part in slow for end in _ends(part)}:
+    for worker in {end for slow_link in slow for end in _ends(slow_link)}:
         links = _links_at(case, worker)
         if links <= slow and (len(links) > 1 or worker[1] in stages):
             suspects.add(worker)
@@ -142,25 +146,27 @@ def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> P
     return case.predicted(changed)
 
 
-def swaps_around(links: Sequence[Link], taken: set[Worker], n_dp: int) -> list[tuple[Link, Swap]]:
+def swaps_around(
+    links: Sequence[Link], occupied: set[Worker], n_dp: int
+) -> list[tuple[Link, Swap]]:
     """For each link a swap of one end with its stage's worker of another replica.
 
     Then the two ends are in no transfer and no data-parallel group together: the link idles.
     """
     slow = {(dp, low) for dp, low, _ in links} | {(dp, high) for dp, _, high in links}
-    taken = taken | slow
-    found = []
+    occupied = occupied | slow
+    swaps = []
     for dp, low, high in links:
         options = [
-            ((dp, end), (other, end))
+            ((dp, end), (replica, end))
             for end in (high, low)
-            for other in np.roll(np.arange(n_dp), -dp - 1).tolist()
-            if (other, end) not in taken
+            for replica in np.roll(np.arange(n_dp), -dp - 1).tolist()
+            if (replica, end) not in occupied
         ]
         if options:
-            found.append(((dp, low, high), options[0]))
-            taken.add(options[0][1])
-    return found
+            swaps.append(((dp, low, high), options[0]))
+            occupied.add(options[0][1])
+    return swaps
 
 
 KIND = RemedyKind(

@@ -12,7 +12,7 @@ from paceline.robust import MEDIAN_ERROR
 Array = npt.NDArray[np.float64]
 
 #: Standard errors of their difference from which on a place is slower than another.
-ERRORS = 3.0
+MIN_ERRORS = 3.0
 
 
 def typical_places(durations: Durations) -> Array:
@@ -22,11 +22,11 @@ def typical_places(durations: Durations) -> Array:
     microbatches and workers differ by.
     """
     fit = fit_computes(durations)
-    rest = np.empty(fit.place.shape)
-    for k, place in np.ndindex(*rest.shape):
-        left = [variant.residual[k, place].ravel() for variant in fit.variants]
-        rest[k, place] = np.median(np.concatenate(left))
-    seconds: Array = np.exp(fit.place + rest)
+    residual = np.empty(fit.place.shape)
+    for k, place in np.ndindex(*residual.shape):
+        residuals = [variant.residual[k, place].ravel() for variant in fit.variants]
+        residual[k, place] = np.median(np.concatenate(residuals))
+    seconds: Array = np.exp(fit.place + residual)
     return seconds
 
 
@@ -34,5 +34,5 @@ def least_difference(durations: Durations) -> Array:
     """[kind] relative difference of two places below which it is noise."""
     fit = fit_computes(durations)
     n = sum(variant.residual[0, 0].size for variant in fit.variants)
-    least: Array = ERRORS * np.sqrt(2) * MEDIAN_ERROR * fit.sigma / np.sqrt(n)
+    least: Array = MIN_ERRORS * np.sqrt(2) * MEDIAN_ERROR * fit.sigma / np.sqrt(n)
     return least

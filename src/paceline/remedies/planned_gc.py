@@ -20,7 +20,7 @@ EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 #: The shortest interval with this share of what no collection at all would save is proposed: a
 #: longer one gains next to nothing and needs more memory.
-ENOUGH = 0.95
+ENOUGH_SHARE = 0.95
 
 #: All workers wait for the slowest collection: of those seen, this quantile.
 SLOW_QUANTILE = 0.95
@@ -35,9 +35,9 @@ def propose(case: Case) -> Remedy:
         RemedyError: the interval asked for is none.
         NotApplicableError: no garbage collection is seen, or planning it would save nothing.
     """
-    asked = case.options.get("every_steps")
-    if asked is not None and int(asked) < 1:
-        raise RemedyError(f"collecting every {asked} steps is not possible; give 1 or more")
+    requested = case.options.get("every_steps")
+    if requested is not None and int(requested) < 1:
+        raise RemedyError(f"collecting every {requested} steps is not possible; give 1 or more")
     needed_finding(case, "gc", "garbage collection")
     calm, seconds, n_chances = _without_pauses(case)
     pause = float(np.quantile(seconds, SLOW_QUANTILE))
@@ -74,15 +74,15 @@ def _without_pauses(case: Case) -> tuple[Prediction, Array, int]:
     durations = case.measured.durations
     fit = fit_computes(durations)
     changed = copy_of(durations)
-    found = []
+    pauses_s = []
     for v, excess in enumerate(pauses(durations, fit, 0)):
         ops = fit.variants[v].ops[0]
         changed.block(v)[ops] = durations.block(v)[ops] - excess
-        found.append(excess[excess > 0])
+        pauses_s.append(excess[excess > 0])
     graph = durations.graph
     return (
         case.predicted(changed),
-        np.concatenate(found),
+        np.concatenate(pauses_s),
         graph.n_dp * graph.n_pp * durations.n_steps,
     )
 
@@ -93,9 +93,9 @@ def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
 
 def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
     """The interval asked for, or the shortest that gains enough of ``limit``."""
-    if (asked := case.options.get("every_steps")) is not None:
-        return int(asked)
-    enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH * limit)
+    if (requested := case.options.get("every_steps")) is not None:
+        return int(requested)
+    enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH_SHARE * limit)
     return int(next(enough, EVERY_STEPS[-1]))
 
 

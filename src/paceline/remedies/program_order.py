@@ -25,12 +25,12 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Ops of whole steps that are looked at for ties; what holds in all of these holds in the others.
-ROOM = 300_000
+MAX_OPS = 300_000
 
 #: Traced times are rounded: a launch may seem to lie before the end of the compute that it follows,
 #: in the real jobs by up to 0.1 ms of 220. Of launches that have nothing to do with a compute but
 #: happen during it, one in a hundred lies in this share at its end; all of them hardly ever do.
-ROUNDED = 0.01
+ROUNDING_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def program_order(measured: Measured) -> ProgramOrder:
     graph = measured.graph
     if graph.programmed:  # the order of its programs is recorded
         return ProgramOrder(graph, np.empty((0, 2), dtype=np.int64))
-    index = _some_steps(measured)
+    index = _sampled_steps(measured)
     delays = measured.delays.of_steps(index)
     line = timeline(measured.durations.of_steps(index), None, delays)
-    found = [
+    ties_of_stages = [
         graph.variant_ops(v).start + _ties(line, delays, v, stage)
         for v in range(graph.n_variants)
         for stage in range(graph.n_pp)
     ]
-    ties = np.concatenate(found)
+    ties = np.concatenate(ties_of_stages)
     if len(ties):
         try:
             return ProgramOrder(_with_edges(graph, ties), ties)
@@ -79,7 +79,7 @@ def _ties(line: Timeline, delays: Durations, variant: int, stage: int) -> Ints:
     if len(transfers) == 0:
         return np.empty((0, 2), dtype=np.int64)
     computes = computes[np.argsort(end[computes].mean(axis=(1, 2)), kind="stable")]
-    nearly = end[computes] - ROUNDED * (end[computes] - start[computes])
+    nearly = end[computes] - ROUNDING_SHARE * (end[computes] - start[computes])
     before = _ended_before(nearly, start[transfers]) - 1
     rows, behind = transfers[before >= 0], computes[before[before >= 0]]
     # A tie that explains nothing beside the graph's own dependencies may be chance.
@@ -98,14 +98,14 @@ def ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
     return computes, transfers
 
 
-def _some_steps(measured: Measured) -> Ints:
-    """Indices of steps, evenly spread, that together have ``ROOM`` ops."""
+def _sampled_steps(measured: Measured) -> Ints:
+    """Indices of steps, evenly spread, that together have ``MAX_OPS`` ops."""
     n_steps = measured.durations.n_steps
     per_step = max(1, len(measured.durations.values) // n_steps)
-    some: Ints = np.unique(
-        np.linspace(0, n_steps - 1, min(n_steps, max(1, ROOM // per_step))).astype(np.int64)
+    sample: Ints = np.unique(
+        np.linspace(0, n_steps - 1, min(n_steps, max(1, MAX_OPS // per_step))).astype(np.int64)
     )
-    return some
+    return sample
 
 
 def _ended_before(ends: Array, starts: Array) -> Ints:
@@ -122,7 +122,7 @@ def _ended_before(ends: Array, starts: Array) -> Ints:
     return least
 
 
-def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
+def _with_edges(graph: StepGraph, edges: Ints) -> StepGraph:
     """The graph with further edges [edge, 2] (before, after)."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     return make_graph(
@@ -131,7 +131,7 @@ def _with_edges(graph: StepGraph, more: Ints) -> StepGraph:
         seq=graph.seq,
         chunk=graph.chunk,
         microbatch=graph.microbatch,
-        edges=np.concatenate([np.stack([graph.dep, after], axis=1), more]),
+        edges=np.concatenate([np.stack([graph.dep, after], axis=1), edges]),
         group=graph.group,
         spans_dp=graph.spans_dp,
         noop=graph.noop,

@@ -103,7 +103,7 @@ def _follows(graph: StepGraph, variant: int, name: str) -> bool:
     return True
 
 
-def rebuilt(
+def rebuild(
     measured: Measured,
     variants: Sequence[ReplicaOps],
     sources: Sequence[Source],
@@ -161,7 +161,7 @@ def with_overlap(measured: Measured, delays: Durations | None = None) -> Regraph
         order = np.lexsort((columns[2], kind, pp))
         variants.append(ReplicaOps(*(column[order] for column in columns)))
         sources.append(Source.of_ops(np.where(order < len(ops.kind), order, -1)))
-    return rebuilt(measured, variants, sources, measured.job.vpp_size, delays)
+    return rebuild(measured, variants, sources, measured.job.vpp_size, delays)
 
 
 def overlap_buckets(durations: Durations, n_buckets: int) -> None:

@@ -26,7 +26,7 @@ INTERVAL = (5, 95)
 #: From this launch slowdown on, launch delays clearly lengthen the step, so predictions replay
 #: them. Below it they may be waits that the trace does not record and that shrink with the fix, as
 #: in the real jobs AR and SE (1.007 and 1.005).
-DELAYS_COUNT = 1.01
+MIN_LAUNCH_SLOWDOWN = 1.01
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Case:
     @cached_property
     def delays(self) -> Durations | None:
         """The launch delays that predictions replay; None: they hardly lengthen the step."""
-        if self.result.launch_slowdown < DELAYS_COUNT:
+        if self.result.launch_slowdown < MIN_LAUNCH_SLOWDOWN:
             return None
         return launch_overheads(self.measured)
 
@@ -110,7 +110,7 @@ class Case:
         if not len(ties):
             return self.delays
         tied_s = predicted_step_s(self._program.on_graph(durations))
-        if self.result.traced_s.mean() < DELAYS_COUNT * tied_s.mean():
+        if self.result.traced_s.mean() < MIN_LAUNCH_SLOWDOWN * tied_s.mean():
             return None
         return self._program.on_graph(launch_overheads(self.measured, ties))
 
@@ -139,7 +139,7 @@ class Remedy:
         text: what to do, in one sentence with the gain.
         findings: ids of the findings it answers.
         step_time_s: predicted mean step time with the change, seconds; launch delays are in it
-            where they count (``DELAYS_COUNT``).
+            where they count (``MIN_LAUNCH_SLOWDOWN``).
         gain: share of the step time that is saved, 1 - new / old; throughput grows by new gain
             1 / (1 - gain) - 1.
         interval: 90% bootstrap interval of ``gain`` over the steps, wider where the trace leaves
@@ -253,6 +253,6 @@ def gain_of(
     return 1 - float(after_s.mean() / before_s.mean()), (float(low), float(high))
 
 
-def answered(case: Case, causes: frozenset[str]) -> tuple[str, ...]:
+def answered_findings(case: Case, causes: frozenset[str]) -> tuple[str, ...]:
     """Ids of the case's findings whose cause is one of ``causes``."""
     return tuple(f.id for f in case.diagnosis.findings if f.cause in causes)

@@ -23,7 +23,7 @@ from paceline.whatif import ideal_durations
 Array = npt.NDArray[np.float64]
 
 #: Workers named in a sentence.
-SHOWN = 4
+MAX_NAMED = 4
 
 
 def blamed_workers(case: Case) -> list[Worker]:
@@ -33,10 +33,10 @@ def blamed_workers(case: Case) -> list[Worker]:
         NotApplicableError: there is no such finding.
         RemedyError: the option names none, or workers that the job does not have.
     """
-    if (named := case.options.get("workers")) is None:
+    if (places := case.options.get("workers")) is None:
         finding = needed_finding(case, "worker", "slow worker")
-        named = finding.where["workers"]
-    workers = [(int(dp), int(pp)) for dp, pp in named]
+        places = finding.where["workers"]
+    workers = [(int(dp), int(pp)) for dp, pp in places]
     graph = case.measured.graph
     for dp, pp in workers:
         if not (0 <= dp < graph.n_dp and 0 <= pp < graph.n_pp):
@@ -51,8 +51,8 @@ def blamed_workers(case: Case) -> list[Worker]:
 
 def name_workers(workers: Sequence[Worker]) -> str:
     """Workers in words."""
-    shown = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers[:SHOWN])
-    return shown + (f" and {len(workers) - SHOWN} more" if len(workers) > SHOWN else "")
+    names = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers[:MAX_NAMED])
+    return names + (f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else "")
 
 
 def replace_worker(case: Case) -> Remedy:
@@ -71,8 +71,8 @@ def replace_worker(case: Case) -> Remedy:
             "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
         )
     changed = copy_of(durations)
-    for part in healthy_workers(durations, computes_of(durations.graph), workers):
-        part.apply(changed)
+    for healthy in healthy_workers(durations, computes_of(durations.graph), workers):
+        healthy.apply(changed)
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
     return outcome(
         case,
@@ -102,12 +102,14 @@ def fix_link(case: Case) -> Remedy:
     links = links_of(needed_finding(case, "link", "slow link"))
     changed = copy_of(case.measured.durations)
     heal_links(changed, links)
-    shown = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:SHOWN])
-    more = f" and {len(links) - SHOWN} more" if len(links) > SHOWN else ""
+    names = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:MAX_NAMED])
+    others = f" and {len(links) - MAX_NAMED} more" if len(links) > MAX_NAMED else ""
     return outcome(
         case,
         LINK,
-        f"repair the link {shown}{more}" if len(links) == 1 else f"repair the links {shown}{more}",
+        f"repair the link {names}{others}"
+        if len(links) == 1
+        else f"repair the links {names}{others}",
         case.predicted(changed),
         {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
         notes=(
@@ -127,7 +129,7 @@ def fix_nic(case: Case) -> Remedy:
     durations = case.measured.durations
     causes = group_causes(durations, ideal_durations(durations), case.result.steps)
     changed = copy_of(durations)
-    scale_transfers(changed, [part for cause in causes for part in cause.effect.scaled])
+    scale_transfers(changed, [scaling for cause in causes for scaling in cause.effect.scaled])
     if "group" not in finding.where:
         return _on_time(case, finding, changed)
     entries: Sequence[dict[str, Any]] = finding.evidence["groups"]

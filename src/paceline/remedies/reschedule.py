@@ -20,7 +20,7 @@ from paceline.remedies.regraph import (
     Usual,
     n_microbatches,
     ops_of,
-    rebuilt,
+    rebuild,
 )
 from paceline.remedies.variation import Variation, spread_over_chunks
 from paceline.trace import OpKind
@@ -36,7 +36,7 @@ PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 LINK_KINDS = tuple(TRANSFERS)
 
 #: Messages and replicas that show what is usual between two stages.
-MOST_MESSAGES, MOST_LINKS = 16, 32
+MAX_MESSAGES, MAX_LINKS = 16, 32
 
 #: Transfers the other way between the same two stages, on either of them.
 OPPOSITE = {
@@ -70,29 +70,31 @@ def with_schedule(
     variants, sources = [], []
     for v in range(graph.n_variants):
         old, n = ops_of(graph, v), n_microbatches(graph, v)
-        new = _joined(replica_ops(SCHEDULES[name], graph.n_pp, n, n_chunks, noops=False), old)
+        new = _join(replica_ops(SCHEDULES[name], graph.n_pp, n, n_chunks, noops=False), old)
         variants.append(new)
         noop = graph.noop[graph.variant_ops(v)]
         sources.append(_Sources(new, old, noop, share).source())
     usual = _usual(measured, delays) if n_chunks > 1 and graph.n_pp > 2 else None
-    regraphed = rebuilt(measured, variants, sources, n_chunks, delays, usual)
+    regraphed = rebuild(measured, variants, sources, n_chunks, delays, usual)
     if variation is not None:
         spread_over_chunks(regraphed.durations, variation, share)
     return regraphed
 
 
-def _joined(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
+def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
     """Computes, transfers and collectives of chunks as scheduled, all else as the job has it."""
-    taken = [int(kind) for kind in (*COMPUTES, *LINK_KINDS)]
-    taken += [int(kind) for kind in PER_CHUNK] if _one_per_stage(old) else []
+    rescheduled = [int(kind) for kind in (*COMPUTES, *LINK_KINDS)]
+    rescheduled += [int(kind) for kind in PER_CHUNK] if _one_per_stage(old) else []
     size = len(OpKind)
     stages = int(old.pp.max()) + 1
     present = np.bincount(old.pp * size + old.kind, minlength=size * stages) > 0
     present |= np.isin(np.arange(size * stages) % size, [int(kind) for kind in LINK_KINDS])
-    chosen = np.isin(scheduled.kind, taken) & present[scheduled.pp * size + scheduled.kind]
-    kept = ~np.isin(old.kind, taken)
+    from_schedule = (
+        np.isin(scheduled.kind, rescheduled) & present[scheduled.pp * size + scheduled.kind]
+    )
+    from_job = ~np.isin(old.kind, rescheduled)
     columns = [
-        np.concatenate([getattr(scheduled, name)[chosen], getattr(old, name)[kept]])
+        np.concatenate([getattr(scheduled, name)[from_schedule], getattr(old, name)[from_job]])
         for name in ("kind", "pp", "seq", "chunk", "microbatch", "rank")
     ]
     order = np.lexsort((columns[2], columns[0], columns[1]))
@@ -182,8 +184,8 @@ class _Sources:
             added: [new op] 0: the first of its microbatch, else the number of the added one.
         """
         pool = old[self.old.seq[old] > 0]
-        again = pool[(microbatch + added) % len(pool)] if len(pool) else np.full(len(added), -1)
-        return np.where(added > 0, again, old[microbatch])
+        reused = pool[(microbatch + added) % len(pool)] if len(pool) else np.full(len(added), -1)
+        return np.where(added > 0, reused, old[microbatch])
 
     def _others(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
         of = _ops(self.old, kind, stage)
@@ -212,8 +214,8 @@ class _Sources:
 
 def _ops(ops: ReplicaOps, kind: OpKind, stage: int) -> Ints:
     """Ops of a kind on a stage, by ``seq``."""
-    found: Ints = np.flatnonzero((ops.kind == kind) & (ops.pp == stage))
-    return found
+    matches: Ints = np.flatnonzero((ops.kind == kind) & (ops.pp == stage))
+    return matches
 
 
 def _usual(measured: Measured, delays: Durations | None) -> Usual:
@@ -233,15 +235,15 @@ def _usual_of(graph: StepGraph, times: Durations, kind: OpKind) -> Array:
         mine = (graph.kind[span] == kind) & ~graph.noop[span]
         for stage in np.unique(graph.pp[span][mine]).tolist():
             ops = np.flatnonzero(mine & (graph.pp[span] == stage))
-            some = ops[:: -(-len(ops) // MOST_MESSAGES)]
+            sample = ops[:: -(-len(ops) // MAX_MESSAGES)]
             block = times.block(v)
-            links.append(np.median(block[some][..., :: -(-block.shape[2] // MOST_LINKS)], axis=0))
+            links.append(np.median(block[sample][..., :: -(-block.shape[2] // MAX_LINKS)], axis=0))
     by_link = np.concatenate(links, axis=1)
     middle = (by_link.shape[1] - 1) // 2
     usual: Array = np.partition(by_link, middle, axis=1)[:, middle]
     return usual
 
 
-def whole(n_stages: int) -> Array:
+def one_chunk_shares(n_stages: int) -> Array:
     """[kind, stage, chunk] shares of one chunk per stage."""
     return np.ones((len(COMPUTES), n_stages, 1))

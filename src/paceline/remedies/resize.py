@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 PER_MICROBATCH = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, *P2P_KINDS)
 
 #: Schedules, those first that a job follows more likely where few microbatches leave a doubt.
-LIKELY_FIRST = ("1f1b", "interleaved", "gpipe")
+BY_LIKELIHOOD = ("1f1b", "interleaved", "gpipe")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Resizer:
         fit = fit_computes(durations)
         n_chunks = fit.place.shape[1] // graph.n_pp
         average = _average_microbatch(fit)  # [kind, place]
-        found = []
+        tables = []
         for v, (block, dps) in enumerate(zip(durations.blocks, graph.variant_dps, strict=True)):
             match, first = _match(graph, v, graph, v), graph.variant_ops(v).start
             usual = []
@@ -69,12 +69,12 @@ class Resizer:
                     usual.append(average[kind, place] * np.exp(fit.place[kind, place] + slow))
                 else:
                     usual.append(np.median(block[ops].reshape(-1, block.shape[2]), axis=0))
-            found.append(np.stack(usual))
-        return tuple(found)
+            tables.append(np.stack(usual))
+        return tuple(tables)
 
     def ops(self, variant: int, n: int) -> ReplicaOps:
         """The ops of the replicas of a variant, had they ``n`` microbatches."""
-        return _resized(self.measured, variant, self.schedule, n)
+        return _resize(self.measured, variant, self.schedule, n)
 
     def replica_s(self, n: int) -> Array:
         """[dp] how long each replica takes for ``n`` microbatches on its own, seconds.
@@ -84,10 +84,12 @@ class Resizer:
         graph = self.measured.graph
         times = np.empty(graph.n_dp)
         for v, dps in enumerate(graph.variant_dps):
-            alone = build_graph([self.ops(v, n)], np.zeros(1, dtype=np.int64), self.measured.job)
+            one_replica = build_graph(
+                [self.ops(v, n)], np.zeros(1, dtype=np.int64), self.measured.job
+            )
             # Replicas stand in the place of steps: they do not meet in collectives.
-            durations = Durations.empty(alone, len(dps))
-            match = _match(alone, 0, graph, v)
+            durations = Durations.empty(one_replica, len(dps))
+            match = _match(one_replica, 0, graph, v)
             durations.block(0)[:, :, 0] = self.typical[v][match.group]
             times[dps] = predicted_step_s(durations)
         return times
@@ -114,7 +116,7 @@ class Resizer:
         for v, (former, _) in enumerate(distinct.tolist()):
             dps = graph.dp_index[new.graph.variant_dps[v]]
             match = _match(new.graph, v, graph, former)
-            new.block(v)[:] = old.block(former)[match.one][:, :, dps]
+            new.block(v)[:] = old.block(former)[match.source][:, :, dps]
             if delays is not None and new_delays is not None:
                 new_delays.block(v)[:] = delays.block(former)[match.delay][:, :, dps]
         self._bring_costs(new, counts)
@@ -129,15 +131,15 @@ class Resizer:
         graph, before = self.measured.graph, self.counts
         fit = fit_computes(self.measured.durations)
         computes = computes_of(new.graph)
-        left = [(dp, m) for dp in range(graph.n_dp) for m in range(counts[dp], before[dp])]
-        come = [(dp, m) for dp in range(graph.n_dp) for m in range(before[dp], counts[dp])]
+        sources = [(dp, m) for dp in range(graph.n_dp) for m in range(counts[dp], before[dp])]
+        targets = [(dp, m) for dp in range(graph.n_dp) for m in range(before[dp], counts[dp])]
 
         def cost(dp: int, microbatch: int) -> Array:  # [step] logarithm
             micro = fit.variants[int(graph.replica_variant[dp])].micro
             own: Array = micro[microbatch, :, int(graph.dp_index[dp])]
             return own
 
-        for source, (dp, microbatch) in zip(left, come, strict=False):
+        for source, (dp, microbatch) in zip(sources, targets, strict=False):
             change = cost(*source) - cost(dp, microbatch % int(before[dp]))
             v, index = int(new.graph.replica_variant[dp]), int(new.graph.dp_index[dp])
             ops = computes.ops[v][:, :, microbatch]  # [kind, place]
@@ -152,13 +154,13 @@ def resizer(measured: Measured) -> Resizer:
     """
     graph = measured.graph
     counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
-    for name in LIKELY_FIRST:
+    for name in BY_LIKELIHOOD:
         if all(_follows(measured, v, name, int(n)) for v, n in enumerate(counts)):
             unit = graph.n_pp if name == "interleaved" else 1
             return Resizer(measured, name, counts[graph.replica_variant], unit)
     raise NotApplicableError(
         "the order of operations follows none of the known schedules "
-        f"({', '.join(LIKELY_FIRST)}): what other numbers of microbatches would do is unknown"
+        f"({', '.join(BY_LIKELIHOOD)}): what other numbers of microbatches would do is unknown"
     )
 
 
@@ -168,15 +170,15 @@ def _n_microbatches(graph: StepGraph, variant: int) -> int:
     return len(np.unique(graph.microbatch[span][first]))
 
 
-def _resized(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaOps:
+def _resize(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaOps:
     graph, job = measured.graph, measured.job
     old = ops_of(graph, variant)
     noops = bool(graph.noop[graph.variant_ops(variant)].any())
     new = replica_ops(SCHEDULES[schedule], graph.n_pp, n, job.vpp_size, noops=noops)
     kinds = [int(kind) for kind in PER_MICROBATCH]
-    scaled, kept = np.isin(new.kind, kinds), ~np.isin(old.kind, kinds)
+    scaled, unscaled = np.isin(new.kind, kinds), ~np.isin(old.kind, kinds)
     columns = [
-        np.concatenate([getattr(new, name)[scaled], getattr(old, name)[kept]])
+        np.concatenate([getattr(new, name)[scaled], getattr(old, name)[unscaled]])
         for name in ("kind", "pp", "seq", "chunk", "microbatch", "rank")
     ]
     order = np.lexsort((columns[2], columns[0], columns[1]))
@@ -189,16 +191,16 @@ def _follows(measured: Measured, variant: int, schedule: str, n: int) -> bool:
     span = graph.variant_ops(variant)
     edges = slice(int(graph.dep_ptr[span.start]), int(graph.dep_ptr[span.stop]))
     try:
-        ops = _resized(measured, variant, schedule, n)
-        again = build_graph([ops], np.zeros(1, dtype=np.int64), measured.job)
+        ops = _resize(measured, variant, schedule, n)
+        rebuilt = build_graph([ops], np.zeros(1, dtype=np.int64), measured.job)
     except GraphError:
         return False
     return (
-        np.array_equal(again.kind, graph.kind[span])
-        and np.array_equal(again.pp, graph.pp[span])
-        and np.array_equal(again.noop, graph.noop[span])
-        and np.array_equal(np.diff(again.dep_ptr), np.diff(graph.dep_ptr)[span])
-        and np.array_equal(again.dep, graph.dep[edges] - span.start)
+        np.array_equal(rebuilt.kind, graph.kind[span])
+        and np.array_equal(rebuilt.pp, graph.pp[span])
+        and np.array_equal(rebuilt.noop, graph.noop[span])
+        and np.array_equal(np.diff(rebuilt.dep_ptr), np.diff(graph.dep_ptr)[span])
+        and np.array_equal(rebuilt.dep, graph.dep[edges] - span.start)
     )
 
 
@@ -214,14 +216,14 @@ class _Match:
     """Which old ops a new op is like.
 
     Attributes:
-        one: [new op] the one that it takes the place of, counted from its variant's first.
+        source: [new op] the one that it takes the place of, counted from its variant's first.
         delay: [new op] the one whose launch delay it takes.
         group: [new op] number of its group of like ops.
         members: [old op] by group.
         ptr: [group + 1] where the old ops of a group start in ``members``.
     """
 
-    one: Ints
+    source: Ints
     delay: Ints
     group: Ints
     members: Ints
@@ -239,15 +241,15 @@ def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -
     group = np.searchsorted(distinct, new_key[new_order])
     starts = np.searchsorted(new_key[new_order], distinct)
     nth = np.arange(len(new_order)) - starts[group]
-    one = np.empty(len(new_order), dtype=np.int64)
-    one[new_order] = old_order[first[group] + nth % n_old[group]]
+    source = np.empty(len(new_order), dtype=np.int64)
+    source[new_order] = old_order[first[group] + nth % n_old[group]]
     n = n_old[group]
-    again = np.where(nth < n, nth, np.minimum(1 + (nth - n) % np.maximum(n - 1, 1), n - 1))
+    delay_nth = np.where(nth < n, nth, np.minimum(1 + (nth - n) % np.maximum(n - 1, 1), n - 1))
     delay = np.empty(len(new_order), dtype=np.int64)
-    delay[new_order] = old_order[first[group] + again]
+    delay[new_order] = old_order[first[group] + delay_nth]
     group_of_op = np.empty(len(new_order), dtype=np.int64)
     group_of_op[new_order] = group
-    return _Match(one, delay, group_of_op, old_order, np.append(first, len(old_order)))
+    return _Match(source, delay, group_of_op, old_order, np.append(first, len(old_order)))
 
 
 def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.chunks import (
-    EVEN,
-    FEW,
+    EVEN_SHARE,
+    FEW_REPLICAS,
     chunk_counts,
     even_shares,
     shares_by_layers,
 )
-from paceline.remedies.outcome import OPEN, finding_of, outcome
+from paceline.remedies.outcome import MAX_OPEN_GAP, finding_of, outcome
 from paceline.remedies.parameter_ops import stay_late
 from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.regraph import (
@@ -28,7 +28,7 @@ from paceline.remedies.regraph import (
     with_overlap,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
-from paceline.remedies.reschedule import whole, with_schedule
+from paceline.remedies.reschedule import one_chunk_shares, with_schedule
 from paceline.remedies.typical import of_steps, spread_steps, times_of_steps
 from paceline.remedies.variation import variation_of
 from paceline.trace import OpKind
@@ -45,14 +45,14 @@ COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 MARGIN = 0.017
 
 
-def _need_gain(case: Case, after: Prediction, what: str) -> None:
+def _need_gain(case: Case, after: Prediction, change: str) -> None:
     """NotApplicableError where the change gains next to nothing, or loses."""
     now = case.before.mean_s
     if after.mean_s > now * (1 - MIN_OF_STEP):
-        lost = after.mean_s / now - 1
-        how = "gains next to nothing" if lost < MIN_OF_STEP else f"makes steps {lost:.1%} longer"
+        loss = after.mean_s / now - 1
+        effect = "gains next to nothing" if loss < MIN_OF_STEP else f"makes steps {loss:.1%} longer"
         raise NotApplicableError(
-            f"{what} {how}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
+            f"{change} {effect}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
         )
 
 
@@ -85,11 +85,11 @@ def overlap_dp(case: Case) -> Remedy:
         overlap_buckets(new.durations, buckets)
     after = case.predicted(new.durations, new.delays)
     _need_gain(case, after, "overlapping the reduction of gradients")
-    parts = f", in {buckets} buckets" if buckets > 1 else ""
+    bucket_text = f", in {buckets} buckets" if buckets > 1 else ""
     return outcome(
         case,
         OVERLAP,
-        f"reduce gradients during the backward pass{parts}",
+        f"reduce gradients during the backward pass{bucket_text}",
         after,
         {"overlap": True, "buckets": buckets},
         notes=(
@@ -109,7 +109,7 @@ def one_f_one_b(case: Case) -> Remedy:
     graph = case.measured.graph
     if schedule_of(graph) != "gpipe":
         raise NotApplicableError("the job does not run GPipe")
-    new = with_schedule(case.measured, "1f1b", whole(graph.n_pp), case.delays)
+    new = with_schedule(case.measured, "1f1b", one_chunk_shares(graph.n_pp), case.delays)
     after = case.predicted(new.durations, new.delays)
     _need_gain(case, after, "1F1B (which needs far less memory for activations than GPipe)")
     return outcome(
@@ -132,9 +132,9 @@ def interleave(case: Case) -> Remedy:
         NotApplicableError: the job, its layers or its number of microbatches do not allow it, it
             gains nothing, or the trace leaves open what it does.
     """
-    asked = case.options.get("chunks")
-    if asked is not None and int(asked) < 2:
-        raise RemedyError(f"{asked} chunks per stage are not interleaved; give 2 or more")
+    requested = case.options.get("chunks")
+    if requested is not None and int(requested) < 2:
+        raise RemedyError(f"{requested} chunks per stage are not interleaved; give 2 or more")
     _need_pipeline(case)
     graph = case.measured.graph
     counts = {n_microbatches(graph, v) for v in range(graph.n_variants)}
@@ -144,21 +144,21 @@ def interleave(case: Case) -> Remedy:
             f"not {bad[0]}"
         )
     trial = _Trial(case)
-    table = trial.compared(chunk_counts(case))
+    table = trial.compare(chunk_counts(case))
     chunks = int(min(table, key=lambda row: float(row["step_time_s"]))["chunks"])
     share = trial.share(chunks)
     after = trial.predicted(share)
     _need_gain(case, after, f"interleaving ({chunks} chunks per stage)")
-    alike = _alike(trial, share, after)
-    shorter = _shorter(trial, share, after)
+    even_reading = _even_reading(trial, share, after)
+    short_reading = _short_reading(trial, share, after)
     return outcome(
         case,
         INTERLEAVE,
         f"interleave the pipeline: {chunks} chunks per stage",
         after,
         {"schedule": "interleaved", "chunks": chunks, "compared": table},
-        notes=tuple(_interleave_notes(case, chunks, alike is not None)),
-        otherwise=[reading for reading in (alike, shorter) if reading is not None],
+        notes=tuple(_interleave_notes(case, chunks, even_reading is not None)),
+        otherwise=[reading for reading in (even_reading, short_reading) if reading is not None],
         margin=MARGIN,
     )
 
@@ -169,7 +169,7 @@ class _Trial:
     def __init__(self, case: Case) -> None:
         self.case, self.measured, self.delays = case, case.measured, case.delays
         self.loads = typical_places(case.measured.durations)  # of one chunk per stage
-        self.least = np.maximum(EVEN, least_difference(case.measured.durations))
+        self.least = np.maximum(EVEN_SHARE, least_difference(case.measured.durations))
         uneven = finding_of(case, "sequence-length") is not None
         self.variation = variation_of(case.measured.durations, by_microbatch=uneven)
         group = finding_of(case, "dp-network")
@@ -187,22 +187,22 @@ class _Trial:
             stay_late(new.durations, self.measured.durations, self.late)
         return case.predicted(new.durations, new.delays)
 
-    def compared(self, options: list[int]) -> list[dict[str, Any]]:
+    def compare(self, options: list[int]) -> list[dict[str, Any]]:
         """Mean step time with each number of chunks, over some steps."""
-        some = copy(self)
+        trial = copy(self)
         durations = self.measured.durations
         most = COMPARED_VALUES * durations.n_steps // durations.values.size
-        chosen = spread_steps(durations.n_steps, max(COMPARED_STEPS, most))
-        some.measured = of_steps(self.measured, chosen)
-        some.delays = None if self.delays is None else times_of_steps(self.delays, chosen)
-        some.variation = self.variation.steps(chosen)
+        sample = spread_steps(durations.n_steps, max(COMPARED_STEPS, most))
+        trial.measured = of_steps(self.measured, sample)
+        trial.delays = None if self.delays is None else times_of_steps(self.delays, sample)
+        trial.variation = self.variation.steps(sample)
         return [
-            {"chunks": chunks, "step_time_s": some.predicted(self.share(chunks)).mean_s}
+            {"chunks": chunks, "step_time_s": trial.predicted(self.share(chunks)).mean_s}
             for chunks in options
         ]
 
 
-def _shorter(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
+def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if late members end smaller collectives less late; None without such members.
 
     Raises:
@@ -211,7 +211,7 @@ def _shorter(trial: _Trial, share: Array, after: Prediction) -> Prediction | Non
     if not trial.late:
         return None
     otherwise = trial.predicted(share, late=False)
-    if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+    if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
             f"the trace leaves open what interleaving does: a step takes {after.mean_s:.4g} s if "
             "the workers that end collectives late do so in each chunk's as now, "
@@ -220,7 +220,7 @@ def _shorter(trial: _Trial, share: Array, after: Prediction) -> Prediction | Non
     return otherwise
 
 
-def _alike(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
+def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if all chunks of a stage computed alike; None where that is ruled out.
 
     It is possible where slow machines and an overfull stage look alike (few replicas), or nobody
@@ -232,11 +232,11 @@ def _alike(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     case = trial.case
     graph = case.measured.graph
     even = even_shares(graph.n_pp, share.shape[2])
-    if (share == even).all() or (graph.n_dp > FEW and case.layers is not None):
+    if (share == even).all() or (graph.n_dp > FEW_REPLICAS and case.layers is not None):
         return None
     otherwise = trial.predicted(even)
-    if abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
-        why = (
+    if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
+        hint = (
             "with so few replicas slow machines look like that"
             if case.layers is not None
             else "give --layers to rule that out"
@@ -244,7 +244,7 @@ def _alike(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
         raise NotApplicableError(
             f"the trace leaves open what interleaving does: a step takes {seconds(after.mean_s)} "
             "if what the first or last stage computes longer than the others is the embedding or "
-            f"the loss layer, {seconds(otherwise.mean_s)} if it is all of its layers; {why}"
+            f"the loss layer, {seconds(otherwise.mean_s)} if it is all of its layers; {hint}"
         )
     return otherwise
 

@@ -19,7 +19,7 @@ from paceline.remedies.sequence_plan import (
     SEQUENCES,
     SequencePlan,
     spans,
-    unchanged,
+    unchanged_plan,
 )
 from paceline.trace.seqlens import SeqLens
 
@@ -28,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 
 #: Differencing merges one tuple of bins after another; with more tuples than this (many items for
 #: few bins) it takes long, and the greedy is as good as perfect.
-MOST_TUPLES = 4096
+MAX_TUPLES = 4096
 
 #: Where the dearest rank is within this share of the mean, it is no use to look for a better one.
 EVEN_ENOUGH = 1e-4
 
 #: Sequences that found no room are placed one by one, if they are this many at most.
-MOST_HOMELESS = 2_000
+MAX_HOMELESS = 2_000
 
 
 def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePlan:
@@ -54,9 +54,9 @@ def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePl
     flat = np.concatenate(bounds)
     end = np.cumsum(flat)
     ptr = np.stack([end - flat, end], axis=1).reshape(seqlens.ptr.shape)
-    chosen = np.concatenate(origin)
-    after = SeqLens(seqlens.steps, ptr, seqlens.lengths[chosen])
-    return SequencePlan(seqlens, after, chosen, tuple(exchanged))
+    sequence = np.concatenate(origin)
+    after = SeqLens(seqlens.steps, ptr, seqlens.lengths[sequence])
+    return SequencePlan(seqlens, after, sequence, tuple(exchanged))
 
 
 def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[Ints, Ints, str]:
@@ -65,14 +65,14 @@ def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[In
     sizes = ptr[:, 1] - ptr[:, 0]
     items = spans(ptr[:, 0], sizes)
     exists = (sizes > 0).reshape(seqlens.ptr.shape[1:3])
-    slot = _balanced(seqlens.lengths[items], exists, cost, max_tokens)
+    slot = _balance(seqlens.lengths[items], exists, cost, max_tokens)
     if slot is not None:
         order = _sort(slot, len(sizes))
         return items[order], np.bincount(slot, minlength=len(sizes)), SEQUENCES
     tokens = np.add.reduceat(np.append(seqlens.lengths[items], 0), (np.cumsum(sizes) - sizes))
     squares = np.add.reduceat(np.append(seqlens.lengths[items] ** 2, 0), np.cumsum(sizes) - sizes)
-    whole = np.where(sizes > 0, cost[0] * squares + cost[1] * tokens + cost[2], 0.0)
-    source = plan_microbatches(whole.reshape(exists.shape), exists).ravel()
+    microbatch_cost = np.where(sizes > 0, cost[0] * squares + cost[1] * tokens + cost[2], 0.0)
+    source = plan_microbatches(microbatch_cost.reshape(exists.shape), exists).ravel()
     how = NOTHING if (source == np.arange(len(source))).all() else MICROBATCHES
     return spans(ptr[source, 0], sizes[source]), sizes[source], how
 
@@ -83,7 +83,7 @@ def _sort(keys: Ints, n: int) -> Ints:
     return order
 
 
-def _balanced(
+def _balance(
     lengths: Ints, exists: npt.NDArray[np.bool_], cost: Array, max_tokens: int
 ) -> Ints | None:
     """[sequence] flat (dp, microbatch); None where the limit of tokens leaves no room."""
@@ -121,23 +121,23 @@ def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
         return float(np.bincount(rank, price, n_dp).max())
 
     rank = greedy(price, counts.astype(np.float64))
-    if (counts != counts[0]).any() or len(price) > MOST_TUPLES * n_dp:
+    if (counts != counts[0]).any() or len(price) > MAX_TUPLES * n_dp:
         yield rank
         return
     even = dearest(rank) <= (1 + EVEN_ENOUGH) * fair
     if even:
         yield rank
-    other = differencing(price, n_dp)
+    differenced = differencing(price, n_dp)
     if even:
-        yield other
+        yield differenced
     else:
-        yield from sorted((rank, other), key=dearest)
+        yield from sorted((rank, differenced), key=dearest)
 
 
 def _house(groups: Groups, place: Ints) -> bool:
     """Put sequences that found no room in their rank into any microbatch with room, in place."""
     homeless = np.flatnonzero(place < 0)
-    if len(homeless) > MOST_HOMELESS:
+    if len(homeless) > MAX_HOMELESS:
         return False
     if not len(homeless):
         return True
@@ -170,9 +170,9 @@ def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
     order = flat[np.argsort(-cost.ravel()[flat], kind="stable")]
     price = cost.ravel()[order]
     uniform = bool((counts == counts[0]).all())
-    one = np.ones(len(order), dtype=np.int64)
-    whole, bins = np.array([0, len(order)]), np.array([0, n_dp])
-    groups = Groups(price, one, whole, counts.astype(np.int64), bins)
+    sizes = np.ones(len(order), dtype=np.int64)
+    item_ptr, bin_ptr = np.array([0, len(order)]), np.array([0, n_dp])
+    groups = Groups(price, sizes, item_ptr, counts.astype(np.int64), bin_ptr)
     rank = differencing(price, n_dp) if uniform else pack(groups)
     rank = improve(groups, rank)
     source = np.arange(cost.size).reshape(cost.shape)
@@ -185,11 +185,11 @@ def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
 
 def exchange_microbatches(seqlens: SeqLens, cost: Array) -> SequencePlan:
     """Share out whole microbatches of ``cost`` [step, dp, microbatch] over the ranks."""
-    plan, exists = unchanged(seqlens), seqlens.exists
+    plan, exists = unchanged_plan(seqlens), seqlens.exists
     ptr, exchanged = seqlens.ptr.copy(), []
     for step in range(len(ptr)):
         source = plan_microbatches(cost[step], exists[step])
-        moved = bool((source.ravel() != np.arange(source.size)).any())
+        changed = bool((source.ravel() != np.arange(source.size)).any())
         ptr[step] = ptr[step].reshape(-1, 2)[source]
-        exchanged.append(MICROBATCHES if moved else NOTHING)
+        exchanged.append(MICROBATCHES if changed else NOTHING)
     return replace(plan, after=replace(seqlens, ptr=ptr), exchanged=tuple(exchanged))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotApplicableError
-from paceline.remedies.outcome import OPEN, outcome
+from paceline.remedies.outcome import MAX_OPEN_GAP, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.sequence_plan import (
     MICROBATCHES,
@@ -26,10 +26,10 @@ from paceline.remedies.sequence_plan import (
 from paceline.remedies.sequence_search import Balancing, balance_of
 
 #: Smaller gains are not worth the exchange of sequences.
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 
 #: An assignment of more sequences (or microbatches) than this is left out of ``change``.
-MOST_LISTED = 512
+MAX_LISTED = 512
 
 #: Orders in words.
 IN_ORDER = {
@@ -54,36 +54,39 @@ def propose(case: Case) -> Remedy:
         RemedyError: the limit of tokens is too low, or there are no lengths for it.
         TraceError: the lengths do not match the trace.
     """
-    found = balance_of(case)
-    known = case.seqlens is not None
-    after = case.predicted(found.durations)
+    balancing = balance_of(case)
+    has_lengths = case.seqlens is not None
+    after = case.predicted(balancing.durations)
     gain = 1 - after.mean_s / case.before.mean_s
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         raise NotApplicableError(
             f"microbatches are balanced well enough: other places and another order for them gain "
-            f"{max(gain, 0.0):.1%} (under {LEAST_GAIN:.0%})"
+            f"{max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
-    otherwise = None if found.otherwise is None else case.predicted(found.otherwise)
-    if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > OPEN:
+    otherwise = None if balancing.otherwise is None else case.predicted(balancing.otherwise)
+    if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
             "the trace leaves open what an exchange of microbatches does: a step takes "
             f"{after.mean_s:.4g} s if ranks that took longer had costlier microbatches, "
             f"{otherwise.mean_s:.4g} s if they are slow; --seqlens tells that apart"
         )
-    exchanged = found.plan.mostly
-    what = {
+    exchanged = balancing.plan.mostly
+    verb = {
         SEQUENCES: "exchange sequences between ranks and microbatches; run",
         MICROBATCHES: "exchange whole microbatches between ranks; run",
         NOTHING: "let each rank run",
     }[exchanged]
-    action = f"{what} {IN_ORDER[found.order]}"
+    action = f"{verb} {IN_ORDER[balancing.order]}"
     return outcome(
         case,
         KIND,
         action,
         after,
-        _change(found, exchanged, known),
-        notes=(*_notes(found, exchanged, known), *([AMBIGUOUS] if _ambiguous(case) else [])),
+        _change(balancing, exchanged, has_lengths),
+        notes=(
+            *_notes(balancing, exchanged, has_lengths),
+            *([AMBIGUOUS] if _ambiguous(case) else []),
+        ),
         otherwise=() if otherwise is None else (otherwise,),
     )
 
@@ -93,33 +96,33 @@ def _ambiguous(case: Case) -> bool:
     return case.seqlens is None and (graph.n_pp == 1 or graph.n_dp == 2)
 
 
-def _change(found: Balancing, exchanged: str, known: bool) -> dict[str, Any]:
-    exists = found.plan.before.exists
+def _change(balancing: Balancing, exchanged: str, has_lengths: bool) -> dict[str, Any]:
+    exists = balancing.plan.before.exists
     change: dict[str, Any] = {
         "exchange": exchanged,
-        "order": found.order,
-        "max_tokens": found.max_tokens,
-        "balance_before": balance(found.cost_before, exists),
-        "balance_after": balance(found.cost_after, exists),
-        "moved_between_ranks": found.plan.moved,
+        "order": balancing.order,
+        "max_tokens": balancing.max_tokens,
+        "balance_before": balance(balancing.cost_before, exists),
+        "balance_after": balance(balancing.cost_after, exists),
+        "moved_between_ranks": balancing.plan.moved_share,
         "alternatives": [
-            {"exchange": what, "order": order, "gain": gain}
-            for (what, order), gain in found.gains.items()
+            {"exchange": exchange, "order": order, "gain": gain}
+            for (exchange, order), gain in balancing.gains.items()
         ],
     }
-    if known and found.r2 is not None:
+    if has_lengths and balancing.r2 is not None:
         change["tokens_per_rank"] = {
-            "before": tokens_per_rank(found.plan.before),
-            "after": tokens_per_rank(found.plan.after),
+            "before": tokens_per_rank(balancing.plan.before),
+            "after": tokens_per_rank(balancing.plan.after),
         }
-        change["r2"] = {"forward": float(found.r2[0]), "backward": float(found.r2[1])}
-    change["moves"] = len(found.plan.origin)
-    if len(found.plan.origin) <= MOST_LISTED:
-        change["assignment"] = list(_listed(found.plan, known))
+        change["r2"] = {"forward": float(balancing.r2[0]), "backward": float(balancing.r2[1])}
+    change["moves"] = len(balancing.plan.origin)
+    if len(balancing.plan.origin) <= MAX_LISTED:
+        change["assignment"] = list(_assignment(balancing.plan, has_lengths))
     return change
 
 
-def _listed(plan: SequencePlan, known: bool) -> Iterator[dict[str, Any]]:
+def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any]]:
     """Each microbatch and what it should hold: lengths, or the microbatch that comes there."""
     after = plan.after
     _, n_dp, most = after.ptr.shape[:3]
@@ -127,29 +130,30 @@ def _listed(plan: SequencePlan, known: bool) -> Iterator[dict[str, Any]]:
     for step, dp, microbatch in np.argwhere(after.exists).tolist():
         first, end = after.ptr[step, dp, microbatch].tolist()
         place = {"step": int(after.steps[step]), "dp": dp, "microbatch": microbatch}
-        if known:
+        if has_lengths:
             yield {**place, "lengths": after.lengths[first:end].tolist()}
         else:
             home = int(slots[plan.origin[first]]) % (n_dp * most)
             yield {**place, "from": [home // most, home % most]}
 
 
-def _notes(found: Balancing, exchanged: str, known: bool) -> Iterator[str]:
-    if not known:
+def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[str]:
+    if not has_lengths:
         yield (
             "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by the "
             "times they took here; a live job needs the lengths to know them beforehand"
         )
-    if exchanged == SEQUENCES and found.max_tokens is not None:
-        whole = sum(what != SEQUENCES for what in found.plan.exchanged)
-        if whole:
+    if exchanged == SEQUENCES and balancing.max_tokens is not None:
+        n_steps = sum(exchange != SEQUENCES for exchange in balancing.plan.exchanged)
+        if n_steps:
             yield (
-                f"in {whole} of {len(found.plan.exchanged)} steps {found.max_tokens} tokens per "
-                "microbatch leave no room to exchange sequences: whole microbatches there"
+                f"in {n_steps} of {len(balancing.plan.exchanged)} steps {balancing.max_tokens} "
+                "tokens per microbatch leave no room to exchange sequences: "
+                "whole microbatches there"
             )
-    alone = [gain for (what, _), gain in found.gains.items() if what == NOTHING]
-    if exchanged != NOTHING and alone and max(alone) >= LEAST_GAIN:
-        yield f"another order of each rank's own microbatches alone gains {max(alone):.1%}"
+    order_gains = [gain for (exchange, _), gain in balancing.gains.items() if exchange == NOTHING]
+    if exchanged != NOTHING and order_gains and max(order_gains) >= MIN_GAIN:
+        yield f"another order of each rank's own microbatches alone gains {max(order_gains):.1%}"
     yield "sums over a step do not change: gradients are those of the same sequences"
 
 

@@ -55,7 +55,7 @@ class SequencePlan:
         return _slots(self.before, len(self.before.lengths))
 
     @property
-    def moved(self) -> float:
+    def moved_share(self) -> float:
         """Share of the sequences that change their DP rank."""
         home = _replica_of(self.before, len(self.before.lengths))
         return float((home[self.origin] != _replica_of(self.after, len(self.origin))).mean())
@@ -140,7 +140,7 @@ def in_order(plan: SequencePlan, cost: Array, order: str) -> SequencePlan:
     return replace(plan, after=replace(plan.after, ptr=ptr))
 
 
-def unchanged(seqlens: SeqLens) -> SequencePlan:
+def unchanged_plan(seqlens: SeqLens) -> SequencePlan:
     """The plan that leaves everything where it is."""
     n_steps = len(seqlens.steps)
     return SequencePlan(seqlens, seqlens, np.arange(len(seqlens.lengths)), (NOTHING,) * n_steps)
@@ -149,11 +149,11 @@ def unchanged(seqlens: SeqLens) -> SequencePlan:
 def balance(cost: Array, exists: npt.NDArray[np.bool_]) -> dict[str, float]:
     """How even costs [step, dp, microbatch] are: the dearest over the mean, mean over the steps."""
     ranks = np.where(exists, cost, 0.0).sum(axis=2)
-    each = np.where(exists, cost, 0.0)
-    mean = each.sum(axis=(1, 2)) / exists.sum(axis=(1, 2))
+    costs = np.where(exists, cost, 0.0)
+    mean = costs.sum(axis=(1, 2)) / exists.sum(axis=(1, 2))
     return {
         "ranks": float((ranks.max(axis=1) / ranks.mean(axis=1)).mean()),
-        "microbatches": float((each.max(axis=(1, 2)) / mean).mean()),
+        "microbatches": float((costs.max(axis=(1, 2)) / mean).mean()),
     }
 
 

@@ -16,13 +16,13 @@ from paceline.graph import Durations, Measured
 from paceline.graph.computes import KINDS
 from paceline.remedies.remedy import Case, predicted_step_s
 from paceline.remedies.sequence_assign import exchange_microbatches, plan_sequences
-from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged
+from paceline.remedies.sequence_plan import ORDERS, SequencePlan, in_order, unchanged_plan
 from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
 
 #: Lengths that explain less of the durations than this predict no gain.
-LEAST_R2 = 0.5
+MIN_R2 = 0.5
 
 #: Steps, spread over the trace, on which plans are compared; only the best is simulated on all.
 COMPARED_STEPS = 3
@@ -91,10 +91,10 @@ def balance_sequences(
     lengths = matching(seqlens, measured)
     fit = fit_computes(measured.durations)
     cost = fit_sequence_cost(measured.durations, fit, lengths)
-    if cost.r2.min() < LEAST_R2:
+    if cost.r2.min() < MIN_R2:
         raise NotApplicableError(
             f"the sequence lengths explain {cost.r2[0]:.0%} of the variation of forwards and "
-            f"{cost.r2[1]:.0%} of backwards (R^2; {LEAST_R2:.0%} is needed): are they of this job?"
+            f"{cost.r2[1]:.0%} of backwards (R^2; {MIN_R2:.0%} is needed): are they of this job?"
         )
     limit = _limit(lengths, max_tokens)
 
@@ -110,7 +110,7 @@ def balance_sequences(
 
     plans = [plan_sequences(lengths, cost.total, limit)]
     if lengths.moments()[0].max() <= limit:  # microbatches may stay as they are
-        start = unchanged(lengths)
+        start = unchanged_plan(lengths)
         plans += [exchange_microbatches(lengths, seconds(start)), start]
     best = _best(measured.durations, fit, plans, seconds, ratio)
     return replace(best, max_tokens=limit, r2=cost.r2)
@@ -141,7 +141,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
         np.arange(counts.max()) < counts[:, None], (len(measured.steps), len(counts), counts.max())
     )
     end = np.cumsum(exists).reshape(exists.shape)
-    whole = SeqLens(
+    items_of_steps = SeqLens(
         measured.steps,
         np.stack([end - exists, end], axis=-1),
         np.ones(int(exists.sum()), dtype=np.int64),
@@ -164,8 +164,8 @@ def balance_microbatches(measured: Measured) -> Balancing:
         change: Array = np.exp(fit.slope[:, :, None, None, None] * (log_cost(plan) - logs))
         return change
 
-    start = unchanged(whole)
-    plans = [exchange_microbatches(whole, relative(start)), start]
+    start = unchanged_plan(items_of_steps)
+    plans = [exchange_microbatches(items_of_steps, relative(start)), start]
     best = _best(measured.durations, fit, plans, relative, ratio)
     doubt = fit.level_in_doubt
     if not doubt.any():
@@ -176,7 +176,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     items = levels[exists][np.minimum(homes, len(of_item) - 1)]
     stay = fit.slope[:, :, None, None, None] * np.where(exists, levels - items, 0.0)
     scaler, steps = _Scaler(measured.durations, fit), np.arange(measured.durations.n_steps)
-    return replace(best, otherwise=scaler.scaled(ratio(best.plan) * np.exp(stay), steps))
+    return replace(best, otherwise=scaler.scale(ratio(best.plan) * np.exp(stay), steps))
 
 
 def _lower_median(values: Array) -> Array:
@@ -203,23 +203,23 @@ def _best(
         ratio: plan -> [kind, place, step, dp, microbatch] new over old durations.
     """
     n_steps = durations.n_steps
-    some = np.unique(np.linspace(0, n_steps - 1, min(COMPARED_STEPS, n_steps)).astype(np.int64))
+    sample = np.unique(np.linspace(0, n_steps - 1, min(COMPARED_STEPS, n_steps)).astype(np.int64))
     scaler = _Scaler(durations, fit)
-    before = float(predicted_step_s(scaler.scaled(None, some)).mean())
+    before = float(predicted_step_s(scaler.scale(None, sample)).mean())
     tried: dict[tuple[str, str], tuple[float, SequencePlan]] = {}
     for plan in plans:
         for order in ORDERS:
             ordered = in_order(plan, cost(plan), order)
-            step_s = predicted_step_s(scaler.scaled(ratio(ordered), some))
+            step_s = predicted_step_s(scaler.scale(ratio(ordered), sample))
             tried.setdefault((plan.mostly, order), (1 - float(step_s.mean()) / before, ordered))
     gains = dict(sorted(((key, gain) for key, (gain, _) in tried.items()), key=lambda g: -g[1]))
-    chosen = next(iter(gains))
-    best = tried[chosen][1]
+    best_key = next(iter(gains))
+    best = tried[best_key][1]
     return Balancing(
         plan=best,
-        order=chosen[1],
-        durations=scaler.scaled(ratio(best), np.arange(n_steps)),
-        cost_before=cost(unchanged(best.before)),
+        order=best_key[1],
+        durations=scaler.scale(ratio(best), np.arange(n_steps)),
+        cost_before=cost(unchanged_plan(best.before)),
         cost_after=cost(best),
         gains=gains,
     )
@@ -230,11 +230,13 @@ class _Scaler:
 
     def __init__(self, durations: Durations, fit: Fit) -> None:
         self.durations, self.fit = durations, fit
-        found = [pauses(durations, fit, k) for k in range(len(KINDS))]
+        excess = [pauses(durations, fit, k) for k in range(len(KINDS))]
         # [kind][variant] [place, microbatch, step, dp] seconds; None where nothing pauses
-        self.excess = [part if any(e.any() for e in part) else None for part in found]
+        self.excess = [
+            of_variants if any(e.any() for e in of_variants) else None for of_variants in excess
+        ]
 
-    def scaled(self, ratio: Array | None, steps: npt.NDArray[np.int64]) -> Durations:
+    def scale(self, ratio: Array | None, steps: npt.NDArray[np.int64]) -> Durations:
         """Durations of some steps, computes multiplied by [kind, place, step, dp, microbatch]."""
         graph = self.durations.graph
         changed = Durations.empty(graph, len(steps))
@@ -245,8 +247,8 @@ class _Scaler:
                 continue
             for k, of_kind in enumerate(self.excess):
                 for place, ops in enumerate(variant.ops[k]):
-                    part = ratio[k, place][np.ix_(steps, dps, np.arange(len(ops)))]
-                    factor = part.transpose(2, 0, 1)
+                    ratios = ratio[k, place][np.ix_(steps, dps, np.arange(len(ops)))]
+                    factor = ratios.transpose(2, 0, 1)
                     table = block[ops] * factor
                     if of_kind is not None:
                         table += of_kind[v][place][:, steps] * (1 - factor)

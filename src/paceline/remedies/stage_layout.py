@@ -63,7 +63,8 @@ def propose(case: Case) -> Remedy:
     return outcome(
         case,
         KIND,
-        f"split the layers {_shown(layout, graph.n_pp)} instead of {_shown(layers, graph.n_pp)}",
+        f"split the layers {_layout_text(layout, graph.n_pp)} instead of "
+        f"{_layout_text(layers, graph.n_pp)}",
         after,
         change,
         notes=_notes(bounds, change),
@@ -111,7 +112,7 @@ def _per_stage(seconds: Array, n_pp: int) -> Array:
     return loads
 
 
-def _shown(layout: Layout, n_pp: int) -> str:
+def _layout_text(layout: Layout, n_pp: int) -> str:
     """A layout in words: commas between stages, slashes between chunks."""
     rows = [layout[i : i + n_pp] for i in range(0, len(layout), n_pp)]
     return " / ".join(",".join(map(str, row)) for row in rows)
@@ -136,14 +137,14 @@ def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _layers(case: Case, given: tuple[int, ...]) -> Layout:
+def _layers(case: Case, requested: tuple[int, ...]) -> Layout:
     """[virtual stage] layers now, checked.
 
     Raises:
         RemedyError: not as many as stages (or stages x chunks).
     """
     n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
-    layers = tuple(int(count) for count in given)
+    layers = tuple(int(count) for count in requested)
     if min(layers, default=0) < 0 or sum(layers) == 0:
         raise RemedyError(f"layers {list(layers)} are not numbers of layers")
     if len(layers) == n_pp * n_chunks:
@@ -170,12 +171,12 @@ def bounds_of(case: Case, n_virtual: int, total: int) -> Bounds:
     """
     n_pp = case.measured.graph.n_pp
     least = int(case.options.get("min_layers", 1))
-    given = case.options.get("max_layers")
-    most = np.atleast_1d(np.array(total if given is None else given, dtype=np.int64))
+    max_layers = case.options.get("max_layers")
+    most = np.atleast_1d(np.array(total if max_layers is None else max_layers, dtype=np.int64))
     if least < 0 or most.shape not in ((1,), (n_pp,)):
         raise RemedyError(
             f"min_layers is a number from 0 on, max_layers one number or one for each of the "
-            f"{n_pp} stages; not {least} and {given}"
+            f"{n_pp} stages; not {least} and {max_layers}"
         )
     most = np.broadcast_to(most, n_pp)
     if least * n_virtual > total or most.sum() < total:

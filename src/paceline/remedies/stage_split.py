@@ -63,17 +63,17 @@ def estimate_costs(loads: Array, layers: Layout) -> LayerCosts:
         NotApplicableError: no stage shows what a layer costs.
     """
     count = np.array(layers)
-    shown = np.zeros(len(layers), dtype=bool)
-    shown[slice(0, 1) if len(layers) == 2 else slice(1, -1)] = True
-    shown &= count > 0
-    if not shown.any():
+    inner = np.zeros(len(layers), dtype=bool)
+    inner[slice(0, 1) if len(layers) == 2 else slice(1, -1)] = True
+    inner &= count > 0
+    if not inner.any():
         raise NotApplicableError(
             f"layers {list(layers)}: no stage between the first and the last has any, so what a "
             "layer costs cannot be told"
         )
     own = loads / np.maximum(count, 1)
-    usual = np.median(own[:, shown], axis=1, keepdims=True)
-    per_layer = np.where(shown, own, usual)
+    usual = np.median(own[:, inner], axis=1, keepdims=True)
+    per_layer = np.where(inner, own, usual)
     return LayerCosts(tuple(layers), loads, per_layer, loads - per_layer * count)
 
 
@@ -112,10 +112,10 @@ def best_split(
             f"{most.tolist()} layers"
         )
     layout: list[int] = []
-    left = total
+    remaining = total
     for choice in reversed(choices):
-        layout.append(int(choice[left]))
-        left -= layout[-1]
+        layout.append(int(choice[remaining]))
+        remaining -= layout[-1]
     return float(reached[total]), tuple(reversed(layout))
 
 
@@ -137,15 +137,15 @@ def splits_within(
     lows = np.cumsum([0] + [min(a) for a in reversed(allowed)])[::-1]
     highs = np.cumsum([0] + [max(a) for a in reversed(allowed)])[::-1]
 
-    def extend(done: list[int], left: int) -> Iterator[Layout]:
-        stage = len(done)
+    def extend(prefix: list[int], remaining: int) -> Iterator[Layout]:
+        stage = len(prefix)
         if stage == n:
-            if left == 0:
-                yield tuple(done)
+            if remaining == 0:
+                yield tuple(prefix)
             return
         for count in allowed[stage]:
-            if lows[stage + 1] <= left - count <= highs[stage + 1]:
-                yield from extend([*done, count], left - count)
+            if lows[stage + 1] <= remaining - count <= highs[stage + 1]:
+                yield from extend([*prefix, count], remaining - count)
 
     yield from extend([], total)
 
@@ -154,9 +154,9 @@ def moves(layout: Layout, least: Sequence[int]) -> npt.NDArray[np.int64]:
     """[move, virtual stage] all layouts in which one layer stands elsewhere."""
     n = len(layout)
     give, take = np.nonzero(~np.eye(n, dtype=bool))
-    found = np.tile(np.array(layout), (len(give), 1))
+    layouts = np.tile(np.array(layout), (len(give), 1))
     row = np.arange(len(give))
-    found[row, give] -= 1
-    found[row, take] += 1
-    kept: npt.NDArray[np.int64] = found[(found >= np.array(least)).all(axis=1)]
-    return kept
+    layouts[row, give] -= 1
+    layouts[row, take] += 1
+    allowed: npt.NDArray[np.int64] = layouts[(layouts >= np.array(least)).all(axis=1)]
+    return allowed

@@ -28,12 +28,12 @@ MAX_VALUES = 1 << 23
 
 def typical_durations(durations: Durations) -> Array:
     """[op] median seconds over steps and replicas (a sample of them)."""
-    found = []
+    medians = []
     for block in durations.blocks:
         columns = block.reshape(len(block), -1)
         stride = max(1, columns.shape[1] // SAMPLES)
-        found.append(np.median(columns[:, ::stride], axis=1))
-    return np.concatenate(found)
+        medians.append(np.median(columns[:, ::stride], axis=1))
+    return np.concatenate(medians)
 
 
 def some_replicas(graph: StepGraph, dps: npt.NDArray[np.int64]) -> StepGraph:
@@ -51,20 +51,20 @@ def spread_steps(n_steps: int, most: int) -> Ints:
     return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
 
 
-def times_of_steps(times: Durations, chosen: Ints) -> Durations:
+def times_of_steps(times: Durations, index: Ints) -> Durations:
     """Durations of some steps."""
-    values = [block[:, chosen].ravel() for block in times.blocks]
-    return Durations(times.graph, len(chosen), np.concatenate(values))
+    values = [block[:, index].ravel() for block in times.blocks]
+    return Durations(times.graph, len(index), np.concatenate(values))
 
 
-def of_steps(measured: Measured, chosen: Ints) -> Measured:
+def of_steps(measured: Measured, index: Ints) -> Measured:
     """Some steps of a trace."""
     return replace(
         measured,
-        steps=measured.steps[chosen],
-        durations=times_of_steps(measured.durations, chosen),
-        delays=times_of_steps(measured.delays, chosen),
-        traced_step_s=measured.traced_step_s[chosen],
+        steps=measured.steps[index],
+        durations=times_of_steps(measured.durations, index),
+        delays=times_of_steps(measured.delays, index),
+        traced_step_s=measured.traced_step_s[index],
     )
 
 
@@ -85,10 +85,10 @@ def try_out(
     at_once = max(1, MAX_VALUES // (graph.n_ops * graph.n_dp))
     times = []
     for low in range(0, n, at_once):
-        part = slice(low, min(n, low + at_once))
-        durations = Durations.empty(graph, part.stop - part.start)
+        rows = slice(low, min(n, low + at_once))
+        durations = Durations.empty(graph, rows.stop - rows.start)
         for v, block in enumerate(durations.blocks):
             block[:] = typical[graph.variant_ops(v)][:, None, None]
-        change(durations, part)
+        change(durations, rows)
         times.append(predicted_step_s(durations))
     return np.concatenate(times)

@@ -39,11 +39,11 @@ class Variation:
     residual: tuple[Array, ...]
     pause_s: tuple[Array, ...]
 
-    def steps(self, chosen: Ints) -> Variation:
+    def steps(self, index: Ints) -> Variation:
         """That of some steps."""
         return Variation(
-            tuple(table[..., chosen, :] for table in self.residual),
-            tuple(table[..., chosen, :] for table in self.pause_s),
+            tuple(table[..., index, :] for table in self.residual),
+            tuple(table[..., index, :] for table in self.pause_s),
         )
 
 
@@ -59,36 +59,38 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
     paused = tuple(pauses(durations, fit, 0))
     residual = []
     for v, (variant, pause_s) in enumerate(zip(fit.variants, paused, strict=True)):
-        rest = variant.residual.copy()
+        left_over = variant.residual.copy()
         if by_microbatch:
-            _take_out(rest, variant.micro)
+            _take_out(left_over, variant.micro)
         else:
-            rest += fit.slope[:, :, None, None, None] * variant.micro
+            left_over += fit.slope[:, :, None, None, None] * variant.micro
         if pause_s.any():
             own = durations.block(v)[variant.ops[0]]
-            rest[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
+            left_over[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
         # A worker that is slow in a step is so in all of the step's chunks.
-        level = np.median(rest, axis=2, keepdims=True)
-        error = MEDIAN_ERROR * fit.sigma / np.sqrt(rest.shape[2])
-        rest -= np.where(np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0)
-        residual.append(rest)
+        level = np.median(left_over, axis=2, keepdims=True)
+        error = MEDIAN_ERROR * fit.sigma / np.sqrt(left_over.shape[2])
+        left_over -= np.where(
+            np.abs(level) > STEP_ERRORS * error[:, None, None, None, None], level, 0.0
+        )
+        residual.append(left_over)
     return Variation(tuple(residual), paused)
 
 
-def _take_out(rest: Array, cost: Array) -> None:
+def _take_out(residual: Array, cost: Array) -> None:
     """Take out of residuals, in place, what still goes with the cost of microbatches.
 
     The slopes of the fit are unsure where a slow worker stands beside few others.
 
     Args:
-        rest: [kind, stage, microbatch, step, dp] logarithms.
+        residual: [kind, stage, microbatch, step, dp] logarithms.
         cost: [microbatch, step, dp] logarithms.
     """
     own = cost - cost.mean()
     square = max(float((own * own).sum()), 1e-12)
-    slope = (rest * own).sum(axis=(2, 3, 4)) / square  # [kind, stage]
-    rest -= slope[:, :, None, None, None] * own
-    rest -= np.median(rest, axis=(2, 3), keepdims=True)
+    slope = (residual * own).sum(axis=(2, 3, 4)) / square  # [kind, stage]
+    residual -= slope[:, :, None, None, None] * own
+    residual -= np.median(residual, axis=(2, 3), keepdims=True)
 
 
 def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
@@ -104,8 +106,10 @@ def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> No
     """
     computes = computes_of(new.graph)
     _, n_stages, n_chunks = share.shape
-    for v, (rest, pause_s) in enumerate(zip(variation.residual, variation.pause_s, strict=True)):
-        block, microbatch = new.block(v), np.arange(rest.shape[2])
+    for v, (residual, pause_s) in enumerate(
+        zip(variation.residual, variation.pause_s, strict=True)
+    ):
+        block, microbatch = new.block(v), np.arange(residual.shape[2])
         for k, stage, chunk in np.ndindex(len(KINDS), n_stages, n_chunks):
             ops = computes.of_stage(v, stage)[k, chunk]
             paused = pause_s[stage] if k == 0 and pause_s[stage].any() else None
@@ -115,7 +119,7 @@ def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> No
             if paused is not None:
                 seconds -= share[k, stage, chunk] * paused
             if chunk:
-                own = rest[k, stage]
+                own = residual[k, stage]
                 seconds *= np.exp(np.roll(own, (-chunk,) * 3, axis=(0, 1, 2)) - own)
             if paused is not None:
                 seconds += np.where((microbatch % n_chunks == chunk)[:, None, None], paused, 0.0)

@@ -70,12 +70,12 @@ class Ties:
         for place in self.waits[first:last].tolist():
             begin_ns = int(self.begin_ns[place])
             length = (int(self.slices.end_ns[place]) - begin_ns) / 1e3
-            named = '"ph":"X","name":"transfer","cat":"transfer"'
-            yield place, f'{{{named},{self._at(place, begin_ns)},"dur":{length:.3f}}}'
+            fields = '"ph":"X","name":"transfer","cat":"transfer"'
+            yield place, f'{{{fields},{self._at(place, begin_ns)},"dur":{length:.3f}}}'
         for end in self.ends:
             for place, arrow, at_ns in end.within(low, high):
-                named = f'"ph":{end.phase},"name":"transfer","cat":"arrow"'
-                yield place, f'{{{named},"id":{self.first_id + arrow},{self._at(place, at_ns)}}}'
+                fields = f'"ph":{end.phase},"name":"transfer","cat":"arrow"'
+                yield place, f'{{{fields},"id":{self.first_id + arrow},{self._at(place, at_ns)}}}'
 
     def _at(self, place: int, at_ns: int) -> str:
         slices = self.slices

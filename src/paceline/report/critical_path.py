@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.results.path import PathSummary
 from paceline.results.words.path import kinds_text, leader_text, near_text
 
@@ -15,10 +15,10 @@ def path_lines(path: PathSummary | None, workers: int, width: int) -> list[Text]
         return []
     title = Text().append("critical path", style="bold")
     title.append(": what makes up the step", style="dim")
-    lines = [title, *wrapped(kinds_text(path), width)]
+    lines = [title, *wrap(kinds_text(path), width)]
     if workers > 1:
         text = leader_text(path)
         if path.slack is not None:
             text += f"; {near_text(path.slack, workers)}"
-        lines += wrapped(text, width)
+        lines += wrap(text, width)
     return lines

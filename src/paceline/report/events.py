@@ -56,11 +56,11 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
         replicas: data-parallel ranks to take; None takes all.
     """
     graph = timeline.graph
-    chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+    drawn_dps = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
     chunk, microbatch = served(graph)
-    parts: list[list[npt.NDArray[Any]]] = []
+    blocks: list[list[npt.NDArray[Any]]] = []
     for v, all_dps in enumerate(graph.variant_dps):
-        dps = np.intersect1d(all_dps, chosen)
+        dps = np.intersect1d(all_dps, drawn_dps)
         ops = graph.variant_ops(v)
         shape = (len(steps), len(dps), ops.stop - ops.start)
         columns = [
@@ -68,13 +68,13 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
             dps[:, None],
             *(a[ops] for a in (graph.pp, graph.kind, graph.seq, chunk, microbatch)),
         ]
-        taken = graph.dp_index[dps]
+        dp_columns = graph.dp_index[dps]
         times = (
-            table.block(v)[:, :, taken].transpose(1, 2, 0).ravel()
+            table.block(v)[:, :, dp_columns].transpose(1, 2, 0).ravel()
             for table in (timeline.start, timeline.end)
         )
-        parts.append([*(np.broadcast_to(a, shape).ravel() for a in columns), *times])
-    joined: Iterable[npt.NDArray[Any]] = map(np.concatenate, zip(*parts, strict=True))
+        blocks.append([*(np.broadcast_to(a, shape).ravel() for a in columns), *times])
+    joined: Iterable[npt.NDArray[Any]] = map(np.concatenate, zip(*blocks, strict=True))
     return Events(*joined)
 
 
@@ -101,9 +101,9 @@ def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
     cell = np.repeat(np.arange(counts.size), counts.ravel())
     seq = np.arange(len(trace)) - first.ravel()[cell]
     for transfer, (compute, _) in TRANSFERS.items():
-        alike = counts[..., transfer] == counts[..., compute]
+        equal_counts = counts[..., transfer] == counts[..., compute]
         towards = np.full(counts.shape, -1)
-        towards[..., transfer] = np.where(alike, first[..., compute], -1)
+        towards[..., transfer] = np.where(equal_counts, first[..., compute], -1)
         row_of = towards.ravel()[cell]
         rows = np.flatnonzero(row_of >= 0)
         served = row_of[rows] + seq[rows]
@@ -119,6 +119,6 @@ def label(kind: OpKind, microbatch: int, chunk: int, seq: int) -> str:
     if kind not in TRANSFERS and kind > OpKind.BACKWARD_COMPUTE:
         return kind.label if chunk < 0 else f"{kind.label} c{chunk}"
     direction = "F" if kind.name.startswith("FORWARD") else "B"
-    what = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
+    prefix = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
     number = f"{direction}{microbatch}" if microbatch >= 0 else f"{direction} #{seq}"
-    return what + number + (f" c{chunk}" if chunk >= 0 else "")
+    return prefix + number + (f" c{chunk}" if chunk >= 0 else "")

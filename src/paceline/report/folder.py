@@ -22,7 +22,7 @@ REPORT = "report.html"
 
 def check_folder(
     folder: Path,
-    more: Iterable[str] = (),
+    extra: Iterable[str] = (),
     inputs: Sequence[Path | None] = (),
     *,
     force: bool = False,
@@ -31,7 +31,7 @@ def check_folder(
 
     Args:
         folder: where to.
-        more: names of further files.
+        extra: names of further files.
         inputs: what is read, and must not be overwritten.
         force: overwrite.
 
@@ -40,7 +40,7 @@ def check_folder(
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
-    targets = [folder / name for name in (RESULT, WORKERS, IDEAL, REPORT, *more)]
+    targets = [folder / name for name in (RESULT, WORKERS, IDEAL, REPORT, *extra)]
     check_targets(targets, force=force)
     check_not_input(targets, inputs)
 
@@ -53,7 +53,7 @@ def write_folder(
     *,
     gpu_hour_cost: float | None = None,
     per_step_workers: bool = False,
-    more: Mapping[str, Writer] | None = None,
+    extra: Mapping[str, Writer] | None = None,
     force: bool = False,
 ) -> tuple[str, ...]:
     """Write the document, the workers' table, the ideal timeline and, of a diagnosis, the page.
@@ -65,7 +65,7 @@ def write_folder(
         folder: where to.
         gpu_hour_cost: price of a GPU-hour, in the user's currency.
         per_step_workers: keep the slowdown of every worker in every step in ``result.json``.
-        more: further files by name.
+        extra: further files by name.
         force: overwrite.
 
     Returns:
@@ -98,7 +98,7 @@ def write_folder(
             gpu_hour_cost=gpu_hour_cost,
             perfetto=IDEAL if folder / IDEAL in writers else None,
         )
-    writers |= {folder / name: writer for name, writer in (more or {}).items()}
+    writers |= {folder / name: writer for name, writer in (extra or {}).items()}
     make_folder(folder)
     write_files(writers, force=force)
     return (*notes, f"wrote {', '.join(str(path) for path in writers)}")

@@ -47,14 +47,14 @@ def heatmap(slowdown: npt.NDArray[np.float64], width: int, *, colour: bool) -> l
         width: characters there are.
         colour: whether the terminal shows at least 256 colours; digits stand for them otherwise.
     """
-    shown = _choose(slowdown, width, colour)
-    lines = [_title(slowdown.shape, shown), _ruler(shown)]
-    for stage, row in zip(shown.stages, shown.values.tolist(), strict=True):
-        line = Text(f"{stage:>{shown.label}} ", no_wrap=True)
+    grid = _choose(slowdown, width, colour)
+    lines = [_title(slowdown.shape, grid), _ruler(grid)]
+    for stage, row in zip(grid.stages, grid.values.tolist(), strict=True):
+        line = Text(f"{stage:>{grid.label}} ", no_wrap=True)
         for value in row:
-            line.append_text(_cell(value, shown))
+            line.append_text(_cell(value, grid))
         lines.append(line)
-    return [*lines, *_legend(shown, float(slowdown.max()))]
+    return [*lines, *_legend(grid, float(slowdown.max()))]
 
 
 def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool) -> _Map:
@@ -78,45 +78,45 @@ def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
     return np.sort(np.argsort(-slowdown, kind="stable")[:n])
 
 
-def _title(shape: tuple[int, ...], shown: _Map) -> Text:
+def _title(shape: tuple[int, ...], grid: _Map) -> Text:
     n_pp, n_dp = shape
     title = Text().append("workers", style="bold")
     title.append(": S of each with only it as measured; stages down, dp ranks across", style="dim")
     cuts = []
-    if len(shown.dps) < n_dp:
-        cuts.append(f"{len(shown.dps)} of {n_dp} dp ranks")
-    if len(shown.stages) < n_pp:
-        cuts.append(f"{len(shown.stages)} of {n_pp} stages")
+    if len(grid.dps) < n_dp:
+        cuts.append(f"{len(grid.dps)} of {n_dp} dp ranks")
+    if len(grid.stages) < n_pp:
+        cuts.append(f"{len(grid.stages)} of {n_pp} stages")
     if cuts:
         title.append(f"\nonly the worst {' and '.join(cuts)} fit here", style="yellow")
     return title
 
 
-def _ruler(shown: _Map) -> Text:
+def _ruler(grid: _Map) -> Text:
     """Numbers of the dp ranks, as many as there is room for."""
-    digits = len(str(shown.dps[-1])) + 1
+    digits = len(str(grid.dps[-1])) + 1
     steps = (m * 10**e for e in range(5) for m in (1, 2, 5))
-    every = next(n for n in steps if n * shown.cell >= digits or n >= len(shown.dps))
-    wide = shown.cell >= _VALUE_WIDTH
+    every = next(n for n in steps if n * grid.cell >= digits or n >= len(grid.dps))
+    wide = grid.cell >= _VALUE_WIDTH
     text = ""
-    for place in range(0, len(shown.dps), every):
-        number = str(shown.dps[place])
+    for place in range(0, len(grid.dps), every):
+        number = str(grid.dps[place])
         if wide:
-            text += number.center(shown.cell)
+            text += number.center(grid.cell)
         else:
-            text = text.ljust(place * shown.cell) + number
-    return Text(f"{'stage':>{shown.label}} {text}".rstrip(), style="dim", no_wrap=True)
+            text = text.ljust(place * grid.cell) + number
+    return Text(f"{'stage':>{grid.label}} {text}".rstrip(), style="dim", no_wrap=True)
 
 
-def _cell(value: float, shown: _Map) -> Text:
-    place = min(max((value - 1) / (shown.top - 1), 0.0), 1.0)
-    if shown.cell >= _VALUE_WIDTH:
-        text = _four(value).center(shown.cell)
-    elif shown.colour:
-        text = " " * shown.cell
+def _cell(value: float, grid: _Map) -> Text:
+    place = min(max((value - 1) / (grid.top - 1), 0.0), 1.0)
+    if grid.cell >= _VALUE_WIDTH:
+        text = _four(value).center(grid.cell)
+    elif grid.colour:
+        text = " " * grid.cell
     else:
-        text = _digit(place).ljust(shown.cell)
-    return Text(text, style=_style(place) if shown.colour else "")
+        text = _digit(place).ljust(grid.cell)
+    return Text(text, style=_style(place) if grid.colour else "")
 
 
 def _four(value: float) -> str:
@@ -143,16 +143,16 @@ def _style(place: float) -> str:
     return f"#{'000000' if bright else 'ffffff'} on #{red:02x}{green:02x}{blue:02x}"
 
 
-def _legend(shown: _Map, worst: float) -> list[Text]:
-    indent = " " * (shown.label + 1)
-    if shown.colour:
+def _legend(grid: _Map, worst: float) -> list[Text]:
+    indent = " " * (grid.label + 1)
+    if grid.colour:
         legend = Text(f"{indent}1.00 ", style="dim")
         for level in range(24):
             legend.append(" ", style=_style(level / 23))
-        return [legend.append(f" {shown.top:.2f}", style="dim")]
-    if shown.cell >= _VALUE_WIDTH:
+        return [legend.append(f" {grid.top:.2f}", style="dim")]
+    if grid.cell >= _VALUE_WIDTH:
         return []
-    step = (shown.top - 1) / _LEVELS
+    step = (grid.top - 1) / _LEVELS
     return [
         Text(
             f"{indent}{_ZERO} under {1 + step:.3f}, each digit {step:.3f} more; worst {worst:.3f}",

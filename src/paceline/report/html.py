@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from paceline.report.page.drawings import Drawings
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
-from paceline.report.page.figures import FEW, blamed, figure_data
+from paceline.report.page.figures import MAX_SIDE_BY_SIDE, blamed_workers, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
-from paceline.report.page.markup import escaped, foreign
+from paceline.report.page.markup import escape, foreign
 from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
 from paceline.results.document import JobReport
@@ -74,8 +74,8 @@ def _html(page: _Page) -> str:
     report = page.report
     script = "\n".join(static(name) for name in SCRIPTS)
     return Template(static("page.html")).substitute(
-        title=escaped(f"{report.job.name or 'Training job'} · Paceline"),
-        policy=escaped(content_policy(script)),
+        title=escape(f"{report.job.name or 'Training job'} · Paceline"),
+        policy=escape(content_policy(script)),
         style=static("page.css"),
         job=job_line(report.job, report.steps),
         headline=foreign(headline(report)),
@@ -84,11 +84,11 @@ def _html(page: _Page) -> str:
         doubt=_doubt(report),
         numbers=key_numbers(report, page.gpu_hour_cost),
         nav=static("nav.html"),
-        answers=_answers(report),
+        answers=_findings_and_remedies(report),
         figures=_figures(page),
         definitions=static("definitions.html"),
         warnings=_warnings(report),
-        version=escaped(paceline_version()),
+        version=escape(paceline_version()),
         data=safe_json(_data(page)),
         script=script,
     )
@@ -97,13 +97,13 @@ def _html(page: _Page) -> str:
 def _data(page: _Page) -> dict[str, object]:
     return {
         **figure_data(page.report),
-        "blamed": blamed(page.report.diagnosis),
+        "blamed": blamed_workers(page.report.diagnosis),
         "timeline": page.drawings.timeline,
         "scatter": page.drawings.scatter,
     }
 
 
-def _answers(report: JobReport) -> str:
+def _findings_and_remedies(report: JobReport) -> str:
     """Findings and remedies: what a reader acts on."""
     return Template(static("answers.html")).substitute(
         findings=findings_html(report), remedies=remedies_html(report)
@@ -116,7 +116,7 @@ def _figures(page: _Page) -> str:
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     return Template(static("figures.html")).substitute(
-        heatmaps="columns" if report.job.dp_size <= FEW else "",
+        heatmaps="columns" if report.job.dp_size <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
         **path_html(report.critical_path, report.job.workers),
@@ -141,7 +141,7 @@ def _perfetto(name: str | None) -> str:
     if name is None:
         return ""
     # Quoted as a path, no name can be a scheme (javascript:) or a host (//).
-    target = escaped(quote(name.lstrip("/\\")))
+    target = escape(quote(name.lstrip("/\\")))
     return (
         "<p>The whole ideal timeline for Perfetto: "
         f'<a href="{target}" download>{foreign(name)}</a>; '
@@ -159,8 +159,10 @@ def _warnings(report: JobReport) -> str:
     text = f"<ul>{''.join(f'<li>{note}</li>' for note in notes)}</ul>" if notes else ""
     if report.left_out_steps:
         left_out = list(report.left_out_steps.items())
-        items = "".join(f"<li>step {step}: {foreign(why)}</li>" for step, why in left_out[:50])
-        more = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
+        items = "".join(
+            f"<li>step {step}: {foreign(reason)}</li>" for step, reason in left_out[:50]
+        )
+        overflow = f"<li>and {len(left_out) - 50:,} more</li>" if len(left_out) > 50 else ""
         were = "was" if len(left_out) == 1 else "were"
-        text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{more}</ul>"
+        text += f"<p>{count(len(left_out), 'step')} {were} left out:</p><ul>{items}{overflow}</ul>"
     return text or "<p>No warnings; no step was left out.</p>"

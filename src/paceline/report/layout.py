@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.text import Text
 
 
-def wrapped(text: str, width: int, *, indent: str = "", style: str = "") -> list[Text]:
+def wrap(text: str, width: int, *, indent: str = "", style: str = "") -> list[Text]:
     """The text in lines of at most ``width`` characters, the later ones indented."""
     lead = text[: len(text) - len(text.lstrip())]
     lines: Iterable[str] = textwrap.wrap(

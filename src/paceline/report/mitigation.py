@@ -8,11 +8,11 @@ from paceline.detect.event import duration
 from paceline.mitigate.forecast import Forecast
 from paceline.mitigate.life import Lives
 from paceline.mitigate.strategies import TITLES, Option
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.units import seconds
 
 #: Actions of a life that are written out.
-_SHOWN = 30
+_MAX_ACTIONS = 30
 
 
 def forecast_lines(result: Forecast, width: int) -> list[Text]:
@@ -21,7 +21,7 @@ def forecast_lines(result: Forecast, width: int) -> list[Text]:
     head = f"a step takes {seconds(result.now_s)} instead of {seconds(result.healthy_s)}"
     lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
     for fault in result.faults:
-        lines += wrapped(f"  {fault.describe()}", width, indent="    ")
+        lines += wrap(f"  {fault.describe()}", width, indent="    ")
     lines += [Text("")]
     columns = f"{'strategy':18}{'step s':>9}{'recovers':>10}{'once':>13}{'pays after':>13}"
     lines += [Text(columns, style="dim")]
@@ -34,22 +34,22 @@ def forecast_lines(result: Forecast, width: int) -> list[Text]:
 def _option_lines(option: Option, width: int) -> list[Text]:
     name = f"{option.strategy.upper()} {TITLES[option.strategy]}"
     if not option.applicable:
-        return wrapped(f"{name:18}does not apply: {option.why_not}", width, indent=" " * 18)
+        return wrap(f"{name:18}does not apply: {option.why_not}", width, indent=" " * 18)
     steps = option.pays_after_steps
     pays = f"{steps:,.0f} steps" if option.overhead_s and steps < 1e9 else "-"
     once = duration(option.overhead_s or 0.0)
     row = Text(f"{name:18}{option.step_s:9.4g}{option.recovered:10.0%}{once:>13}{pays:>13}")
     lines = [row]
     if option.strategy != "s1":
-        lines += wrapped(f"    {option.text}", width, indent="    ")
+        lines += wrap(f"    {option.text}", width, indent="    ")
     for note in option.notes:
-        lines += wrapped(f"    note: {note}", width, indent="      ", style="dim")
+        lines += wrap(f"    note: {note}", width, indent="      ", style="dim")
     return lines
 
 
 def _due_lines(result: Forecast, width: int) -> list[Text]:
     if not result.due:
-        return wrapped("planner: nothing to do: no strategy that may be used helps", width)
+        return wrap("planner: nothing to do: no strategy that may be used helps", width)
     lines = [Text("planner, if nothing changes", style="bold")]
     for due in result.due:
         option = due.action.option
@@ -58,7 +58,7 @@ def _due_lines(result: Forecast, width: int) -> list[Text]:
             f"{option.strategy.upper()}, {option.text}: {seconds(option.now_s)} to "
             f"{seconds(option.step_s)} a step"
         )
-        lines += wrapped(text, width, indent="    ")
+        lines += wrap(text, width, indent="    ")
     return lines
 
 
@@ -77,10 +77,12 @@ def lives_lines(lives: Lives, width: int) -> list[Text]:
         f"The planner loses {lives.competitive_ratio:.2f} times as much as {kind}, which knows "
         "when fail-slows will end."
     )
-    lines += [Text(""), *wrapped(text, width)]
+    lines += [Text(""), *wrap(text, width)]
     actions_done = lives.lives["planner"].actions
-    for action in actions_done[:_SHOWN]:
-        lines += wrapped(f"  {action.explain()}", width, indent="    ")
-    if len(actions_done) > _SHOWN:
-        lines.append(Text(f"  and {len(actions_done) - _SHOWN} more actions (--json has them all)"))
+    for action in actions_done[:_MAX_ACTIONS]:
+        lines += wrap(f"  {action.explain()}", width, indent="    ")
+    if len(actions_done) > _MAX_ACTIONS:
+        lines.append(
+            Text(f"  and {len(actions_done) - _MAX_ACTIONS} more actions (--json has them all)")
+        )
     return lines

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from paceline.plan.optimal import LAWS, Optimal, Sized
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 
 SCHEMA = 1
 
@@ -18,13 +18,13 @@ _HEAD = ("hidden", "layers", "params B", "tokens B", "at peak", "days", "GPUs", 
 def lines(result: Optimal, width: int, law: str | None = None) -> list[Text]:
     """The screen: the laws' points, the candidates, the answer."""
     width = max(40, min(width, 132))
-    what = f"{result.gpus:,} GPUs ({result.cluster.name}) for {result.days:g} days"
-    text = [*wrapped(f"{what}: {result.flops:.3g} FLOPs at peak", width, style="bold"), Text("")]
-    for each in LAWS:
-        if law in (None, each.name):
-            parameters, tokens = result.points[each.name]
+    budget = f"{result.gpus:,} GPUs ({result.cluster.name}) for {result.days:g} days"
+    text = [*wrap(f"{budget}: {result.flops:.3g} FLOPs at peak", width, style="bold"), Text("")]
+    for entry in LAWS:
+        if law in (None, entry.name):
+            parameters, tokens = result.points[entry.name]
             sizes = f"{parameters / 1e9:,.1f} B parameters, {tokens / 1e9:,.0f} B tokens"
-            text += wrapped(f"{sizes}: {each.source}", width, indent="  ")
+            text += wrap(f"{sizes}: {entry.source}", width, indent="  ")
     rows = [_HEAD, *(_row(sized) for sized in result.candidates)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(_HEAD))]
     text += [Text("")]
@@ -36,7 +36,7 @@ def lines(result: Optimal, width: int, law: str | None = None) -> list[Text]:
         text.append(Text(f"{mark} {'  '.join(cells)}  {row[-1]}", style=style))
     text.append(Text(""))
     for sentence in explanation(result):
-        text += wrapped(sentence, width)
+        text += wrap(sentence, width)
     return text
 
 
@@ -45,8 +45,13 @@ def _row(sized: Sized) -> tuple[str, ...]:
     sizes = (f"{sized.llm.parameters / 1e9:,.2f}", f"{sized.tokens / 1e9:,.0f}")
     if sized.plan is None:
         return (*shape, *sizes, f"{sized.ideal_days:.1f}", "-", "-", "-", "none fits")
-    found = (f"{sized.days:,.1f}", f"{sized.gpus:,}", f"{sized.mfu:.1%}", sized.plan.describe())
-    return (*shape, *sizes, f"{sized.ideal_days:.1f}", *found)
+    plan_cells = (
+        f"{sized.days:,.1f}",
+        f"{sized.gpus:,}",
+        f"{sized.mfu:.1%}",
+        sized.plan.describe(),
+    )
+    return (*shape, *sizes, f"{sized.ideal_days:.1f}", *plan_cells)
 
 
 def explanation(result: Optimal) -> list[str]:
@@ -56,26 +61,26 @@ def explanation(result: Optimal) -> list[str]:
     if naive is not None:
         fate = f"with its best plan it takes {naive.days:,.1f}" if naive.plan else naive.why_not
         text.append(
-            f"At the GPUs' peak the largest candidate would be {_named(naive)}, done in "
+            f"At the GPUs' peak the largest candidate would be {_size_text(naive)}, done in "
             f"{naive.ideal_days:.1f} days; {fate}."
         )
     if real is None:
         return [*text, "No candidate can really be trained in the time; add days, GPUs or --grid."]
     text.append(
-        f"The largest that really fits is {_named(real)} in {real.days:.1f} days: "
+        f"The largest that really fits is {_size_text(real)} in {real.days:.1f} days: "
         f"{real.plan.describe() if real.plan else ''} on {real.gpus:,} GPUs, "
         f"{real.step_time_s:.2f} s a step."
     )
     idle = result.gpus - real.gpus
-    lost = f" and {idle:,} of {result.gpus:,} GPUs are left idle" if idle else ""
+    idle_text = f" and {idle:,} of {result.gpus:,} GPUs are left idle" if idle else ""
     text.append(
-        f"The difference: its MFU is {real.mfu:.1%}, not 100%{lost}. Time at a given number of "
-        "tokens per parameter grows with the square of the size."
+        f"The difference: its MFU is {real.mfu:.1%}, not 100%{idle_text}. Time at a given number "
+        "of tokens per parameter grows with the square of the size."
     )
     return text
 
 
-def _named(sized: Sized) -> str:
+def _size_text(sized: Sized) -> str:
     tokens = f"{sized.tokens / 1e9:,.0f} B tokens"
     return f"{sized.llm.parameters / 1e9:,.2f} B parameters on {tokens}"
 
@@ -89,13 +94,13 @@ def to_mapping(result: Optimal, law: str | None = None) -> dict[str, Any]:
         "days": result.days,
         "flops_at_peak": result.flops,
         "laws": {
-            each.name: {
-                "parameters": result.points[each.name][0],
-                "tokens": result.points[each.name][1],
-                "source": each.source,
+            entry.name: {
+                "parameters": result.points[entry.name][0],
+                "tokens": result.points[entry.name][1],
+                "source": entry.source,
             }
-            for each in LAWS
-            if law in (None, each.name)
+            for entry in LAWS
+            if law in (None, entry.name)
         },
         "candidates": [_record(sized) for sized in result.candidates],
         "naive": _record(result.naive) if result.naive else None,

@@ -19,9 +19,9 @@ from paceline.whatif.segments import Sort
 Ints = npt.NDArray[np.int64]
 
 
-def meta(what: str, pid: int, tid: int, **args: Any) -> str:
+def meta(event_name: str, pid: int, tid: int, **args: Any) -> str:
     """An event that names or places a process or thread."""
-    event = {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+    event = {"ph": "M", "name": event_name, "pid": pid, "tid": tid, "args": args}
     return json.dumps(event, ensure_ascii=False)
 
 

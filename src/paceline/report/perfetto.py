@@ -113,12 +113,12 @@ def trace_writer(
     steps = np.unique(np.concatenate([scene.events.step for scene in scenes]))
     replicas = np.unique(np.concatenate([scene.events.dp for scene in scenes]))
     check_size(sum(len(scene.events) for scene in scenes), len(steps), len(replicas))
-    drawn = fitting(scenes)
+    fitted = fitting(scenes)
 
     def write(file: BinaryIO) -> None:
         head = {"displayTimeUnit": "ms", "otherData": {**about, "job": job.to_mapping()}}
         _write_to(file, json.dumps(head, ensure_ascii=False)[:-1] + ', "traceEvents": [\n')
-        for number, block in enumerate(_blocks(drawn, steps, job, replica_names)):
+        for number, block in enumerate(_blocks(fitted, steps, job, replica_names)):
             _write_to(file, (",\n" if number else "") + block)
         _write_to(file, "\n]}\n")
 
@@ -184,11 +184,13 @@ class _Times:
         np.minimum.at(first, index, start)
         np.maximum.at(last, index, end)
         if scene.path is not None:  # it may pass replicas that are not drawn
-            whole = np.searchsorted(steps, scene.path.steps)
-            first[whole] = np.minimum(first[whole], 0)
-            last[whole] = np.maximum(last[whole], nanoseconds(scene.path.step_s))
-        drawn = last >= first
-        return cls(index, start, end, np.where(drawn, first, 0), np.where(drawn, last - first, 0))
+            path_steps = np.searchsorted(steps, scene.path.steps)
+            first[path_steps] = np.minimum(first[path_steps], 0)
+            last[path_steps] = np.maximum(last[path_steps], nanoseconds(scene.path.step_s))
+        has_events = last >= first
+        return cls(
+            index, start, end, np.where(has_events, first, 0), np.where(has_events, last - first, 0)
+        )
 
 
 def _scene_blocks(
@@ -205,17 +207,17 @@ def _scene_blocks(
     slices = _slices(events, times, shift_ns, first_pid, job)
     yield ",\n".join(_names(slices, first_pid, job, scene.name, replica_names))
     critical = np.zeros(len(events), bool) if scene.links is None else scene.links.critical
-    heads, which = _heads(events, critical, job)
+    heads, head_of_event = _heads(events, critical, job)
     order, start_ns, end_ns = slices.order, slices.start_ns, slices.end_ns
-    columns = (which[order], events.step[order], events.seq[order], slices.pid, slices.row)
+    columns = (head_of_event[order], events.step[order], events.seq[order], slices.pid, slices.row)
     ties = Ties(scene.events, scene.links, slices, arrow_id) if scene.links is not None else None
     for low in range(0, len(order), _AT_ONCE):
-        part = slice(low, low + _AT_ONCE)
-        stamps = start_ns[part] / 1e3, (end_ns[part] - start_ns[part]) / 1e3
+        rows = slice(low, low + _AT_ONCE)
+        stamps = start_ns[rows] / 1e3, (end_ns[rows] - start_ns[rows]) / 1e3
         texts = [
             f'{{{heads[h]},"step":{step},"seq":{seq}}},"pid":{p},"tid":{t},"ts":{ts:.3f},"dur":{dur:.3f}}}'
             for h, step, seq, p, t, ts, dur in zip(
-                *(column[part].tolist() for column in columns),
+                *(column[rows].tolist() for column in columns),
                 *(stamp.tolist() for stamp in stamps),
                 strict=True,
             )
@@ -243,19 +245,19 @@ def _disjoint(
 
     Events come sorted by (row, start).
     """
-    same = np.zeros(len(row), dtype=bool)
-    same[1:] = row[1:] == row[:-1]
+    same_row = np.zeros(len(row), dtype=bool)
+    same_row[1:] = row[1:] == row[:-1]
     overlap = np.zeros(len(row), dtype=np.int64)
-    overlap[1:] = np.where(same[1:], end[:-1] - start[1:], 0)
+    overlap[1:] = np.where(same_row[1:], end[:-1] - start[1:], 0)
     small = np.flatnonzero((overlap > 0) & (overlap <= _ROUNDING_NS))
     end = end.copy()
     end[small - 1] = start[small]
     # The latest end so far on the same row: rows are moved apart so that one running maximum does.
     span = int(end.max(initial=0) - start.min(initial=0)) + 1
-    apart = np.cumsum(~same) * span
-    latest = np.maximum.accumulate(end + apart) - apart
+    row_offset = np.cumsum(~same_row) * span
+    latest = np.maximum.accumulate(end + row_offset) - row_offset
     second = np.zeros(len(row), dtype=bool)
-    second[1:] = same[1:] & (latest[:-1] > start[1:]) & (end[1:] > start[1:])
+    second[1:] = same_row[1:] & (latest[:-1] > start[1:]) & (end[1:] > start[1:])
     return end, second
 
 
@@ -270,8 +272,8 @@ def _heads(
     packed = np.zeros(len(events), dtype=np.int64)
     for column in table.T:
         packed = packed * (int(column.max(initial=0)) + 2) + column + 1
-    _, first, which = np.unique(packed, return_index=True, return_inverse=True)
-    return [_head(*table[event].tolist()) for event in first], which.reshape(-1)
+    _, first, head_of_event = np.unique(packed, return_index=True, return_inverse=True)
+    return [_head(*table[event].tolist()) for event in first], head_of_event.reshape(-1)
 
 
 def _head(kind: int, microbatch: int, chunk: int, seq: int, critical: int) -> str:
@@ -301,7 +303,7 @@ def _names(
         yield meta("process_sort_index", process, 0, sort_index=process + 1)
     for thread in np.unique(slices.row).tolist():
         process, stream = divmod(thread, THREADS)
-        again, stream = divmod(stream, len(_STREAMS))
-        name = _STREAMS[stream] + (" (overlapping)" if again else "")
+        overlapping, stream = divmod(stream, len(_STREAMS))
+        name = _STREAMS[stream] + (" (overlapping)" if overlapping else "")
         yield meta("thread_name", process, thread, name=name)
-        yield meta("thread_sort_index", process, thread, sort_index=2 * stream + again)
+        yield meta("thread_sort_index", process, thread, sort_index=2 * stream + overlapping)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.scene import scene_of
 from paceline.units import seconds
 
@@ -94,13 +94,13 @@ def lines(prediction: Prediction, width: int) -> list[Text]:
         [
             line
             for note in prediction.warnings
-            for line in wrapped(f"! {note}", width, indent="  ", style="yellow")
+            for line in wrap(f"! {note}", width, indent="  ", style="yellow")
         ],
     ]
-    found: list[Text] = []
+    screen: list[Text] = []
     for block in filter(None, blocks):
-        found += [*([Text("")] if found else []), *block]
-    return found
+        screen += [*([Text("")] if screen else []), *block]
+    return screen
 
 
 def _head(prediction: Prediction, width: int) -> list[Text]:
@@ -120,49 +120,49 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
-    return [*wrapped(title, width, style="bold"), *wrapped(about, width), Text(""), first]
+    return [*wrap(title, width, style="bold"), *wrap(about, width), Text(""), first]
 
 
 def _breakdown(prediction: Prediction) -> list[Text]:
-    shown = {
+    terms = {
         k: v for k, v in prediction.breakdown.items() if abs(v) > 5e-5 * prediction.step_time_s
     }
-    most = max(shown.values())
-    found = []
-    for name, value in shown.items():
-        bar = "█" * max(0, round(_BAR * value / most))
+    largest = max(terms.values())
+    bars = []
+    for name, value in terms.items():
+        bar = "█" * max(0, round(_BAR * value / largest))
         line = Text(f"  {bar:<{_BAR}} {value / prediction.step_time_s:6.1%} {seconds(value):>9}  ")
         line.append(_WORDS[name])
-        found.append(line)
-    return found
+        bars.append(line)
+    return bars
 
 
 def _memory(prediction: Prediction, width: int) -> list[Text]:
     room = prediction.cluster.gpu.memory_bytes
     total = prediction.memory_bytes
     fullest = prediction.memory[int(np.argmax(total))]
-    parts = ", ".join(f"{k} {v / _GB:.1f}" for k, v in fullest.parts.items() if v > 5e7)
+    terms = ", ".join(f"{k} {v / _GB:.1f}" for k, v in fullest.parts.items() if v > 5e7)
     if prediction.fits:
         verdict = Text(f"memory: fits, {prediction.memory_headroom_bytes / _GB:.1f} GB to spare")
         verdict.stylize("green")
     else:
         short = -prediction.memory_headroom_bytes / _GB
         verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much", style="bold red")
-    found = [verdict]
-    found += wrapped(
+    text = [verdict]
+    text += wrap(
         f"  fullest is stage {fullest.stage}: {fullest.total_bytes / _GB:.1f} of "
-        f"{room / _GB:.1f} GB: {parts}",
+        f"{room / _GB:.1f} GB: {terms}",
         width,
         indent="  ",
     )
     if len(total) > 1:
-        each = " ".join(f"{x / _GB:.0f}" for x in total[:24])
-        more = f" ... ({len(total)} stages)" if len(total) > 24 else ""
-        found += wrapped(f"  GB by stage: {each}{more}", width, indent="  ")
+        stage_gb = " ".join(f"{x / _GB:.0f}" for x in total[:24])
+        overflow = f" ... ({len(total)} stages)" if len(total) > 24 else ""
+        text += wrap(f"  GB by stage: {stage_gb}{overflow}", width, indent="  ")
     if not prediction.fits:
-        ways = "; ".join(prediction.to_fit) or "no single change to the plan"
-        found += wrapped(f"  would fit with: {ways}", width, indent="  ")
-    return found
+        changes = "; ".join(prediction.to_fit) or "no single change to the plan"
+        text += wrap(f"  would fit with: {changes}", width, indent="  ")
+    return text
 
 
 def _training(prediction: Prediction, width: int) -> list[Text]:
@@ -175,7 +175,7 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
             f"${prediction.cluster.price_per_gpu_hour:,.2f} per GPU-hour "
             f"({prediction.cluster.price_source})"
         )
-    return wrapped(text, width, indent="  ")
+    return wrap(text, width, indent="  ")
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:
@@ -210,10 +210,10 @@ def error_lines(
     errors: Mapping[str, float | None], worst: Sequence[tuple[str, float]], width: int
 ) -> list[Text]:
     """How far predictions are from measured runs."""
-    found = [Text(f"{errors['n']} measured runs: {error_text(errors)}", style="bold")]
+    text = [Text(f"{errors['n']} measured runs: {error_text(errors)}", style="bold")]
     for name, share in worst:
-        found += wrapped(f"  {share:+.0%}  {name}", width, indent="        ")
-    return found
+        text += wrap(f"  {share:+.0%}  {name}", width, indent="        ")
+    return text
 
 
 def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
@@ -230,8 +230,8 @@ def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
     kinds = ", ".join(f"{k} {v:.2f}" for k, v in e.by_kind.items() if v is not None)
     stages = " ".join(f"{ratio:.2f}" for ratio in e.by_stage[:32])
     return [
-        *wrapped(head, width, style="bold"),
-        *wrapped(split, width, indent="    "),
-        *wrapped(f"  measured over modelled by kind: {kinds}", width, indent="    "),
-        *wrapped(f"  computes by stage: {stages}", width, indent="    "),
+        *wrap(head, width, style="bold"),
+        *wrap(split, width, indent="    "),
+        *wrap(f"  measured over modelled by kind: {kinds}", width, indent="    "),
+        *wrap(f"  computes by stage: {stages}", width, indent="    "),
     ]

@@ -101,10 +101,10 @@ def scene_of(
         replay: what the steps were simulated from, where launch delays were replayed.
         counters: numbers over time.
     """
-    drawn = events.from_timeline(timeline, steps, replicas)
+    scene_events = events.from_timeline(timeline, steps, replicas)
     path = path_of(timeline.graph, steps, [(0, timeline.end)], replay)
     places = _Places(timeline, replicas)
-    return Scene(drawn, name, _links(timeline, places, path), path, counters)
+    return Scene(scene_events, name, _links(timeline, places, path), path, counters)
 
 
 class _Places:
@@ -112,9 +112,9 @@ class _Places:
 
     def __init__(self, timeline: Timeline, replicas: Sequence[int] | None) -> None:
         graph = timeline.graph
-        chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+        drawn_dps = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
         self.graph, self.n_steps = graph, timeline.end.n_steps
-        self.dps = [np.intersect1d(dps, chosen) for dps in graph.variant_dps]
+        self.dps = [np.intersect1d(dps, drawn_dps) for dps in graph.variant_dps]
         self.n_ops = np.diff(graph.variant_ptr)
         self.n_dp = np.array([len(dps) for dps in self.dps])
         sizes = self.n_ops * self.n_dp * self.n_steps
@@ -160,7 +160,7 @@ def _pair_arrows(
         start = timeline.start.block(v)[:, :, graph.dp_index[dps]]
         first, second = start[pairs[:, 0]], start[pairs[:, 1]]  # [pair, step, dp]
         shape = first.shape
-        one, other = (
+        from_event, to_event = (
             places.of(
                 np.broadcast_to(np.arange(shape[1])[:, None], shape).ravel(),
                 np.broadcast_to(dps, shape).ravel(),
@@ -168,10 +168,10 @@ def _pair_arrows(
             )
             for side in pairs.T
         )
-        begin[one] = begin[other] = np.maximum(first, second).ravel()
+        begin[from_event] = begin[to_event] = np.maximum(first, second).ravel()
         equals = kind[pairs[:, 0]] == OpKind.EMBEDDING_GRADS_ALL_REDUCE
         back = (equals[:, None, None] & (second > first)).ravel()
-        arrows.append((np.where(back, other, one), np.where(back, one, other)))
+        arrows.append((np.where(back, to_event, from_event), np.where(back, from_event, to_event)))
     return arrows
 
 
@@ -187,15 +187,17 @@ def _wide_arrows(
         )
         dp = np.concatenate([graph.variant_dps[v] for v in variants])
         start = np.concatenate([timeline.start.row(m) for m in members.tolist()], axis=1)
-        drawn = np.flatnonzero(places.rank[dp] >= 0)
+        drawn_members = np.flatnonzero(places.rank[dp] >= 0)
         for step in range(places.n_steps):
             last = int(start[step].argmax())
-            event = places.of(np.full(len(drawn), step), dp[drawn], op[drawn])
+            event = places.of(
+                np.full(len(drawn_members), step), dp[drawn_members], op[drawn_members]
+            )
             begin[event] = start[step, last]
             if places.rank[dp[last]] < 0:
                 continue  # whom all wait for is not drawn
-            longest = np.argsort(start[step, drawn], kind="stable")
-            longest = longest[drawn[longest] != last][:MAX_ARROWS]
-            source = event[drawn == last]
+            longest = np.argsort(start[step, drawn_members], kind="stable")
+            longest = longest[drawn_members[longest] != last][:MAX_ARROWS]
+            source = event[drawn_members == last]
             arrows.append((np.repeat(source, len(longest)), event[longest]))
     return arrows

@@ -14,16 +14,16 @@ from rich.text import Text
 from paceline.errors import OutputError
 from paceline.files import Writer, check_targets, make_folder, write_files
 from paceline.plan.search import SearchResult, pareto
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.page.frame import content_policy, paceline_version, static
-from paceline.report.page.markup import escaped, foreign, table
-from paceline.report.page.pack import rounded, safe_json
+from paceline.report.page.markup import escape, foreign, table
+from paceline.report.page.pack import round_values, safe_json
 
 SCHEMA = 1
 PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
 
 #: Points of the page's plot at most, and how many times as dear as the line they may be.
-MAX_POINTS, _FAR = 2000, 1.6
+MAX_POINTS, _MAX_RATIO = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
 _OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
@@ -33,9 +33,9 @@ Row = tuple[str, ...]
 
 def describe(result: SearchResult) -> str:
     """What was searched, in a line."""
-    gpus = result.found.gpus
+    gpus = result.legal.gpus
     low, high = int(gpus.min()), int(gpus.max())
-    batch = result.found.base.global_batch
+    batch = result.legal.base.global_batch
     tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
     count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
     return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {batch:,}{tokens}"
@@ -43,9 +43,9 @@ def describe(result: SearchResult) -> str:
 
 def columns(result: SearchResult) -> Row:
     """Heads of :func:`row`."""
-    more = [*(["days"] if result.days is not None else [])]
-    more += ["million $"] if result.dollars is not None else []
-    return ("plan", "GPUs", "step s", "MFU", "GB", *more)
+    optional = [*(["days"] if result.days is not None else [])]
+    optional += ["million $"] if result.dollars is not None else []
+    return ("plan", "GPUs", "step s", "MFU", "GB", *optional)
 
 
 def row(result: SearchResult, i: int) -> Row:
@@ -77,27 +77,27 @@ def front(result: SearchResult) -> list[int]:
 def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     """The screen: what was searched, the best plans, the rest of the front, what was pruned."""
     width = max(40, min(width, 132))
-    legal, fits = len(result.found), len(result)
+    legal, fits = len(result.legal), len(result)
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
-    rest = [i for i in front(result) if i not in set(best)][:top]
+    other_front = [i for i in front(result) if i not in set(best)][:top]
     text = [
-        *wrapped(describe(result), width, style="bold"),
-        *wrapped(f"{words} {_OBJECTIVES[result.objective]}", width),
+        *wrap(describe(result), width, style="bold"),
+        *wrap(f"{words} {_OBJECTIVES[result.objective]}", width),
         Text(""),
         *_table(result, best),
     ]
-    if rest:
+    if other_front:
         text += [Text(""), Text("Others that no plan beats in both time and cost", style="bold")]
-        text += _table(result, rest)
+        text += _table(result, other_front)
     text += [Text(""), Text("Ruled out", style="bold")]
-    for reason, count in pruned(result):
-        text += wrapped(f"{count:>14,}  {reason}", width, indent=" " * 16)
+    for reason, count in pruned_counts(result):
+        text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = ["* no plan is both faster and cheaper."]
     if result.dollars is not None and result.cluster.price_source:
         price = result.cluster.price_per_gpu_hour
         notes.append(f"{price:,.2f} $ per GPU-hour: {result.cluster.price_source}.")
-    return [*text, Text(""), *wrapped(" ".join(notes), width, style="dim")]
+    return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
 
 
 def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
@@ -112,7 +112,7 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
     return text
 
 
-def pruned(result: SearchResult) -> list[tuple[str, int]]:
+def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
     """Reasons and counts, the largest first."""
     return sorted(result.pruned.items(), key=lambda item: -item[1])
 
@@ -123,23 +123,23 @@ def pruned(result: SearchResult) -> list[tuple[str, int]]:
 def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
     """The result as JSON knows it: the best plans, the front, what was ruled out."""
     data = result.columns()
-    gpus = result.found.gpus
+    gpus = result.legal.gpus
     return {
         "schema": SCHEMA,
         "model": result.llm.name,
         "cluster": result.cluster.name,
         "gpus": [int(gpus.min()), int(gpus.max())],
-        "global_batch": result.found.base.global_batch,
-        "precision": result.found.base.precision,
+        "global_batch": result.legal.base.global_batch,
+        "precision": result.legal.base.precision,
         "tokens": result.tokens,
         "price_per_gpu_hour": result.cluster.price_per_gpu_hour,
         "objective": result.objective,
-        "legal": len(result.found),
+        "legal": len(result.legal),
         "fit": len(result),
         "seconds": result.seconds,
         "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
         "pareto": [_record(result, data, i) for i in front(result)],
-        "pruned": dict(pruned(result)),
+        "pruned": dict(pruned_counts(result)),
     }
 
 
@@ -207,18 +207,20 @@ def page_writer(result: SearchResult, top: int) -> Writer:
     head = columns(result)
     best = range(min(top, len(result)))
     page = Template(static("search.html")).substitute(
-        title=escaped(f"Plans for {result.llm.name} · Paceline"),
-        policy=escaped(content_policy(script)),
+        title=escape(f"Plans for {result.llm.name} · Paceline"),
+        policy=escape(content_policy(script)),
         style=static("page.css"),
         job=foreign(describe(result)),
         headline=_headline(result),
         numbers=_numbers(result),
         plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
         front=_front_table(result),
-        pruned=table(("why", "plans"), [(foreign(why), f"{n:,}") for why, n in pruned(result)]),
+        pruned=table(
+            ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
+        ),
         against="Time against memory" if _one_count(result) else "Time against cost",
-        price=escaped(_price(result)),
-        version=escaped(paceline_version()),
+        price=escape(_price(result)),
+        version=escape(paceline_version()),
         data=safe_json(_points(result)),
         script=script,
     )
@@ -227,7 +229,7 @@ def page_writer(result: SearchResult, top: int) -> Writer:
 
 
 def _headline(result: SearchResult) -> str:
-    plan = f"<b>{escaped(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
+    plan = f"<b>{escape(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
     text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
     if result.days is not None:
         text += f", {result.days[0]:,.1f} days"
@@ -243,12 +245,12 @@ def _numbers(result: SearchResult) -> str:
         ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
         ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
         ("Memory", f"{result.memory_bytes[0] / 1e9:.1f} GB", f"{memory:.0%} of a GPU's"),
-        ("Legal plans", f"{len(result.found):,}", f"of which {len(result):,} fit"),
+        ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),
         ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
     ]
     cells = (
-        f"<div><dt>{name}</dt><dd>{escaped(number)}</dd><dd>{escaped(more)}</dd></div>"
-        for name, number, more in items
+        f"<div><dt>{name}</dt><dd>{escape(number)}</dd><dd>{escape(detail)}</dd></div>"
+        for name, number, detail in items
     )
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
@@ -262,7 +264,7 @@ def _front_table(result: SearchResult) -> str:
 def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
     rows = []
     for i in places:
-        name, *cells = (escaped(cell) for cell in row(result, i))
+        name, *cells = (escape(cell) for cell in row(result, i))
         mark = " *" if result.pareto[i] else ""
         rows.append((f"{i + 1}{mark}", name, *cells))
     return rows
@@ -293,18 +295,18 @@ def _points(result: SearchResult) -> dict[str, Any]:
         y, y_label = result.memory_bytes / 1e9, "GB on the fullest GPU"
         line = pareto(x, y)
     order = np.argsort(x, kind="stable")
-    least = np.empty_like(y)
-    least[order] = np.minimum.accumulate(y[order])
-    off = np.maximum(y / least, x / x[line].max())
+    lowest_y = np.empty_like(y)
+    lowest_y[order] = np.minimum.accumulate(y[order])
+    off = np.maximum(y / lowest_y, x / x[line].max())
     near = np.argsort(off, kind="stable")[:MAX_POINTS]
-    shown = np.union1d(near[off[near] <= _FAR], np.flatnonzero(line))
+    points = np.union1d(near[off[near] <= _MAX_RATIO], np.flatnonzero(line))
     return {
-        "x": rounded(x[shown]),
-        "y": rounded(y[shown]),
-        "pareto": line[shown].tolist(),
-        "name": [result.plan(i).describe() for i in shown.tolist()],
-        "gpus": result.gpus[shown].tolist(),
-        "step_s": rounded(result.step_time_s[shown]),
+        "x": round_values(x[points]),
+        "y": round_values(y[points]),
+        "pareto": line[points].tolist(),
+        "name": [result.plan(i).describe() for i in points.tolist()],
+        "gpus": result.gpus[points].tolist(),
+        "step_s": round_values(result.step_time_s[points]),
         "x_label": x_label,
         "y_label": y_label,
         "all": len(result),

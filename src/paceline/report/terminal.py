@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.remedies import beyond_s
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
@@ -23,7 +23,7 @@ from paceline.whatif import WhatIf
 if TYPE_CHECKING:
     from rich.console import Console
 
-TOP = 5  # entries of each table of the worst
+MAX_ROWS = 5  # entries of each table of the worst
 _MAX_WIDTH = 132  # lines longer than this are hard to read
 _SEVERE = 1.10  # where red starts; below WhatIf.HEALTHY_BELOW nothing is marked
 _MAX_BAR, _MIN_BAR = 10, 3
@@ -99,18 +99,18 @@ def _head(report: JobReport, width: int) -> list[Text]:
     numbers.append(f" ({paper})" if paper else "")
     numbers.append("   waste ").append(waste, style="bold")
     return [
-        *wrapped(_job_line(report), width, style="bold"),
+        *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
         numbers,
         *_beyond_lines(report, width),
-        *wrapped(_step_times(report), width),
+        *wrap(_step_times(report), width),
     ]
 
 
 def _beyond_lines(report: JobReport, width: int) -> list[Text]:
     """How S hangs together with a remedy that gains more."""
     note = beyond_s(report.slowdown, report.diagnosis, report.remedies)
-    return wrapped(note, width, style="dim") if note else []
+    return wrap(note, width, style="dim") if note else []
 
 
 def _job_line(report: JobReport) -> str:
@@ -119,7 +119,7 @@ def _job_line(report: JobReport) -> str:
 
 
 def _verdict(report: JobReport, width: int) -> list[Text]:
-    lost = report.lasting_slowdown - 1
+    excess = report.lasting_slowdown - 1
     if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -130,15 +130,15 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = f"Stragglers cost little ({max(report.waste, 0):.1%}), but steps come in two lengths"
         style = "bold yellow"
     elif report.healthy:
-        text = f"Healthy: stragglers make steps {max(lost, 0):.1%} longer (under 3%)"
+        text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
         style = "bold green"
         if report.doubtful or not report.even:
-            text = f"No stragglers in the operations: they make steps {max(lost, 0):.1%} longer"
+            text = f"No stragglers in the operations: they make steps {max(excess, 0):.1%} longer"
             style = "bold yellow"
     else:
         text = f"Stragglers make steps {report.lasting_slowdown:.2f} times as long as they could be"
         style = "bold red" if report.slowdown >= _SEVERE else "bold yellow"
-    lines = wrapped(text, width, style=style)
+    lines = wrap(text, width, style=style)
     if report.doubtful:
         outside = 1 - 1 / report.launch_slowdown
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
@@ -146,10 +146,10 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = (
                 f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
             )
-        lines += wrapped(text, width, style="bold yellow")
+        lines += wrap(text, width, style="bold yellow")
     if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"
-        lines += wrapped(text, width, style="bold yellow")
+        lines += wrap(text, width, style="bold yellow")
     return lines
 
 
@@ -195,7 +195,7 @@ def _worst(report: JobReport, width: int) -> list[Text]:
     """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
     n_pp, n_dp = report.by_worker.shape
     flat = report.by_worker.ravel()
-    worst = (-flat).argsort(kind="stable")[:TOP].tolist()
+    worst = (-flat).argsort(kind="stable")[:MAX_ROWS].tolist()
     workers = [(f"{i % n_dp},{i // n_dp}", float(flat[i])) for i in worst]
     tables = [_Table("kind", _top(report.by_kind))]
     tables += [_Table("stage", _top(report.by_stage))] if n_pp > 1 else []
@@ -220,7 +220,7 @@ def _worst(report: JobReport, width: int) -> list[Text]:
 
 def _top(values: Mapping[int, float] | Mapping[str, float]) -> list[tuple[str, float]]:
     ranked = sorted(values.items(), key=lambda item: -item[1])
-    return [(str(key), value) for key, value in ranked[:TOP]]
+    return [(str(key), value) for key, value in ranked[:MAX_ROWS]]
 
 
 def _total(tables: Sequence[_Table]) -> int:
@@ -244,8 +244,8 @@ def _side_by_side(tables: Sequence[_Table], width: int) -> list[Text]:
 
 
 def _steps_line(steps: _Table, width: int) -> list[Text]:
-    named = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
-    return wrapped(f"worst steps: {', '.join(named)}", width)
+    steps_text = [f"{name} ({_three_digits(slowdown)})" for name, slowdown in steps.rows]
+    return wrap(f"worst steps: {', '.join(steps_text)}", width)
 
 
 def _shares(report: JobReport, width: int) -> list[Text]:
@@ -254,17 +254,17 @@ def _shares(report: JobReport, width: int) -> list[Text]:
     rows = [("M_W", f"slowest 3% of workers ({n} of {of})", report.m_w, report.m_w_only)]
     if report.by_worker.shape[0] > 1:
         rows.append(("M_S", "last stage", report.m_s, report.m_s_only))
-    wide = max(len(whom) for _, whom, _, _ in rows)
+    wide = max(len(group) for _, group, _, _ in rows)
     title = Text().append("share of the loss", style="bold")
     title.append(" " * (wide + len("M_W    ") - len(title)))
     title.append("won back if ideal   caused alone", style="dim")
     lines = [title]
-    for name, whom, value, only in rows:
-        line = Text().append(name, style="bold").append(f"  {whom:<{wide}}  ")
+    for name, group, value, only in rows:
+        line = Text().append(name, style="bold").append(f"  {group:<{wide}}  ")
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if report.m_w is None:
-        lines += wrapped("There is next to no loss (under 0.1%) to share out.", width, style="dim")
+        lines += wrap("There is next to no loss (under 0.1%) to share out.", width, style="dim")
     return lines
 
 
@@ -277,7 +277,7 @@ def _notes(report: JobReport, width: int) -> list[Text]:
     for warning in (*report.warnings, *_counts(report)):
         usual = warning.code in USUAL
         style = "dim" if usual else ""
-        note_lines = wrapped(f"! {warning.text}", width, indent="  ", style=style)
+        note_lines = wrap(f"! {warning.text}", width, indent="  ", style=style)
         if not usual:
             note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines
@@ -292,8 +292,8 @@ def _counts(report: JobReport) -> list[Warning]:
     if numbers and not (explained and len(numbers) == 1):
         first = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
         reason = report.left_out_steps[numbers[0]]
-        why = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
-        notes.append(Warning("", f"left out steps: {first}{why}"))
+        reason_text = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
+        notes.append(Warning("", f"left out steps: {first}{reason_text}"))
     clamped = sum(sum(counts.values()) for counts in report.clamped.values())
     if clamped:
         text = f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)"
@@ -314,5 +314,5 @@ def _style(slowdown: float) -> str:
 def _bar(share: float, width: int) -> str:
     """A bar of eighths of a character, padded to ``width``."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
+    full, eighth = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[eighth] if eighth else "")).ljust(width)

@@ -73,8 +73,8 @@ def scenarios_of(text: str) -> tuple[str, ...]:
                 f"{error}; timelines can also be {TRACED} or {REPLAYED} (or actual), or several, "
                 "with commas between them"
             ) from None
-    meant = [ALIASES.get(name, name) for name in names]
-    twice = next((name for name in meant if meant.count(name) > 1), None)
+    canonical = [ALIASES.get(name, name) for name in names]
+    twice = next((name for name in canonical if canonical.count(name) > 1), None)
     if twice is not None:
         raise ScenarioError(f"the scenario {twice} comes twice in {text!r}")
     return names
@@ -119,19 +119,19 @@ def draw(
             notes = (
                 f"step {steps[0]} only, the first of {len(measured.steps)}; --steps for others",
             )
-    chosen = np.unique(np.asarray(steps, dtype=np.int64))
+    step_numbers = np.unique(np.asarray(steps, dtype=np.int64))
     scenes: list[Scene] = []
     simulation = None
     for name in names:
         title = name if len(names) > 1 else ""
         if name == TRACED or measured is None:
-            scene, more = _traced(trace, chosen, replicas, title, len(names))
+            scene, scene_notes = _traced_scene(trace, step_numbers, replicas, title, len(names))
         else:
             first = simulation is None
-            simulation = simulation or _Simulation(measured, chosen, len(names))
-            scene, more = simulation.scene(name, title, replicas, first=first)
+            simulation = simulation or _Simulation(measured, step_numbers, len(names))
+            scene, scene_notes = simulation.scene(name, title, replicas, first=first)
         scenes.append(scene)
-        notes += more
+        notes += scene_notes
     about = {
         "tool": "paceline",
         "scenario": scenario,
@@ -149,25 +149,30 @@ def draw_ideal(measured: Measured) -> Drawing:
     """
     graph = measured.graph
     perfetto.check_size(graph.n_ops, 1, graph.n_variants)
-    first = [int(dps[0]) for dps in graph.variant_dps]
+    first_dps = [int(dps[0]) for dps in graph.variant_dps]
     # One replica stands for all of its structure.
-    small = replace(graph, replica_variant=np.arange(graph.n_variants))
+    one_each = replace(graph, replica_variant=np.arange(graph.n_variants))
     ideal = Rules.common(graph, ideal_durations(measured.durations))
-    alone = timeline(Durations.empty(small, 1), ideal)
-    scene = scene_of(alone, measured.steps[:1])
-    drawn = replace(scene.events, dp=np.array(first)[scene.events.dp])
-    path = scene.path and replace(scene.path, dp=np.array(first)[scene.path.dp])
+    ideal_timeline = timeline(Durations.empty(one_each, 1), ideal)
+    scene = scene_of(ideal_timeline, measured.steps[:1])
+    scene_events = replace(scene.events, dp=np.array(first_dps)[scene.events.dp])
+    path = scene.path and replace(scene.path, dp=np.array(first_dps)[scene.path.dp])
     note = (
         "in the ideal, all steps and all replicas of one structure are alike: one of each is drawn"
     )
-    alike = {str(dps[0]): dps.tolist() for dps in graph.variant_dps}
-    about = {"tool": "paceline", "scenario": "ideal", "note": note, "replicas_alike": alike}
+    equal_replicas = {str(dps[0]): dps.tolist() for dps in graph.variant_dps}
+    about = {
+        "tool": "paceline",
+        "scenario": "ideal",
+        "note": note,
+        "replicas_alike": equal_replicas,
+    }
     names = {
         int(dps[0]): f"dp {dps[0]} and {len(dps) - 1} alike"
         for dps in graph.variant_dps
         if len(dps) > 1
     }
-    return Drawing((replace(scene, events=drawn, path=path),), about, replica_names=names)
+    return Drawing((replace(scene, events=scene_events, path=path),), about, replica_names=names)
 
 
 def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
@@ -176,7 +181,7 @@ def _check_replicas(replicas: Sequence[int] | None, n_dp: int) -> None:
         raise TraceError(f"the job has no replica {bad[0]}; it has 0 to {n_dp - 1}")
 
 
-def _traced(
+def _traced_scene(
     trace: Trace,
     steps: npt.NDArray[np.int64],
     replicas: Sequence[int] | None,
@@ -184,15 +189,15 @@ def _traced(
     n_scenes: int,
 ) -> tuple[Scene, tuple[str, ...]]:
     absent = steps[~np.isin(steps, trace.steps)]
-    part = trace.select_steps(steps.tolist())
-    per_replica = part.counts.sum(axis=(0, 2, 3))
-    chosen = np.arange(len(per_replica)) if replicas is None else np.unique(np.asarray(replicas))
-    n_events = int(per_replica[chosen].sum()) * n_scenes
-    perfetto.check_size(n_events, part.n_steps, len(chosen))
-    drawn = events.from_rows(part, replicas)
-    if not len(drawn):
+    selection = trace.select_steps(steps.tolist())
+    per_replica = selection.counts.sum(axis=(0, 2, 3))
+    dps = np.arange(len(per_replica)) if replicas is None else np.unique(np.asarray(replicas))
+    n_events = int(per_replica[dps].sum()) * n_scenes
+    perfetto.check_size(n_events, selection.n_steps, len(dps))
+    scene_events = events.from_rows(selection, replicas)
+    if not len(scene_events):
         raise OutputError("these replicas have no operations in these steps; nothing to draw")
-    return Scene(drawn, title), _not_drawn(absent, trace.left_out)
+    return Scene(scene_events, title), _absent_note(absent, trace.left_out)
 
 
 class _Simulation:
@@ -206,7 +211,7 @@ class _Simulation:
         """
         index = np.flatnonzero(np.isin(measured.steps, steps))
         absent = steps[~np.isin(steps, measured.steps)]
-        self.notes = _not_drawn(absent, measured.left_out)
+        self.notes = _absent_note(absent, measured.left_out)
         if not len(index):
             raise TraceError(
                 f"none of the steps asked for is analysed ({self.notes[0]}); analysed are "
@@ -226,9 +231,9 @@ class _Simulation:
             OutputError: too many events for a viewer.
         """
         graph, n_steps = self.graph, len(self.steps)
-        chosen = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
-        ops = np.diff(graph.variant_ptr)[graph.replica_variant[chosen]].sum()
-        perfetto.check_size(int(ops) * n_steps * self.n_scenes, n_steps, len(chosen))
+        dps = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
+        ops = np.diff(graph.variant_ptr)[graph.replica_variant[dps]].sum()
+        perfetto.check_size(int(ops) * n_steps * self.n_scenes, n_steps, len(dps))
         durations, delays, ideal = self.durations, self.delays, self.ideal
         replay = None
         counters: tuple[Counter, ...] = ()
@@ -246,7 +251,7 @@ class _Simulation:
         return scene, self.notes
 
 
-def _not_drawn(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
+def _absent_note(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
     """A note on the steps asked for that are not there, with the reason of one."""
     if not len(absent):
         return ()

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
-from paceline.report.layout import wrapped
+from paceline.report.layout import wrap
 from paceline.results.document import JobReport
 from paceline.results.headline import HEALTHY, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
@@ -31,7 +31,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
         lines += _entry(_share(finding), text, width)
         if reading := other_reading(finding, report.remedies):
-            lines += wrapped(f"       {reading}", width, indent=" " * 7, style="dim")
+            lines += wrap(f"       {reading}", width, indent=" " * 7, style="dim")
     for name, about, remedies in (
         ("what to do", "share of the step time that each remedy would save", report.remedies),
         (ARCHITECTURE, "they answer no finding", report.architecture),
@@ -50,7 +50,7 @@ def _small(finding: Finding) -> str:
 def _hint_lines(report: JobReport, width: int) -> list[Text]:
     lines: list[Text] = []
     for hint in report.hints:
-        lines += wrapped(f"hint: {hint}", width, indent="  ", style="dim")
+        lines += wrap(f"hint: {hint}", width, indent="  ", style="dim")
     return lines
 
 
@@ -60,7 +60,7 @@ def _title(name: str, about: str) -> Text:
 
 def _entry(measure: str, text: str, width: int) -> list[Text]:
     indent = " " * (len(measure) + 1)
-    lines = wrapped(f"{measure} {text}", width, indent=indent)
+    lines = wrap(f"{measure} {text}", width, indent=indent)
     lines[0].stylize("bold", 0, len(measure))
     return lines
 
@@ -82,9 +82,9 @@ def diagnosis_lines(
         f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
         f"{f'; {paper}' if paper else ''}), waste {percent(report.waste)}"
     )
-    lines = [*wrapped(head, width, style="bold"), Text("")]
+    lines = [*wrap(head, width, style="bold"), Text("")]
     if is_healthy(report):
-        lines += [*wrapped(HEALTHY_TEXT, width), Text("")]
+        lines += [*wrap(HEALTHY_TEXT, width), Text("")]
     for finding in report.diagnosis.findings:
         lines += _finding_lines(finding, report.remedies, width)
     lines += [Text("")] if report.diagnosis.findings else []
@@ -105,17 +105,17 @@ def _finding_lines(finding: Finding, remedies: Sequence[Remedy], width: int) -> 
     if finding.share is not None:
         share = f"{percent(finding.share)} of the loss, {of_step}"
     sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"
-    lines = wrapped(
+    lines = wrap(
         f"{cause_name(finding.cause)}  {share} (90%: {low} to {high}){sure}", width, style="bold"
     )
-    lines += wrapped(f"  {_small(finding)}{finding.text}", width, indent="  ")
+    lines += wrap(f"  {_small(finding)}{finding.text}", width, indent="  ")
     if reading := other_reading(finding, remedies):
-        lines += wrapped(f"  {reading}", width, indent="  ")
+        lines += wrap(f"  {reading}", width, indent="  ")
     return lines + _phrase_lines(evidence_phrases(finding), width)
 
 
 def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
-    return wrapped(f"  {'; '.join(phrases)}", width, indent="    ", style="dim") if phrases else []
+    return wrap(f"  {'; '.join(phrases)}", width, indent="    ", style="dim") if phrases else []
 
 
 def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
@@ -134,9 +134,9 @@ def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
     lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
     for name, left_s in rows:
         share = left_s / fall.actual_s
-        spent = left_s * hours
-        cost = "" if gpu_hour_cost is None else f"{_cents(spent * gpu_hour_cost):12,.2f}"
-        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(spent):12,.2f}{cost} "
+        gpu_hours = left_s * hours
+        cost = "" if gpu_hour_cost is None else f"{_cents(gpu_hours * gpu_hour_cost):12,.2f}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(gpu_hours):12,.2f}{cost} "
         line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)
@@ -162,8 +162,8 @@ def _remedy_lines(report: JobReport, width: int) -> list[Text]:
     if refused := report.not_applicable:
         lines += [Text(""), Text("not applicable", style="dim")]
         for reason in dict.fromkeys(refused.values()):
-            names = ", ".join(name for name, why in refused.items() if why == reason)
-            lines += wrapped(f"  {names}: {reason}", width, indent="    ", style="dim")
+            names = ", ".join(name for name, refusal in refused.items() if refusal == reason)
+            lines += wrap(f"  {names}: {reason}", width, indent="    ", style="dim")
     return lines
 
 
@@ -174,9 +174,9 @@ def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
         f"{remedy.gain:6.1%}  {remedy.remedy}  (90%: {low} to {high}; new mean step "
         f"{seconds(remedy.step_time_s)})"
     )
-    lines = wrapped(text, width, indent=" " * 8, style="bold")
-    lines += wrapped(f"  {remedy.text}", width, indent="  ")
+    lines = wrap(text, width, indent=" " * 8, style="bold")
+    lines += wrap(f"  {remedy.text}", width, indent="  ")
     lines += _phrase_lines(change_phrases(remedy), width)
     for note in remedy.notes:
-        lines += wrapped(f"  note: {note}", width, indent="    ", style="dim")
+        lines += wrap(f"  note: {note}", width, indent="    ", style="dim")
     return lines

@@ -10,10 +10,20 @@ from paceline.diagnose import Finding, Waterfall
 from paceline.diagnose.waterfall import Drop
 from paceline.plan.expect import Expectation
 from paceline.remedies import Remedy
-from paceline.results.forms import FLAG, NUMBER, OBJECT, TEXT, Form, fixed, keyed, listed, optional
+from paceline.results.forms import (
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Form,
+    list_of,
+    object_of,
+    optional,
+    tuple_of,
+)
 from paceline.results.record import Key, read_record, record, record_schema, write_record
 
-INTERVAL: Form[Any] = fixed(NUMBER, NUMBER)
+INTERVAL: Form[Any] = tuple_of(NUMBER, NUMBER)
 
 _FINDING_KEYS = (
     Key("id", TEXT, "unique in a diagnosis"),
@@ -57,12 +67,12 @@ REMEDY: Form[Remedy] = _form(
         Key("action", TEXT, "what to do"),
         Key("effect", TEXT, "what the step then takes, with the gain"),
         Key("text", TEXT, "action and effect in one sentence"),
-        Key("findings", listed(TEXT), "ids of the findings it answers"),
+        Key("findings", list_of(TEXT), "ids of the findings it answers"),
         Key("step_time_s", NUMBER, "predicted mean step, seconds"),
         Key("gain", NUMBER, "share of the step time saved"),
         Key("interval", INTERVAL, "90%, of gain"),
         Key("change", OBJECT, "what to change"),
-        Key("notes", listed(TEXT), "limits and assumptions"),
+        Key("notes", list_of(TEXT), "limits and assumptions"),
         Key("architecture", FLAG, "it changes the job's architecture"),
     ),
     _NOT_ALWAYS["remedy"],
@@ -74,14 +84,14 @@ WATERFALL: Form[Waterfall] = record(
         Key("actual_s", NUMBER, "the traced mean step, seconds"),
         Key(
             "drops",
-            listed(record(Drop, (Key("name", TEXT), Key("text", TEXT), Key("seconds", NUMBER)))),
+            list_of(record(Drop, (Key("name", TEXT), Key("text", TEXT), Key("seconds", NUMBER)))),
             "what is lost, in order",
         ),
         Key("compute_s", NUMBER, "forward and backward of a worker, seconds"),
     ),
 )
 
-_STAGES = keyed(int, NUMBER)
+_STAGES = object_of(int, NUMBER)
 
 _BY_STAGE: Form[tuple[float, ...]] = Form(
     lambda ratios: _STAGES.write(dict(enumerate(ratios))),
@@ -92,7 +102,7 @@ _BY_STAGE: Form[tuple[float, ...]] = Form(
 _OF_EXPECTATION: Mapping[str, Form[Any]] = {
     "model": TEXT,
     "plan": TEXT,
-    "by_kind": keyed(str, optional(NUMBER)),
+    "by_kind": object_of(str, optional(NUMBER)),
     "by_stage": _BY_STAGE,
 }
 

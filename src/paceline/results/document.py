@@ -25,7 +25,7 @@ from paceline.results.from_analysis import (
 )
 from paceline.results.keys import KEYS, Clocks, Hosts, StepModes, StepTimes, WarningDetail
 from paceline.results.path import PathSummary
-from paceline.results.record import needed_fields, read_values, same, write_record
+from paceline.results.record import equal_values, needed_fields, read_values, write_record
 from paceline.trace import Job
 from paceline.trace.warning import Warning
 from paceline.whatif import LaunchDelay, WhatIf
@@ -160,7 +160,7 @@ class JobReport:
         return replace(self, by_worker_by_step=None)
 
     def __eq__(self, other: object) -> bool:
-        return same(self, other) if isinstance(other, JobReport) else NotImplemented
+        return equal_values(self, other) if isinstance(other, JobReport) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # as of all that holds arrays
 
@@ -277,9 +277,9 @@ def _check_shapes(report: JobReport) -> None:
     if by_worker is not None:
         tables = {table.shape for table in by_worker.values()}
         lengths["by_worker_by_step"] = ((len(by_worker), tables), (n_steps, {shape}))
-    for name, (size, wanted) in lengths.items():
-        if size != wanted:
-            raise ResultError(f"must have the size {wanted} of the job, not {size}", name)
+    for name, (size, expected) in lengths.items():
+        if size != expected:
+            raise ResultError(f"must have the size {expected} of the job, not {size}", name)
 
 
 def _extent(rows: Mapping[int, Mapping[int, float]]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from paceline.results.words.names import place
 _MAX_STEPS = 25
 
 #: A remedy that gains less is not named.
-_LEAST_GAIN = 0.01
+_MIN_GAIN = 0.01
 
 
 def cause_place(report: JobReport, cause: str | None) -> str | None:
@@ -38,7 +38,7 @@ def best_gain(report: JobReport) -> float | None:
 def gain(report: JobReport) -> str | None:
     """The best remedy's sentence; None where none gains a percent."""
     best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
-    return best.text if best is not None and best.gain >= _LEAST_GAIN else None
+    return best.text if best is not None and best.gain >= _MIN_GAIN else None
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
@@ -53,12 +53,12 @@ def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
         last = len(by_step) - 1
         by_step = [by_step[round(i * last / (_MAX_STEPS - 1))] for i in range(_MAX_STEPS)]
     kinds = {kind: s for kind, s in report.by_kind.items() if math.isfinite(s) and s}
-    known = math.isfinite(report.slowdown) and report.slowdown > 0
+    has_slowdown = math.isfinite(report.slowdown) and report.slowdown > 0
     return {
         "m_w": report.m_w,
         "m_s": report.m_s,
         "n_stages": report.job.pp_size,
         "waste_by_kind": {kind: round(1 - 1 / s, 6) for kind, s in kinds.items()},
-        "steps": [round(s / report.slowdown, 6) for s in by_step] if known else [],
+        "steps": [round(s / report.slowdown, 6) for s in by_step] if has_slowdown else [],
         "correlation": round(correlation, 6) if math.isfinite(correlation) else None,
     }

@@ -43,9 +43,9 @@ def inside(name: object, error: ResultError) -> ResultError:
     return ResultError(error.problem, ".".join(filter(None, (str(name), error.field))))
 
 
-def refused(wanted: str, value: object) -> ResultError:
+def refusal(expected: str, value: object) -> ResultError:
     """The error of a value that is not what it must be."""
-    return ResultError(f"must be {wanted}, not {reprlib.repr(value)}")
+    return ResultError(f"must be {expected}, not {reprlib.repr(value)}")
 
 
 def finite(value: float | None) -> float | None:
@@ -57,44 +57,44 @@ def _number(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refused("a number or null", value)
+        raise refusal("a number or null", value)
     return float(value)
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refused("a whole number", value)
+        raise refusal("a whole number", value)
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise refused("a text", value)
+        raise refusal("a text", value)
     return value
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise refused("true or false", value)
+        raise refusal("true or false", value)
     return value
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:
     """The value, which must be an object of JSON."""
     if not isinstance(value, Mapping):
-        raise refused("an object", value)
+        raise refusal("an object", value)
     return value
 
 
 def _list(value: Any, length: int | None = None) -> list[Any]:
     if not isinstance(value, list | tuple) or length not in (None, len(value)):
-        raise refused("a list" if length is None else f"a list of {length}", value)
+        raise refusal("a list" if length is None else f"a list of {length}", value)
     return list(value)
 
 
 #: A number; NaN stands as null.
 NUMBER: Form[float] = Form(finite, _number, {"type": ["number", "null"]})
-WHOLE: Form[int] = Form(int, _whole, {"type": "integer"})
+WHOLE: Form[int] = Form(int, _whole_number, {"type": "integer"})
 TEXT: Form[str] = Form(str, _text, {"type": "string"})
 FLAG: Form[bool] = Form(bool, _flag, {"type": "boolean"})
 #: Whatever an object of JSON holds: evidence, places, changes.
@@ -114,7 +114,7 @@ def optional(form: Form[T]) -> Form[T | None]:
     )
 
 
-def listed(form: Form[T]) -> Form[tuple[T, ...]]:
+def list_of(form: Form[T]) -> Form[tuple[T, ...]]:
     """A list of values of one form."""
 
     def read(value: Any) -> tuple[T, ...]:
@@ -130,7 +130,7 @@ def listed(form: Form[T]) -> Form[tuple[T, ...]]:
     return Form(lambda values: [form.write(entry) for entry in values], read, schema)
 
 
-def fixed(*forms: Form[Any]) -> Form[tuple[Any, ...]]:
+def tuple_of(*forms: Form[Any]) -> Form[tuple[Any, ...]]:
     """A list of as many values as there are forms."""
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def fixed(*forms: Form[Any]) -> Form[tuple[Any, ...]]:
     )
 
 
-def keyed(key: type[K], form: Form[T]) -> Form[Mapping[K, T]]:
+def object_of(key: type[K], form: Form[T]) -> Form[Mapping[K, T]]:
     """An object whose names are texts or numbers (steps, stages, ranks)."""
 
     def read(value: Any) -> Mapping[K, T]:
@@ -161,7 +161,7 @@ def keyed(key: type[K], form: Form[T]) -> Form[Mapping[K, T]]:
             except ResultError as error:
                 raise inside(name, error) from None
             except ValueError:
-                raise refused("an object with whole numbers as names", name) from None
+                raise refusal("an object with whole numbers as names", name) from None
         return values
 
     schema: dict[str, Any] = {"type": "object", "additionalProperties": form.schema}
@@ -186,7 +186,7 @@ def array(axes: int) -> Form[Array]:
         except (TypeError, ValueError):
             values = np.empty(())
         if values.ndim != axes:
-            raise refused(f"a table of numbers with {axes} axes", value)
+            raise refusal(f"a table of numbers with {axes} axes", value)
         return values
 
     return Form(_nested, read, schema)

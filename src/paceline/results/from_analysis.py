@@ -31,7 +31,7 @@ def numbers_of(result: WhatIf) -> dict[str, Any]:
         "steps": steps,
         "slow_mode_shares": dict(result.slow_mode_shares),
         "critical_path": PathSummary.of(result.critical_path),
-        "clamped": {what: dict(counts) for what, counts in result.clamped.items()},
+        "clamped": {kind: dict(counts) for kind, counts in result.clamped.items()},
         "clock_offsets_s": Clocks(clocks.std_s, clocks.corrected, clocks.offset_s.T),
         "step_modes": modes_of(steps, result.traced_s),
         "left_out_steps": dict(result.left_out_steps),
@@ -48,7 +48,7 @@ def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:
     times = (result.traced_s, result.simulated_s, result.ideal_s)
     kinds = np.stack([result.by_kind_by_step[kind] for kind in result.by_kind], axis=1)
     return {
-        "step_time_s": StepTimes(*(_keyed(steps, seconds) for seconds in times)),
+        "step_time_s": StepTimes(*(_by_key(steps, seconds) for seconds in times)),
         "by_step": dict(result.by_step),
         "by_kind": dict(result.by_kind),
         "by_stage": dict(result.by_stage),
@@ -92,14 +92,14 @@ def modes_of(steps: Sequence[int], traced_s: Array) -> StepModes | None:
     return StepModes(slow, modes.ratio)
 
 
-def _keyed(names: Iterable[int], values: Array) -> dict[int, float]:
+def _by_key(names: Iterable[int], values: Array) -> dict[int, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def _rows(steps: Sequence[int], parts: Iterable[Any], values: Array) -> dict[int, dict[Any, float]]:
+def _rows(steps: Sequence[int], keys: Iterable[Any], values: Array) -> dict[int, dict[Any, float]]:
     """Step -> part -> value, from [step, part]."""
-    names = list(parts)
+    key_list = list(keys)
     return {
-        step: dict(zip(names, row, strict=True))
+        step: dict(zip(key_list, row, strict=True))
         for step, row in zip(steps, values.tolist(), strict=True)
     }

@@ -20,13 +20,13 @@ from paceline.whatif import WhatIf
 HEALTHY = "Healthy, within what these traces can show"
 
 #: Launch delays below this line cost next to nothing (the line of S, too).
-DELAYED = 1.03
+MIN_LAUNCH_SLOWDOWN = 1.03
 
 #: Of remedies whose gains differ by less than this, the surest is named.
-EQUAL = 0.01
+EQUAL_GAIN = 0.01
 
 #: A finding that costs less of the step is small; S under 1.03 counts as healthy, too.
-SMALL = 0.03
+SMALL_SHARE = 0.03
 
 #: Characters that two lines hold in the report at 1,400 px; a host is named where there is room.
 MAX_LENGTH = 124
@@ -35,24 +35,26 @@ MAX_LENGTH = 124
 def is_healthy(report: JobReport) -> bool:
     """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
     drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
-    return report.healthy and report.launch_slowdown < DELAYED and not drifts
+    return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
 
 
 def is_small(finding: Finding) -> bool:
     """Whether a known cause costs next to nothing."""
-    return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL
+    return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE
 
 
 def headline(report: JobReport) -> str:
     """What an on-call engineer needs to know first, in at most ``MAX_LENGTH`` characters."""
     if is_healthy(report):
         return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
-    first = main_finding(report)
-    verdict = _verdict(report, first)
-    best = best_remedy(first, report.every_remedy)
-    advice = f" {_advice(first, best)}" if first and best else ""
-    named = hosts(first.where, 1) if first else ""
-    longest_first = ([f"{verdict} ({named}).{advice}"] if named else []) + [f"{verdict}.{advice}"]
+    finding = main_finding(report)
+    verdict = _verdict(report, finding)
+    best = best_remedy(finding, report.every_remedy)
+    advice = f" {_advice(finding, best)}" if finding and best else ""
+    host_names = hosts(finding.where, 1) if finding else ""
+    longest_first = ([f"{verdict} ({host_names}).{advice}"] if host_names else []) + [
+        f"{verdict}.{advice}"
+    ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
 
 
@@ -60,15 +62,15 @@ def details(report: JobReport) -> list[str]:
     """Sentences to stand below the headline in smaller text: measured, with intervals."""
     if is_healthy(report):
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
-    first = main_finding(report)
-    if first is None:
+    finding = main_finding(report)
+    if finding is None:
         return []
-    sure = confidence_text(first.confidence)
-    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(first.text)}"]
-    reading = other_reading(first, report.every_remedy)
+    sure = confidence_text(finding.confidence)
+    sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(finding.text)}"]
+    reading = other_reading(finding, report.every_remedy)
     if reading:
         sentences.append(_sentence(f"O{reading[1:]}"))
-    best = best_remedy(first, report.every_remedy)
+    best = best_remedy(finding, report.every_remedy)
     if best is not None:
         low, high = best.interval
         at_most = "at most " if best.change.get("bound") else ""
@@ -103,12 +105,12 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
     """
     if finding is None:
         return None
-    answers = [r for r in remedies if finding.id in r.findings and not r.architecture]
-    most = max((remedy.gain for remedy in answers), default=0.0)
-    if round(most, 2) <= 0:
+    candidates = [r for r in remedies if finding.id in r.findings and not r.architecture]
+    best_gain = max((remedy.gain for remedy in candidates), default=0.0)
+    if round(best_gain, 2) <= 0:
         return None
     return max(
-        (remedy for remedy in answers if remedy.gain >= most - EQUAL),
+        (remedy for remedy in candidates if remedy.gain >= best_gain - EQUAL_GAIN),
         key=lambda remedy: remedy.interval[0],
     )
 
@@ -117,9 +119,9 @@ def _cost(report: JobReport) -> str:
     return percent(max(report.waste, 0.0))
 
 
-def _verdict(report: JobReport, first: Finding | None) -> str:
+def _verdict(report: JobReport, finding: Finding | None) -> str:
     """What is lost and why, without the full stop."""
-    reason = "" if first is None else f"{hedge(first.confidence)}{_reason(report, first)}"
+    reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling:
         loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
         return f"{loss}: {reason or 'no known pattern explains it'}"
@@ -152,8 +154,10 @@ def _stage(_: JobReport, finding: Finding) -> str:
 
 
 def _link(_: JobReport, finding: Finding) -> str:
-    more = int(finding.evidence.get("n_links", 1)) - 1
-    beside = f", as are {more:,} more" if more > 1 else ", as is one more" if more else ""
+    n_others = int(finding.evidence.get("n_links", 1)) - 1
+    beside = (
+        f", as are {n_others:,} more" if n_others > 1 else ", as is one more" if n_others else ""
+    )
     ends = finding.where.get("link")
     return f"the link of {link(ends)} is slow{beside}" if ends else "links are slow"
 
@@ -161,8 +165,8 @@ def _link(_: JobReport, finding: Finding) -> str:
 def _network(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     if places:
-        more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-        return f"worker {worker(places[0])}{more} ends collectives late"
+        others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+        return f"worker {worker(places[0])}{others} ends collectives late"
     stage = (finding.where.get("group") or {}).get("stage", "?")
     return f"the data-parallel network of stage {stage} is slow"
 
@@ -207,11 +211,11 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
     """What to do and what it gains."""
     gain = percent(remedy.gain, 0)
     if remedy.remedy == "replace-worker":
-        alone = len(finding.where.get("workers", ())) == 1
-        return f"Replacing {'it' if alone else 'them'} gains {gain}."
+        single = len(finding.where.get("workers", ())) == 1
+        return f"Replacing {'it' if single else 'them'} gains {gain}."
     if remedy.remedy == "fix-link":
-        alone = finding.evidence.get("n_links", 1) == 1
-        return f"Repairing {'it' if alone else 'them'} gains {gain}."
+        single = finding.evidence.get("n_links", 1) == 1
+        return f"Repairing {'it' if single else 'them'} gains {gain}."
     at_most = "at most " if remedy.change.get("bound") else ""
     return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 

@@ -18,10 +18,10 @@ from paceline.results.forms import (
     WHOLE,
     Form,
     array,
-    fixed,
-    keyed,
-    listed,
+    list_of,
+    object_of,
     optional,
+    tuple_of,
 )
 from paceline.results.path import PATH
 from paceline.results.record import Key, record
@@ -66,7 +66,7 @@ class WarningDetail:
     numbers: Mapping[str, float]
 
 
-_HOSTS = keyed(str, fixed(TEXT, TEXT))
+_HOSTS = object_of(str, tuple_of(TEXT, TEXT))
 
 
 def _read_hosts(value: Any) -> Hosts:
@@ -85,9 +85,9 @@ HOSTS: Form[Hosts] = Form(
     _HOSTS.schema,
 )
 
-_BY_STEP = keyed(int, NUMBER)
-_BY_KIND = keyed(str, NUMBER)
-_BY_NUMBER = keyed(int, NUMBER)
+_BY_STEP = object_of(int, NUMBER)
+_BY_KIND = object_of(str, NUMBER)
+_BY_NUMBER = object_of(int, NUMBER)
 _JOB = record(
     Job,
     (
@@ -104,12 +104,12 @@ def _is_diagnosed(report: Any) -> bool:
 
 _DIAGNOSIS = (
     Key("slowdown_interval", optional(INTERVAL), "90% bootstrap interval of S over the steps"),
-    Key("findings", optional(listed(FINDING)), "causes, by share"),
+    Key("findings", optional(list_of(FINDING)), "causes, by share"),
     Key("waterfall", optional(WATERFALL), "from the actual step down to pure compute"),
-    Key("remedies", listed(REMEDY), "changes that answer findings, by gain"),
-    Key("architecture", listed(REMEDY), "changes of the job's architecture, by gain"),
-    Key("remedies_not_applicable", keyed(str, TEXT), "remedy -> reason", "not_applicable"),
-    Key("hints", listed(TEXT), "what to tell Paceline to learn more"),
+    Key("remedies", list_of(REMEDY), "changes that answer findings, by gain"),
+    Key("architecture", list_of(REMEDY), "changes of the job's architecture, by gain"),
+    Key("remedies_not_applicable", object_of(str, TEXT), "remedy -> reason", "not_applicable"),
+    Key("hints", list_of(TEXT), "what to tell Paceline to learn more"),
 )
 
 #: Keys that a diagnosis adds.
@@ -120,7 +120,7 @@ DIAGNOSIS_KEYS = tuple(
 #: All keys but ``schema``.
 KEYS: tuple[Key, ...] = (
     Key("job", _JOB, "degrees of parallelism"),
-    Key("steps", listed(WHOLE), "step numbers analysed"),
+    Key("steps", list_of(WHOLE), "step numbers analysed"),
     Key("slowdown", NUMBER, "S"),
     Key("slowdown_paper", NUMBER, "S by the paper's reference for every kind"),
     Key("slow_mode_shares", _BY_KIND, "kinds judged against their own fast steps"),
@@ -137,10 +137,10 @@ KEYS: tuple[Key, ...] = (
     Key("by_stage", _BY_NUMBER, "stage -> S"),
     Key("by_replica", _BY_NUMBER, "DP rank -> S"),
     Key("by_worker", array(2), "[pp][dp] S"),
-    Key("by_kind_by_step", keyed(int, _BY_KIND), "step -> kind -> S"),
-    Key("by_stage_by_step", keyed(int, _BY_NUMBER), "step -> stage -> S"),
-    Key("by_replica_by_step", keyed(int, _BY_NUMBER), "step -> DP rank -> S"),
-    Key("slowest_workers", listed(fixed(WHOLE, WHOLE, NUMBER)), "[dp, pp, S], worst first"),
+    Key("by_kind_by_step", object_of(int, _BY_KIND), "step -> kind -> S"),
+    Key("by_stage_by_step", object_of(int, _BY_NUMBER), "step -> stage -> S"),
+    Key("by_replica_by_step", object_of(int, _BY_NUMBER), "step -> DP rank -> S"),
+    Key("slowest_workers", list_of(tuple_of(WHOLE, WHOLE, NUMBER)), "[dp, pp, S], worst first"),
     *(
         Key(name, optional(NUMBER), "share of T - T_ideal")
         for name in ("m_w", "m_w_paper", "m_s", "m_w_only", "m_s_only")
@@ -152,7 +152,7 @@ KEYS: tuple[Key, ...] = (
         "T with only these delays / T",
     ),
     Key("critical_path", optional(PATH), "what makes up the step, shares of the mean step"),
-    Key("clamped", keyed(str, keyed(str, WHOLE)), "values under -10 ms that became 0"),
+    Key("clamped", object_of(str, object_of(str, WHOLE)), "values under -10 ms that became 0"),
     Key(
         "clock_offsets_s",
         optional(
@@ -162,18 +162,18 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "step_modes",
-        optional(record(StepModes, (Key("slow_steps", listed(WHOLE)), Key("ratio", NUMBER)))),
+        optional(record(StepModes, (Key("slow_steps", list_of(WHOLE)), Key("ratio", NUMBER)))),
         "where traced step times come in two lengths",
     ),
-    Key("not_judged", listed(TEXT), "kinds whose lasting slowness cannot show"),
-    Key("left_out_steps", keyed(int, TEXT), "step -> reason"),
-    Key("warnings", listed(TEXT), "what to know before trusting the numbers", "warning_texts"),
+    Key("not_judged", list_of(TEXT), "kinds whose lasting slowness cannot show"),
+    Key("left_out_steps", object_of(int, TEXT), "step -> reason"),
+    Key("warnings", list_of(TEXT), "what to know before trusting the numbers", "warning_texts"),
     Key(
         "warning_details",
-        listed(record(WarningDetail, (Key("code", TEXT), Key("numbers", keyed(str, NUMBER))))),
+        list_of(record(WarningDetail, (Key("code", TEXT), Key("numbers", object_of(str, NUMBER))))),
         "code and numbers of each warning, in the same order",
     ),
-    Key("microbatches", listed(WHOLE), "of each DP rank"),
+    Key("microbatches", list_of(WHOLE), "of each DP rank"),
     *(
         Key(name, form, about, written=lambda report: report.slowdown_lasting is not None)
         for name, form, about in (
@@ -183,7 +183,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "by_worker_by_step",
-        keyed(int, array(2)),
+        object_of(int, array(2)),
         "step -> [pp][dp] S; only with --per-step-workers",
         written=lambda report: report.by_worker_by_step is not None,
     ),

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.results.forms import NUMBER, TEXT, WHOLE, Form, array, fixed, keyed, listed, optional
+from paceline.results.forms import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Form,
+    array,
+    list_of,
+    object_of,
+    optional,
+    tuple_of,
+)
 from paceline.results.record import Key, record
 from paceline.whatif.critical_path import CriticalPath
 from paceline.whatif.segments import Sort
@@ -160,19 +170,19 @@ def _of_step(path: CriticalPath, index: int) -> StepShares:
 
 
 _SHARES: tuple[Key, ...] = (
-    Key("by_sort", keyed(str, NUMBER), "compute, transfer, delay, occupied -> share"),
-    Key("by_kind", keyed(str, NUMBER), "kind of operation (and launch-delay) -> share"),
-    Key("by_stage", keyed(int, NUMBER), "stage -> share"),
+    Key("by_sort", object_of(str, NUMBER), "compute, transfer, delay, occupied -> share"),
+    Key("by_kind", object_of(str, NUMBER), "kind of operation (and launch-delay) -> share"),
+    Key("by_stage", object_of(int, NUMBER), "stage -> share"),
 )
-_WORKER: Form[Any] = fixed(WHOLE, WHOLE, NUMBER)
+_WORKER: Form[Any] = tuple_of(WHOLE, WHOLE, NUMBER)
 _EXTENT = record(Extent, (Key("least", NUMBER), Key("median", NUMBER)))
 
 _SLACK = record(
     SlackSummary,
     (
-        Key("steps", listed(WHOLE)),
-        Key("by_kind", keyed(str, _EXTENT)),
-        Key("by_stage", keyed(int, _EXTENT)),
+        Key("steps", list_of(WHOLE)),
+        Key("by_kind", object_of(str, _EXTENT)),
+        Key("by_stage", object_of(int, _EXTENT)),
         Key("by_worker", array(2), "[pp][dp] the least of a worker's computes, seconds"),
         Key("near_workers", WHOLE, "workers with less slack than 1% of the mean step"),
         Key("median_by_worker", optional(array(2)), "[pp][dp] the median, seconds"),
@@ -183,9 +193,9 @@ _SLACK = record(
 PATH: Form[PathSummary] = record(
     PathSummary,
     (
-        Key("step_s", keyed(int, NUMBER), "step -> length of its path, seconds"),
+        Key("step_s", object_of(int, NUMBER), "step -> length of its path, seconds"),
         *_SHARES,
-        Key("by_worker", listed(_WORKER), "[dp, pp, share], the largest first"),
+        Key("by_worker", list_of(_WORKER), "[dp, pp, share], the largest first"),
         Key(
             "leading_worker",
             record(
@@ -199,7 +209,7 @@ PATH: Form[PathSummary] = record(
         ),
         Key(
             "by_step",
-            keyed(int, record(StepShares, (*_SHARES, Key("worker", _WORKER)))),
+            object_of(int, record(StepShares, (*_SHARES, Key("worker", _WORKER)))),
             "step -> its shares",
         ),
         Key("slack", optional(_SLACK)),

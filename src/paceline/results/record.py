@@ -115,19 +115,21 @@ def needed_fields(cls: type[Any]) -> set[str]:
     }
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_values(first: Any, second: Any) -> bool:
     """Whether two values are equal; NaN equals NaN, arrays are compared by their values."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
-    if is_dataclass(one):
-        return type(one) is type(other) and all(
-            same(getattr(one, field.name), getattr(other, field.name))
-            for field in fields(one)
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=True)
+    if is_dataclass(first):
+        return type(first) is type(second) and all(
+            equal_values(getattr(first, field.name), getattr(second, field.name))
+            for field in fields(first)
             if field.compare
         )
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(same(a, b) for a, b in pairs)
-    return bool(one == other or (one != one and other != other))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(
+            equal_values(first[key], second[key]) for key in first
+        )
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(equal_values(a, b) for a, b in pairs)
+    return bool(first == second or (first != first and second != second))

@@ -58,15 +58,15 @@ def load(
         raise TraceError(f"{path} does not exist")
     if isinstance(ignore_kinds, str):
         raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
-    known = job if isinstance(job, Job) or job is None else read_job(Path(job))
-    wanted = None if steps is None else frozenset(steps)
+    known_job = job if isinstance(job, Job) or job is None else read_job(Path(job))
+    wanted_steps = None if steps is None else frozenset(steps)
     for source in SOURCES:
         if source.matches(path):
-            return source.read(path, known, frozenset(ignore_kinds), wanted)
-    return _imported(path, known, frozenset(ignore_kinds), wanted)
+            return source.read(path, known_job, frozenset(ignore_kinds), wanted_steps)
+    return _import_trace(path, known_job, frozenset(ignore_kinds), wanted_steps)
 
 
-def _imported(
+def _import_trace(
     path: Path, job: Job | None, ignore_kinds: frozenset[str], steps: frozenset[int] | None
 ) -> Trace:
     """The trace of another tool's file or folder of files, as ``paceline import`` would make it."""
@@ -76,8 +76,8 @@ def _imported(
         raise TraceError(f"{path} is no trace file: import it first, then drop kinds")
     importer, files, _ = find_files([path])
     imported = importer.read(files, job, steps)
-    told = f"imported from {importer.name} files, confidence {imported.confidence:.2f}"
-    warnings = (*imported.trace.warnings, told, *imported.notes)
+    origin = f"imported from {importer.name} files, confidence {imported.confidence:.2f}"
+    warnings = (*imported.trace.warnings, origin, *imported.notes)
     return replace(imported.trace, warnings=warnings)
 
 

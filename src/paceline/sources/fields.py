@@ -19,7 +19,7 @@ def whole(values: Mapping[str, Any], name: str, where: str) -> int:
     value = optional_whole(values.get(name))
     if value is None:
         raise TraceError(
-            f"{where}: {name} should be a whole number from 0, not {_shown(values, name)}"
+            f"{where}: {name} should be a whole number from 0, not {_value_text(values, name)}"
         )
     return value
 
@@ -49,7 +49,7 @@ def number(values: Mapping[str, Any], name: str, where: str) -> float:
             value = None
     # A whole number may be too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise TraceError(f"{where}: {name} should be a number, not {_shown(values, name)}")
+        raise TraceError(f"{where}: {name} should be a number, not {_value_text(values, name)}")
     return float(value)
 
 
@@ -59,7 +59,7 @@ def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _value_text(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
         return "missing"
     value = values[name]

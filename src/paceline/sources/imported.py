@@ -64,7 +64,7 @@ class OpTable:
     """Operations as they are found, in any order; about 56 bytes each."""
 
     def __init__(self) -> None:
-        self._whole = {name: array("i") for name in _WHOLE}
+        self._integers = {name: array("i") for name in _WHOLE}
         self._start_s, self._end_s = array("d"), array("d")
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class OpTable:
 
     def degrees(self) -> tuple[int, int]:
         """Data-parallel ranks and stages, as the highest numbers show them; at least 1."""
-        dp, pp = (max(self._whole[name], default=0) + 1 for name in ("dp", "pp"))
+        dp, pp = (max(self._integers[name], default=0) + 1 for name in ("dp", "pp"))
         return dp, pp
 
     def add(
@@ -109,7 +109,7 @@ class OpTable:
             if not (-1 if name in ("chunk", "microbatch") else 0) <= value <= MAX_NUMBER:
                 raise TraceError(f"{kind.label} of rank {rank}: {name} {value} is out of range")
         for name, value in zip(_WHOLE, values, strict=True):
-            self._whole[name].append(value)
+            self._integers[name].append(value)
         self._start_s.append(start_s)
         self._end_s.append(end_s)
 
@@ -139,12 +139,12 @@ class OpTable:
             TraceError: no ops, ranks that are missing or on another clock, counts that do not match
                 between peers, ops that are there twice, or anything ``arrange`` refuses.
         """
-        unplaced = {why: n for why, n in (unplaced or {}).items() if n}
+        unplaced = {reason: n for reason, n in (unplaced or {}).items() if n}
         matched = len(self)
         if not matched:
-            told = "; ".join(f"{n} {why}" for why, n in unplaced.items())
+            reasons = "; ".join(f"{n} {reason}" for reason, n in unplaced.items())
             raise TraceError(
-                f"{where} has no operation that could be placed{f' ({told})' if told else ''}"
+                f"{where} has no operation that could be placed{f' ({reasons})' if reasons else ''}"
             )
         columns = self._columns(steps, where)
         _check_places(columns, where)
@@ -155,58 +155,60 @@ class OpTable:
         _check_microbatches(columns, where)
         trace = arrange(columns, job, where)
         if trace.left_out:
-            number, why = next(iter(trace.left_out.items()))
-            raise TraceError(f"{where}, step {number}: {why}; {ADVICE}")
+            number, reason = next(iter(trace.left_out.items()))
+            raise TraceError(f"{where}, step {number}: {reason}; {ADVICE}")
         check_peers(trace, where)
         confidence = certainty * (matched / (matched + sum(unplaced.values())))
         return Imported(trace, matched, unplaced, confidence, notes)
 
     def _columns(self, steps: frozenset[int] | None, where: str) -> Columns:
         """The ops as columns, numbered by start within (rank, step, kind)."""
-        whole = {name: np.frombuffer(values, np.int32) for name, values in self._whole.items()}
+        integers = {
+            name: np.frombuffer(values, np.int32) for name, values in self._integers.items()
+        }
         start, end = np.frombuffer(self._start_s), np.frombuffer(self._end_s)
         if steps is not None:
-            kept = np.isin(whole["step"], [step for step in steps if step <= MAX_NUMBER])
-            if not kept.any():
-                have = np.unique(whole["step"])
+            in_steps = np.isin(integers["step"], [step for step in steps if step <= MAX_NUMBER])
+            if not in_steps.any():
+                have = np.unique(integers["step"])
                 raise TraceError(
                     f"{where} has none of the steps asked for; it has {have[0]} to {have[-1]}"
                 )
-            whole = {name: values[kept] for name, values in whole.items()}
-            start, end = start[kept], end[kept]
+            integers = {name: values[in_steps] for name, values in integers.items()}
+            start, end = start[in_steps], end[in_steps]
         if not (np.isfinite(start) & np.isfinite(end)).all():
             raise TraceError(f"{where} has times that are no finite number")
-        order = np.lexsort((end, start, whole["kind"], whole["rank"], whole["step"]))
-        cells = np.stack([whole[name][order] for name in ("step", "rank", "kind", "dp", "pp")])
-        same = (np.diff(cells) == 0).all(axis=0)
-        _check_twice(whole, start, end, order, same, where)
-        first = np.flatnonzero(np.append(True, ~same))
+        order = np.lexsort((end, start, integers["kind"], integers["rank"], integers["step"]))
+        cells = np.stack([integers[name][order] for name in ("step", "rank", "kind", "dp", "pp")])
+        same_cell = (np.diff(cells) == 0).all(axis=0)
+        _check_twice(integers, start, end, order, same_cell, where)
+        first = np.flatnonzero(np.append(True, ~same_cell))
         seq = np.empty(len(order), dtype=np.int32)
         seq[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-        kind = whole.pop("kind").astype(np.int8)
-        return Columns(kind=kind, start=start, duration=end - start, seq=seq, **whole)
+        kind = integers.pop("kind").astype(np.int8)
+        return Columns(kind=kind, start=start, duration=end - start, seq=seq, **integers)
 
 
 _WHOLE = ("rank", "dp", "pp", "step", "kind", "chunk", "microbatch")
 
 
 def _check_twice(
-    whole: Mapping[str, npt.NDArray[np.int32]],
+    integers: Mapping[str, npt.NDArray[np.int32]],
     start: npt.NDArray[np.float64],
     end: npt.NDArray[np.float64],
     order: npt.NDArray[np.int64],
-    same: npt.NDArray[np.bool_],
+    same_cell: npt.NDArray[np.bool_],
     where: str,
 ) -> None:
     """Refuse ops that are there twice; those that take no time (no-ops) may coincide."""
     start, end = start[order], end[order]
-    twice = same & (np.diff(start) == 0) & (np.diff(end) == 0) & (end > start)[1:]
+    twice = same_cell & (np.diff(start) == 0) & (np.diff(end) == 0) & (end > start)[1:]
     if twice.any():
         row = int(order[int(np.argmax(twice))])
         raise TraceError(
             f"{where} has {int(twice.sum())} ops twice, the first is a "
-            f"{OpKind(int(whole['kind'][row])).label} of rank {whole['rank'][row]} in step "
-            f"{whole['step'][row]}; was a file given twice, or appended to itself?"
+            f"{OpKind(int(integers['kind'][row])).label} of rank {integers['rank'][row]} in step "
+            f"{integers['step'][row]}; was a file given twice, or appended to itself?"
         )
 
 
@@ -214,8 +216,8 @@ def _check_places(columns: Columns, where: str) -> None:
     """A rank has one place in the job."""
     order = np.argsort(columns.rank, kind="stable")
     rank, dp, pp = (values[order] for values in (columns.rank, columns.dp, columns.pp))
-    moved = (np.diff(rank) == 0) & ((np.diff(dp) != 0) | (np.diff(pp) != 0))
-    for row in np.flatnonzero(moved)[:1]:
+    contradicts = (np.diff(rank) == 0) & ((np.diff(dp) != 0) | (np.diff(pp) != 0))
+    for row in np.flatnonzero(contradicts)[:1]:
         raise TraceError(
             f"{where}: rank {rank[row]} is dp {dp[row]}, stage {pp[row]} in one place and dp "
             f"{dp[row + 1]}, stage {pp[row + 1]} in another; give files of one run"
@@ -231,18 +233,18 @@ def _check_clocks(columns: Columns, where: str) -> None:
     until = np.maximum.reduceat((columns.start + columns.duration)[order], first)
     step, rank = step[first], rank[first]
     of_step = np.flatnonzero(np.append(True, np.diff(step) != 0))
-    apart = np.maximum.reduceat(begin, of_step) > np.minimum.reduceat(until, of_step)
-    if not apart.any():
+    disjoint = np.maximum.reduceat(begin, of_step) > np.minimum.reduceat(until, of_step)
+    if not disjoint.any():
         _check_lengths(step, rank, begin, until, where)
         return
-    number = step[of_step[int(np.argmax(apart))]]
-    here = np.flatnonzero(step == number)
-    off, other = here[int(np.argmax(begin[here]))], here[int(np.argmin(until[here]))]
+    number = step[of_step[int(np.argmax(disjoint))]]
+    rows = np.flatnonzero(step == number)
+    latest, earliest = rows[int(np.argmax(begin[rows]))], rows[int(np.argmin(until[rows]))]
     raise TraceError(
-        f"{where}: in step {number} rank {rank[off]} works from {begin[off]:.6f} to "
-        f"{until[off]:.6f} s, rank {rank[other]} from {begin[other]:.6f} to {until[other]:.6f} s; "
-        "they never meet, so their clocks or step numbers differ: give files of one run, with "
-        "clocks that are synchronised"
+        f"{where}: in step {number} rank {rank[latest]} works from {begin[latest]:.6f} to "
+        f"{until[latest]:.6f} s, rank {rank[earliest]} from {begin[earliest]:.6f} to "
+        f"{until[earliest]:.6f} s; they never meet, so their clocks or step numbers differ: "
+        "give files of one run, with clocks that are synchronised"
     )
 
 
@@ -268,8 +270,8 @@ def _check_microbatches(columns: Columns, where: str) -> None:
     names = ("microbatch", "chunk", "kind", "rank", "step")
     cells = np.stack([getattr(columns, name)[rows] for name in names])
     cells = cells[:, np.lexsort(cells)]
-    again = (np.diff(cells) == 0).all(axis=0)
-    for microbatch, _, kind, rank, step in cells[:, 1:].T[again][:1]:
+    repeated = (np.diff(cells) == 0).all(axis=0)
+    for microbatch, _, kind, rank, step in cells[:, 1:].T[repeated][:1]:
         raise TraceError(
             f"{where}: rank {rank} ran the {OpKind(int(kind)).label} of microbatch {microbatch} "
             f"more than once in step {step}; are the numbers of its microbatches right?"

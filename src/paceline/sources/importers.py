@@ -55,11 +55,11 @@ _CALL_LOGS = (
 def _refuse_call_logs(path: Path, files: Sequence[Path]) -> None:
     """Say where logs of collectives belong, if a file of ``path``, a file or folder, is one."""
     for file in files:
-        for what, matches in _CALL_LOGS:
+        for label, matches in _CALL_LOGS:
             if matches(file):
                 raise TraceError(
-                    f"{file} is {what}, which has no computes, so no trace can be made of it; pass "
-                    f"{path} to paceline detect --collectives"
+                    f"{file} is {label}, which has no computes, so no trace can be made of it; "
+                    f"pass {path} to paceline detect --collectives"
                 )
 
 
@@ -76,37 +76,37 @@ def find_files(
     Raises:
         TraceError: a path does not exist or is of no known format, or formats are mixed.
     """
-    asked = [importer for importer in importers if name in (None, importer.name)]
-    found: list[tuple[Importer, Path]] = []
+    candidates = [importer for importer in importers if name in (None, importer.name)]
+    matches: list[tuple[Importer, Path]] = []
     n_left_out = 0
     for path in paths:
         if not path.exists():
             raise TraceError(f"{path} does not exist")
-        importer = _importer_of(path, asked)
+        importer = _importer_of(path, candidates)
         if importer is None and path.is_dir():
-            inside = [(_importer_of(file, asked), file) for file in _files_in(path)]
-            known = [(importer, file) for importer, file in inside if importer is not None]
-            n_left_out += len(inside) - len(known)
-            if not known:
+            inside = [(_importer_of(file, candidates), file) for file in _files_in(path)]
+            in_folder = [(importer, file) for importer, file in inside if importer is not None]
+            n_left_out += len(inside) - len(in_folder)
+            if not in_folder:
                 if name is None:
                     _refuse_call_logs(path, [file for _, file in inside])
                 raise TraceError(
-                    f"{path} is a folder without a trace: no file in it is {_names(asked)}"
+                    f"{path} is a folder without a trace: no file in it is {_names(candidates)}"
                 )
-            found += known
+            matches += in_folder
         elif importer is None and name is None:
             _refuse_call_logs(path, [path])
             raise TraceError(
-                f"{path} is not a trace file: its content is not {_names(asked)}; if it is all the "
-                "same, import it with --format"
+                f"{path} is not a trace file: its content is not {_names(candidates)}; if it is "
+                "all the same, import it with --format"
             )
         else:
-            found.append((importer or asked[0], path))
-    names = {importer.name: path for importer, path in found}
+            matches.append((importer or candidates[0], path))
+    names = {importer.name: path for importer, path in matches}
     if len(names) > 1:
-        told = ", ".join(f"{path} is {name}" for name, path in names.items())
-        raise TraceError(f"the files are of several formats ({told}); import one at a time")
-    return found[0][0], [path for _, path in found], n_left_out
+        formats = ", ".join(f"{path} is {name}" for name, path in names.items())
+        raise TraceError(f"the files are of several formats ({formats}); import one at a time")
+    return matches[0][0], [path for _, path in matches], n_left_out
 
 
 def _importer_of(path: Path, importers: Sequence[Importer]) -> Importer | None:

@@ -85,7 +85,7 @@ class JsonStream:
         self.header: dict[str, Any] = {}
         self.bare = False
         self._text, self._at = "", 0
-        self._line, self._gone, self._ended = 1, 0, False
+        self._line, self._n_dropped, self._ended = 1, 0, False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The events.
@@ -103,30 +103,30 @@ class JsonStream:
             elif first == "{":
                 yield from self._object()
             else:
-                raise self._broken("a list of events, or an object that has one, should be here")
+                raise self._error("a list of events, or an object that has one, should be here")
             if self._peek():
-                raise self._broken("something follows the end")
+                raise self._error("something follows the end")
 
     def _object(self) -> Iterator[dict[str, Any]]:
         """The events in an object; all its other values go into the header."""
         self._at += 1
-        found = False
+        has_list = False
         while self._peek() != "}":
             key = self._value()
             if not isinstance(key, str):
-                raise self._broken("a key should be here")
+                raise self._error("a key should be here")
             self._expect(":")
             if key == self.key and self._peek() == "[":
-                if found:
-                    raise self._broken(f"a second list {self.key} is here")
-                found = True
+                if has_list:
+                    raise self._error(f"a second list {self.key} is here")
+                has_list = True
                 yield from self._list()
             else:
                 self.header[key] = self._value()
             if self._peek() != "}":
                 self._expect(",")
         self._at += 1
-        if not found:
+        if not has_list:
             raise TraceError(f"{self.path} has no list {self.key}; is it a trace?")
 
     def _list(self) -> Iterator[dict[str, Any]]:
@@ -134,7 +134,7 @@ class JsonStream:
         while self._peek() != "]":
             value = self._value()
             if not isinstance(value, dict):
-                raise self._broken("an event, {...}, should be here")
+                raise self._error("an event, {...}, should be here")
             yield value
             if self._peek() != "]":
                 self._expect(",")
@@ -142,7 +142,7 @@ class JsonStream:
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
-            raise self._broken(f"{sign!r} should be here")
+            raise self._error(f"{sign!r} should be here")
         self._at += 1
 
     def _peek(self) -> str:
@@ -151,7 +151,7 @@ class JsonStream:
             self._at = cast("re.Match[str]", _SPACE.match(self._text, self._at)).end()
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
     def _value(self) -> Any:
@@ -161,37 +161,37 @@ class JsonStream:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
                 # The number 12 may be the head of 123 or 12e+3.
-                if len(self._text) - end > 2 or not self._more():
+                if len(self._text) - end > 2 or not self._read_more():
                     self._at = end
                     return value
             except JSONDecodeError as error:
-                if not self._more():
-                    raise self._broken(error.msg, error.pos) from None
+                if not self._read_more():
+                    raise self._error(error.msg, error.pos) from None
             except (ValueError, RecursionError) as error:
-                raise self._broken(str(error)) from None
+                raise self._error(str(error)) from None
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Read on, forgetting what was used; False at the end of the file."""
         if self._ended:
             return False
         self._line += self._text.count("\n", 0, self._at)
-        self._gone += self._at
+        self._n_dropped += self._at
         self._text, self._at = self._text[self._at :], 0
         if len(self._text) > MAX_VALUE_CHARS:
-            raise self._broken("a value is not closed, or is too large for an event")
+            raise self._error("a value is not closed, or is too large for an event")
         # Doubling: a value that needs many reads is parsed few times.
         data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
         self._ended = not data
         self._text += self._decode(data, not data)
         return True
 
-    def _broken(self, what: str, at: int | None = None) -> TraceError:
+    def _error(self, reason: str, at: int | None = None) -> TraceError:
         at = self._at if at is None else at
         line = self._line + self._text.count("\n", 0, at)
-        if self._ended and (at >= len(self._text) or "Unterminated" in what):
-            what = f"it is cut off ({what})"
+        if self._ended and (at >= len(self._text) or "Unterminated" in reason):
+            reason = f"it is cut off ({reason})"
         return TraceError(
-            f"{self.path}, line {line} (character {self._gone + at:,}): {what}; "
+            f"{self.path}, line {line} (character {self._n_dropped + at:,}): {reason}; "
             "the file is damaged or no JSON trace: copy or record it again"
         )
 
@@ -207,15 +207,15 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def _byte_lines(path: Path) -> Iterator[bytes]:
-    rest = b""
+    partial = b""
     with open_bytes(path) as file:
         while data := read_chunk(file, path):
-            *whole, rest = (rest + data).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
+            *complete, partial = (partial + data).split(b"\n")
+            if len(partial) > MAX_LINE_BYTES:
                 raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
-            yield from whole
-    if rest:
-        yield rest
+            yield from complete
+    if partial:
+        yield partial
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> str:

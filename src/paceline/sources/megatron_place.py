@@ -45,40 +45,40 @@ class MegatronPlace:
                     f"{place}: {name} of rank {rank} is {str(attributes[name])[:40]!r}; it should "
                     "be a whole number from 1"
                 )
-            before, other = self._sizes.setdefault(field, (size, rank))
+            before, first_rank = self._sizes.setdefault(field, (size, rank))
             if before != size:
                 raise TraceError(
-                    f"{place}: {name} is {size} on rank {rank}, but {before} on rank {other}; are "
-                    "these two jobs? Give the files of one"
+                    f"{place}: {name} is {size} on rank {rank}, but {before} on rank {first_rank}; "
+                    "are these two jobs? Give the files of one"
                 )
 
-    def job(self, given: Job | None, where: str) -> Job:
-        """The job: ``given``, checked against the attributes, or else that of the attributes.
+    def job(self, known_job: Job | None, where: str) -> Job:
+        """The job: ``known_job``, checked against the attributes, or else that of the attributes.
 
         Raises:
-            TraceError: the degrees are not known, contradict ``given``, or there are more ranks.
+            TraceError: the degrees are not known, contradict ``known_job``, or are too few.
         """
-        said = {field: size for field, (size, _) in self._sizes.items()}
-        if given is None:
+        sizes = {field: size for field, (size, _) in self._sizes.items()}
+        if known_job is None:
             for name, field in SIZES.items():
-                if field not in said and field in ("dp_size", "pp_size"):
+                if field not in sizes and field in ("dp_size", "pp_size"):
                     raise TraceError(f"{where} lacks {name}; give the job's degrees with --job")
-            given = Job(
-                dp_size=said["dp_size"],
-                pp_size=said["pp_size"],
-                tp_size=said.get("tp_size", 1),
-                dsp_size=said.get("dsp_size", 1),
-                vpp_size=said.get("vpp_size", 1),
+            known_job = Job(
+                dp_size=sizes["dp_size"],
+                pp_size=sizes["pp_size"],
+                tp_size=sizes.get("tp_size", 1),
+                dsp_size=sizes.get("dsp_size", 1),
+                vpp_size=sizes.get("vpp_size", 1),
             )
-        for field, size in said.items():
-            if getattr(given, field) != size:
+        for field, size in sizes.items():
+            if getattr(known_job, field) != size:
                 raise TraceError(
                     f"{where} was recorded with {field} {size}, the job given has "
-                    f"{getattr(given, field)}; correct it or leave it out"
+                    f"{getattr(known_job, field)}; correct it or leave it out"
                 )
-        if max(self._ranks) >= given.ranks:
+        if max(self._ranks) >= known_job.ranks:
             raise TraceError(
                 f"{where} has a rank {max(self._ranks)}, but the degrees of the job make only "
-                f"{given.ranks} ranks"
+                f"{known_job.ranks} ranks"
             )
-        return given
+        return known_job

@@ -106,13 +106,13 @@ def _add(ops: OpTable, event: Mapping[str, Any], place: str, unplaced: Counter[s
     has_duration = event.get("ph", "X") == "X"
     if not (has_duration and _is_placed(event)):
         if kind is not None:
-            why = "without a rank or step" if has_duration else "whose ph is not X"
-            unplaced[f"of known metrics {why}"] += 1
+            reason = "without a rank or step" if has_duration else "whose ph is not X"
+            unplaced[f"of known metrics {reason}"] += 1
         return 0
     if kind is None:
         name = f"with the metric {str(event.get('name'))[:40]!r}, which is not known"
-        known = name in unplaced or len(unplaced) < MAX_NAMES
-        unplaced[name if known else "with other metrics that are not known"] += 1
+        listed = name in unplaced or len(unplaced) < MAX_NAMES
+        unplaced[name if listed else "with other metrics that are not known"] += 1
         return 0
     start_us, duration_us = number(event, "ts", place), number(event, "dur", place)
     if duration_us < 0:
@@ -149,9 +149,9 @@ def _events(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"{path}, event {n}", event
         return
     for n, line in enumerate(lines(path), 1):
-        found = _of_line(line)
-        if found is not None:
-            yield f"{path}, line {n}", found
+        event_of_line = _of_line(line)
+        if event_of_line is not None:
+            yield f"{path}, line {n}", event_of_line
 
 
 def _is_text(path: Path) -> bool:
@@ -179,13 +179,13 @@ def _of_line(line: str) -> Mapping[str, Any] | None:
     metric = _METRIC.search(line)
     if metric is None:
         return None
-    found = {
+    fields = {
         _FIELDS[name.lower()]: value
         for name, value in _FIELD.findall(line)
         if name.lower() in _FIELDS
     }
-    if not ({"rank", "step"} <= found.keys() or {"ts", "dur"} <= found.keys()):
+    if not ({"rank", "step"} <= fields.keys() or {"ts", "dur"} <= fields.keys()):
         return None  # prose
-    event = {"name": metric[1], "ph": "X", "pid": found.pop("dp", None)}
-    event |= {name: found.pop(name) for name in ("ts", "dur") if name in found}
-    return {**event, "args": found}
+    event = {"name": metric[1], "ph": "X", "pid": fields.pop("dp", None)}
+    event |= {name: fields.pop(name) for name in ("ts", "dur") if name in fields}
+    return {**event, "args": fields}

@@ -146,18 +146,18 @@ def _read_steps(file: Any, steps: frozenset[int] | None, names: list[str]) -> An
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = []
+    groups = []
     for group in range(file.num_row_groups):
-        part = file.read_row_group(group, columns=names)
-        column = part.column("step")
+        rows = file.read_row_group(group, columns=names)
+        column = rows.column("step")
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            return part  # the door says what is wrong with it
-        known = sorted(step for step in steps if -(2**63) <= step < 2**63)
-        wanted = pa.array(known, pa.int64()).cast(column.type, safe=False)
-        parts.append(part.filter(pc.is_in(column, value_set=wanted)))
-    chosen = pa.concat_tables(parts, promote_options="none") if parts else file.read(names)
+            return rows  # the door says what is wrong with it
+        in_range = sorted(step for step in steps if -(2**63) <= step < 2**63)
+        values = pa.array(in_range, pa.int64()).cast(column.type, safe=False)
+        groups.append(rows.filter(pc.is_in(column, value_set=values)))
+    table = pa.concat_tables(groups, promote_options="none") if groups else file.read(names)
     # Nothing there: read all, so that the error can say which steps there are.
-    return chosen if chosen.num_rows else file.read(columns=names)
+    return table if table.num_rows else file.read(columns=names)
 
 
 def _columns(

@@ -22,7 +22,7 @@ METADATA_KEY = b"paceline"
 FORMAT_VERSION = 1
 
 #: Of what was noticed, the file holds this much at most: it is for people.
-MOST_NOTES, MOST_CHARACTERS = 200, 2000
+MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
 
 def metadata_of(trace: Trace) -> dict[bytes, str]:
@@ -32,10 +32,10 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
         "version": FORMAT_VERSION,
         "job": trace.job.to_mapping(),
         "truth": trace.truth,
-        "warnings": [text[:MOST_CHARACTERS] for text in trace.warnings[:MOST_NOTES]],
+        "warnings": [text[:MAX_CHARACTERS] for text in trace.warnings[:MAX_NOTES]],
         "left_out": {
-            str(step): why[:MOST_CHARACTERS]
-            for step, why in list(trace.left_out.items())[:MOST_NOTES]
+            str(step): reason[:MAX_CHARACTERS]
+            for step, reason in list(trace.left_out.items())[:MAX_NOTES]
         },
         "step_start_s": {str(step): start for step, start in starts if math.isfinite(start)},
     }
@@ -78,7 +78,7 @@ def with_stored(trace: Trace, stored: Mapping[str, Any]) -> Trace:
         trace,
         truth=stored.get("truth"),
         # Some of them the door has noticed again.
-        warnings=tuple(dict.fromkeys((*noticed[:MOST_NOTES], *trace.warnings))),
+        warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_step(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
     )

@@ -35,13 +35,13 @@ def parts_of(file: Any) -> Parts | None:
     schema, n_rows = file.schema_arrow, file.metadata.num_rows
     if n_rows < PLACE_ABOVE:
         return None
-    whole = all(
+    integers = all(
         pa.types.is_integer(schema.field(name).type) and schema.field(name).type != pa.uint64()
         for name in {*_PLACES, *_VALUES} - {"optype", "start_ts", "duration"}
     )
     seconds = all(schema.field(name).type == pa.float64() for name in ("start_ts", "duration"))
     kinds = pa.types.is_dictionary(schema.field("optype").type)
-    extremes = _extremes(file) if whole and seconds and kinds else None
+    extremes = _extremes(file) if integers and seconds and kinds else None
     if extremes is None:
         return None
     n_pp = extremes.pp[1] + 1

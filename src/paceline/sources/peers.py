@@ -29,20 +29,20 @@ def check_peers(trace: Trace, where: str) -> None:
             f"rank's file missing or cut off? Else {ADVICE}"
         )
     _check_computes(trace, where)
-    for send, recv, way in (
+    for send, recv, direction in (
         (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
         (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
     ):
-        sent = counts[..., send]
-        received = np.roll(counts[..., recv], -way, axis=2)
-        wrong = sent != received
+        n_sent = counts[..., send]
+        n_received = np.roll(counts[..., recv], -direction, axis=2)
+        wrong = n_sent != n_received
         if trace.job.vpp_size == 1:  # no chunk follows the last stage's
-            wrong[:, :, -1 if way == 1 else 0] = False
+            wrong[:, :, -1 if direction == 1 else 0] = False
         for s, dp, pp in np.argwhere(wrong)[:1]:
             raise TraceError(
-                f"{where}: {_replica(trace, dp)}stage {pp} sent {sent[s, dp, pp]} "
+                f"{where}: {_replica(trace, dp)}stage {pp} sent {n_sent[s, dp, pp]} "
                 f"{send.label.split('-')[0]}s in step {steps[s]}, stage "
-                f"{(pp + way) % trace.job.pp_size} received {received[s, dp, pp]}; {ADVICE}"
+                f"{(pp + direction) % trace.job.pp_size} received {n_received[s, dp, pp]}; {ADVICE}"
             )
     for kind in sorted(DP_KINDS):
         of_kind = counts[..., kind]

@@ -24,11 +24,11 @@ METADATA_KEY, VERSION = b"paceline-seqlens", 1
 COLUMNS = ("step", "dp_rank", "mb_id", "lengths")
 
 #: No sequence is longer, in tokens; more is not a length.
-LONGEST = 2**31 - 1
+MAX_LENGTH = 2**31 - 1
 
 #: Most places of the table [step, dp, microbatch] for each row of the file; where one
 #: replica has far more microbatches than the others, the file is broken.
-MOST_PLACES_PER_ROW = 100
+MAX_PLACES_PER_ROW = 100
 
 
 def read_seqlens(path: str | Path) -> SeqLens:
@@ -85,11 +85,11 @@ def _table(path: Path) -> Any:
 
 
 def _check_version(metadata: Mapping[bytes, bytes], path: Path) -> None:
-    found = metadata.get(METADATA_KEY, str(VERSION).encode())
-    if found != str(VERSION).encode():
-        shown = reprlib.repr(found.decode(errors="replace"))
+    version = metadata.get(METADATA_KEY, str(VERSION).encode())
+    if version != str(VERSION).encode():
+        text = reprlib.repr(version.decode(errors="replace"))
         raise TraceError(
-            f"{path} holds sequence lengths of version {shown}; this Paceline reads version "
+            f"{path} holds sequence lengths of version {text}; this Paceline reads version "
             f"{VERSION}: update it"
         )
 
@@ -145,13 +145,13 @@ def _check_lengths(
             f"{where}: {place(int(np.argmin(sizes)))} has no lengths; a microbatch has one "
             "sequence at least"
         )
-    wrong = (lengths < 1) | (lengths > LONGEST)
+    wrong = (lengths < 1) | (lengths > MAX_LENGTH)
     if wrong.any():
         first = int(np.argmax(wrong))
         row = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
         raise TraceError(
             f"{where}: {place(row)} has a length of {lengths[first]} tokens; lengths are 1 to "
-            f"{LONGEST}"
+            f"{MAX_LENGTH}"
         )
 
 
@@ -166,19 +166,19 @@ def _check_rows(
     changes = (np.diff(step) != 0) | (np.diff(dp) != 0)
     first = np.append(0, np.flatnonzero(changes) + 1)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(step))))
-    again = np.append(False, ~changes & (np.diff(microbatch) == 0))
-    if again.any():
-        row = int(np.argmax(again))
+    repeated = np.append(False, ~changes & (np.diff(microbatch) == 0))
+    if repeated.any():
+        row = int(np.argmax(repeated))
         raise TraceError(
             f"{where}: step {step[row]}, dp_rank {dp[row]}, mb_id {microbatch[row]} is there twice"
         )
     n_dp = int(np.unique(dp).size)
     # Lane i of complete data is (step i // n_dp, replica i % n_dp).
-    whole = (dp[first] == np.arange(len(first)) % n_dp) & (
+    in_place = (dp[first] == np.arange(len(first)) % n_dp) & (
         step[first] == steps[np.minimum(np.arange(len(first)) // n_dp, len(steps) - 1)]
     )
-    if not whole.all() or len(first) != len(steps) * n_dp:
-        place = int(np.argmin(whole)) if not whole.all() else len(first)
+    if not in_place.all() or len(first) != len(steps) * n_dp:
+        place = int(np.argmin(in_place)) if not in_place.all() else len(first)
         raise TraceError(
             f"{where}: rows of step {steps[min(place // n_dp, len(steps) - 1)]}, dp_rank "
             f"{place % n_dp} are missing; every step has all dp ranks, numbered from 0"
@@ -192,7 +192,7 @@ def _check_rows(
             "microbatches are numbered from 0"
         )
     most = int(expected.max()) + 1
-    if len(first) * most > MOST_PLACES_PER_ROW * len(step):
+    if len(first) * most > MAX_PLACES_PER_ROW * len(step):
         row = int(np.argmax(expected))
         raise TraceError(
             f"{where}: step {step[row]}, dp_rank {dp[row]} has {most} microbatches, far more than "

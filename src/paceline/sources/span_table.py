@@ -82,17 +82,17 @@ class SpanTable:
         self._ops = array("q")  # two copies of them are enough, for a moment
         rank, kind, _, start, end, key, _ = rows.T
         rows = rows[np.lexsort((key, kind, end, start, rank))]
-        again = np.zeros(len(rows), dtype=bool)
-        again[1:] = (rows[1:, _COMPARED] == rows[:-1, _COMPARED]).all(axis=1)
-        self.repeated = int(again.sum())
-        return rows.T if not self.repeated else rows[~again].T
+        repeated = np.zeros(len(rows), dtype=bool)
+        repeated[1:] = (rows[1:, _COMPARED] == rows[:-1, _COMPARED]).all(axis=1)
+        self.repeated = int(repeated.sum())
+        return rows.T if not self.repeated else rows[~repeated].T
 
     def _step_of(self, rank: Ints, start: Ints, where: str) -> Ints:
         """[op] the step that an op starts in, -1 = none; ``rank`` ascends."""
         steps = np.frombuffer(self._steps, np.int64).reshape(-1, _STEP_WIDTH)
         steps = np.unique(steps, axis=0).T
         steps = steps[:, np.lexsort((steps[2], steps[0]))]
-        found = np.full(len(rank), -1, dtype=np.int64)
+        step = np.full(len(rank), -1, dtype=np.int64)
         for number in np.union1d(rank, steps[0]).tolist():
             low, high = np.searchsorted(rank, [number, number + 1])
             _, name, begin, until = steps[:, steps[0] == number]
@@ -104,8 +104,8 @@ class SpanTable:
             _check_steps(number, name, begin, until, where)
             at = np.searchsorted(begin, start[low:high], side="right") - 1
             inside = (at >= 0) & (start[low:high] <= until[at])
-            found[low:high] = np.where(inside, name[at], -1)
-        return found
+            step[low:high] = np.where(inside, name[at], -1)
+        return step
 
 
 def _is_sync(kind: Ints) -> npt.NDArray[np.bool_]:

@@ -49,25 +49,25 @@ def load_step_times(path: Path) -> StepTimes:
         TraceError: the file cannot be read, or lacks columns, or holds no sample.
     """
     columns = _columns(path)
-    named = {name: _numbers(path, name, values) for name, values in columns.items()}
-    timed = "duration_s" if "duration_s" in named else "start_s"
-    missing = [name for name in ("step", timed) if name not in named]
+    numbers_of = {name: _numbers(path, name, values) for name, values in columns.items()}
+    timed = "duration_s" if "duration_s" in numbers_of else "start_s"
+    missing = [name for name in ("step", timed) if name not in numbers_of]
     if missing:
-        wanted = "duration_s (or start_s)" if missing[-1] == "start_s" else ""
-        names = [wanted if name == "start_s" else name for name in missing]
+        time_columns = "duration_s (or start_s)" if missing[-1] == "start_s" else ""
+        names = [time_columns if name == "start_s" else name for name in missing]
         near = get_close_matches(missing[0], list(columns), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise TraceError(
             f"{path} lacks the columns {', '.join(names)}{hint}; it has "
             f"{', '.join(columns)[:200] or 'none'}"
         )
-    step, value = named["step"], named[timed]
-    rank = named.get("rank", np.zeros(len(step)))
+    step, value = numbers_of["step"], numbers_of[timed]
+    rank = numbers_of.get("rank", np.zeros(len(step)))
     if not len(step):
         raise TraceError(f"{path} holds no sample")
     for name, numbers in (("step", step), ("rank", rank)):
-        whole = (np.abs(numbers) < _MAX_STEP) & (numbers == np.round(numbers))
-        bad = np.flatnonzero(~whole)
+        is_whole = (np.abs(numbers) < _MAX_STEP) & (numbers == np.round(numbers))
+        bad = np.flatnonzero(~is_whole)
         if len(bad):
             raise TraceError(f"{path}: row {bad[0] + 1}: {name} must be a whole number")
     return _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
@@ -138,9 +138,9 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
         raise TraceError(f"{path}: No such file or directory") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is no parquet file: {error}") from None
-    wanted = [n for n in ("step", "rank", "duration_s", "start_s") if n in names]
-    found: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted}
-    return found or {name: [] for name in names}
+    wanted_names = [n for n in ("step", "rank", "duration_s", "start_s") if n in names]
+    values: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted_names}
+    return values or {name: [] for name in names}
 
 
 def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -183,13 +183,13 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
     if name not in ("step", "rank", "duration_s", "start_s"):
         return np.empty(0)
-    found = np.empty(len(values))
+    numbers = np.empty(len(values))
     for i, value in enumerate(values):
         empty = value is None or (isinstance(value, str) and not value.strip())
         try:
-            found[i] = np.nan if empty else float(value)
+            numbers[i] = np.nan if empty else float(value)
         except (TypeError, ValueError, OverflowError):
             raise TraceError(
                 f"{path}: row {i + 1}: {name} must be a number, not {str(value)[:40]!r}"
             ) from None
-    return found
+    return numbers

@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 #: Alertmanager forgets an alert that nobody repeats: so we do, and say when to give up on us.
 REPEAT_S, FORGET_S = 60.0, 900.0
 #: Notices shown in one message for people; of the others only how many they are.
-_SHOWN = 10
+_MAX_NOTICES = 10
 
 
 class Channel(Protocol):
@@ -100,14 +100,14 @@ class Slack:
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
         """Tell of some alerts in one message."""
-        parts = [f"*{_slack(title_of(notices))}*"]
-        for notice in notices[:_SHOWN]:
+        paragraphs = [f"*{_slack(title_of(notices))}*"]
+        for notice in notices[:_MAX_NOTICES]:
             *lines, url = notice.lines()
-            said = "\n".join(f"> {_slack(line)}" for line in lines)
-            parts.append(f"<{url}|{_slack(notice.job)}>\n{said}")
-        if len(notices) > _SHOWN:
-            parts.append(f"and {len(notices) - _SHOWN} more")
-        text = "\n".join(parts)
+            quote = "\n".join(f"> {_slack(line)}" for line in lines)
+            paragraphs.append(f"<{url}|{_slack(notice.job)}>\n{quote}")
+        if len(notices) > _MAX_NOTICES:
+            paragraphs.append(f"and {len(notices) - _MAX_NOTICES} more")
+        text = "\n".join(paragraphs)
         post(self.url, json.dumps({"text": text}).encode(), {})
 
 
@@ -140,13 +140,13 @@ def _as_alertmanager(notice: Notice, now: float) -> dict[str, Any]:
         "project": notice.project,
         "severity": notice.importance,
     }
-    said = {"cause": notice.cause, "where": notice.place, "gain": notice.gain}
+    details = {"cause": notice.cause, "where": notice.place, "gain": notice.gain}
     end = now + FORGET_S if notice.ended_at is None else notice.ended_at
     return {
         "labels": {name: value for name, value in labels.items() if value},
         "annotations": {
             "summary": notice.headline,
-            **{name: text for name, text in said.items() if text},
+            **{name: text for name, text in details.items() if text},
         },
         "startsAt": _rfc3339(notice.started_at),
         "endsAt": _rfc3339(end),
@@ -194,10 +194,10 @@ class Email:
         message["Date"] = formatdate(now)
         domain = self.sender.rpartition("@")[2].strip("> ") or "localhost"
         message["Message-ID"] = f"<paceline-{notices[0].key}-{len(notices)}@{domain}>"
-        parts = ["\n".join([n.title, *n.lines()]) for n in notices[:_SHOWN]]
-        if len(notices) > _SHOWN:
-            parts.append(f"and {len(notices) - _SHOWN} more")
-        message.set_content("\n\n".join(parts) + "\n")
+        paragraphs = ["\n".join([n.title, *n.lines()]) for n in notices[:_MAX_NOTICES]]
+        if len(notices) > _MAX_NOTICES:
+            paragraphs.append(f"and {len(notices) - _MAX_NOTICES} more")
+        message.set_content("\n\n".join(paragraphs) + "\n")
         return message
 
     def _connected(self) -> smtplib.SMTP:
@@ -231,9 +231,9 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
             answer.read(1 << 16)
     except urllib.error.HTTPError as error:
         with error:
-            said = " ".join(error.read(300).decode("utf-8", "replace").split())
+            answer_text = " ".join(error.read(300).decode("utf-8", "replace").split())
         raise MonitorError(
-            f"{request.host} answers {error.code}: {without_secrets(said)}"
+            f"{request.host} answers {error.code}: {without_secrets(answer_text)}"
         ) from None
     except (OSError, HTTPException, ValueError) as error:
         raise MonitorError(f"{request.host}: {_reason(error)}") from None

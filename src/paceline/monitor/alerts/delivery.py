@@ -20,13 +20,13 @@ from paceline.monitor.store import alerts as store
 from paceline.monitor.store.health import problem_in
 
 #: Seconds to wait after the first failure, doubled each time, up to the longest.
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 900.0
+FIRST_WAIT_S, MAX_WAIT_S = 5.0, 900.0
 #: How old a message is when it is given up.
 GIVE_UP_S = 7 * 86_400.0
 #: How often a silenced message is looked at again, and how often the queue at the least.
 _SILENCED_S, _LOOK_S = 30.0, 5.0
 #: Messages that failed so often or oftener go together: by then they wait for the longest.
-_OFTEN = 8
+_MANY_ATTEMPTS = 8
 
 Row = dict[str, Any]
 
@@ -69,7 +69,7 @@ class Courier(threading.Thread):
     def round(self) -> float:
         """Send what is due; returns for how many seconds nothing will be."""
         now: float = self._service.clock()
-        rows = self._told(store.waiting(self._service.engine, self._channel.name), now)
+        rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
             due = [row for row in group if row["next_at"] <= now]
             if due and not self._ended:
@@ -80,10 +80,10 @@ class Courier(threading.Thread):
         next_at = min(later, default=now + _LOOK_S)
         return min(_LOOK_S, max(0.05, next_at - now))
 
-    def _told(self, rows: Sequence[Row], now: float) -> list[Row]:
+    def _due(self, rows: Sequence[Row], now: float) -> list[Row]:
         """Those that are to be told now: not silenced ones, no end before the beginning."""
         quiet = store.list_silences(self._service.engine, "*", now) if rows else []
-        silenced = [row for row in rows if any(_silences(each, row) for each in quiet)]
+        silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
         # Who never heard of an alert need not hear of its end.
@@ -123,7 +123,7 @@ class Courier(threading.Thread):
 
     def _failed(self, rows: Sequence[Row], error: str, now: float) -> None:
         attempts = max(row["attempts"] for row in rows) + 1
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
+        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
         wait_s *= random.uniform(0.8, 1.2)  # not all at once where many wait for one server
         old = [row["id"] for row in rows if row["started_at"] < now - GIVE_UP_S]
         late = [row["id"] for row in rows if row["id"] not in old]
@@ -142,7 +142,7 @@ class Courier(threading.Thread):
 
     def _repeat(self, now: float) -> None:
         rows = store.repeatable(self._service.engine, self._channel.name, now)
-        rows = self._told_again(rows, now)
+        rows = self._due_again(rows, now)
         if not rows:
             return
         try:
@@ -152,9 +152,9 @@ class Courier(threading.Thread):
         next_at = now + self._channel.repeat_s
         store.mark(self._service.engine, [row["id"] for row in rows], next_at=next_at)
 
-    def _told_again(self, rows: list[Row], now: float) -> list[Row]:
+    def _due_again(self, rows: list[Row], now: float) -> list[Row]:
         quiet = store.list_silences(self._service.engine, "*", now) if rows else []
-        return [row for row in rows if not any(_silences(each, row) for each in quiet)]
+        return [row for row in rows if not any(_silences(silence, row) for silence in quiet)]
 
     def _notice(self, row: Row) -> Notice:
         names = ("rule", "importance", "project", "job", "headline", "cause", "place", "gain")
@@ -177,7 +177,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     """
 
     def key(row: Row) -> tuple[bool, str, str, str, int]:
-        often = min(row["attempts"], _OFTEN)
+        often = min(row["attempts"], _MANY_ATTEMPTS)
         return row["status"] != FIRING, row["project"], row["rule"], row["importance"], often
 
     return [list(group) for _, group in groupby(sorted(rows, key=key), key)]

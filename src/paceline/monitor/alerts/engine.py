@@ -110,15 +110,15 @@ class Alerts:
             if rule.kind == "silent"
         }
         jobs: dict[int, bool] = {}
-        for name, found in quiet.items():  # only those that fell silent, or no longer are
-            jobs.update(dict.fromkeys(found ^ self._quiet.get(name, set()), True))
-        again = now - self._judged_at >= AGAIN_S
+        for name, job_ids in quiet.items():  # only those that fell silent, or no longer are
+            jobs.update(dict.fromkeys(job_ids ^ self._quiet.get(name, set()), True))
+        is_full_round = now - self._judged_at >= AGAIN_S
         kinds = {rule.name: rule.kind for rule in self.settings.rules}
         for row in firing:
-            if again or kinds.get(row["rule"]) == "fail-slow":
+            if is_full_round or kinds.get(row["rule"]) == "fail-slow":
                 settled = row["started_at"] < now - SETTLED_S
                 jobs[row["job_id"]] = jobs.get(row["job_id"], True) and settled
-        if again:
+        if is_full_round:
             self._judged_at = now
             if self._service.config.keep_days:
                 before = now - self._service.config.keep_days * DAY_S
@@ -130,10 +130,10 @@ class Alerts:
     def _quiet_jobs(self, rule: Rule, firing: Sequence[Row], now: float) -> set[int]:
         """Jobs that are quiet; soon after the start only those of which it was told before."""
         first, last = now - rule.until_h * 3600, now - rule.after_s
-        found = set(store.quiet_jobs(self._service.engine, first, last))
+        job_ids = set(store.quiet_jobs(self._service.engine, first, last))
         if self._service.started_at <= last:
-            return found
-        return found & {row["job_id"] for row in firing if row["rule"] == rule.name}
+            return job_ids
+        return job_ids & {row["job_id"] for row in firing if row["rule"] == rule.name}
 
     def judge(self, job_id: int, now: float, *, settled: bool | None = None) -> None:
         """Judge a job by all rules; alerts begin, go on or end.
@@ -144,10 +144,10 @@ class Alerts:
             settled: the job's row has followed its events; None = if they are an hour old.
         """
         with self._lock:
-            found = store.facts_of(self._service.engine, job_id)
-            if found is None:
+            row = store.facts_of(self._service.engine, job_id)
+            if row is None:
                 return
-            job, latest, events = found
+            job, latest, events = row
             if settled is None:
                 settled = bool(events) and events[0]["at"] < now - _OLD_S
             onset = going_on(job, events, settled=settled)
@@ -158,11 +158,11 @@ class Alerts:
             for rule in self.settings.rules:
                 covers = rule.covers(job["project"], job["name"], job["labels"])
                 alarm = judge(rule, facts) if covers else None
-                known = fires.get(rule.name)
-                if alarm is not None and not _says(known, alarm):
+                alert = fires.get(rule.name)
+                if alarm is not None and not _says(alert, alarm):
                     self._fire(rule, alarm, facts)
-                elif alarm is None and known and not (covers and holds(rule, facts)):
-                    self._resolve(known["fingerprint"], job, now)
+                elif alarm is None and alert and not (covers and holds(rule, facts)):
+                    self._resolve(alert["fingerprint"], job, now)
 
     def _fire(self, rule: Rule, alarm: Alarm, facts: Facts) -> None:
         job, now = facts.job, facts.now
@@ -239,8 +239,8 @@ class Alerts:
             self._ended.wait(_RETRY_S)
 
     def _judge_recent(self, now: float) -> None:
-        known = [route.channel.name for route in self.settings.routes]
-        store.drop_channels(self._service.engine, known)
+        channel_names = [route.channel.name for route in self.settings.routes]
+        store.drop_channels(self._service.engine, channel_names)
         names = {rule.name for rule in self.settings.rules}
         for alert in store.firing(self._service.engine):
             if alert["rule"] not in names:  # a rule that was removed
@@ -252,10 +252,10 @@ class Alerts:
         self._judged_at = now
 
 
-def _says(known: Mapping[str, Any] | None, alarm: Alarm) -> bool:
+def _says(alert: Mapping[str, Any] | None, alarm: Alarm) -> bool:
     """Whether an alert that fires says this already."""
     names = ("headline", "cause", "session_id")
-    return known is not None and all(known[name] == getattr(alarm, name) for name in names)
+    return alert is not None and all(alert[name] == getattr(alarm, name) for name in names)
 
 
 def going_on(
@@ -282,11 +282,11 @@ def going_on(
                 slow.pop(rank, None)
     if not slow:  # the row knows of ranks that no event names (any more)
         return dict(onset) if settled else None
-    said = {event["text"]: event for event in slow.values()}
-    factors = [event["factor"] for event in said.values() if event["factor"] is not None]
-    texts = list(said)[-_TEXTS:]
+    event_of_text = {event["text"]: event for event in slow.values()}
+    factors = [event["factor"] for event in event_of_text.values() if event["factor"] is not None]
+    texts = list(event_of_text)[-_TEXTS:]
     return {
-        **list(said.values())[-1],
+        **list(event_of_text.values())[-1],
         "ranks": sorted(slow),
         "factor": max(factors, default=None),
         "text": "; ".join(texts),

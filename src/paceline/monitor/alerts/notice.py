@@ -48,8 +48,8 @@ class Notice:
 
     def lines(self) -> list[str]:
         """The notice in words."""
-        said = [("Cause", self.cause), ("Where", self.place), ("Best fix", self.gain)]
-        details = [f"{name}: {text}" for name, text in said if text] if self.is_firing else []
+        pairs = [("Cause", self.cause), ("Where", self.place), ("Best fix", self.gain)]
+        details = [f"{name}: {text}" for name, text in pairs if text] if self.is_firing else []
         return [self.headline, *details, self.url]
 
     @property

@@ -166,8 +166,8 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
-    said = f" {last['headline']}" if last["headline"] else ""
-    headline = f"S = {last['slowdown']:.2f}, {rule.at_least:g} or more{often}.{said}"
+    session_text = f" {last['headline']}" if last["headline"] else ""
+    headline = f"S = {last['slowdown']:.2f}, {rule.at_least:g} or more{often}.{session_text}"
     return Alarm(headline, last["cause"], None, last["id"])
 
 
@@ -209,9 +209,9 @@ def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float |
 def _ranks(ranks: Sequence[int]) -> str | None:
     if not ranks:
         return None
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    more = f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    numbers = ", ".join(str(rank) for rank in ranks[:8])
+    others = f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}{others}"
 
 
 def _silent(rule: Rule, facts: Facts) -> Alarm | None:
@@ -229,9 +229,9 @@ def _silent(rule: Rule, facts: Facts) -> Alarm | None:
 
 
 def _duration(seconds: float) -> str:
-    count, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
-    said = f"{count:.4g}"
-    return f"{said} {unit}" + ("s" if said != "1" else "")
+    amount, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+    number = f"{amount:.4g}"
+    return f"{number} {unit}" + ("s" if number != "1" else "")
 
 
 def _regression(rule: Rule, facts: Facts) -> Alarm | None:
@@ -249,9 +249,9 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         f"A step takes {seconds(last['step_s'])}, {last['step_s'] / usual:.2f} times the median of "
         f"the last {rule.days:g} days ({seconds(usual)})."
     )
-    said = f" {last['headline']}" if last["headline"] else ""
+    session_text = f" {last['headline']}" if last["headline"] else ""
     cause = None if last["cause"] == "healthy" else last["cause"]
-    return Alarm(headline + said, cause, None, last["id"])
+    return Alarm(headline + session_text, cause, None, last["id"])
 
 
 _JUDGES = {
@@ -289,16 +289,16 @@ def default_rules(silent_after_s: float) -> tuple[Rule, ...]:
 
 
 def _rule(section: Section, name: str, usual: Rule | None) -> Rule:
-    given = section.section(name)
-    known = {f.name: f for f in fields(Rule) if f.name != "name"}
-    given.allow(known)
-    values = {key: _value(given, key) for key in given.nodes}
+    rule_section = section.section(name)
+    rule_fields = {f.name: f for f in fields(Rule) if f.name != "name"}
+    rule_section.allow(rule_fields)
+    values = {key: _value(rule_section, key) for key in rule_section.nodes}
     if usual is None and "kind" not in values:
         section.fail(name, f"is no default rule and needs a kind: {', '.join(KINDS)}")
     try:
         return replace(usual, **values) if usual else Rule(name, **values)
     except MonitorError as error:
-        given.blame(error)
+        rule_section.blame(error)
 
 
 def _value(section: Section, key: str) -> Any:

@@ -80,7 +80,7 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     return Settings(rules, routes, wait_s)
 
 
-def _route(channels: Section, name: str, known: Sequence[str]) -> Route:
+def _route(channels: Section, name: str, rule_names: Sequence[str]) -> Route:
     section = channels.section(name)
     if "type" not in section or section.plain("type") not in _TYPES:
         section.fail("type", f"must be one of {', '.join(_TYPES)}")
@@ -91,8 +91,8 @@ def _route(channels: Section, name: str, known: Sequence[str]) -> Route:
         section.fail("importance", f"must be one of {', '.join(IMPORTANCES)}")
     rules = _texts(section, "rules") or ("*",)
     for pattern in rules:
-        if not fnmatch.filter(known, pattern):
-            section.fail("rules", f"no rule is like {pattern}; known are {', '.join(known)}")
+        if not fnmatch.filter(rule_names, pattern):
+            section.fail("rules", f"no rule is like {pattern}; known are {', '.join(rule_names)}")
     return Route(
         make(name, section),
         rules,
@@ -146,14 +146,14 @@ def _text(section: Section, field: str, usual: str | None = None) -> str:
         if usual is None:
             section.fail("", f"{field} is missing")
         return usual
-    return _filled(section, field, section.text(field))
+    return _fill_in(section, field, section.text(field))
 
 
-def _filled(section: Section, field: str, text: str) -> str:
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in os.environ:
-            section.fail(field, f"the environment has no {found[1]}; set it for the service")
-        return os.environ[found[1]]
+def _fill_in(section: Section, field: str, text: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            section.fail(field, f"the environment has no {match[1]}; set it for the service")
+        return os.environ[match[1]]
 
     filled = _ENVIRONMENT.sub(value, text)
     if any(ord(c) < 32 for c in filled):
@@ -167,7 +167,7 @@ def _texts(section: Section, field: str) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         section.fail(field, "must be a text, or a list of texts")
-    return tuple(_filled(section, field, text) for text in texts)
+    return tuple(_fill_in(section, field, text) for text in texts)
 
 
 def _seconds(section: Section, field: str) -> float:

@@ -33,16 +33,16 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
         its id and whether it is ``new``.
     """
     with engine.begin() as connection:
-        found = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
-        if found is not None:
+        row = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
+        if row is not None:
             values = {k: alert[k] for k in ("session_id", "headline", "cause", "place", "gain")}
             changed = {k: v for k, v in values.items() if v is not None}
             connection.execute(
                 update(alerts)
-                .where(alerts.c.id == found.id)
+                .where(alerts.c.id == row.id)
                 .values(**changed, updated_at=alert["updated_at"])
             )
-            return {"id": found.id, "new": False}
+            return {"id": row.id, "new": False}
         key = connection.execute(insert(alerts).values(**alert)).inserted_primary_key
         assert key is not None
         _tell(connection, engine, key[0], channels, "firing", next_at)
@@ -55,22 +55,22 @@ def resolve(engine: Engine, fingerprint: str, now: float, next_at: float) -> Row
     None if it does not fire.
     """
     with engine.begin() as connection:
-        found = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
-        if found is None:
+        row = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
+        if row is None:
             return None
         connection.execute(
             update(alerts)
-            .where(alerts.c.id == found["id"])
+            .where(alerts.c.id == row["id"])
             .values(status="resolved", updated_at=now, ended_at=now)
         )
-        told = select(deliveries.c.channel).where(
-            deliveries.c.alert_id == found["id"],
+        notified = select(deliveries.c.channel).where(
+            deliveries.c.alert_id == row["id"],
             deliveries.c.status == "firing",
             deliveries.c.state != "given-up",
         )
-        channels = list(connection.execute(told).scalars())
-        _tell(connection, engine, found["id"], channels, "resolved", next_at)
-        return dict(found)
+        channels = list(connection.execute(notified).scalars())
+        _tell(connection, engine, row["id"], channels, "resolved", next_at)
+        return dict(row)
 
 
 def _firing(fingerprint: str) -> Select[Any]:
@@ -109,7 +109,7 @@ def firing_of(engine: Engine, fingerprints: Sequence[str]) -> dict[str, Row]:
         return {row["rule"]: dict(row) for row in connection.execute(query).mappings()}
 
 
-def listed(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
+def list_alerts(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
     """The latest alerts of a project ("*" = of all), with their ``job``, the latest first."""
     query = select(alerts, jobs.c.name.label("job")).join(jobs, jobs.c.id == alerts.c.job_id)
     if project != "*":
@@ -117,16 +117,16 @@ def listed(engine: Engine, project: str, *, status: str = "", limit: int = 100) 
     if status:
         query = query.where(alerts.c.status == status)
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(desc(alerts.c.id)).limit(limit)).mappings()
-        return [dict(row) for row in found]
+        rows = connection.execute(query.order_by(desc(alerts.c.id)).limit(limit)).mappings()
+        return [dict(row) for row in rows]
 
 
 def waiting(engine: Engine, channel: str) -> list[Row]:
     """A channel's messages that wait, with their alert and its ``job``; the oldest first."""
     query = _messages(channel).where(deliveries.c.state == "waiting")
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(deliveries.c.id).limit(_BATCH)).mappings()
-        return [dict(row) for row in found]
+        rows = connection.execute(query.order_by(deliveries.c.id).limit(_BATCH)).mappings()
+        return [dict(row) for row in rows]
 
 
 def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
@@ -138,12 +138,12 @@ def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
         alerts.c.status == "firing",
     )
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(deliveries.c.next_at).limit(_BATCH)).mappings()
-        return [dict(row) for row in found]
+        rows = connection.execute(query.order_by(deliveries.c.next_at).limit(_BATCH)).mappings()
+        return [dict(row) for row in rows]
 
 
 def _messages(channel: str) -> Select[Any]:
-    wanted = (column for column in alerts.c if column.name not in ("id", "status"))
+    alert_columns = (column for column in alerts.c if column.name not in ("id", "status"))
     return (
         select(
             deliveries.c.id,
@@ -153,7 +153,7 @@ def _messages(channel: str) -> Select[Any]:
             deliveries.c.next_at,
             alerts.c.status.label("alert_status"),
             jobs.c.name.label("job"),
-            *wanted,
+            *alert_columns,
         )
         .join(alerts, alerts.c.id == deliveries.c.alert_id)
         .join(jobs, jobs.c.id == alerts.c.job_id)
@@ -173,10 +173,10 @@ def forget(engine: Engine, ids: Sequence[int]) -> None:
         connection.execute(delete(deliveries).where(deliveries.c.id.in_(ids)))
 
 
-def drop_channels(engine: Engine, known: Sequence[str]) -> int:
+def drop_channels(engine: Engine, channels: Sequence[str]) -> int:
     """Give up the messages of channels that are no longer there; returns how many."""
-    gone = deliveries.c.channel.not_in(known) & (deliveries.c.state == "waiting")
-    statement = update(deliveries).where(gone)
+    is_dropped = deliveries.c.channel.not_in(channels) & (deliveries.c.state == "waiting")
+    statement = update(deliveries).where(is_dropped)
     with engine.begin() as connection:
         done = connection.execute(statement.values(state="given-up", error="no such channel"))
         return int(done.rowcount)
@@ -282,9 +282,9 @@ def counts(engine: Engine) -> tuple[list[Row], list[Row]]:
         .where(alerts.c.status == "firing")
         .group_by(alerts.c.project, alerts.c.rule, alerts.c.importance)
     )
-    sent = select(deliveries.c.channel, deliveries.c.state, func.count().label("n")).group_by(
+    messages = select(deliveries.c.channel, deliveries.c.state, func.count().label("n")).group_by(
         deliveries.c.channel, deliveries.c.state
     )
     with engine.connect() as connection:
-        found = [connection.execute(query).mappings().all() for query in (fires, sent)]
-    return [dict(row) for row in found[0]], [dict(row) for row in found[1]]
+        rows = [connection.execute(query).mappings().all() for query in (fires, messages)]
+    return [dict(row) for row in rows[0]], [dict(row) for row in rows[1]]

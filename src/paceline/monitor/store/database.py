@@ -45,8 +45,8 @@ def open_database(url: str) -> Engine:
             raise
     except (SQLAlchemyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        shown = parsed.set(query={}).render_as_string(hide_password=True)
-        raise MonitorError(f"the store {shown} cannot be used: {reason}") from None
+        public_url = parsed.set(query={}).render_as_string(hide_password=True)
+        raise MonitorError(f"the store {public_url} cannot be used: {reason}") from None
     return engine
 
 
@@ -77,17 +77,17 @@ def upgrade(engine: Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     scripts = ScriptDirectory.from_config(config)
-    known = {script.revision for script in scripts.walk_revisions()}
+    known_revisions = {script.revision for script in scripts.walk_revisions()}
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":  # one process at a time
             connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))
-        found = MigrationContext.configure(connection).get_current_heads()
-        if not known.issuperset(found):
+        current = MigrationContext.configure(connection).get_current_heads()
+        if not known_revisions.issuperset(current):
             raise MonitorError(
                 "the store was made by a later version of Paceline; install that one, or restore a "
                 "backup"
             )
-        if set(found) == set(scripts.get_heads()):
+        if set(current) == set(scripts.get_heads()):
             return
         if engine.dialect.name == "sqlite":  # all or nothing: its driver begins none for tables
             connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -50,7 +50,7 @@ def write_rows(engine: Engine, rows: Iterable[tuple[str, dict[str, Any]]]) -> in
                 connection.execute(insert(metadata.tables[current]), waiting)
                 waiting = []
             current = name
-            waiting.append(_checked(name, row))
+            waiting.append(_check(name, row))
             n_rows += 1
         if waiting:
             connection.execute(insert(metadata.tables[current]), waiting)
@@ -59,7 +59,7 @@ def write_rows(engine: Engine, rows: Iterable[tuple[str, dict[str, Any]]]) -> in
     return n_rows
 
 
-def _checked(name: str, row: dict[str, Any]) -> dict[str, Any]:
+def _check(name: str, row: dict[str, Any]) -> dict[str, Any]:
     table = metadata.tables.get(name)
     if table is None or not set(row) <= set(table.c.keys()):
         raise MonitorError("the backup was made by a later version of Paceline; install that")

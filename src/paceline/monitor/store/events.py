@@ -23,7 +23,7 @@ def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
         & (events.c.kind == row["kind"])
         & (events.c.step == row["step"])
     )
-    same = place & (events.c.start == row["start"])
+    same_event = place & (events.c.start == row["start"])
     near = events.c.at.between(row["at"] - _SAME_S, row["at"] + _SAME_S)
     with engine.begin() as connection:
         # One that an older version stored without its start, now seen again.
@@ -36,7 +36,7 @@ def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
             return int(number), True
         # More ranks may have joined since.
         values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
-        joined = update(events).where(same).values(**values).returning(events.c.id)
+        joined = update(events).where(same_event).values(**values).returning(events.c.id)
         return int(connection.execute(joined).scalar_one()), False
 
 
@@ -59,7 +59,7 @@ def has_near(engine: Engine, row: Mapping[str, Any], steps: int) -> bool:
     return not is_there and any(not ranks.isdisjoint(others) for _, others in near)
 
 
-def listed(
+def list_events(
     engine: Engine, project: str, job_id: int | None, before_id: int | None, limit: int
 ) -> list[Row]:
     """Events of a project ("*" = of all) or job, the newest first, those before ``before_id``."""
@@ -71,8 +71,8 @@ def listed(
     if before_id is not None:
         query = query.where(events.c.id < before_id)
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(desc(events.c.id)).limit(limit)).mappings()
-        return [dict(row) for row in found]
+        rows = connection.execute(query.order_by(desc(events.c.id)).limit(limit)).mappings()
+        return [dict(row) for row in rows]
 
 
 def remove_older(engine: Engine, before: float) -> int:

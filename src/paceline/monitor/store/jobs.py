@@ -35,25 +35,25 @@ def register(
     labels: Mapping[str, Any] | None = None,
 ) -> JobKey:
     """The job of that name, made where it is new; what is given replaces what was known."""
-    given = {"gpus": gpus, "degrees": degrees, "labels": labels}
-    changes = {key: value for key, value in given.items() if value}
+    details = {"gpus": gpus, "degrees": degrees, "labels": labels}
+    changes = {key: value for key, value in details.items() if value}
     with engine.begin() as connection:
         new = insert_new(engine, jobs).values(
             **{"project": project, "name": name, "created_at": now, "seen_at": now, **changes}
         )
         connection.execute(new)
-        found = connection.execute(select(jobs.c.id).where(_named(project, name))).scalar_one()
+        job_id = connection.execute(select(jobs.c.id).where(_has_name(project, name))).scalar_one()
         if changes:
-            connection.execute(update(jobs).where(jobs.c.id == found).values(**changes))
-    return JobKey(found, project, name)
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(**changes))
+    return JobKey(job_id, project, name)
 
 
 def find(engine: Engine, project: str, name: str) -> JobKey | None:
     """The job of that name; in project "*" the one of ``default``, else the newest."""
-    wanted = jobs.c.name == name if project == "*" else _named(project, name)
+    condition = jobs.c.name == name if project == "*" else _has_name(project, name)
     query = (
         select(jobs.c.id, jobs.c.project)
-        .where(wanted)
+        .where(condition)
         .order_by(desc(jobs.c.project == "default"), desc(jobs.c.id))
         .limit(1)
     )
@@ -75,7 +75,7 @@ def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
-def listed(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
+def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
     """Rows of a project ("*" = of all) by id, those behind ``after``."""
     query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)
     if project != "*":
@@ -140,20 +140,20 @@ def summarise(connection: Any, job_id: int) -> None:
             .limit(TREND)
         ).mappings()
     )
-    n, lost = connection.execute(
+    n, hours_lost = connection.execute(
         select(
             func.count(),
             func.coalesce(func.sum(sessions.c.gpu_hours_lost).filter(done), 0.0),
         ).where(sessions.c.job_id == job_id)
     ).one()
     newest = latest[0] if latest else {}
-    values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": lost}
+    values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": hours_lost}
     values |= {name: newest.get(name) for name in ("slowdown", "waste", "cause", "headline")}
     values["trend"] = [row["slowdown"] for row in reversed(latest)]
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
-def _named(project: str, name: str) -> Any:
+def _has_name(project: str, name: str) -> Any:
     return (jobs.c.project == project) & (jobs.c.name == name)
 
 

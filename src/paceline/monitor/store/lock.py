@@ -26,24 +26,24 @@ class StoreLock:
             MonitorError: another service has it, or the store cannot be reached.
             OutputError: the file beside the SQLite cannot be written.
         """
-        self._shown = engine.url.set(query={}).render_as_string(hide_password=True)
+        self._public_url = engine.url.set(query={}).render_as_string(hide_password=True)
         self._file, self._engine = -1, engine
         self._connection: Connection | None = None
         if engine.dialect.name == "sqlite":
             if engine.url.database not in (None, "", ":memory:"):
                 path = Path(os.path.realpath(f"{engine.url.database}.lock"))
-                self._file = lock_file(path, self._shown)
+                self._file = lock_file(path, self._public_url)
             return
         self._engine = create_engine(engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         deadline = time.monotonic() + _PATIENCE_S
         try:
             while not self._take():
                 if time.monotonic() > deadline:
-                    raise _in_use(self._shown)
+                    raise _in_use(self._public_url)
                 time.sleep(0.1)
         except SQLAlchemyError as error:
             reason = str(error).strip().partition("\n")[0][:200]
-            raise MonitorError(f"the store {self._shown} cannot be locked: {reason}") from None
+            raise MonitorError(f"the store {self._public_url} cannot be locked: {reason}") from None
 
     def keep(self) -> None:
         """See that the connection lives; take the lock again where it was lost.
@@ -59,7 +59,7 @@ class StoreLock:
             except SQLAlchemyError:
                 self._disconnect()
         if self._file < 0 and self._engine.dialect.name == "postgresql" and not self._take():
-            raise _in_use(self._shown)
+            raise _in_use(self._public_url)
 
     def close(self) -> None:
         """Let go of it."""
@@ -91,7 +91,7 @@ class StoreLock:
             connection.close()
 
 
-def lock_file(path: Path, what: str) -> int:
+def lock_file(path: Path, resource: str) -> int:
     """The descriptor of a locked file, made where it is missing; to be closed.
 
     Raises:
@@ -106,9 +106,9 @@ def lock_file(path: Path, what: str) -> int:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(number)
-        raise _in_use(what) from None
+        raise _in_use(resource) from None
     return number
 
 
-def _in_use(what: str) -> MonitorError:
-    return MonitorError(f"{what} is in use by another `paceline serve`; stop it")
+def _in_use(resource: str) -> MonitorError:
+    return MonitorError(f"{resource} is in use by another `paceline serve`; stop it")

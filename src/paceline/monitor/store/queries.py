@@ -88,14 +88,14 @@ def list_jobs(
     """
     mine = _of_project(select(func.count()).select_from(jobs), project)
     n_all = int(connection.execute(mine).scalar_one())
-    chosen = [_matches(word) for word in search.split()[:8]]
-    chosen += [jobs.c.status == status] if status else []
-    n_found = int(connection.execute(mine.where(*chosen)).scalar_one()) if chosen else n_all
+    conditions = [_matches(word) for word in search.split()[:8]]
+    conditions += [jobs.c.status == status] if status else []
+    n_found = int(connection.execute(mine.where(*conditions)).scalar_one()) if conditions else n_all
     n_pages = max(1, -(-n_found // PAGE))
     page = min(max(page, 1), n_pages)
     column, largest_first = ORDERS[order]
     ordered = column.desc() if largest_first else column.asc()
-    query = _of_project(select(jobs), project).where(*chosen)
+    query = _of_project(select(jobs), project).where(*conditions)
     query = query.order_by(ordered.nulls_last(), jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
     rows = _with_latest(connection, _rows(connection, query))
     return JobsPage(rows, n_found, n_all, page, n_pages)
@@ -105,8 +105,8 @@ def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
     mine = sessions.c.job_id.in_([row["id"] for row in rows])
     newest = select(func.max(sessions.c.id)).where(mine).group_by(sessions.c.job_id)
     query = select(sessions.c.job_id, sessions.c.status, sessions.c.reason)
-    found = _rows(connection, query.where(sessions.c.id.in_(newest)))
-    latest = {row["job_id"]: row for row in found}
+    latest_rows = _rows(connection, query.where(sessions.c.id.in_(newest)))
+    latest = {row["job_id"]: row for row in latest_rows}
     return [{**row, "latest": latest.get(row["id"])} for row in rows]
 
 
@@ -177,7 +177,7 @@ def list_alerts(connection: Connection, project: str, status: str = "") -> list[
     Each row has ``n_delivered``, ``n_waiting`` and ``n_failed``: what became of its messages.
     """
     states = (("n_delivered", "delivered"), ("n_waiting", "waiting"), ("n_failed", "given-up"))
-    told = (
+    deliveries_of = (
         select(
             deliveries.c.alert_id,
             *(func.sum(case((deliveries.c.state == s, 1), else_=0)).label(n) for n, s in states),
@@ -185,11 +185,11 @@ def list_alerts(connection: Connection, project: str, status: str = "") -> list[
         .group_by(deliveries.c.alert_id)
         .subquery()
     )
-    counts = (func.coalesce(told.c[name], 0).label(name) for name, _ in states)
+    counts = (func.coalesce(deliveries_of.c[name], 0).label(name) for name, _ in states)
     query = (
         select(alerts, jobs.c.name.label("job"), *counts)
         .join(jobs, jobs.c.id == alerts.c.job_id)
-        .outerjoin(told, told.c.alert_id == alerts.c.id)
+        .outerjoin(deliveries_of, deliveries_of.c.alert_id == alerts.c.id)
     )
     if project != ALL:
         query = query.where(alerts.c.project == project)
@@ -216,9 +216,9 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
         .group_by(sessions.c.job_id)
         .subquery()
     )
-    wanted = ("name", "gpus", "labels", "slowdown", "waste", "cause", "gpu_hours_lost")
+    names = ("name", "gpus", "labels", "slowdown", "waste", "cause", "gpu_hours_lost")
     query = (
-        select(*(jobs.c[name] for name in wanted), session_facts.c.facts)
+        select(*(jobs.c[name] for name in names), session_facts.c.facts)
         .join(latest, latest.c.job_id == jobs.c.id)
         .outerjoin(session_facts, session_facts.c.session_id == latest.c.session_id)
         .where(jobs.c.slowdown.is_not(None))
@@ -266,5 +266,5 @@ def _week(connection: Connection, project: str, start: float) -> Week:
     rows = connection.execute(query).all()
     n_sessions = sum(int(row[2]) for row in rows)
     waste = sum(float(row[3] or 0.0) for row in rows)
-    lost = {row[0] or "": float(row[1] or 0.0) for row in rows}
-    return Week(start, lost, n_sessions, waste / n_sessions if n_sessions else None)
+    hours_lost = {row[0] or "": float(row[1] or 0.0) for row in rows}
+    return Week(start, hours_lost, n_sessions, waste / n_sessions if n_sessions else None)

@@ -46,10 +46,10 @@ def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
 def remove(engine: Engine, ids: Sequence[int]) -> None:
     """Remove sessions; their jobs' rows follow."""
     with engine.begin() as connection:
-        chosen = sessions.c.id.in_(ids)
-        query = select(sessions.c.job_id).where(chosen).distinct()
+        condition = sessions.c.id.in_(ids)
+        query = select(sessions.c.job_id).where(condition).distinct()
         job_ids = list(connection.execute(query).scalars())
-        connection.execute(delete(sessions).where(chosen))
+        connection.execute(delete(sessions).where(condition))
         for job_id in job_ids:
             summarise(connection, job_id)
 
@@ -67,7 +67,7 @@ def shares_trace(engine: Engine, row: Held) -> bool:
         return any(connection.execute(query.limit(1)).first() for query in (others, pending))
 
 
-def referred(engine: Engine) -> tuple[set[str], set[str]]:
+def references(engine: Engine) -> tuple[set[str], set[str]]:
     """(SHA-256 of traces, numbers of sessions as text) that are there."""
     with engine.connect() as connection:
         traces = set(connection.execute(select(sessions.c.sha256)).scalars())

@@ -39,7 +39,7 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
                 **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
             )
         )
-        found = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
+        number = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
         connection.execute(
             delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
         )
@@ -47,7 +47,7 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
         stepless = (jobs.c.id == job_id) & jobs.c.last_step.is_(None)
         connection.execute(update(jobs).where(stepless).values(seen_at=now))
         summarise(connection, job_id)
-    return int(found)
+    return int(number)
 
 
 def waiting(engine: Engine) -> int:
@@ -77,12 +77,12 @@ def start_next(engine: Engine, now: float) -> Row | None:
         number = connection.execute(newest).scalar_one_or_none()
         if number is None:
             return None
-        taken = connection.execute(
+        result = connection.execute(
             update(sessions)
             .where((sessions.c.id == number) & (sessions.c.status == "queued"))
             .values(status="running", started_at=now, attempts=sessions.c.attempts + 1)
         )
-        if not taken.rowcount:
+        if not result.rowcount:
             return None
         query = select(sessions).where(sessions.c.id == number)
         return dict(connection.execute(query).mappings().one())
@@ -145,14 +145,14 @@ def by_id(engine: Engine, session_id: int, project: str) -> Row | None:
     return dict(row) if row else None
 
 
-def listed(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
+def list_sessions(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
     """A job's sessions, the newest first, those before ``before_id``."""
     query = select(sessions).where(sessions.c.job_id == job_id).limit(limit)
     if before_id is not None:
         query = query.where(sessions.c.id < before_id)
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(desc(sessions.c.id))).mappings()
-        return [dict(row) for row in found]
+        rows = connection.execute(query.order_by(desc(sessions.c.id))).mappings()
+        return [dict(row) for row in rows]
 
 
 def recently_done(engine: Engine, since: float) -> list[tuple[int, int]]:

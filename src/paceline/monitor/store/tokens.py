@@ -96,7 +96,7 @@ def create_token(
 
 def find_token(engine: Engine, secret: str, now: float) -> Token | None:
     """The token of a secret, good or not; None if there is none. Notes that it was used."""
-    token = _one(engine, tokens.c.sha256 == _digest(secret))
+    token = _token_where(engine, tokens.c.sha256 == _digest(secret))
     if token is not None and token.problem(now) is None:
         before = now - _USED_EVERY_S
         if token.used_at is None or token.used_at < before:
@@ -111,7 +111,7 @@ def find_token(engine: Engine, secret: str, now: float) -> Token | None:
 
 def token_by_id(engine: Engine, number: int) -> Token | None:
     """The token of a number; None if there is none."""
-    return _one(engine, tokens.c.id == number)
+    return _token_where(engine, tokens.c.id == number)
 
 
 def list_tokens(engine: Engine) -> list[Token]:
@@ -138,7 +138,7 @@ def revoke_token(engine: Engine, number: int, now: float) -> Token:
     return token
 
 
-def _one(engine: Engine, condition: Any) -> Token | None:
+def _token_where(engine: Engine, condition: Any) -> Token | None:
     with engine.connect() as connection:
         row = connection.execute(select(tokens).where(condition)).first()
     return None if row is None else _token(row)

@@ -16,8 +16,8 @@ def under_way(engine: Engine, job_id: int, sha256: str) -> Row | None:
     """The job's upload of that trace."""
     query = select(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
     with engine.connect() as connection:
-        found = connection.execute(query.order_by(uploads.c.created_at)).mappings().first()
-    return dict(found) if found else None
+        row = connection.execute(query.order_by(uploads.c.created_at)).mappings().first()
+    return dict(row) if row else None
 
 
 def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any], now: float) -> Row:
@@ -54,12 +54,12 @@ def touch(engine: Engine, upload_id: str, now: float) -> None:
         connection.execute(update(uploads).where(uploads.c.id == upload_id).values(touched_at=now))
 
 
-def declared(engine: Engine) -> list[tuple[str, str, int, float]]:
+def declared_sizes(engine: Engine) -> list[tuple[str, str, int, float]]:
     """(number, project, bytes that it will have, when some came last) of each."""
     columns = (uploads.c.id, jobs.c.project, uploads.c.size_bytes, uploads.c.touched_at)
     with engine.connect() as connection:
-        found = connection.execute(select(*columns).join(jobs))
-        return [(row[0], row[1], int(row[2]), float(row[3])) for row in found]
+        rows = connection.execute(select(*columns).join(jobs))
+        return [(row[0], row[1], int(row[2]), float(row[3])) for row in rows]
 
 
 def remove(engine: Engine, upload_id: str) -> None:

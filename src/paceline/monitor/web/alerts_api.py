@@ -20,15 +20,15 @@ from paceline.monitor.web.bodies import Body, bad, checked_name, read_body, whol
 from paceline.monitor.web.security import require
 
 _STATUSES = ("", "firing", "resolved")
-_MOST_HOURS = 24.0 * 366
-_PAGE, _MOST = 100, 1000
-_MOST_ID = 2**53
+_MAX_HOURS = 24.0 * 366
+_PAGE, _MAX_ROWS = 100, 1000
+_MAX_ID = 2**53
 
 
 class NewSilence(msgspec.Struct, frozen=True):
     """What ``POST /api/v1/silences`` says; PostgreSQL stores no NUL in a text."""
 
-    hours: Annotated[float, Meta(gt=0, le=_MOST_HOURS)]
+    hours: Annotated[float, Meta(gt=0, le=_MAX_HOURS)]
     rule: str | None = None
     job: str | None = None
     comment: Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*\Z")] = ""
@@ -42,10 +42,10 @@ def routes(service: Any) -> list[Route]:
         status = request.query_params.get("status", "")
         if status not in _STATUSES:
             raise bad("status must be firing or resolved")
-        limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+        limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
         project = reads(request, principal)
         rows = await run_in_threadpool(
-            lambda: store.listed(service.engine, project, status=status, limit=limit)
+            lambda: store.list_alerts(service.engine, project, status=status, limit=limit)
         )
         return JSONResponse({"alerts": rows})
 
@@ -61,7 +61,7 @@ def routes(service: Any) -> list[Route]:
         silence = await read_body(request, MIB, _silence_of)
         rule, job, comment = silence.rule, silence.job, silence.comment
         now = service.clock()
-        rules = [known.name for known in service.alerts.settings.rules]
+        rules = [configured.name for configured in service.alerts.settings.rules]
         if rule is not None and not fnmatch.filter(rules, rule):
             raise bad(f"rule: there is no rule {rule}; known are {', '.join(rules)}")
         project = reads(request, principal)
@@ -82,7 +82,7 @@ def routes(service: Any) -> list[Route]:
         principal = require(request, "admin")
         text = request.path_params["id"]
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
-        ended = number <= _MOST_ID and await run_in_threadpool(
+        ended = number <= _MAX_ID and await run_in_threadpool(
             store.end_silence, service.engine, number, principal.project, service.clock()
         )
         if not ended:

@@ -27,12 +27,14 @@ _HOP = """<!doctype html>
 def error_response(scope: Scope, error: HTTPException) -> Response:
     """What an error is answered with."""
     headers = dict(error.headers or {})
-    asked = Headers(scope=scope)
-    if scope["path"].startswith(API_PREFIXES) or "text/html" not in asked.get("accept", ""):
+    request_headers = Headers(scope=scope)
+    if scope["path"].startswith(API_PREFIXES) or "text/html" not in request_headers.get(
+        "accept", ""
+    ):
         body = {"error": error.detail, "request": request_id.get()}
         return JSONResponse(body, error.status_code, headers)
     if error.status_code == 401 and scope["method"] == "GET":
-        return _to_login(scope, asked)
+        return _to_login(scope, request_headers)
     page = render(
         Request(scope),
         "message.html",
@@ -45,7 +47,7 @@ def error_response(scope: Scope, error: HTTPException) -> Response:
     return page
 
 
-def _to_login(scope: Scope, asked: Headers) -> Response:
+def _to_login(scope: Scope, request_headers: Headers) -> Response:
     """To the login; who follows a link of another site (an alert) is asked once more first.
 
     Browsers send a SameSite=Strict cookie only where the page that leads here is ours. So such a
@@ -54,7 +56,7 @@ def _to_login(scope: Scope, asked: Headers) -> Response:
     query = scope["query_string"].decode("latin-1")
     path = scope["raw_path"].decode("latin-1").partition("?")[0]
     here = local_path(path + (f"?{query}" if query else ""))
-    if asked.get("sec-fetch-site") == "cross-site":
+    if request_headers.get("sec-fetch-site") == "cross-site":
         return HTMLResponse(_HOP.format(to=escape(here)))
     return RedirectResponse(f"/login?next={quote(here, '')}", 303)
 

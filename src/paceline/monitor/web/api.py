@@ -38,8 +38,8 @@ from paceline.monitor.web.security import Principal, require
 Handler = Callable[[Request], Awaitable[Response]]
 
 #: Jobs whose numbers are remembered, so that a batch of step times asks the store for nothing.
-_KNOWN_JOBS = 20_000
-_PAGE, _MOST = 100, 1000
+_MAX_CACHED_JOBS = 20_000
+_PAGE, _MAX_ROWS = 100, 1000
 _ID = 2**53
 _UPLOAD = re.compile("[0-9a-f]{32}")
 
@@ -69,7 +69,7 @@ class Api:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._body_bytes = service.config.max_body_mib * MIB
-        self._known: dict[tuple[str, str], JobKey] = {}
+        self._job_cache: dict[tuple[str, str], JobKey] = {}
 
     async def register(self, request: Request) -> Response:
         """POST /api/v1/jobs."""
@@ -96,8 +96,8 @@ class Api:
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
         await run_in_threadpool(jobs.end, self.service.engine, job.id, self.service.clock())
-        told = {"job": job.name, "job_id": job.id, "status": "ended"}
-        self.service.bus.publish(job.project, "job", told)
+        message = {"job": job.name, "job_id": job.id, "status": "ended"}
+        self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
 
     async def begin_upload(self, request: Request) -> Response:
@@ -158,7 +158,7 @@ class Api:
         after, limit = _page(request)
         project = reads(request, principal)
         rows = await run_in_threadpool(
-            jobs.listed, self.service.engine, project, -1 if after is None else after, limit
+            jobs.list_jobs, self.service.engine, project, -1 if after is None else after, limit
         )
         return _rows("jobs", rows, limit)
 
@@ -174,7 +174,9 @@ class Api:
         """GET /api/v1/jobs/{name}/sessions."""
         job = await self._readable(request)
         after, limit = _page(request)
-        rows = await run_in_threadpool(sessions.listed, self.service.engine, job.id, after, limit)
+        rows = await run_in_threadpool(
+            sessions.list_sessions, self.service.engine, job.id, after, limit
+        )
         return _rows("sessions", rows, limit)
 
     async def show_steps(self, request: Request) -> Response:
@@ -204,8 +206,8 @@ class Api:
                 404, "there is none: it was too large to be drawn, or removed to make room"
             ) from None
 
-        shown = f"{row['job']}-{row['id']}-{name}"
-        headers = {"Content-Disposition": f'inline; filename="{shown}"'}
+        file_name = f"{row['job']}-{row['id']}-{name}"
+        headers = {"Content-Disposition": f'inline; filename="{file_name}"'}
         return _Blob(file, media_type=_TYPES[name], headers=headers)
 
     async def list_events(self, request: Request) -> Response:
@@ -215,9 +217,9 @@ class Api:
         project, job_id = reads(request, principal), None
         if "job" in request.query_params:
             name = checked_name(request.query_params["job"])
-            job_id = (await self._found(project, name)).id
+            job_id = (await self._job_of(project, name)).id
         rows = await run_in_threadpool(
-            events.listed, self.service.engine, project, job_id, after, limit
+            events.list_events, self.service.engine, project, job_id, after, limit
         )
         return _rows("events", rows, limit)
 
@@ -249,24 +251,24 @@ class Api:
         """The job of the path, made where it is new."""
         name = checked_name(request.path_params["name"])
         project = writes_to(request, principal)
-        known = self._known.get((project, name))
-        if known is None:
+        job = self._job_cache.get((project, name))
+        if job is None:
             service = self.service
-            known = await run_in_threadpool(
+            job = await run_in_threadpool(
                 jobs.register, service.engine, project, name, service.clock()
             )
-            if len(self._known) >= _KNOWN_JOBS:
-                self._known.clear()
-            self._known[project, name] = known
-        return known
+            if len(self._job_cache) >= _MAX_CACHED_JOBS:
+                self._job_cache.clear()
+            self._job_cache[project, name] = job
+        return job
 
     async def _readable(self, request: Request) -> JobKey:
         return await self._job(request, reads(request, require(request, "read")))
 
     async def _job(self, request: Request, project: str) -> JobKey:
-        return await self._found(project, checked_name(request.path_params["name"]))
+        return await self._job_of(project, checked_name(request.path_params["name"]))
 
-    async def _found(self, project: str, name: str) -> JobKey:
+    async def _job_of(self, project: str, name: str) -> JobKey:
         job = await run_in_threadpool(jobs.find, self.service.engine, project, name)
         if job is None:
             raise HTTPException(404, "there is no such job")
@@ -284,15 +286,15 @@ def reads(request: Request, principal: Principal) -> str:
 
 
 def _project(request: Request, principal: Principal, usual: str) -> str:
-    named = request.query_params.get("project")
-    if named is None:
+    project = request.query_params.get("project")
+    if project is None:
         return usual
-    if not principal.sees(checked_name(named)):
+    if not principal.sees(checked_name(project)):
         raise HTTPException(404, "there is no such project")
-    return named
+    return project
 
 
-def answered(handler: Handler) -> Handler:
+def with_refusals(handler: Handler) -> Handler:
     """The handler, with what it refuses, and a store or disk that does not take it, as answers."""
 
     @functools.wraps(handler)
@@ -317,27 +319,27 @@ def answered(handler: Handler) -> Handler:
         except DBAPIError as error:
             if isinstance(error.orig, ValueError | OverflowError):
                 raise bad("a value cannot be stored") from None
-            raise _away() from error
+            raise _store_is_away() from error
         except SQLAlchemyError as error:
-            raise _away() from error
+            raise _store_is_away() from error
 
     return answer
 
 
-def _away() -> HTTPException:
+def _store_is_away() -> HTTPException:
     return HTTPException(503, "the store does not answer; come again", {"Retry-After": "5"})
 
 
 def _page(request: Request) -> tuple[int | None, int]:
     after = whole_parameter(request, "after", None, _ID)
-    limit = whole_parameter(request, "limit", _PAGE, _MOST) or _PAGE
+    limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
     return after, limit
 
 
-def _rows(what: str, rows: list[dict[str, Any]], limit: int) -> Response:
+def _rows(key: str, rows: list[dict[str, Any]], limit: int) -> Response:
     """A page of rows; ``next`` is the ``after`` of the page behind it."""
     following = rows[-1]["id"] if len(rows) == limit else None
-    return JSONResponse({what: finite(rows), "next": following})
+    return JSONResponse({key: finite(rows), "next": following})
 
 
 def routes(service: Service) -> list[Route]:
@@ -366,4 +368,6 @@ def routes(service: Service) -> list[Route]:
         ("GET", f"{v1}/sessions/{{id}}/perfetto", blob(PERFETTO)),
         ("GET", f"{v1}/events", api.list_events),
     )
-    return [Route(path, answered(handler), methods=[method]) for method, path, handler in table]
+    return [
+        Route(path, with_refusals(handler), methods=[method]) for method, path, handler in table
+    ]

@@ -70,5 +70,5 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> set[str]:
     path = request.scope["path"]
-    found = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(path)]
-    return set().union(*(route.methods or set() for route in found))
+    routes = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(path)]
+    return set().union(*(route.methods or set() for route in routes))

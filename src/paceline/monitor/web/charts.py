@@ -33,25 +33,25 @@ CURVES = tuple(f"curve{i}" for i in range(6))
 
 def sparkline(values: Sequence[float | None]) -> Markup:
     """S of the last sessions as a small line, one session as its point."""
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    if not known:
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
         return Markup("")
-    top, last = max(_SPARK_TOP, *known), max(len(known) - 1, 1)
+    top, last = max(_SPARK_TOP, *finite), max(len(finite) - 1, 1)
     inner_w, inner_h = _SPARK_WIDTH - 2 * _SPARK_MARGIN, _SPARK_HEIGHT - 2 * _SPARK_MARGIN
 
     def place(i: int, value: float) -> tuple[float, float]:
         height = min(max((value - 1) / (top - 1), 0.0), 1.0)
-        x = _SPARK_MARGIN + inner_w * (i + 1 - len(known) + last) / last
+        x = _SPARK_MARGIN + inner_w * (i + 1 - len(finite) + last) / last
         return round(x, 1), round(_SPARK_MARGIN + inner_h * (1 - height), 1)
 
-    points = [place(i, v) for i, v in enumerate(known)]
+    points = [place(i, v) for i, v in enumerate(finite)]
     path = "M" + "L".join(f"{x} {y}" for x, y in points)
-    said = f"S of the last {len(known)} sessions: from {known[0]:.2f} to {known[-1]:.2f}"
-    said = said if len(known) > 1 else f"S of the only session: {known[0]:.2f}"
+    label = f"S of the last {len(finite)} sessions: from {finite[0]:.2f} to {finite[-1]:.2f}"
+    label = label if len(finite) > 1 else f"S of the only session: {finite[0]:.2f}"
     x, y = points[-1]
     return Markup(  # numbers only
         f'<svg class="spark" width="{_SPARK_WIDTH}" height="{_SPARK_HEIGHT}" role="img" '
-        f'viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" aria-label="{said}">'
+        f'viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" aria-label="{label}">'
         f'<path d="{path}"/><circle cx="{x}" cy="{y}" r="2.6"/></svg>'
     )
 
@@ -67,13 +67,13 @@ def share_bar(share: float | None, name: str = "share") -> Markup:
     )
 
 
-def stacked_bar(parts: Iterable[tuple[str, float]], top: float) -> Markup:
+def stacked_bar(sizes: Iterable[tuple[str, float]], top: float) -> Markup:
     """Parts (class, size) behind one another on a track that ends at ``top``."""
-    rects, left = [], 0.0
-    for name, size in parts:
+    rects, start = [], 0.0
+    for name, size in sizes:
         width = 100 * size / top if top > 0 else 0.0
-        rects.append(f'<rect class="{name}" x="{left:.2f}%" width="{width:.2f}%" height="100%"/>')
-        left += width
+        rects.append(f'<rect class="{name}" x="{start:.2f}%" width="{width:.2f}%" height="100%"/>')
+        start += width
     return Markup(  # numbers and our own words
         f'<span class="track" aria-hidden="true"><svg class="part">{"".join(rects)}</svg></span>'
     )
@@ -138,9 +138,9 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
         for s, t, rank in zip(steps, times_s, series.slowest.tolist(), strict=True)
     ]
     begin = float(series.at[0])
-    drawn = [e for e in events if steps[0] <= e["since_step"] <= steps[-1] and e["at"] >= begin]
+    visible = [e for e in events if steps[0] <= e["since_step"] <= steps[-1] and e["at"] >= begin]
     for kind, label in EVENT_KINDS.items():
-        marks = [e for e in drawn if e["kind"] == kind]
+        marks = [e for e in visible if e["kind"] == kind]
         if not marks:
             continue
         points = [[e["since_step"], y] for e in marks for y in (low, high)]
@@ -167,7 +167,9 @@ def _parts_table(series: Series) -> Spec:
     for begin, end in pairwise(edges):
         times_s = series.max_s[begin:end].tolist()
         worst = max(range(len(times_s)), key=times_s.__getitem__)
-        known = [value for value in series.healthy_s[begin:end].tolist() if math.isfinite(value)]
+        healthy_s = [
+            value for value in series.healthy_s[begin:end].tolist() if math.isfinite(value)
+        ]
         at = begin + worst
         rows.append(
             [
@@ -175,7 +177,7 @@ def _parts_table(series: Series) -> Spec:
                 seconds(median(times_s)),
                 seconds(times_s[worst]),
                 f"step {series.step[at]:,}, rank {series.slowest[at]}",
-                seconds(known[-1]) if known else "–",
+                seconds(healthy_s[-1]) if healthy_s else "–",
             ]
         )
     head = ["from step", "median", "longest", "which", "healthy"]
@@ -229,16 +231,16 @@ def cdf_chart(
     stops: list[Spec] = []
     rows: list[list[str]] = []
     for (name, values), look in zip(ordered.items(), CURVES, strict=False):
-        kept = _thinned(len(values))
-        points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in kept)]
+        indices = _thin(len(values))
+        points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in indices)]
         series.append({"label": name, "name": f"c {look}", "points": points, "stairs": True})
-        for i in kept:
-            value, what = values[i]
-            said = f"{value:.1%}" if percent else f"{value:.3f}"
+        for i in indices:
+            value, job = values[i]
+            value_text = f"{value:.1%}" if percent else f"{value:.3f}"
             share = f"{(i + 1) / len(values):.0%} of {len(values):,} are at most that"
-            head = f"{name}: {said}" if len(ordered) > 1 else said
+            head = f"{name}: {value_text}" if len(ordered) > 1 else value_text
             stops.append(
-                {"x": value, "y": (i + 1) / len(values), "lines": [f"{head} ({what})", share]}
+                {"x": value, "y": (i + 1) / len(values), "lines": [f"{head} ({job})", share]}
             )
         rows += [_quantiles(name, [v for v, _ in values], percent)]
     columns = ["curve", "values", "10%", "median", "90%", "largest"]
@@ -261,7 +263,7 @@ def cdf_chart(
     return spec
 
 
-def _thinned(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
+def _thin(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
     """Places of at most ``most`` of ``n``, the last one among them."""
     every = -(-n // most)
     return sorted({*range(0, n, every), n - 1})
@@ -303,14 +305,14 @@ def _sizes_table(points: Sequence[tuple[float, float, str]], x_label: str) -> Sp
     for point in points:
         powers.setdefault(math.floor(math.log2(point[0])), []).append(point)
     rows = []
-    for part in powers.values():
-        least, most = part[0][0], part[-1][0]
-        worst = max(part, key=lambda point: point[1])
+    for group in powers.values():
+        least, most = group[0][0], group[-1][0]
+        worst = max(group, key=lambda point: point[1])
         rows.append(
             [
                 f"{least:,.0f}" if least == most else f"{least:,.0f}–{most:,.0f}",
-                f"{len(part):,}",
-                f"{median(point[1] for point in part):.3f}",
+                f"{len(group):,}",
+                f"{median(point[1] for point in group):.3f}",
                 f"{worst[1]:.3f}",
                 worst[2],
             ]

@@ -167,5 +167,5 @@ def _mean(values: Array) -> float | None:
 def _worker_figures(reports: Sequence[JobReport]) -> list[dict[str, Any]]:
     figures = [figure_data(report) for report in reports]
     top = max(float(np.nanmax(report.by_worker)) for report in reports)
-    wanted = ("n_pp", "n_dp", "workers", "hosts")
-    return [{**{name: data[name] for name in wanted}, "top": top} for data in figures]
+    names = ("n_pp", "n_dp", "workers", "hosts")
+    return [{**{name: data[name] for name in names}, "top": top} for data in figures]

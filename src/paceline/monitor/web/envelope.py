@@ -82,14 +82,14 @@ class Envelope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        number = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        number = client_id if _REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)
         mark = request_id.set(number)
         answer = _Answer(scope, send, number)
         self._counts.running += 1
         began = time.perf_counter()
         try:
-            await self._answered(scope, receive, answer)
+            await self._pass_on(scope, receive, answer)
         finally:
             self._counts.running -= 1
             seconds = time.perf_counter() - began
@@ -99,7 +99,7 @@ class Envelope:
             _line(scope, answer, seconds)
             request_id.reset(mark)
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             await self.app(scope, receive, answer)
         except ClientDisconnect:

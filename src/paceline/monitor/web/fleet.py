@@ -52,12 +52,12 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         rows: of :func:`paceline.monitor.store.queries.fleet_jobs`; their ``facts`` are those of
             :func:`paceline.results.facts.fleet_facts`, or None.
     """
-    known = [row for row in rows if row["facts"] is not None]
-    slow = [row for row in known if row["slowdown"] >= STRAGGLING]
+    with_facts = [row for row in rows if row["facts"] is not None]
+    slow = [row for row in with_facts if row["slowdown"] >= STRAGGLING]
     return [
         _waste(rows),
         _by_gpus(rows),
-        _by_kind(known),
+        _by_kind(with_facts),
         _steps(slow),
         _m_w(slow),
         _m_s(slow),
@@ -87,8 +87,8 @@ def _by_gpus(rows: Sequence[Row]) -> Figure:
     return Figure("gpus", "Slowdown and size", text, chart)
 
 
-def _by_kind(known: Sequence[Row]) -> Figure:
-    wastes = [(row["facts"]["waste_by_kind"], row["name"]) for row in known]
+def _by_kind(rows: Sequence[Row]) -> Figure:
+    wastes = [(row["facts"]["waste_by_kind"], row["name"]) for row in rows]
     curves = {
         name: [(max(waste[kind], 0.0), job) for waste, job in wastes if kind in waste]
         for kind, name in KINDS.items()
@@ -153,7 +153,7 @@ def _correlation(slow: Sequence[Row]) -> Figure:
 def _share_figure(
     name: str, title: str, text: str, values: list[tuple[float, str]], x_label: str
 ) -> Figure:
-    clipped = [(min(max(v, 0.0), 1.0), what) for v, what in values]
+    clipped = [(min(max(v, 0.0), 1.0), job) for v, job in values]
     chart = cdf_chart(
         {x_label: clipped},
         label=f"Share of jobs against {x_label}",
@@ -177,8 +177,8 @@ def _values(
 def _by_sequence(rows: Sequence[Row]) -> Figure:
     points = []
     for row in rows:
-        given = (row["labels"].get(name) for name in SEQUENCE_LABELS)
-        length = next((_length(value) for value in given if value is not None), 0)
+        values = (row["labels"].get(name) for name in SEQUENCE_LABELS)
+        length = next((_length(value) for value in values if value is not None), 0)
         points += [(length, row["slowdown"], row["name"])] if length else []
     chart = scatter_chart(
         points, label="Slowdown against sequence length", x_label="sequence length", y_label="S"
@@ -226,23 +226,23 @@ def totals(rows: Sequence[Row]) -> Totals:
 
 def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Causes with their jobs and GPU-hours, the dearest first; jobs under 1.1 are left out."""
-    lost: dict[str, float] = {}
+    hours_lost: dict[str, float] = {}
     n_jobs: dict[str, int] = {}
     for row in rows:
         if row["slowdown"] < STRAGGLING:
             continue
         name = row["cause"] or "unexplained"
-        lost[name] = lost.get(name, 0.0) + row["gpu_hours_lost"]
+        hours_lost[name] = hours_lost.get(name, 0.0) + row["gpu_hours_lost"]
         n_jobs[name] = n_jobs.get(name, 0) + 1
-    total = sum(lost.values())
-    order = sorted(lost, key=lambda name: (-lost[name], name))
+    total = sum(hours_lost.values())
+    order = sorted(hours_lost, key=lambda name: (-hours_lost[name], name))
     return [
         {
             "name": cause(name),
             "n_jobs": n_jobs[name],
-            "lost": lost[name],
-            "share": lost[name] / total if total > 0 else None,
-            "bar": share_bar(lost[name] / total if total > 0 else None, _class(name)),
+            "lost": hours_lost[name],
+            "share": hours_lost[name] / total if total > 0 else None,
+            "bar": share_bar(hours_lost[name] / total if total > 0 else None, _class(name)),
         }
         for name in order
     ]

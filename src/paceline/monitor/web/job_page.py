@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Made:
+class SessionView:
     """What came out of a session.
 
     Attributes:
@@ -29,13 +29,13 @@ class Made:
     has_perfetto: bool
 
 
-def made(session_id: int, blobs: Blobs) -> Made:
+def session_view(session_id: int, blobs: Blobs) -> SessionView:
     """What there is to show of an analysed session."""
     report = read_report(blobs, session_id)
     has_report, has_perfetto = (
         blobs.exists(result_key(session_id, name)) for name in (REPORT, PERFETTO)
     )
-    return Made(None if report is None else sections(report), has_report, has_perfetto)
+    return SessionView(None if report is None else sections(report), has_report, has_perfetto)
 
 
 #: Degrees that are told always, and those told above 1.
@@ -44,19 +44,21 @@ _DEGREES, _MORE_DEGREES = ("dp", "pp"), ("tp", "cp", "dsp", "ep", "vpp")
 
 def shape(job: Row) -> str:
     """``dp 4 × pp 2 on 64 GPUs``; "" where nothing is known."""
-    given = {name.removesuffix("_size"): size for name, size in job["degrees"].items()}
-    told = [f"{name} {given[name]}" for name in _DEGREES if isinstance(given.get(name), int)]
-    more = ((name, given.get(name)) for name in _MORE_DEGREES)
-    told += [f"{name} {size}" for name, size in more if isinstance(size, int) and size > 1]
+    size_of = {name.removesuffix("_size"): size for name, size in job["degrees"].items()}
+    degrees = [f"{name} {size_of[name]}" for name in _DEGREES if isinstance(size_of.get(name), int)]
+    other_degrees = ((name, size_of.get(name)) for name in _MORE_DEGREES)
+    degrees += [
+        f"{name} {size}" for name, size in other_degrees if isinstance(size, int) and size > 1
+    ]
     gpus = job["gpus"]
     on = f"{gpus:,} GPU{'' if gpus == 1 else 's'}" if gpus else ""
-    return " on ".join(part for part in (" × ".join(told), on) if part)
+    return " on ".join(phrase for phrase in (" × ".join(degrees), on) if phrase)
 
 
-def choose(sessions: Sequence[Row], wanted: str | None) -> Row | None:
+def choose(sessions: Sequence[Row], number: str | None) -> Row | None:
     """The session of that number; without one the latest that is analysed, else the latest."""
-    if wanted is not None:
-        return next((s for s in sessions if str(s["id"]) == wanted), None)
+    if number is not None:
+        return next((s for s in sessions if str(s["id"]) == number), None)
     done = next((s for s in sessions if s["status"] == "done"), None)
     return done or next(iter(sessions), None)
 

@@ -22,13 +22,13 @@ from paceline.monitor.web.answers import error_response
 #: Seconds that a body may pause, seconds that it has in all, and bytes that earn it one more.
 BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
 #: Bytes of all bodies that are here at a time; a chunk of an upload goes to disk meanwhile.
-MOST_HELD_BYTES = 256 * MIB
+MAX_HELD_BYTES = 256 * MIB
 #: Keys whose rates are remembered; beyond, the one that was idle longest is forgotten.
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
 #: Streams of news that one token (or address, without one) may have open.
-MOST_STREAMS = 50
+MAX_STREAMS = 50
 #: Lines of the log per minute about one address that opens too many connections.
-_TOLD_PER_MINUTE = 1
+_LOGS_PER_MINUTE = 1
 #: Wrong tokens of one address per minute before they are answered 429.
 WRONG_TOKENS_PER_MINUTE = 30
 
@@ -38,7 +38,7 @@ class Rates:
 
     def __init__(self, per_minute: float) -> None:
         self._per_minute = per_minute
-        self._left: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # key -> left, as of
+        self._credit: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # key -> left, as of
 
     def take(self, key: Any, amount: float = 1.0) -> float:
         """Take ``amount``; returns 0, or after how many seconds to ask again (nothing is taken).
@@ -46,14 +46,14 @@ class Rates:
         More than a minute's worth at once is granted to a key that has taken nothing yet.
         """
         now = time.monotonic()
-        left, since = self._left.pop(key, (self._per_minute, now))
-        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
-        wanted = min(amount, self._per_minute)
-        granted = left >= wanted
-        self._left[key] = (left - wanted if granted else left, now)
-        if len(self._left) > _MOST_KEYS:
-            self._left.popitem(last=False)
-        return 0.0 if granted else (wanted - left) * 60 / self._per_minute
+        credit, since = self._credit.pop(key, (self._per_minute, now))
+        credit = min(self._per_minute, credit + (now - since) * self._per_minute / 60)
+        price = min(amount, self._per_minute)
+        granted = credit >= price
+        self._credit[key] = (credit - price if granted else credit, now)
+        if len(self._credit) > _MAX_KEYS:
+            self._credit.popitem(last=False)
+        return 0.0 if granted else (price - credit) * 60 / self._per_minute
 
 
 class Connections:
@@ -67,12 +67,12 @@ class Connections:
     def __init__(self, most: int, proxies: Container[str]) -> None:
         self._most, self._proxies = most, proxies
         self._open: Counter[str] = Counter()
-        self._told = Rates(_TOLD_PER_MINUTE)
+        self._log_rate = Rates(_LOGS_PER_MINUTE)
 
     def enter(self, address: str) -> bool:
         """Count one more; False if that is too many, and it is not counted."""
         if self._open[address] >= self._most and not self._is_free(address):
-            if not self._told.take(address):
+            if not self._log_rate.take(address):
                 log(logging.WARNING, "too many connections", client=address, open=self._most)
             return False
         self._open[address] += 1
@@ -105,10 +105,10 @@ def take_samples(request: HTTPConnection, n_samples: int) -> None:
     _refuse(rates.take(request.state.principal.token_id, n_samples), "step samples")
 
 
-def _refuse(seconds: float, what: str) -> None:
+def _refuse(seconds: float, noun: str) -> None:
     if seconds:
         headers = {"Retry-After": str(int(seconds) + 1)}
-        raise HTTPException(429, f"too many {what} in a minute", headers=headers)
+        raise HTTPException(429, f"too many {noun} in a minute", headers=headers)
 
 
 class Limits:
@@ -120,7 +120,7 @@ class Limits:
         self._body_bytes = service.config.max_body_mib * MIB
         self._requests = Rates(service.config.requests_per_minute)
         self._streams: Counter[Any] = Counter()
-        self._held = _Held()
+        self._memory = _BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -137,7 +137,7 @@ class Limits:
         if scope["path"] == "/events":
             await self._stream(scope, receive, send)
         else:
-            body = _Body(receive, most, self._held, MIB if is_upload(scope) else most)
+            body = _Body(receive, most, self._memory, MIB if is_upload(scope) else most)
             try:
                 await self.app(scope, body, send)
             finally:
@@ -146,7 +146,7 @@ class Limits:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream holds its connection for long: nobody may take them all."""
         key = _asker(scope)
-        if self._streams[key] >= MOST_STREAMS:
+        if self._streams[key] >= MAX_STREAMS:
             error = HTTPException(429, "too many open streams", headers={"Retry-After": "60"})
             await error_response(scope, error)(scope, receive, send)
             return
@@ -198,7 +198,7 @@ def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"a body here may have {most:,} bytes", headers=headers)
 
 
-class _Held:
+class _BodyMemory:
     """Bytes of bodies that are here and not worked off; only the event loop's thread writes."""
 
     n_bytes = 0
@@ -207,12 +207,12 @@ class _Held:
 class _Body:
     """Receives a body that is not too large, does not trickle, and fits beside the others."""
 
-    def __init__(self, receive: Receive, most: int, held: _Held, keeps: int) -> None:
-        self._receive, self._most, self._held, self._keeps = receive, most, held, keeps
-        self._n_bytes, self._waited_s, self._whole = 0, 0.0, False
+    def __init__(self, receive: Receive, most: int, memory: _BodyMemory, keeps: int) -> None:
+        self._receive, self._most, self._memory, self._keeps = receive, most, memory, keeps
+        self._n_bytes, self._waited_s, self._is_complete = 0, 0.0, False
 
     async def __call__(self) -> Message:
-        if self._whole:  # what comes now is the end of the connection, whenever that is
+        if self._is_complete:  # what comes now is the end of the connection, whenever that is
             return await self._receive()
         allowed_s = BODY_GRACE_S + self._n_bytes / BODY_BYTES_PER_S - self._waited_s
         began = time.monotonic()
@@ -223,19 +223,19 @@ class _Body:
             raise HTTPException(408, "the body did not arrive in time", headers=headers) from None
         self._waited_s += time.monotonic() - began
         self._count(len(message.get("body", b"")))
-        self._whole = not message.get("more_body", False)
+        self._is_complete = not message.get("more_body", False)
         return message
 
     def _count(self, n_bytes: int) -> None:
         before = min(self._n_bytes, self._keeps)
         self._n_bytes += n_bytes
-        self._held.n_bytes += min(self._n_bytes, self._keeps) - before
+        self._memory.n_bytes += min(self._n_bytes, self._keeps) - before
         if self._n_bytes > self._most:
             raise _too_large(self._most)
-        if self._held.n_bytes > MOST_HELD_BYTES:
+        if self._memory.n_bytes > MAX_HELD_BYTES:
             headers = {"Connection": "close", "Retry-After": "5"}
             raise HTTPException(429, "too much is being sent at a time", headers=headers)
 
     def release(self) -> None:
         """The request is over."""
-        self._held.n_bytes -= min(self._n_bytes, self._keeps)
+        self._memory.n_bytes -= min(self._n_bytes, self._keeps)

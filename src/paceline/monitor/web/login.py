@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from paceline.monitor.store.tokens import find_token
 from paceline.monitor.web.answers import local_path
-from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refused
+from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refusal
 from paceline.monitor.web.templating import render
 
 _MAX_FORM_BYTES = 4096
@@ -39,7 +39,7 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
         token = await run_in_threadpool(find_token, service.engine, secret, now)
         problem = "is not known" if token is None else token.problem(now)
         if token is None or problem:
-            error = refused(request, failures, f"This token {problem}.")
+            error = refusal(request, failures, f"This token {problem}.")
             if error.status_code != 401:
                 raise error
             return _form(request, to, error.detail, 401)
@@ -76,14 +76,14 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 
 
 def _form(request: Request, to: str, problem: str = "", status: int = 200) -> Response:
-    told = {"title": "Log in", "problem": problem, "next": to}
-    return render(request, "login.html", code=status, **told)
+    fields = {"title": "Log in", "problem": problem, "next": to}
+    return render(request, "login.html", code=status, **fields)
 
 
 async def _form_of(request: Request) -> dict[str, str]:
     body = b""
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > _MAX_FORM_BYTES:
             raise HTTPException(413, "this form is short")
     try:

@@ -67,19 +67,19 @@ class _Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
-        self._asked_at, self._answers = -math.inf, False
+        self._asked_at, self._is_up = -math.inf, False
 
     def answers(self) -> bool:
         """Whether it does; why not is for the log, not for whoever asks."""
         if not self._lock.acquire(blocking=False):
-            return self._answers  # somebody waits for it: one thread is enough
+            return self._is_up  # somebody waits for it: one thread is enough
         try:
             if time.monotonic() - self._asked_at >= ASK_S:
                 problem = problem_of(self._engine)
                 if problem:
                     log(logging.ERROR, "store", error=problem)
-                self._answers, self._asked_at = problem is None, time.monotonic()
-            return self._answers
+                self._is_up, self._asked_at = problem is None, time.monotonic()
+            return self._is_up
         finally:
             self._lock.release()
 

@@ -14,13 +14,13 @@ from paceline.errors import TraceError
 from paceline.monitor.pusher import job_name
 from paceline.monitor.service import Service
 from paceline.monitor.store import jobs
-from paceline.monitor.web.api import answered, writes_to
+from paceline.monitor.web.api import with_refusals, writes_to
 from paceline.monitor.web.bodies import bad, check_values, checked_name, in_turn, unpacked
 from paceline.monitor.web.security import require
 from paceline.sources.fields import mapping
 from paceline.sources.json_stream import MAX_LINE_BYTES
 from paceline.sources.otlp import protobuf_encoding
-from paceline.sources.otlp.json_encoding import attributes_of, check_request, parts_of
+from paceline.sources.otlp.json_encoding import attributes_of, check_request, resources_of
 
 #: The job of a request; without it, of each resource: its attribute ``service.name``.
 JOB_HEADER = "x-paceline-job"
@@ -44,22 +44,22 @@ def routes(service: Service) -> list[Route]:
         body = await request.body()
 
         def decode() -> list[tuple[str, dict[str, Any]]]:
-            named = request.headers.get(JOB_HEADER, "")
+            job_header = request.headers.get(JOB_HEADER, "")
             content = unpacked(body, request, MAX_LINE_BYTES)
-            return _parts(content, kind, checked_name(named) if named else "")
+            return _requests_of_jobs(content, kind, checked_name(job_header) if job_header else "")
 
-        def store(parts: list[tuple[str, dict[str, Any]]]) -> None:
-            for name, part in parts:
+        def store(requests: list[tuple[str, dict[str, Any]]]) -> None:
+            for name, spans in requests:
                 job = jobs.register(service.engine, project, name, service.clock())
-                service.take_spans(job, part)
+                service.take_spans(job, spans)
 
         await run_in_threadpool(store, await in_turn(request, decode))
         return Response(b"", media_type=_PROTOBUF) if kind == _PROTOBUF else JSONResponse({})
 
-    return [Route("/v1/traces", answered(traces), methods=["POST"])]
+    return [Route("/v1/traces", with_refusals(traces), methods=["POST"])]
 
 
-def _parts(content: bytes, kind: str, named: str) -> list[tuple[str, dict[str, Any]]]:
+def _requests_of_jobs(content: bytes, kind: str, job: str) -> list[tuple[str, dict[str, Any]]]:
     """(job, request) for every job that a request has spans of."""
     try:
         if kind == _PROTOBUF:
@@ -72,12 +72,14 @@ def _parts(content: bytes, kind: str, named: str) -> list[tuple[str, dict[str, A
         n_bytes = len(json.dumps(request, allow_nan=False))  # NaN is no JSON
         if n_bytes >= MAX_LINE_BYTES:
             raise bad(f"as JSON the request has {n_bytes:,} bytes; send smaller batches", 413)
-        if named:
-            return [(named, {"resourceSpans": request["resourceSpans"]})]
-        found: dict[str, list[Any]] = {}
-        for place, part in parts_of(request, "the body"):
-            name = attributes_of(mapping(part, "resource"), place).get("service.name")
-            found.setdefault(job_name(str(name or "megatron")), []).append(part)
-        return [(name, {"resourceSpans": parts}) for name, parts in found.items()]
+        if job:
+            return [(job, {"resourceSpans": request["resourceSpans"]})]
+        resources_of_job: dict[str, list[Any]] = {}
+        for place, resource in resources_of(request, "the body"):
+            name = attributes_of(mapping(resource, "resource"), place).get("service.name")
+            resources_of_job.setdefault(job_name(str(name or "megatron")), []).append(resource)
+        return [
+            (name, {"resourceSpans": resources}) for name, resources in resources_of_job.items()
+        ]
     except (TraceError, ValueError, RecursionError) as error:
         raise bad(str(error)[:500]) from None

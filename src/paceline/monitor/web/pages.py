@@ -17,12 +17,12 @@ from paceline.monitor.store import queries
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name
-from paceline.monitor.web.results import Kept
+from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
 
 #: Results that are kept as the job page shows them; each takes up to two megabytes.
-_MADE = 64
+_MAX_VIEWS = 64
 
 
 def routes(service: Any) -> list[Route]:
@@ -39,11 +39,11 @@ def routes(service: Any) -> list[Route]:
         "/fleet": pages.fleet,
         "/alerts": pages.alerts,
     }
-    shown = [
+    page_routes = [
         Route(path, _in_thread(page), methods=["GET"], name=page.__name__)
         for path, page in paths.items()
     ]
-    return [*shown, *assets.routes(), *server_events.routes(service)]
+    return [*page_routes, *assets.routes(), *server_events.routes(service)]
 
 
 def _in_thread(page: Callable[[Request], Response]) -> Any:
@@ -60,13 +60,13 @@ class Pages:
 
     def __init__(self, service: Any) -> None:
         self.service = service
-        self._made: Kept[job_page.Made] = Kept(_MADE)
+        self._views: ResultCache[job_page.SessionView] = ResultCache(_MAX_VIEWS)
 
     def jobs(self, request: Request) -> Response:
         """The list of jobs, the worst first."""
-        asked = request.query_params
-        order, status = asked.get("sort", "waste"), asked.get("status", "")
-        search = asked.get("q", "").replace("\0", "")[:200]
+        query = request.query_params
+        order, status = query.get("sort", "waste"), query.get("status", "")
+        search = query.get("q", "").replace("\0", "")[:200]
         order = order if order in queries.ORDERS else "waste"
         status = status if status in queries.STATUSES else ""
         with self.service.engine.connect() as connection:
@@ -76,13 +76,13 @@ class Pages:
                 search=search,
                 status=status,
                 order=order,
-                page=_number(asked.get("page", "1")) or 1,
+                page=_number(query.get("page", "1")) or 1,
             )
             firing = queries.count_firing(connection, _project(request))
 
         def link(**changes: Any) -> str:
-            asked = {"project": _asked_project(request), "q": search, "status": status}
-            usual = {**asked, "sort": order, "page": 1, **changes}
+            query = {"project": _asked_project(request), "q": search, "status": status}
+            usual = {**query, "sort": order, "page": 1, **changes}
             return _address("/", {k: v for k, v in usual.items() if (k, v) not in _USUAL})
 
         return self._render(
@@ -92,7 +92,7 @@ class Pages:
             title="Jobs",
             active="Jobs",
             firing=firing,
-            found=page,
+            listing=page,
             search=search,
             status=status,
             order=order,
@@ -108,15 +108,15 @@ class Pages:
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
             sessions = queries.job_sessions(connection, job["id"])
-            wanted = request.query_params.get("session")
-            chosen = job_page.choose(sessions, wanted)
-            if chosen is None and wanted is not None:
-                chosen = queries.job_session(connection, job["id"], _number(wanted))
-                _found(chosen)
+            number = request.query_params.get("session")
+            selected = job_page.choose(sessions, number)
+            if selected is None and number is not None:
+                selected = queries.job_session(connection, job["id"], _number(number))
+                _or_404(selected)
             events = queries.job_events(connection, job["id"])
             alerts = queries.job_alerts(connection, job["id"])
             firing = queries.count_firing(connection, _project(request))
-        made = None if chosen is None else self._made_of(chosen)
+        view = None if selected is None else self._view_of(selected)
         return self._render(
             request,
             "job.html",
@@ -127,9 +127,9 @@ class Pages:
             job=job,
             sessions=sessions,
             latest=sessions[0] if sessions else None,
-            chosen=chosen,
+            selected=selected,
             current=job_page.choose(sessions, None),
-            made=made,
+            view=view,
             events=events,
             alerts=alerts,
             slowdown_chart=charts.slowdown_chart(sessions[::-1]),
@@ -139,12 +139,12 @@ class Pages:
             keep_days=self.service.config.keep_days,
         )
 
-    def _made_of(self, session: Mapping[str, Any]) -> job_page.Made | None:
+    def _view_of(self, session: Mapping[str, Any]) -> job_page.SessionView | None:
         if session["status"] != "done":
             return None
-        return self._made.get(
+        return self._views.get(
             (session["id"], session["finished_at"]),  # which changes when it is analysed anew
-            lambda: job_page.made(session["id"], self.service.blobs),
+            lambda: job_page.session_view(session["id"], self.service.blobs),
         )
 
     def compare(self, request: Request) -> Response:
@@ -154,7 +154,7 @@ class Pages:
             firing = queries.count_firing(connection, _project(request))
             done = [s for s in queries.job_sessions(connection, job["id"]) if s["status"] == "done"]
             pair = [
-                self._compared(connection, job, done, request.query_params.get(name), place)
+                self._session_at(connection, job, done, request.query_params.get(name), place)
                 for name, place in (("a", 1), ("b", 0))
             ]
         results = [
@@ -174,13 +174,13 @@ class Pages:
             compared=comparison.compare(*both) if len(both) == 2 else None,
         )
 
-    def _compared(
-        self, connection: Any, job: Any, done: list[Any], wanted: str | None, place: int
+    def _session_at(
+        self, connection: Any, job: Any, done: list[Any], number: str | None, place: int
     ) -> Any:
         """The session that is asked for, else the latest (place 0) or the one before it."""
-        if wanted is not None:
-            session = queries.job_session(connection, job["id"], _number(wanted))
-            return _found(session)
+        if number is not None:
+            session = queries.job_session(connection, job["id"], _number(number))
+            return _or_404(session)
         return done[place] if len(done) > place else None
 
     def fleet(self, request: Request) -> Response:
@@ -229,14 +229,14 @@ class Pages:
 
     def _job(self, request: Request, connection: Any) -> Any:
         name = checked_name(request.path_params["name"])
-        return _found(queries.find_job(connection, _project(request), name))
+        return _or_404(queries.find_job(connection, _project(request), name))
 
     def _render(self, request: Request, template: str, **context: Any) -> Response:
-        def job_link(name: str, project: str, rest: str = "", **more: Any) -> str:
+        def job_link(name: str, project: str, suffix: str = "", **query: Any) -> str:
             """A job's page; ``project`` is named where the principal sees several."""
             several = request.state.principal.project == queries.ALL
-            told = {**more, "project": project if several else ""}
-            return _address(f"/jobs/{quote(name, safe='')}{rest}", told)
+            query_of_job = {**query, "project": project if several else ""}
+            return _address(f"/jobs/{quote(name, safe='')}{suffix}", query_of_job)
 
         base_url = self.service.config.base_url or str(request.base_url)
         usual = {"now": self.service.clock(), "base_url": base_url.rstrip("/")}
@@ -250,8 +250,8 @@ _USUAL = (("sort", "waste"), ("page", 1))
 
 
 def _address(path: str, query: Mapping[str, Any]) -> str:
-    told = {name: value for name, value in query.items() if value != ""}
-    return f"{path}?{urlencode(told)}" if told else path
+    filled = {name: value for name, value in query.items() if value != ""}
+    return f"{path}?{urlencode(filled)}" if filled else path
 
 
 def _project(request: Request) -> str:
@@ -270,7 +270,7 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 
-def _found(row: Any) -> Any:
+def _or_404(row: Any) -> Any:
     if row is None:
         raise HTTPException(404, "there is no such job or session")
     return row

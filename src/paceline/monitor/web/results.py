@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class ResultCache(Generic[T]):
     """The latest results of a function that is dear; safe for threads.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
-from paceline.report.page.figures import FEW, figure_data
+from paceline.report.page.figures import MAX_SIDE_BY_SIDE, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.results.document import JobReport
 from paceline.results.headline import details, is_healthy
@@ -57,7 +57,7 @@ def sections(report: JobReport) -> Sections:
         remedies=remedies_html(report),
         workers={name: data[name] for name in (*both, "workers")},
         workers_by_step={name: data[name] for name in (*both, *by_step)},
-        few=report.job.dp_size <= FEW,
+        few=report.job.dp_size <= MAX_SIDE_BY_SIDE,
         exact=report.by_worker_by_step is not None,
         healthy=is_healthy(report),
         warnings=report.warning_texts,

@@ -152,7 +152,7 @@ class Authentication:
                 token = await run_in_threadpool(find_token, self._service.engine, secret, now)
             problem = "is not known" if token is None else token.problem(now)
             if token is None or problem:
-                raise refused(request, self._failures, f"the token {problem}")
+                raise refusal(request, self._failures, f"the token {problem}")
             return _of(token)
         cookie = request.cookies.get(COOKIE)
         if cookie:
@@ -175,7 +175,7 @@ def _check_write(request: Request, principal: Principal | None) -> None:
         require(request, "push")
 
 
-def refused(request: Request, failures: Any, message: str) -> HTTPException:
+def refusal(request: Request, failures: Any, message: str) -> HTTPException:
     """The answer to a wrong token: 401, or 429 where an address sends too many."""
     seconds = failures(request.client.host if request.client else "")
     if seconds:

@@ -25,7 +25,7 @@ HEADERS_S = 10.0
 #: Time in which a client has to read some of an answer.
 UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
-MOST_CONNECTIONS = 2000
+MAX_CONNECTIONS = 2000
 #: Time for what is being worked on once the service is told to stop.
 STOP_S = 10
 
@@ -137,20 +137,20 @@ def listen(config: Config) -> socket.socket:
         MonitorError: it cannot be had.
     """
     host, port = config.address()
-    found: socket.socket | None = None
+    listener: socket.socket | None = None
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(info[0], info[1])
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(info[4])
-        found.listen(512)
+        listener = socket.socket(info[0], info[1])
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(info[4])
+        listener.listen(512)
     except OSError as error:
-        if found is not None:
-            found.close()
+        if listener is not None:
+            listener.close()
         raise MonitorError(
             f"cannot listen on {config.bind}: {error.strerror}; choose another --bind"
         ) from None
-    return found
+    return listener
 
 
 def server_of(
@@ -184,7 +184,7 @@ def server_of(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=STOP_S,
         **options,

@@ -72,8 +72,8 @@ def _environment() -> Environment:
 def _or_dash(form: Any) -> Any:
     """The same for a value that may be missing."""
 
-    def formed(value: float | None, *more: Any) -> str:
-        return "–" if value is None or not math.isfinite(value) else str(form(value, *more))
+    def formed(value: float | None, *options: Any) -> str:
+        return "–" if value is None or not math.isfinite(value) else str(form(value, *options))
 
     return formed
 

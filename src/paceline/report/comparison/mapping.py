@@ -14,7 +14,7 @@ from paceline.results.document import JobReport
 SCHEMA = 1
 
 #: Workers and hosts with the largest changes; the others changed less.
-MOST = 20
+MAX_ROWS = 20
 
 
 def dumps(comparison: Comparison) -> str:
@@ -53,10 +53,11 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
             for row in comparison.causes
         ],
         "kinds": [
-            {"name": row.name, "op_s": _pair(row.mean_s), **_part(row)} for row in comparison.kinds
+            {"name": row.name, "op_s": _pair(row.mean_s), **_slowdown_and_change(row)}
+            for row in comparison.kinds
         ],
         "stages": [
-            {"stage": int(row.name), "compute_s": _pair(row.mean_s), **_part(row)}
+            {"stage": int(row.name), "compute_s": _pair(row.mean_s), **_slowdown_and_change(row)}
             for row in comparison.stages
         ],
         "n_workers": len(comparison.workers),
@@ -69,7 +70,7 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
                 **_change(row.change),
                 "hosts": list(row.hosts),
             }
-            for row in comparison.workers[:MOST]
+            for row in comparison.workers[:MAX_ROWS]
         ],
         "n_hosts": len(comparison.hosts),
         "hosts": [
@@ -79,12 +80,12 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
                 "loss_s": _pair(row.loss_s),
                 **_change(row.change),
             }
-            for row in comparison.hosts[:MOST]
+            for row in comparison.hosts[:MAX_ROWS]
         ],
         "left_out": dict(comparison.left_out),
         "warnings": {
-            when: list(side.result.warnings)
-            for when, side in zip(("before", "after"), sides, strict=True)
+            side_name: list(side.result.warnings)
+            for side_name, side in zip(("before", "after"), sides, strict=True)
         },
         "before": JobReport.of(comparison.before.result, comparison.before.advice).to_mapping(),
         "after": JobReport.of(comparison.after.result, comparison.after.advice).to_mapping(),
@@ -101,7 +102,7 @@ def _time(change: TimeChange) -> dict[str, Any]:
     }
 
 
-def _part(row: PartChange) -> dict[str, Any]:
+def _slowdown_and_change(row: PartChange) -> dict[str, Any]:
     return {"slowdown": _pair(row.slowdown), **_change(row.change)}
 
 

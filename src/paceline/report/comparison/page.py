@@ -8,12 +8,12 @@ from typing import BinaryIO
 from paceline.comparison import Change, Comparison, Side
 from paceline.files import Writer
 from paceline.report.comparison import words
-from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables, with_sign
 from paceline.report.comparison.terminal import warnings_of
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
-from paceline.report.page.markup import bar, escaped, foreign, table
+from paceline.report.page.markup import bar, escape, foreign, table
 
-_MOST = 20  # rows of workers and hosts
+_MAX_ROWS = 20  # rows of workers and hosts
 _SCRIPTS = ("base.js", "comparison.js")
 _MOODS = {"shorter": "healthy", "longer": "slow"}
 
@@ -31,28 +31,28 @@ def page_writer(comparison: Comparison) -> Writer:
 
 def _page(comparison: Comparison) -> str:
     script = "\n".join(static(name) for name in _SCRIPTS)
-    sections = tables(comparison, _MOST)
+    sections = tables(comparison, _MAX_ROWS)
     scale = _scale([row for section in sections for row in section.rows])
     return Template(static("comparison.html")).substitute(
-        title=escaped(f"{_name(comparison)} · Paceline"),
-        policy=escaped(content_policy(script)),
+        title=escape(f"{_name(comparison)} · Paceline"),
+        policy=escape(content_policy(script)),
         style=static("page.css"),
         name=foreign(_name(comparison)),
-        headline=escaped(words.verdict(comparison)),
+        headline=escape(words.verdict(comparison)),
         mood=_MOODS.get(comparison.verdict, "same"),
-        worth=escaped(words.worth(comparison)),
+        worth=escape(words.worth(comparison)),
         notes=_notes(comparison),
-        nav=" ".join(f'<a href="#{t.name}">{escaped(t.title)}</a>' for t in sections),
+        nav=" ".join(f'<a href="#{t.name}">{escape(t.title)}</a>' for t in sections),
         tables="\n".join(_section(comparison, t, scale) for t in sections),
         unit=comparison.unit,
         numbers=_numbers(comparison),
         before=_job(comparison.before, "Before"),
         after=_job(comparison.after, "After"),
         warnings="".join(
-            _warnings(side, when)
-            for side, when in ((comparison.before, "Before"), (comparison.after, "After"))
+            _warnings(side, side_name)
+            for side, side_name in ((comparison.before, "Before"), (comparison.after, "After"))
         ),
-        version=escaped(paceline_version()),
+        version=escape(paceline_version()),
         script=script,
     )
 
@@ -75,9 +75,9 @@ def _notes(comparison: Comparison) -> str:
 
 def _section(comparison: Comparison, content: Table, scale: float) -> str:
     """A table with its heading and what its numbers are."""
-    parts = [
+    html = [
         f'<section id="{content.name}" aria-labelledby="h-{content.name}">',
-        f'<h2 id="h-{content.name}">{escaped(content.title)}</h2>',
+        f'<h2 id="h-{content.name}">{escape(content.title)}</h2>',
         f"<p>{foreign(_sentence(content.about))}</p>",
     ]
     if content.rows:
@@ -89,10 +89,10 @@ def _section(comparison: Comparison, content: Table, scale: float) -> str:
             "90%, all rows at once",
         )
         cells = (_cells(row, scale) for row in content.rows)
-        parts.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
+        html.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
     if content.note:
-        parts.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
-    return "\n".join([*parts, "</section>"])
+        html.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
+    return "\n".join([*html, "</section>"])
 
 
 def _sentence(text: str) -> str:
@@ -103,16 +103,16 @@ def _cells(row: Row, scale: float) -> list[str]:
     change, interval = change_cells(row.change)
     clear = row.change is not None and row.change.clear
     unsure = row.change is not None and row.change.interval is not None and not clear
-    text = f"<strong>{escaped(change)}</strong>" if clear else escaped(change)
-    more = "<small>no difference</small>" if unsure else ""
+    text = f"<strong>{escape(change)}</strong>" if clear else escape(change)
+    remark = "<small>no difference</small>" if unsure else ""
     drawing = "" if row.change is None else _bar(row.change, scale)
     return [
         foreign(row.name),
         drawing,
-        escaped(row.before),
-        escaped(row.after),
+        escape(row.before),
+        escape(row.after),
         text,
-        escaped(interval) + more,
+        escape(interval) + remark,
     ]
 
 
@@ -135,19 +135,19 @@ def _bar(change: Change, scale: float) -> str:
 
 def _numbers(comparison: Comparison) -> str:
     rows = [
-        [escaped(name), form(one), form(other), escaped(signed(form(other - one)))]
-        for name, one, other, form in key_numbers(comparison)
+        [escape(name), form(before), form(after), escape(with_sign(form(after - before)))]
+        for name, before, after, form in key_numbers(comparison)
     ]
     return table(("", "before", "after", "change"), rows, numeric_from=1)
 
 
-def _job(side: Side, when: str) -> str:
+def _job(side: Side, side_name: str) -> str:
     name = f": {foreign(side.name)}" if side.name else ""
     line = job_line(side.result.job, side.result.steps.tolist())
-    return f"<div><dt>{when}{name}</dt><dd>{line}</dd></div>"
+    return f"<div><dt>{side_name}{name}</dt><dd>{line}</dd></div>"
 
 
-def _warnings(side: Side, when: str) -> str:
+def _warnings(side: Side, side_name: str) -> str:
     notes = warnings_of(side)
     items = "".join(f"<li>{foreign(note)}</li>" for note in notes)
-    return f"<h3>{when}</h3>" + (f"<ul>{items}</ul>" if notes else "<p>None.</p>")
+    return f"<h3>{side_name}</h3>" + (f"<ul>{items}</ul>" if notes else "<p>None.</p>")

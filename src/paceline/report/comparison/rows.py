@@ -13,7 +13,7 @@ from paceline.units import percent, seconds
 Form = Callable[[float], str]
 
 #: Rows whose change is a smaller share of the step are counted, not listed.
-SMALL = 0.001
+MIN_SHARE = 0.001
 
 _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
 
@@ -69,21 +69,21 @@ def _causes(comparison: Comparison) -> Table:
         for r in comparison.causes
     ]
     about = "drops of both waterfalls, and compute; the changes add up to that of the step"
-    return _folded(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
+    return _fold(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
 
 
 def _kinds(comparison: Comparison) -> Table:
     rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
     about = "what the durations of each kind account for; they add up to the change of the step"
     heads = ("kind", "an operation, before", "after")
-    return _folded(comparison, "kinds", "By kind of operation", about, heads, rows)
+    return _fold(comparison, "kinds", "By kind of operation", about, heads, rows)
 
 
 def _stages(comparison: Comparison) -> Table:
     rows = [Row(f"stage {r.name}", *_seconds(r.mean_s), r.change) for r in comparison.stages]
     about = "what durations and delays of each stage account for; they add up, too"
     heads = ("stage", "computes, before", "after")
-    return _folded(comparison, "stages", "By stage", about, heads, rows)
+    return _fold(comparison, "stages", "By stage", about, heads, rows)
 
 
 def _workers(comparison: Comparison, most: int) -> Table:
@@ -101,7 +101,7 @@ def _hosts(comparison: Comparison, most: int) -> Table:
     return _largest(comparison, ("hosts", "By host", about), rows, most)
 
 
-def _folded(
+def _fold(
     comparison: Comparison,
     name: str,
     title: str,
@@ -110,13 +110,13 @@ def _folded(
     rows: Sequence[Row],
 ) -> Table:
     """All rows but those that hardly change."""
-    least = SMALL * comparison.time.before_s
+    threshold = MIN_SHARE * comparison.time.before_s
     if all(row.change is None for row in rows):
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
-    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= least)
-    rest = len(rows) - len(large)
-    which = "" if not rest else f"{rest} more" if large else f"all {rest}"
-    note = which and f"{which} changed by under {SMALL:.1%} of the {comparison.unit}"
+    large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= threshold)
+    n_small = len(rows) - len(large)
+    small_rows = "" if not n_small else f"{n_small} more" if large else f"all {n_small}"
+    note = small_rows and f"{small_rows} changed by under {MIN_SHARE:.1%} of the {comparison.unit}"
     return Table(name, title, about, heads, large, len(rows), note)
 
 
@@ -127,13 +127,13 @@ def _largest(
     heads = (head[0].rstrip("s"), "before", "after")
     few = comparison.time.interval is None
     clear = [r for r in rows if r.change is not None and (few or r.change.clear)]
-    least = SMALL * comparison.time.before_s
+    least = MIN_SHARE * comparison.time.before_s
     large = [r for r in clear if r.change is not None and abs(r.change.seconds) >= least]
     note = ""
     if rows and not large:
         note = (
-            f"none of {len(rows):,} changed by {SMALL:.1%} of the {comparison.unit} and by more "
-            f"than chance shows among as many; the largest change is that of {rows[0].name}, "
+            f"none of {len(rows):,} changed by {MIN_SHARE:.1%} of the {comparison.unit} and by "
+            f"more than chance shows among as many; the largest change is that of {rows[0].name}, "
             f"{seconds(rows[0].change.seconds if rows[0].change else 0.0)}"
         )
     elif len(large) > most:
@@ -162,14 +162,14 @@ def worker_name(row: WorkerChange) -> str:
 
 
 def _host(name: str, workers: tuple[int, int]) -> str:
-    one, other = workers
-    counts = f"{one}" if one == other else f"{one} -> {other}"
+    n_before, n_after = workers
+    counts = f"{n_before}" if n_before == n_after else f"{n_before} -> {n_after}"
     return f"{name} ({counts} worker{'s' * (workers != (1, 1))})"
 
 
 def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
-    one, other = ("\N{EN DASH}" if s is None else seconds(s) for s in pair)
-    return one, other
+    before, after = ("\N{EN DASH}" if s is None else seconds(s) for s in pair)
+    return before, after
 
 
 def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
@@ -189,7 +189,7 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
-def signed(text: str) -> str:
+def with_sign(text: str) -> str:
     """With a plus where it is neither negative nor nothing."""
     return f"+{text}" if text[:1].isdigit() and any(c in text for c in "123456789") else text
 
@@ -199,6 +199,6 @@ def change_cells(change: Change | None) -> tuple[str, str]:
     if change is None:
         return "\N{EN DASH}", ""
     if change.interval is None:
-        return signed(seconds(change.seconds)), "unknown"
-    low, high = (signed(seconds(end)) for end in change.interval)
-    return signed(seconds(change.seconds)), f"{low} to {high}"
+        return with_sign(seconds(change.seconds)), "unknown"
+    low, high = (with_sign(seconds(end)) for end in change.interval)
+    return with_sign(seconds(change.seconds)), f"{low} to {high}"

@@ -7,11 +7,11 @@ from rich.text import Text
 from paceline.comparison import Comparison, Side
 from paceline.errors import ComparisonError
 from paceline.report.comparison import words
-from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, signed, tables
-from paceline.report.layout import wrapped
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables, with_sign
+from paceline.report.layout import wrap
 from paceline.trace.warning import STEPS_LEFT_OUT
 
-_MOST = 5  # rows of workers and hosts
+_MAX_ROWS = 5  # rows of workers and hosts
 _NUMBER = 11  # width of a column of numbers
 _COLOURS = {"shorter": "bold green", "longer": "bold red"}
 
@@ -22,7 +22,10 @@ def refusal_lines(error: ComparisonError) -> list[str]:
         return [str(error)]
     return [
         "these jobs are unlike, so a step of one is not a step of the other:",
-        *(f"  {what}: {one} before, {other} after" for what, one, other in error.disagreements),
+        *(
+            f"  {aspect}: {before} before, {after} after"
+            for aspect, before, after in error.disagreements
+        ),
         "pass --anyway to compare them per microbatch (per token, where tokens are given); where "
         "only a job file is missing, pass --job or --job-after",
     ]
@@ -33,12 +36,12 @@ def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
     width = max(width, 40)
     style = _COLOURS.get(comparison.verdict, "bold")
     lines = [
-        *wrapped(words.verdict(comparison), width, style=style),
-        *wrapped(words.worth(comparison), width, style="dim"),
+        *wrap(words.verdict(comparison), width, style=style),
+        *wrap(words.worth(comparison), width, style="dim"),
     ]
     for note in words.notes(comparison):
-        lines += wrapped(f"! {note}", width, indent="  ", style="yellow")
-    for table in tables(comparison, _MOST):
+        lines += wrap(f"! {note}", width, indent="  ", style="yellow")
+    for table in tables(comparison, _MAX_ROWS):
         lines += [Text(""), *_table_lines(table, width)]
     return [*lines, Text(""), *_key_lines(comparison), *_warnings(comparison, width)]
 
@@ -52,13 +55,13 @@ def _table_lines(table: Table, width: int) -> list[Text]:
         # Long words of a head would only widen the columns of short numbers.
         lines.append(Text(f"{head}  90% interval, for all rows at once", style="dim"))
         lines += [_row_line(row, space) for row in table.rows]
-    return lines + (wrapped(table.note, width, style="dim") if table.note else [])
+    return lines + (wrap(table.note, width, style="dim") if table.note else [])
 
 
 def _wrapped(text: Text, width: int) -> list[Text]:
     """Lines of a text that has styles."""
     bold = text.spans[0].end if text.spans else 0
-    lines = wrapped(text.plain, width, style="dim")
+    lines = wrap(text.plain, width, style="dim")
     lines[0] = Text(lines[0].plain, style="dim")
     lines[0].stylize("not dim bold", 0, bold)
     return lines
@@ -81,8 +84,8 @@ def _key_lines(comparison: Comparison) -> list[Text]:
     space = _name_width([name for name, *_ in numbers])
     head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
     lines = [Text("Both jobs", style="bold"), Text(head, style="dim")]
-    for name, one, other, form in numbers:
-        cells = (form(one), form(other), signed(form(other - one)))
+    for name, before, after, form in numbers:
+        cells = (form(before), form(after), with_sign(form(after - before)))
         lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{_NUMBER}}" for cell in cells)))
     return lines
 
@@ -91,18 +94,20 @@ def _warnings(comparison: Comparison, width: int) -> list[Text]:
     sides = [warnings_of(side) for side in (comparison.before, comparison.after)]
     lines: list[Text] = []
     for warning in dict.fromkeys([*sides[0], *sides[1]]):
-        when = [
+        side_names = [
             name for name, side in zip(("before", "after"), sides, strict=True) if warning in side
         ]
-        lines += wrapped(f"! {' and '.join(when)}: {warning}", width, indent="  ", style="yellow")
+        lines += wrap(
+            f"! {' and '.join(side_names)}: {warning}", width, indent="  ", style="yellow"
+        )
     return [Text(""), *lines] if lines else []
 
 
 def warnings_of(side: Side) -> list[str]:
     """What to know before trusting the numbers of a side."""
     left_out = side.result.left_out_steps
-    more = []
+    notes = []
     if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):
-        step, why = next(iter(left_out.items()))
-        more = [f"{len(left_out)} steps left out, for example step {step}: {why}"]
-    return [*side.result.warnings, *more]
+        step, reason = next(iter(left_out.items()))
+        notes = [f"{len(left_out)} steps left out, for example step {step}: {reason}"]
+    return [*side.result.warnings, *notes]

@@ -11,9 +11,9 @@ from paceline.units import seconds
 RUN_TO_RUN = 0.007
 
 #: The median is worth a sentence if it differs from the mean by this share of the step.
-OTHERWISE = 0.01
+MIN_MEDIAN_GAP = 0.01
 
-_MOST_STEPS = 5
+_MAX_STEPS = 5
 
 
 def share(value: float, *, sign: bool = False, digits: int | None = None) -> str:
@@ -48,14 +48,14 @@ def verdict(comparison: Comparison) -> str:
     return f"{_became(change, unit, f'The {unit}')}: {times}{sure}."
 
 
-def _became(change: TimeChange, unit: str, what: str) -> str:
+def _became(change: TimeChange, unit: str, subject: str) -> str:
     longer = change.change > 0
     if unit == "step":
         word = "longer" if longer else "shorter"
-        text = f"{what} became {share(abs(change.change))} {word}"
+        text = f"{subject} became {share(abs(change.change))} {word}"
     else:
         word = "more" if longer else "less"
-        text = f"{what.replace('The', 'A')} takes {share(abs(change.change))} {word} time"
+        text = f"{subject.replace('The', 'A')} takes {share(abs(change.change))} {word} time"
     return text + _sure(change)
 
 
@@ -77,8 +77,8 @@ def notes(comparison: Comparison) -> list[str]:
         _median(comparison),
         _run_to_run(comparison),
         *(
-            f"not compared: {table}: {why}"
-            for table, why in comparison.left_out.items()
+            f"not compared: {table}: {reason}"
+            for table, reason in comparison.left_out.items()
             if not getattr(comparison, table)
         ),
     )
@@ -119,11 +119,13 @@ def _median(comparison: Comparison) -> str:
     """Where a few odd steps, or two sorts of step, make the mean say something else."""
     mean, median = comparison.time, comparison.median
     odd = [
-        f"{_some(steps)} {when}"
-        for steps, when in zip(comparison.odd_steps, ("before", "after"), strict=True)
+        f"{_step_list(steps)} {side_name}"
+        for steps, side_name in zip(comparison.odd_steps, ("before", "after"), strict=True)
         if steps
     ]
-    if abs(mean.change - median.change) < OTHERWISE or (mean.verdict == median.verdict and not odd):
+    if abs(mean.change - median.change) < MIN_MEDIAN_GAP or (
+        mean.verdict == median.verdict and not odd
+    ):
         return ""
     unit = comparison.unit
     if median.verdict == "no-difference" and median.interval is not None:
@@ -139,9 +141,9 @@ def _median(comparison: Comparison) -> str:
     return f"{text}; the mean says otherwise, and is what is paid"
 
 
-def _some(steps: tuple[int, ...]) -> str:
-    more = ", ..." if len(steps) > _MOST_STEPS else ""
-    return f"{', '.join(map(str, steps[:_MOST_STEPS]))}{more}"
+def _step_list(steps: tuple[int, ...]) -> str:
+    ellipsis = ", ..." if len(steps) > _MAX_STEPS else ""
+    return f"{', '.join(map(str, steps[:_MAX_STEPS]))}{ellipsis}"
 
 
 def _run_to_run(comparison: Comparison) -> str:

@@ -42,7 +42,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     slowest = int(np.argmax(result.traced_s))
     steps = [
         _step_data(result, actual, place, step, n_replicas)
-        for few, actual in _simulated(measured, index)
+        for few, actual in _simulate(measured, index)
         for place, step in enumerate(few.tolist())
     ]
     first = int(np.flatnonzero(index == slowest)[0])
@@ -60,7 +60,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     }
 
 
-def _simulated(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
+def _simulate(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
     """Steps as they were, as many at a time as make little memory."""
     per_step = len(measured.durations.values) // len(measured.steps)
     at_once = max(1, _VALUES_AT_ONCE // per_step)
@@ -75,10 +75,10 @@ def chosen_steps(step_s: npt.NDArray[np.float64], room: int) -> Ints:
     if len(step_s) <= room:
         return np.arange(len(step_s))
     order = np.argsort(-step_s, kind="stable")
-    wanted = [order[0], order[len(order) // 2], order[-1]][:room]
-    others = np.setdiff1d(np.arange(len(step_s)), wanted)
-    spread = np.linspace(0, len(others) - 1, room - len(wanted)).round().astype(np.int64)
-    return np.sort(np.concatenate([np.array(wanted), others[spread]]))
+    extremes = [order[0], order[len(order) // 2], order[-1]][:room]
+    others = np.setdiff1d(np.arange(len(step_s)), extremes)
+    spread = np.linspace(0, len(others) - 1, room - len(extremes)).round().astype(np.int64)
+    return np.sort(np.concatenate([np.array(extremes), others[spread]]))
 
 
 def _largest(measured: Measured) -> int:
@@ -143,13 +143,13 @@ def _times(start: Durations, end: Durations, place: int, replicas: Sequence[int]
 
 def _path_data(path: CriticalPath, step: int, first_op: Ints) -> dict[str, Any]:
     """The segments of a step's path; ``first_op`` [dp] is the first op of a replica's variant."""
-    part = slice(int(path.ptr[step]), int(path.ptr[step + 1]))
-    op, dp = path.op[part], path.dp[part]
+    segments = slice(int(path.ptr[step]), int(path.ptr[step + 1]))
+    op, dp = path.op[segments], path.dp[segments]
     return {
         "op": base64_of((op - first_op[dp]).astype("<i4")),
         "dp": base64_of(dp.astype("<i4")),
-        "sort": base64_of(path.sort[part].astype("<u1")),
-        "start": base64_of(path.start_s[part].astype("<f4")),
+        "sort": base64_of(path.sort[segments].astype("<u1")),
+        "start": base64_of(path.start_s[segments].astype("<f4")),
         "end_s": float(path.step_s[step]),
     }
 

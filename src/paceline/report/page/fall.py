@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.diagnose import Waterfall
-from paceline.report.page.markup import bar, escaped, foreign, table
+from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
 from paceline.results.words.names import OTHERS, cause_name
 from paceline.results.words.slowdown import by_paper
@@ -17,8 +17,8 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     """The figures that a reader takes to a meeting."""
     gpus = report.job.world_size
     low, high = report.diagnosis.slowdown_interval
-    lost = report.waste * gpus
-    cost = 0.0 if gpu_hour_cost is None else lost * 24 * gpu_hour_cost
+    lost_gpus = report.waste * gpus
+    cost = 0.0 if gpu_hour_cost is None else lost_gpus * 24 * gpu_hour_cost
     per_day = f"; costs {_hours(cost)} a day" if cost >= 1 else ""
     actual, simulated, ideal = (
         float(times.mean()) for times in (report.traced_s, report.simulated_s, report.ideal_s)
@@ -26,7 +26,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
-        ("Waste", percent(report.waste), f"{_gpus(lost)} of {gpus:,} GPUs{per_day}"),
+        ("Waste", percent(report.waste), f"{_gpus(lost_gpus)} of {gpus:,} GPUs{per_day}"),
         ("Mean step, actual", seconds(actual), "as traced"),
         (
             "… without launch delays",
@@ -37,9 +37,9 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
         ("Simulation against trace", percent(report.discrepancy), judged),
     )
     cells = (
-        f"<div{' class=bad' if 'doubtful' in more else ''}><dt>{name}</dt><dd>{number}</dd>"
-        f"<dd>{more}</dd></div>"
-        for name, number, more in items
+        f"<div{' class=bad' if 'doubtful' in detail else ''}><dt>{name}</dt><dd>{number}</dd>"
+        f"<dd>{detail}</dd></div>"
+        for name, number, detail in items
     )
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
@@ -50,8 +50,8 @@ def _beside_s(report: JobReport, low: float, high: float) -> str:
     return f"90%: {low:.3f} to {high:.3f}{f'; {paper}' if paper else ''}"
 
 
-def _gpus(lost: float) -> str:
-    return f"{max(lost, 0.0):,.{1 if lost < 100 else 0}f}"
+def _gpus(lost_gpus: float) -> str:
+    return f"{max(lost_gpus, 0.0):,.{1 if lost_gpus < 100 else 0}f}"
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class _Row:
 
 def _waterfall_rows(fall: Waterfall) -> list[_Row]:
     rows = [_level("Actual step", "as traced", fall.actual_s)]
-    left = fall.actual_s
+    level_s = fall.actual_s
     after = {"launch-delay": "Without launch delays", "unexplained": "Ideal: without stragglers"}
     for drop in fall.drops:
         name, text = OTHERS.get(drop.name, (cause_name(drop.name), drop.text))
-        rows.append(_Row(name, text, drop.seconds, left, left - drop.seconds, False))
-        left -= drop.seconds
+        rows.append(_Row(name, text, drop.seconds, level_s, level_s - drop.seconds, False))
+        level_s -= drop.seconds
         if drop.name in after:
-            rows.append(_level(after[drop.name], "", left))
+            rows.append(_level(after[drop.name], "", level_s))
     return [*rows, _level("Compute of a worker", "forward and backward", fall.compute_s)]
 
 
-def _level(name: str, text: str, left: float) -> _Row:
-    return _Row(name, text, left, left, 0.0, True)
+def _level(name: str, text: str, level_s: float) -> _Row:
+    return _Row(name, text, level_s, level_s, 0.0, True)
 
 
 def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
@@ -102,7 +102,7 @@ def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
         sign = 1 if row.is_level else -1
         share = row.seconds / fall.actual_s
         text = f"<small>{foreign(row.text)}</small>" if row.text else ""
-        name = f"<strong>{escaped(row.name)}</strong>" if row.is_level else escaped(row.name)
+        name = f"<strong>{escape(row.name)}</strong>" if row.is_level else escape(row.name)
         cells = [
             f"{name}{text}",
             bar(row.bottom_s / scale, row.top_s / scale, name=kind),
@@ -128,7 +128,7 @@ def parts_html(values: Mapping[str, float], head: str) -> str:
     span = high - low
     rows = [
         [
-            escaped(name),
+            escape(name),
             bar(
                 (min(s, 1.0) - low) / span,
                 (max(s, 1.0) - low) / span,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from paceline.diagnose import Diagnosis
-from paceline.report.page.pack import rounded, slowdowns
+from paceline.report.page.pack import round_values, slowdowns
 from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
 
 #: Up to this many replicas the two heatmaps have room beside each other.
-FEW = 10
+MAX_SIDE_BY_SIDE = 10
 
 #: Values of the per-step heatmap that a page holds at most (16 bits each, so about 1 MB).
 MAX_STEP_VALUES = 400_000
@@ -24,10 +24,10 @@ def figure_data(report: JobReport) -> dict[str, Any]:
     return {
         "steps": list(report.steps),
         "slowdown": float(report.slowdown),
-        "by_step": rounded(np.array([report.by_step[step] for step in report.steps])),
-        "traced_s": rounded(report.traced_s),
-        "simulated_s": rounded(report.simulated_s),
-        "ideal_s": rounded(report.ideal_s),
+        "by_step": round_values(np.array([report.by_step[step] for step in report.steps])),
+        "traced_s": round_values(report.traced_s),
+        "simulated_s": round_values(report.simulated_s),
+        "ideal_s": round_values(report.ideal_s),
         "n_pp": n_pp,
         "n_dp": n_dp,
         "workers": slowdowns(report.by_worker),
@@ -48,10 +48,10 @@ def _by_step(report: JobReport) -> dict[str, Any]:
     return {"index": index.tolist(), **slowdowns(report.workers_by_step[index])}
 
 
-def blamed(diagnosis: Diagnosis) -> list[list[int]]:
+def blamed_workers(diagnosis: Diagnosis) -> list[list[int]]:
     """Workers (dp, pp) that findings blame."""
-    found = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
-    return [[int(dp), int(pp)] for workers in found for dp, pp in workers]
+    worker_lists = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
+    return [[int(dp), int(pp)] for workers in worker_lists for dp, pp in workers]
 
 
 def host_name(hosts: Hosts, dp: int, pp: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.report.page.figures import host_name
-from paceline.report.page.markup import bar, escaped, foreign, pairs
+from paceline.report.page.markup import bar, escape, foreign, pairs
 from paceline.results.document import JobReport
 from paceline.results.headline import is_small
 from paceline.results.keys import Hosts
@@ -25,11 +25,11 @@ def findings_html(report: JobReport) -> str:
     """A card for each finding, in the order of the diagnosis."""
     if not report.findings:
         return "<p>No cause was found.</p>"
-    answers: dict[str, list[int]] = {}
-    for rank, remedy in enumerate(ranked(report.every_remedy), 1):
+    ranks_of: dict[str, list[int]] = {}
+    for rank, remedy in enumerate(rank_remedies(report.every_remedy), 1):
         for finding in remedy.findings:
-            answers.setdefault(finding, []).append(rank)
-    cards = (_card(f, answers.get(f.id, []), report) for f in report.findings)
+            ranks_of.setdefault(finding, []).append(rank)
+    cards = (_card(f, ranks_of.get(f.id, []), report) for f in report.findings)
     return f'<ol class="cards">{"".join(cards)}</ol>'
 
 
@@ -38,30 +38,30 @@ def details_html(sentences: Sequence[str]) -> str:
     return "".join(f'<p class="lead">{foreign(sentence)}</p>' for sentence in sentences)
 
 
-def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
+def rank_remedies(remedies: Sequence[Remedy]) -> list[Remedy]:
     """By gain, largest first; changes of the architecture behind the others."""
     return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
 
-def _card(finding: Finding, answers: Sequence[int], report: JobReport) -> str:
+def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
     unexplained = finding.cause == "unexplained"
     reading = other_reading(finding, report.every_remedy)
     small = is_small(finding)
     text = f"small: {finding.text}" if small else finding.text
     quiet = unexplained or small
-    parts = [
-        f'<li class="card{" quiet" if quiet else ""}" id="{escaped(f"finding-{finding.id}")}">',
-        f"<h3>{escaped(cause_name(finding.cause))}</h3>",
+    html = [
+        f'<li class="card{" quiet" if quiet else ""}" id="{escape(f"finding-{finding.id}")}">',
+        f"<h3>{escape(cause_name(finding.cause))}</h3>",
         _size(finding),
         f"<p>{_capital(text)}</p>",
         f'<p class="note">{_capital(reading)}.</p>' if reading else "",
-        _where(finding.where, report.hosts),
+        _location(finding.where, report.hosts),
         _phrases(evidence_phrases(finding)),
-        _links(answers),
+        _links(ranks),
         _raw(finding.evidence),
         "</li>",
     ]
-    return "".join(parts)
+    return "".join(html)
 
 
 def _size(finding: Finding) -> str:
@@ -70,17 +70,17 @@ def _size(finding: Finding) -> str:
     between = f"90%: {percent(low)} to {percent(high)}"
     of_step, share = finding.share_of_step, finding.share
     if share is None:
-        shown, about = of_step, f"of the step ({between}); outside S"
+        size, about = of_step, f"of the step ({between}); outside S"
     elif is_small(finding):  # a large share of next to nothing
-        shown, about = of_step, f"of the step; {percent(share)} of the loss ({between})"
+        size, about = of_step, f"of the step; {percent(share)} of the loss ({between})"
     else:
-        shown, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
+        size, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
     sure = ""
     if finding.cause != "unexplained":
-        sure = f"; <strong>{escaped(confidence_text(finding.confidence))}</strong>"
+        sure = f"; <strong>{escape(confidence_text(finding.confidence))}</strong>"
     return (
-        f'<p class="size"><strong class="number">{percent(shown)}</strong> {about}{sure}</p>'
-        f"{bar(0, abs(shown), name='negative' if shown < 0 else 'share')}"
+        f'<p class="size"><strong class="number">{percent(size)}</strong> {about}{sure}</p>'
+        f"{bar(0, abs(size), name='negative' if size < 0 else 'share')}"
     )
 
 
@@ -103,7 +103,7 @@ def _capital(text: str) -> str:
     return foreign(text[:1].upper() + text[1:])
 
 
-def _where(where: Mapping[str, Any], hosts: Hosts) -> str:
+def _location(where: Mapping[str, Any], hosts: Hosts) -> str:
     """The workers that a finding blames, with their machines."""
     workers = where.get("workers") or where.get("link") or []
     items = []
@@ -114,8 +114,8 @@ def _where(where: Mapping[str, Any], hosts: Hosts) -> str:
         )
     if not items:
         return ""
-    more = f" and {len(workers) - _MAX_WORKERS:,} more" if len(workers) > _MAX_WORKERS else ""
-    return f'<p class="where"><b>Where:</b> {"; ".join(items)}{more}</p>'
+    overflow = f" and {len(workers) - _MAX_WORKERS:,} more" if len(workers) > _MAX_WORKERS else ""
+    return f'<p class="where"><b>Where:</b> {"; ".join(items)}{overflow}</p>'
 
 
 def _links(remedies: Sequence[int]) -> str:
@@ -131,7 +131,7 @@ def remedies_html(report: JobReport) -> str:
     remedies, not_applicable = report.every_remedy, report.not_applicable
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}
-    for rank, remedy in enumerate(ranked(remedies), 1):
+    for rank, remedy in enumerate(rank_remedies(remedies), 1):
         cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
@@ -139,8 +139,8 @@ def remedies_html(report: JobReport) -> str:
         text += f"<p>They answer none of the findings.</p>{_cards(cards[True])}"
     if not_applicable:
         items = (
-            f"<div><dt>{foreign(remedy_name(name))}</dt><dd>{foreign(why)}</dd></div>"
-            for name, why in not_applicable.items()
+            f"<div><dt>{foreign(remedy_name(name))}</dt><dd>{foreign(reason)}</dd></div>"
+            for name, reason in not_applicable.items()
         )
         text += f"<details><summary>Not applicable here ({len(not_applicable)})</summary>"
         text += f'<dl class="reasons">{"".join(items)}</dl></details>'
@@ -153,12 +153,12 @@ def _cards(cards: Sequence[str]) -> str:
 
 def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) -> str:
     low, high = remedy.interval
-    answers = ", ".join(
-        f'<a href="#finding-{escaped(i)}">{escaped(causes[i])}</a>' if i in causes else foreign(i)
+    answered = ", ".join(
+        f'<a href="#finding-{escape(i)}">{escape(causes[i])}</a>' if i in causes else foreign(i)
         for i in remedy.findings
     )
     at_most = "at most " if remedy.change.get("bound") else ""
-    parts = [
+    html = [
         f'<li class="card" id="remedy-{rank}">',
         f'<h3><span class="rank">{rank}</span> {foreign(remedy_name(remedy.remedy))}</h3>',
         f'<p class="size">{at_most}<strong class="number">{percent(remedy.gain)}</strong> shorter '
@@ -168,11 +168,11 @@ def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) ->
         f"<p>{_capital(remedy.text)}</p>",
         _phrases(change_phrases(remedy)),
         _notes(remedy.notes),
-        f'<p class="links">Answers {answers}</p>' if answers else "",
+        f'<p class="links">Answers {answered}</p>' if answered else "",
         _raw(remedy.change),
         "</li>",
     ]
-    return "".join(parts)
+    return "".join(html)
 
 
 def _notes(notes: Sequence[str]) -> str:

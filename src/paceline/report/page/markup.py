@@ -16,14 +16,14 @@ _MAX_TEXT = 400
 _VISIBLE = 0.003  # of the width of a track
 
 
-def escaped(text: object) -> str:
+def escape(text: object) -> str:
     """Text that may stand in an element or a quoted attribute."""
     return html.escape(str(text), quote=True)
 
 
 def foreign(text: object) -> str:
     """A name that others chose: escaped, and its direction of writing kept to itself."""
-    return f"<bdi>{escaped(text)}</bdi>"
+    return f"<bdi>{escape(text)}</bdi>"
 
 
 def table(
@@ -35,10 +35,10 @@ def table(
     numeric_from: int = 1,
 ) -> str:
     """A table of HTML cells; the first column heads its row."""
-    label = escaped(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
+    label = escape(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
     lines = [f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">']
     lines.append(f'<table class="{name}">')
-    lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
+    lines += [f"<caption>{escape(caption)}</caption>"] if caption else []
     heads = (_head(h, _number(i, numeric_from)) for i, h in enumerate(head))
     lines.append(f"<thead><tr>{''.join(heads)}</tr></thead><tbody>")
     for row in rows:
@@ -49,7 +49,7 @@ def table(
 
 def _head(name: str, attributes: str) -> str:
     """A column's heading; a column without a name has none, also to a screen reader."""
-    return f'<th scope="col"{attributes}>{escaped(name)}</th>' if name else "<td></td>"
+    return f'<th scope="col"{attributes}>{escape(name)}</th>' if name else "<td></td>"
 
 
 def _number(place: int, numeric_from: int) -> str:
@@ -83,48 +83,49 @@ def bar(
     return f'<span class="track" aria-hidden="true">{mark}{inner}{line}</span>'
 
 
-def _piece(name: str, left: float, width: float | None = None) -> str:
+def _piece(name: str, start: float, width: float | None = None) -> str:
     """A rectangle, one pixel wide without a width.
 
     SVG, as the monitor's Content-Security-Policy refuses style attributes.
     """
     size = "1" if width is None else f"{width:.2%}"
     return (
-        f'<svg class="part {name}"><rect class="{name}" x="{left:.2%}" width="{size}" '
+        f'<svg class="part {name}"><rect class="{name}" x="{start:.2%}" width="{size}" '
         'height="100%"/></svg>'
     )
 
 
-def value(thing: Any, depth: int = 0) -> str:
+def value(data: Any, depth: int = 0) -> str:
     """Evidence or a change, whatever its shape, as short HTML."""
-    if isinstance(thing, bool) or thing is None:
-        return {True: "yes", False: "no", None: "–"}[thing]
-    if isinstance(thing, int):
-        return f"{thing:,}"
-    if isinstance(thing, float):
-        return quantity(thing)
-    if isinstance(thing, str):
-        return foreign(thing if len(thing) <= _MAX_TEXT else f"{thing[:_MAX_TEXT]}…")
+    if isinstance(data, bool) or data is None:
+        return {True: "yes", False: "no", None: "–"}[data]
+    if isinstance(data, int):
+        return f"{data:,}"
+    if isinstance(data, float):
+        return quantity(data)
+    if isinstance(data, str):
+        return foreign(data if len(data) <= _MAX_TEXT else f"{data[:_MAX_TEXT]}…")
     if depth >= MAX_DEPTH:
         return "…"
-    if isinstance(thing, Mapping):
+    if isinstance(data, Mapping):
         entries = [
-            f"{escaped(words(k))}&nbsp;{value(v, depth + 1)}" for k, v in _first(thing.items())
+            f"{escape(words(k))}&nbsp;{value(v, depth + 1)}"
+            for k, v in _first_entries(data.items())
         ]
-        return ", ".join(entries) + _more(len(thing))
-    if isinstance(thing, list | tuple):
-        entries = [value(entry, depth + 1) for entry in _first(thing)]
-        nested = any(isinstance(entry, list | tuple | Mapping) for entry in thing)
-        text = ("; " if nested else ", ").join(entries) + _more(len(thing))
+        return ", ".join(entries) + _overflow(len(data))
+    if isinstance(data, list | tuple):
+        entries = [value(entry, depth + 1) for entry in _first_entries(data)]
+        nested = any(isinstance(entry, list | tuple | Mapping) for entry in data)
+        text = ("; " if nested else ", ").join(entries) + _overflow(len(data))
         return f"({text})" if depth else text
-    return foreign(thing)
+    return foreign(data)
 
 
-def _first(things: Iterable[Any]) -> list[Any]:
-    return [thing for _, thing in zip(range(MAX_ENTRIES), things, strict=False)]
+def _first_entries(entries: Iterable[Any]) -> list[Any]:
+    return [entry for _, entry in zip(range(MAX_ENTRIES), entries, strict=False)]
 
 
-def _more(length: int) -> str:
+def _overflow(length: int) -> str:
     return f" … {length - MAX_ENTRIES:,} more" if length > MAX_ENTRIES else ""
 
 
@@ -144,21 +145,21 @@ def pairs(entries: Mapping[str, Any], *, name: str) -> str:
     return f'<dl class="{name}">{"".join(items)}</dl>'
 
 
-def _pair(key: object, thing: Any) -> str:
-    if not _is_table(thing):
-        return f"<div><dt>{escaped(words(key))}</dt><dd>{value(thing)}</dd></div>"
-    head = [words(k) for k in thing[0]]
-    rows = [[value(entry[k], 1) for k in entry] for entry in _first(thing)]
+def _pair(key: object, data: Any) -> str:
+    if not _is_table(data):
+        return f"<div><dt>{escape(words(key))}</dt><dd>{value(data)}</dd></div>"
+    head = [words(k) for k in data[0]]
+    rows = [[value(entry[k], 1) for k in entry] for entry in _first_entries(data)]
     inner = table(head, rows, name="small", numeric_from=len(head))
-    shown = f"{inner}{_more(len(thing))}"
-    return f'<div class="wide"><dt>{escaped(words(key))}</dt><dd>{shown}</dd></div>'
+    content = f"{inner}{_overflow(len(data))}"
+    return f'<div class="wide"><dt>{escape(words(key))}</dt><dd>{content}</dd></div>'
 
 
-def _is_table(thing: Any) -> bool:
+def _is_table(data: Any) -> bool:
     """Whether it is a list of records with the same few fields."""
-    if not isinstance(thing, list | tuple) or not thing:
+    if not isinstance(data, list | tuple) or not data:
         return False
-    if not all(isinstance(entry, Mapping) for entry in thing):
+    if not all(isinstance(entry, Mapping) for entry in data):
         return False
-    fields = list(thing[0])
-    return 1 < len(fields) <= MAX_ENTRIES and all(list(entry) == fields for entry in thing)
+    fields = list(data[0])
+    return 1 < len(fields) <= MAX_ENTRIES and all(list(entry) == fields for entry in data)

@@ -20,8 +20,8 @@ def slowdowns(values: npt.NDArray[np.float64]) -> dict[str, Any]:
     finite = np.isfinite(values)
     top = float(values[finite].max(initial=1.0))
     unit = max(0.001, top / (MISSING - 1))
-    rounded = np.where(finite, np.round(np.maximum(values, 0) / unit), MISSING)
-    return {"unit": unit, "u16": base64_of(rounded.astype("<u2"))}
+    round_values = np.where(finite, np.round(np.maximum(values, 0) / unit), MISSING)
+    return {"unit": unit, "u16": base64_of(round_values.astype("<u2"))}
 
 
 def base64_of(values: npt.NDArray[Any]) -> str:
@@ -29,7 +29,7 @@ def base64_of(values: npt.NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
 
 
-def rounded(values: npt.NDArray[np.float64]) -> list[float | None]:
+def round_values(values: npt.NDArray[np.float64]) -> list[float | None]:
     """Six significant digits; None where there is no value."""
     return [float(f"{v:.{_SIGNIFICANT}g}") if np.isfinite(v) else None for v in values.tolist()]
 

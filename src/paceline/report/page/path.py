@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.report.page.markup import bar, escaped, table
+from paceline.report.page.markup import bar, escape, table
 from paceline.results.path import PathSummary, SlackSummary
 from paceline.results.words.path import leader_text, near_text
 from paceline.units import percent, seconds
@@ -12,7 +12,7 @@ from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
 
 #: Workers in the table.
-TOP = 8
+MAX_WORKERS = 8
 
 
 def path_html(path: PathSummary | None, workers: int) -> dict[str, str]:
@@ -44,13 +44,13 @@ def _text(path: PathSummary, workers: int) -> str:
             f"{percent(occupied)} of it is of operations behind which the next one was launched "
             "although it does not depend on them (occupied workers)."
         )
-    return f"<p>{escaped(' '.join(sentences))}</p>" if sentences else ""
+    return f"<p>{escape(' '.join(sentences))}</p>" if sentences else ""
 
 
 def _shares(shares: Mapping[str, float], head: str) -> str:
     top = max(shares.values(), default=1.0)
     rows = [
-        [escaped(name), bar(0.0, share / top, name="level"), percent(share)]
+        [escape(name), bar(0.0, share / top, name="level"), percent(share)]
         for name, share in shares.items()
     ]
     return table([head, "", "share of the step"], rows, name="parts", numeric_from=2)
@@ -60,10 +60,10 @@ def _workers(path: PathSummary) -> str:
     """The workers with the largest shares, and how much longer their computes could take."""
     head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
     rows = []
-    for dp, pp, share in path.by_worker[:TOP]:
+    for dp, pp, share in path.by_worker[:MAX_WORKERS]:
         rows.append(
             [
-                escaped(f"dp {dp}, stage {pp}"),
+                escape(f"dp {dp}, stage {pp}"),
                 percent(share),
                 f"{path.steps_led_by(dp, pp)} of {len(path.by_step)} steps",
                 *_slack(path.slack, dp, pp),

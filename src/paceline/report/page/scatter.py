@@ -24,21 +24,21 @@ def scatter_data(measured: Measured) -> dict[str, Any]:
     """
     graph = measured.graph
     stage = 1 if graph.n_pp > 1 else 0
-    parts = []
+    blocks = []
     for v, dps in enumerate(graph.variant_dps):
         forward, backward, microbatch = _pairs(measured, v, stage)
         block = measured.durations.block(v)
         shape = (len(forward), measured.durations.n_steps, len(dps))
         axes = (microbatch[:, None, None], measured.steps[:, None], dps)
         labels = (np.broadcast_to(axis, shape).ravel() for axis in axes)
-        parts.append([block[forward].ravel(), block[backward].ravel(), *labels])
-    x, y, microbatch, step, dp = (np.concatenate(column) for column in zip(*parts, strict=True))
-    chosen = np.arange(len(x))
+        blocks.append([block[forward].ravel(), block[backward].ravel(), *labels])
+    x, y, microbatch, step, dp = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    sample = np.arange(len(x))
     if len(x) > MAX_POINTS:
-        chosen = np.sort(np.random.default_rng(0).choice(len(x), MAX_POINTS, replace=False))
+        sample = np.sort(np.random.default_rng(0).choice(len(x), MAX_POINTS, replace=False))
     columns = {"x": (x, "<f4"), "y": (y, "<f4"), "microbatch": (microbatch, "<i4")}
     columns |= {"step": (step, "<i4"), "dp": (dp, "<i4")}
-    packed = {name: base64_of(c[chosen].astype(kind)) for name, (c, kind) in columns.items()}
+    packed = {name: base64_of(c[sample].astype(kind)) for name, (c, kind) in columns.items()}
     return {"stage": stage, "n_all": len(x), **packed}
 
 
@@ -46,13 +46,13 @@ def _pairs(measured: Measured, variant: int, stage: int) -> tuple[Ints, Ints, In
     """Ops (within the variant) of forward and backward, and their microbatch."""
     graph = measured.graph
     ops = graph.variant_ops(variant)
-    here = graph.pp[ops] == stage
+    in_stage = graph.pp[ops] == stage
     if measured.job.vpp_size > 1:
-        here &= graph.chunk[ops] > 0
+        in_stage &= graph.chunk[ops] > 0
     sides = []
     for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
-        found = np.flatnonzero(here & (graph.kind[ops] == kind))
-        by_microbatch = np.lexsort((graph.microbatch[ops][found], graph.chunk[ops][found]))
-        sides.append(found[by_microbatch])
+        matches = np.flatnonzero(in_stage & (graph.kind[ops] == kind))
+        by_microbatch = np.lexsort((graph.microbatch[ops][matches], graph.chunk[ops][matches]))
+        sides.append(matches[by_microbatch])
     forward, backward = sides
     return forward, backward, graph.microbatch[ops][forward].astype(np.int64)

@@ -13,10 +13,10 @@ from paceline.results.words.names import link, worker, workers
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
-MOST = 6
+MAX_NAMED = 6
 
 #: Embedding and loss that take less than this share of a layer are noise.
-LEAST = 0.05
+MIN_SHARE = 0.05
 
 Change = Mapping[str, Any]
 Phrases = Iterator[str]
@@ -30,23 +30,23 @@ def change_phrases(remedy: Remedy) -> list[str]:
 
 def _replace_worker(change: Change) -> Phrases:
     if places := change.get("workers"):
-        yield f"{count(len(places), 'worker')} to replace: {workers(places, MOST)}"
+        yield f"{count(len(places), 'worker')} to replace: {workers(places, MAX_NAMED)}"
 
 
 def _fix_link(change: Change) -> Phrases:
     if links := change.get("links"):
-        named = several([link(ends) for ends in links], MOST, "; ")
-        yield f"{count(len(links), 'link')} to repair: {named}"
+        names = several([link(ends) for ends in links], MAX_NAMED, "; ")
+        yield f"{count(len(links), 'link')} to repair: {names}"
 
 
 def _fix_nic(change: Change) -> Phrases:
     if groups := change.get("groups"):
-        named = [f"{group['kind']} of stage {group['stage']}" for group in groups]
-        yield f"{count(len(groups), 'group')} to repair: {several(named, MOST, '; ')}"
+        group_names = [f"{group['kind']} of stage {group['stage']}" for group in groups]
+        yield f"{count(len(groups), 'group')} to repair: {several(group_names, MAX_NAMED, '; ')}"
     if places := change.get("workers"):
-        yield f"{count(len(places), 'worker')} to look at: {workers(places, MOST)}"
+        yield f"{count(len(places), 'worker')} to look at: {workers(places, MAX_NAMED)}"
     if kinds := change.get("kinds"):
-        yield f"late in {several(list(kinds), MOST)}"
+        yield f"late in {several(list(kinds), MAX_NAMED)}"
 
 
 def _stage_layout(change: Change) -> Phrases:
@@ -68,7 +68,7 @@ def _stage_layout(change: Change) -> Phrases:
     layer_s = change.get("layer_s") or (0.0, 0.0)
     for name, key in (("layer", "layer_s"), ("embedding", "embedding_s"), ("loss", "loss_s")):
         pair = change.get(key)
-        if pair and sum(pair) > LEAST * sum(layer_s):
+        if pair and sum(pair) > MIN_SHARE * sum(layer_s):
             yield f"{name}: {seconds(pair[0])} forward, {seconds(pair[1])} backward"
     if change.get("gap") is not None:
         bound = change.get("lower_bound_s")
@@ -98,27 +98,27 @@ def _plan_name(exchange: str, order: str) -> str:
 
 
 def _sequence_balance(change: Change) -> Phrases:
-    moved, total = change.get("moved_between_ranks"), change.get("moves")
+    moved_share, total = change.get("moved_between_ranks"), change.get("moves")
     nouns = ("sequence", "") if "tokens_per_rank" in change else ("microbatch", "microbatches")
-    if moved is not None and total is not None:
-        things = count(total, *nouns)
-        if round(moved * total):
+    if moved_share is not None and total is not None:
+        total_text = count(total, *nouns)
+        if round(moved_share * total):
             yield (
-                f"moves {round(moved * total):,} of {things} ({percent(moved)}) to another "
-                "data-parallel rank"
+                f"moves {round(moved_share * total):,} of {total_text} ({percent(moved_share)}) to "
+                "another data-parallel rank"
             )
         else:
-            yield f"none of {things} moves to another data-parallel rank"
+            yield f"none of {total_text} moves to another data-parallel rank"
     yield from _balance(change.get("balance_before") or {}, change.get("balance_after") or {})
     yield from _tokens(change)
-    chosen = (change.get("exchange"), change.get("order"))
-    others = [
+    best_plan = (change.get("exchange"), change.get("order"))
+    other_plans = [
         f"{_plan_name(plan['exchange'], plan['order'])} {percent(plan['gain'])}"
         for plan in change.get("alternatives") or ()
-        if (plan["exchange"], plan["order"]) != chosen
+        if (plan["exchange"], plan["order"]) != best_plan
     ]
-    if others:
-        yield f"other plans gain: {several(others, 3, '; ')}"
+    if other_plans:
+        yield f"other plans gain: {several(other_plans, 3, '; ')}"
 
 
 def _balance(before: Change, after: Change) -> Phrases:
@@ -157,9 +157,9 @@ def _tokens(change: Change) -> Phrases:
 
 def _micro_batches(change: Change) -> Phrases:
     rows = change.get("microbatches") or []
-    named = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
-    if named:
-        yield f"microbatches: {several(named, MOST)}"
+    counts = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
+    if counts:
+        yield f"microbatches: {several(counts, MAX_NAMED)}"
     if change.get("total") is not None:
         yield f"{count(change['total'], 'microbatch', 'microbatches')} in all"
     if change.get("unit", 1) > 1:
@@ -172,36 +172,40 @@ def _micro_batches(change: Change) -> Phrases:
 def _planned_gc(change: Change) -> Phrases:
     if change.get("pause_s") is not None:
         yield f"a planned collection takes {seconds(change['pause_s'])}"
-    seen, apart = change.get("collections_seen"), change.get("steps_between_automatic")
-    if seen is not None and apart is not None:
+    n_collections, interval = (
+        change.get("collections_seen"),
+        change.get("steps_between_automatic"),
+    )
+    if n_collections is not None and interval is not None:
         yield (
-            f"{count(seen, 'pause')} seen: a worker collects about once in {_some(apart)} steps now"
+            f"{count(n_collections, 'pause')} seen: a worker collects about once in "
+            f"{_rounded(interval)} steps now"
         )
     rows = change.get("table") or []
-    named = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
-    if named:
-        yield f"gains by interval: {several(named, MOST)}"
+    gains = [f"every {count(row['every_steps'], 'step')} {percent(row['gain'])}" for row in rows]
+    if gains:
+        yield f"gains by interval: {several(gains, MAX_NAMED)}"
 
 
-def _some(number: float) -> str:
+def _rounded(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _placement(change: Change) -> Phrases:
     swaps = change.get("swaps") or []
-    named = [f"{worker(one)} with {worker(other)}" for one, other in swaps]
-    if named:
-        yield f"{count(len(swaps), 'swap')}: {several(named, MOST, '; ')}"
+    pairs = [f"{worker(first)} with {worker(second)}" for first, second in swaps]
+    if pairs:
+        yield f"{count(len(swaps), 'swap')}: {several(pairs, MAX_NAMED, '; ')}"
 
 
 def _hide_delays(change: Change) -> Phrases:
     rows = change.get("alone") or []
-    named = [
+    gains = [
         f"{_delays(row['hide'])} {percent(row['gain'])} ({seconds(row['saved_s'])} a step)"
         for row in rows
     ]
-    if named:
-        yield f"what hiding them would gain, each sort alone: {several(named, MOST)}"
+    if gains:
+        yield f"what hiding them would gain, each sort alone: {several(gains, MAX_NAMED)}"
 
 
 def _delays(hide: str) -> str:
@@ -224,9 +228,9 @@ def _interleave(change: Change) -> Phrases:
     if change.get("chunks") is not None:
         yield f"schedule: interleaved 1F1B with {count(change['chunks'], 'chunk')} per stage"
     rows = change.get("compared") or []
-    named = [f"{count(row['chunks'], 'chunk')} {seconds(row['step_time_s'])}" for row in rows]
-    if named:
-        yield f"the mean step with: {', '.join(named)}"
+    step_times = [f"{count(row['chunks'], 'chunk')} {seconds(row['step_time_s'])}" for row in rows]
+    if step_times:
+        yield f"the mean step with: {', '.join(step_times)}"
 
 
 OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {

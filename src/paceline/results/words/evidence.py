@@ -14,16 +14,16 @@ from paceline.results.words.names import link, worker
 from paceline.units import count, percent, seconds, several, times
 
 #: Entries of a list that a phrase names.
-MOST = 4
+MAX_NAMED = 4
 
 #: Up to this many stages each one's load is named.
-MOST_STAGES = 8
+MAX_STAGES = 8
 
 #: Below this share pauses do not grow over the trace.
-GROWTH = 0.01
+MIN_GROWTH = 0.01
 
 #: Delays of a kind that lengthen steps by less than this share are not named.
-LEAST_DELAY = 0.0005
+MIN_DELAY = 0.0005
 
 #: Tokens of the sequence whose cost stands for the fitted curve.
 SEQUENCE = 4096
@@ -44,8 +44,8 @@ def evidence_phrases(finding: Finding) -> list[str]:
 
 def _number(evidence: Evidence, key: str) -> float | None:
     value = evidence.get(key)
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and value is not None else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value is not None else None
 
 
 def _from(evidence: Evidence, key: str = "threshold") -> str:
@@ -57,7 +57,7 @@ def steps_text(steps: Sequence[int]) -> str:
     """``in step 7``, ``in 12 steps: 1, 2, 3, 4 and 8 more``."""
     if len(steps) == 1:
         return f"in step {steps[0]}"
-    return f"in {count(len(steps), 'step')}: {several([str(step) for step in steps], MOST)}"
+    return f"in {count(len(steps), 'step')}: {several([str(step) for step in steps], MAX_NAMED)}"
 
 
 PATTERNS = {
@@ -73,13 +73,13 @@ PATTERNS = {
 def _worker(finding: Finding) -> Phrases:
     evidence, places = finding.evidence, finding.where.get("workers") or []
     factors = evidence.get("factors") or []
-    named = [
+    factor_texts = [
         f"{times(factor)} {worker(place)}" for place, factor in zip(places, factors, strict=False)
     ]
-    if len(named) == 1:
+    if len(factor_texts) == 1:
         yield f"it takes {times(factors[0])} as long as its peers{_from(evidence)}"
-    elif named:
-        yield f"over their peers: {several(named, MOST, '; ')}{_from(evidence)}"
+    elif factor_texts:
+        yield f"over their peers: {several(factor_texts, MAX_NAMED, '; ')}{_from(evidence)}"
     if len(places) > 1 and evidence.get("pattern") in PATTERNS:
         yield PATTERNS[evidence["pattern"]]
     steps = evidence.get("steps")
@@ -87,10 +87,10 @@ def _worker(finding: Finding) -> Phrases:
         yield "in all steps"
     elif steps:
         yield steps_text(steps)
-    alone = _number(evidence, "worst_slowdown")
-    if alone is not None:
-        which = "this worker" if len(places) < 2 else "the worst of them"
-        yield f"with only {which} as measured, a step takes {times(alone)} the ideal"
+    worst_slowdown = _number(evidence, "worst_slowdown")
+    if worst_slowdown is not None:
+        subject = "this worker" if len(places) < 2 else "the worst of them"
+        yield f"with only {subject} as measured, a step takes {times(worst_slowdown)} the ideal"
     share = _number(evidence, "m_w")
     if share is not None:
         yield f"with the slowest 3% of the workers ideal, {percent(share, 0)} of the loss vanishes"
@@ -101,11 +101,13 @@ def _stage(finding: Finding) -> Phrases:
     loads = evidence.get("loads_s") or []
     name = f"stage {stage}"
     if stage is not None and stage < len(loads):
-        others = [load for place, load in enumerate(loads) if place != stage]
-        middle = median(others) if others else 0.0
+        other_loads = [load for place, load in enumerate(loads) if place != stage]
+        middle = median(other_loads) if other_loads else 0.0
         if middle > 0:
-            which = "the other stage" if len(others) == 1 else "the median of the other stages"
-            yield f"{name} takes {times(loads[stage] / middle)} {which}"
+            reference = (
+                "the other stage" if len(other_loads) == 1 else "the median of the other stages"
+            )
+            yield f"{name} takes {times(loads[stage] / middle)} {reference}"
     over = _number(evidence, "load_over_mean")
     if over is not None:
         yield f"it takes {times(over)} the mean of all stages{_from(evidence)}"
@@ -115,7 +117,7 @@ def _stage(finding: Finding) -> Phrases:
             f"its forwards take {times(forward)}, its backwards {times(backward)} the mean of the "
             "other stages"
         )
-    if 0 < len(loads) <= MOST_STAGES:
+    if 0 < len(loads) <= MAX_STAGES:
         listed = ", ".join(seconds(load) for load in loads)
         yield f"computes of a microbatch take {listed} on stages 0 to {len(loads) - 1}"
     elif loads:
@@ -123,9 +125,9 @@ def _stage(finding: Finding) -> Phrases:
             f"computes of a microbatch take {seconds(max(loads))} there, "
             f"{seconds(median(loads))} on the median stage"
         )
-    alone = _number(evidence, "stage_slowdown")
-    if alone is not None:
-        yield f"with only {name} as measured, a step takes {times(alone)} the ideal"
+    stage_slowdown = _number(evidence, "stage_slowdown")
+    if stage_slowdown is not None:
+        yield f"with only {name} as measured, a step takes {times(stage_slowdown)} the ideal"
     share = _number(evidence, "m_stage")
     if share is not None:
         yield f"with {name} ideal, {percent(share, 0)} of the loss vanishes"
@@ -136,11 +138,11 @@ def _sequence(finding: Finding) -> Phrases:
     varied = _number(evidence, "coefficient_of_variation")
     if varied is not None:
         yield f"the cost of microbatches varies by {percent(varied)} (standard deviation over mean)"
-    alike = _number(evidence, "correlation")
-    if alike is not None:
-        least = _number(evidence, "threshold")
-        bar = "" if least is None else f" (counts from {least:.2f})"
-        yield f"forward and backward times of microbatches correlate at {alike:.2f}{bar}"
+    correlation = _number(evidence, "correlation")
+    if correlation is not None:
+        threshold = _number(evidence, "threshold")
+        bar = "" if threshold is None else f" (counts from {threshold:.2f})"
+        yield f"forward and backward times of microbatches correlate at {correlation:.2f}{bar}"
     showing = _number(evidence, "replicas_showing_it")
     if showing is not None:
         yield f"{percent(showing, 0)} of the replicas show it"
@@ -166,8 +168,8 @@ def _lengths(fit: Evidence) -> Phrases:
     squared, single = fit.get("seconds_per_token_squared"), fit.get("seconds_per_token")
     if squared and single:
         costs = [
-            seconds(squared[way] * SEQUENCE**2 + single[way] * SEQUENCE)
-            for way in ("forward", "backward")
+            seconds(squared[direction] * SEQUENCE**2 + single[direction] * SEQUENCE)
+            for direction in ("forward", "backward")
         ]
         yield (
             f"by the fit a sequence of {SEQUENCE:,} tokens takes {costs[0]} forward and "
@@ -191,9 +193,9 @@ def _gc(finding: Finding) -> Phrases:
     if repeated:
         yield f"the microbatch that is paused most has {percent(repeated)} of the pauses"
     growth = _number(evidence, "growth_over_trace")
-    if growth is not None and abs(growth) >= GROWTH:
-        way = "longer" if growth > 0 else "shorter"
-        yield f"pauses become {percent(abs(growth))} {way} from the first step to the last"
+    if growth is not None and abs(growth) >= MIN_GROWTH:
+        direction = "longer" if growth > 0 else "shorter"
+        yield f"pauses become {percent(abs(growth))} {direction} from the first step to the last"
 
 
 def _link(finding: Finding) -> Phrases:
@@ -207,9 +209,9 @@ def _link(finding: Finding) -> Phrases:
     links = evidence.get("links") or []
     if len(links) > 1:
         total = int(_number(evidence, "n_links") or len(links))
-        named = several([link(ends) for ends in links[:MOST]], MOST, "; ")
-        more = f" and {total - MOST:,} more" if total > MOST else ""
-        yield f"{total:,} links are slow or flap: {named}{more}"
+        names = several([link(ends) for ends in links[:MAX_NAMED]], MAX_NAMED, "; ")
+        others = f" and {total - MAX_NAMED:,} more" if total > MAX_NAMED else ""
+        yield f"{total:,} links are slow or flap: {names}{others}"
 
 
 def _network(finding: Finding) -> Phrases:
@@ -219,13 +221,13 @@ def _network(finding: Finding) -> Phrases:
         yield from _late_members(evidence, late)
         return
     groups = evidence.get("groups") or []
-    named = [
+    group_texts = [
         f"{times(group['median_over_usual'])} {group['kind']} of stage {group['stage']}, in "
         f"{percent(group['slow_share'], 0)} of the steps"
         for group in groups
     ]
-    if named:
-        yield f"over the usual time: {several(named, MOST, '; ')}{_from(evidence)}"
+    if group_texts:
+        yield f"over the usual time: {several(group_texts, MAX_NAMED, '; ')}{_from(evidence)}"
     total = _number(evidence, "n_groups")
     if total is not None and groups:
         yield f"{len(groups):,} of {count(int(total), 'group')} are slow"
@@ -239,7 +241,7 @@ def _late_members(evidence: Evidence, late_s: float) -> Phrases:
     bar = "" if least is None else f" (counts from {percent(least, 0)})"
     yield f"in the typical step it ends {seconds(late_s)} late{of}{bar}"
     if kinds := evidence.get("kinds"):
-        yield f"in {several(list(kinds), MOST)}"
+        yield f"in {several(list(kinds), MAX_NAMED)}"
 
 
 def _share_or_times(ratio: float) -> str:
@@ -255,26 +257,26 @@ def _delay(finding: Finding) -> Phrases:
     if start is not None:
         yield f"delays at the start of steps alone make them {percent(start - 1)} longer"
     by_kind = evidence.get("by_kind") or {}
-    named = [
+    shares = [
         f"before {kind} {percent(factor - 1)}"
         for kind, factor in by_kind.items()
-        if factor - 1 >= LEAST_DELAY
+        if factor - 1 >= MIN_DELAY
     ]
-    if named:
-        yield f"delays of one kind alone make them longer by: {several(named, MOST)}"
+    if shares:
+        yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
 
 
 def _drift(finding: Finding) -> Phrases:
     evidence = finding.evidence
     change = _number(evidence, "change")
     if change is not None:
-        least = _number(evidence, "threshold")
-        bar = "" if least is None else f" (counts from {percent(least, 0)})"
+        threshold = _number(evidence, "threshold")
+        bar = "" if threshold is None else f" (counts from {percent(threshold, 0)})"
         yield f"the step time changes by {percent(change)} over the trace{bar}"
     slope = _number(evidence, "slope_s_per_step")
     if slope is not None:
-        way = "longer" if slope >= 0 else "shorter"
-        yield f"each step takes {seconds(abs(slope))} {way} than the one before"
+        direction = "longer" if slope >= 0 else "shorter"
+        yield f"each step takes {seconds(abs(slope))} {direction} than the one before"
     chance = _number(evidence, "p_value")
     if chance is not None:
         test = evidence.get("test")
@@ -293,21 +295,21 @@ def _odd(evidence: Evidence) -> Phrases:
     """Of steps that are unlike the others."""
     if steps := evidence.get("steps"):
         yield steps_text(steps)
-    typical, least = _number(evidence, "typical_s"), _number(evidence, "threshold")
+    typical, bar = _number(evidence, "typical_s"), _number(evidence, "threshold")
     if typical is not None:
         yield f"a typical step takes {seconds(typical)}"
-        if least is not None:
+        if bar is not None:
             yield (
-                f"a step is odd if it computes {times(least)} as long as the typical one, or waits "
-                f"{percent(least - 1, 0)} of a step longer"
+                f"a step is odd if it computes {times(bar)} as long as the typical one, or waits "
+                f"{percent(bar - 1, 0)} of a step longer"
             )
     fast, slow = _number(evidence, "fast_s"), _number(evidence, "slow_s")
     if fast is not None and slow is not None:
         yield f"these steps take {seconds(slow)}, the others {seconds(fast)}"
     by_kind = evidence.get("slow_over_fast_by_kind") or {}
-    named = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
-    if named:
-        yield f"what operations take then, over the other steps: {several(named, MOST)}"
+    ratios = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
+    if ratios:
+        yield f"what operations take then, over the other steps: {several(ratios, MAX_NAMED)}"
 
 
 OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {

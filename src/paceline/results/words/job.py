@@ -13,7 +13,7 @@ def size_and_steps(job: Job, steps: Sequence[int]) -> str:
     degrees = [f"dp {job.dp_size}", f"pp {job.pp_size}"]
     for name, size in (("tp", job.tp_size), ("dsp", job.dsp_size), ("vpp", job.vpp_size)):
         degrees += [f"{name} {size}"] if size > 1 else []
-    which = (
+    step_range = (
         f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     )
-    return f"{' × '.join(degrees)} on {count(job.world_size, 'GPU')} · {which}"
+    return f"{' × '.join(degrees)} on {count(job.world_size, 'GPU')} · {step_range}"

@@ -76,8 +76,8 @@ def confidence_text(confidence: float) -> str:
     if confidence >= LIKELY[0][0]:
         return f"{LIKELY[0][1]} (over 99%)"  # no finding is sure
     # Down to the whole percent: 89.7% is no "90%", where another word begins.
-    whole = int(confidence * 100 + 1e-9) / 100
-    return f"{likelihood(confidence)} ({percent(whole, 0)})"
+    floor = int(confidence * 100 + 1e-9) / 100
+    return f"{likelihood(confidence)} ({percent(floor, 0)})"
 
 
 def hedge(confidence: float) -> str:
@@ -111,8 +111,8 @@ def place(where: Mapping[str, Any], most: int = 4) -> str:
     """``worker dp 3 stage 1; host node-7``: where a finding is; empty where it is nowhere."""
     phrases = []
     if where.get("workers"):
-        named = [f"dp {dp} stage {pp}" for dp, pp in where["workers"]]
-        phrases.append(f"worker {several(named, most)}")
+        names = [f"dp {dp} stage {pp}" for dp, pp in where["workers"]]
+        phrases.append(f"worker {several(names, most)}")
     if "stage" in where:
         phrases.append(f"stage {where['stage']}")
     if where.get("link"):

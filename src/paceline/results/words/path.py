@@ -6,19 +6,19 @@ from paceline.results.path import PathSummary, SlackSummary
 from paceline.whatif.critical_path import LAUNCH_DELAY
 
 #: Kinds that a line of the terminal names, and the least share worth naming.
-_TOP_KINDS, _LEAST = 4, 0.005
+_TOP_KINDS, _MIN_SHARE = 4, 0.005
 
 
 def kinds_text(path: PathSummary) -> str:
     """``backward-compute 67%, forward-compute 31%, between operations 2%``."""
     kinds = {kind: share for kind, share in path.by_kind.items() if kind != LAUNCH_DELAY}
     ranked = sorted(kinds.items(), key=lambda item: -item[1])
-    named = [(kind, share) for kind, share in ranked[:_TOP_KINDS] if share >= _LEAST]
+    largest = [(kind, share) for kind, share in ranked[:_TOP_KINDS] if share >= _MIN_SHARE]
     delay = path.by_kind[LAUNCH_DELAY]
-    rest = 1 - delay - sum(share for _, share in named)
-    named += [("all else", rest)] if rest >= _LEAST else []
+    remainder = 1 - delay - sum(share for _, share in largest)
+    largest += [("all else", remainder)] if remainder >= _MIN_SHARE else []
     return ", ".join(
-        f"{name} {share:.0%}" for name, share in [*named, ("between operations", delay)]
+        f"{name} {share:.0%}" for name, share in [*largest, ("between operations", delay)]
     )
 
 

@@ -24,11 +24,11 @@ def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
         return text
     repairs = [remedy for remedy in remedies if not remedy.architecture]
     names = {kind.name for kind in REMEDIES if finding.alternative in kind.causes}
-    own = _best(remedy for remedy in repairs if finding.id in remedy.findings)
-    other = _best(remedy for remedy in repairs if remedy.remedy in names)
+    own_remedy = _best(remedy for remedy in repairs if finding.id in remedy.findings)
+    other_remedy = _best(remedy for remedy in repairs if remedy.remedy in names)
     return (
-        f"{text}. Read as {cause_name(finding.cause).lower()}: {_gain(own)}; read as "
-        f"{cause_name(finding.alternative).lower()}: {_gain(other)}"
+        f"{text}. Read as {cause_name(finding.cause).lower()}: {_gain(own_remedy)}; read as "
+        f"{cause_name(finding.alternative).lower()}: {_gain(other_remedy)}"
     )
 
 

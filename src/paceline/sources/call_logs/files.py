@@ -46,10 +46,10 @@ def _files(path: Path) -> list[Path]:
     """A file, or those of a folder but the hidden ones."""
     if not path.is_dir():
         return [path]
-    found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    if not found:
+    files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    if not files:
         raise TraceError(f"{path} has no files")
-    return found
+    return files
 
 
 def _format(path: Path) -> str:
@@ -60,29 +60,29 @@ def _format(path: Path) -> str:
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
 
-def _recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+def _read_recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     logs, notes = zip(*map(flight_recorder.read, paths), strict=True)
-    return joined(logs, paths), tuple(note for some in notes for note in some)
+    return join_logs(logs, paths), tuple(note for of_log in notes for note in of_log)
 
 
 def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    return joined([read_calls(path) for path in paths], paths), ()
+    return join_logs([read_calls(path) for path in paths], paths), ()
 
 
-def _inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     log, notes = nccl_inspector.read(paths)
     _check_clocks(log)
     return log, notes
 
 
 _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]] = {
-    "flight-recorder": _recorded,
-    "nccl-inspector": _inspected,
+    "flight-recorder": _read_recorded,
+    "nccl-inspector": _read_inspected,
     "table": _tables,
 }
 
 
-def joined(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
+def join_logs(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
     """Logs of different ranks as one; names that are equal become one name.
 
     Raises:
@@ -100,7 +100,7 @@ def joined(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
     groups = dict.fromkeys(name for log in logs for name in log.communicators)
     group_of = {name: n for n, name in enumerate(groups)}
     durations = [log.duration_s for log in logs if log.duration_s is not None]
-    whole = CallLog(
+    log_of_all = CallLog(
         rank=np.concatenate([log.rank for log in logs]),
         time_s=np.concatenate([log.time_s for log in logs]),
         op=np.concatenate([np.array([ops[name] for name in log.ops])[log.op] for log in logs]),
@@ -115,15 +115,15 @@ def joined(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
         communicators=tuple(group_of),
         duration_s=np.concatenate(durations) if len(durations) == len(logs) else None,
     )
-    _check_clocks(whole)
-    return whole
+    _check_clocks(log_of_all)
+    return log_of_all
 
 
 def _check_clocks(log: CallLog) -> None:
     """Refuse ranks whose calls are far from each other's."""
     ranks = [(rank, log.time_s[rows]) for rank, rows in log.of_ranks()]
-    late, begin = max(ranks, key=lambda one: float(one[1][0]))
-    early, end = min(ranks, key=lambda one: float(one[1][-1]))
+    late, begin = max(ranks, key=lambda entry: float(entry[1][0]))
+    early, end = min(ranks, key=lambda entry: float(entry[1][-1]))
     apart_s = float(begin[0] - end[-1])
     if apart_s > MAX_APART_S:
         raise TraceError(

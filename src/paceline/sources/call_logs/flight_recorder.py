@@ -58,30 +58,30 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     rank = _rank_of(path)
     with open_bytes(path) as file:
         packed = read_chunk(file, path, 1) == b"\x80"
-    header, entries = _pickled(path) if packed else _json(path)
+    header, entries = _read_pickle(path) if packed else _read_json(path)
     version = header.get("version")
     if not isinstance(version, str) or version.split(".")[0] != "2":
-        shown = version[:20] if isinstance(version, str) else "unknown"
-        raise TraceError(f"{path} is a dump of version {shown}; version 2 is read")
+        version_text = version[:20] if isinstance(version, str) else "unknown"
+        raise TraceError(f"{path} is a dump of version {version_text}; version 2 is read")
     if not entries:
         raise TraceError(f"{path} has no entries; was TORCH_FR_BUFFER_SIZE 0?")
     return _log(path, rank, entries)
 
 
 def _rank_of(path: Path) -> int:
-    found = _RANK.search(path.name)
-    if not found:
+    match = _RANK.search(path.name)
+    if not match:
         raise TraceError(
             f"{path}: a dump does not say its rank, so the name has to end in it: nccl_trace_rank_0"
         )
-    return int(found[1])
+    return int(match[1])
 
 
-def _pickled(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_pickle(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     data = bytearray()
     with open_bytes(path) as file:
-        while part := read_chunk(file, path):
-            data += part
+        while chunk := read_chunk(file, path):
+            data += chunk
             if len(data) > MAX_PICKLE_BYTES:
                 raise TraceError(f"{path} has more than {MAX_PICKLE_BYTES:,} bytes; is it a dump?")
     dump = load(bytes(data), str(path))
@@ -90,7 +90,7 @@ def _pickled(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return dump, dump["entries"]
 
 
-def _json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     stream = JsonStream(path, "entries")
     entries = [_needed(entry) for entry in stream]
     return stream.header, entries
@@ -123,7 +123,7 @@ def _log(path: Path, rank: int, entries: Iterable[Any]) -> tuple[CallLog, tuple[
             "of it; the clock was set while it was recorded: take another dump"
         )
     names, groups = list(dict.fromkeys(r[2] for r in rows)), list(dict.fromkeys(r[3] for r in rows))
-    op_of, group_of = ({name: n for n, name in enumerate(some)} for some in (names, groups))
+    op_of, group_of = ({name: n for n, name in enumerate(values)} for values in (names, groups))
     durations = [row[5] for row in rows]
     log = CallLog(
         rank=np.full(len(rows), rank, dtype=np.int64),
@@ -138,9 +138,9 @@ def _log(path: Path, rank: int, entries: Iterable[Any]) -> tuple[CallLog, tuple[
     notes = []
     if records[0] > 0:
         notes.append(f"rank {rank}: its {records[0]:,} earliest calls had left the recorder")
-    lost = int(records[-1] - records[0]) + 1 - len(records)
-    if lost:
-        notes.append(f"rank {rank}: {lost:,} calls in between are missing")
+    n_missing = int(records[-1] - records[0]) + 1 - len(records)
+    if n_missing:
+        notes.append(f"rank {rank}: {n_missing:,} calls in between are missing")
     return log, tuple(notes)
 
 
@@ -158,7 +158,7 @@ def _row(path: Path, n: int, entry: Any) -> tuple[int, int, str, str, int, float
     name, group = entry.get("profiling_name"), entry.get("process_group")
     if not isinstance(name, str) or not name:
         raise TraceError(f"{place}: profiling_name should be the name of the call")
-    if not isinstance(group, list | tuple) or not all(isinstance(part, str) for part in group):
+    if not isinstance(group, list | tuple) or not all(isinstance(text, str) for text in group):
         raise TraceError(f"{place}: process_group should be a name and a description")
     sizes = entry.get("input_sizes") or entry.get("output_sizes") or []
     duration_s = -1.0

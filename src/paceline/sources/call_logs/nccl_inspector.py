@@ -50,7 +50,7 @@ class _Calls:
     duration_s: list[float] = field(default_factory=list)
 
 
-class _Seen:
+class _Index:
     """Names numbered by first appearance, and who has which rank in which communicator."""
 
     def __init__(self) -> None:
@@ -74,17 +74,17 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
         TraceError: a file is damaged, cut off or no log of the inspector, or its numbers contradict
             each other.
     """
-    seen, calls, others = _Seen(), _Calls(), 0
+    index, calls, others = _Index(), _Calls(), 0
     for path in paths:
         for place, entry in _entries(path):
-            others += not _add(seen, calls, entry, place)
+            others += not _add(index, calls, entry, place)
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs of NCCL Inspector"
     if not calls.op:
         raise TraceError(f"{where}: no collective is in there (coll_perf)")
-    rank_of, notes = _ranks(seen, where)
+    rank_of, notes = _ranks(index, where)
     if others:
         notes.append(f"{others:,} lines are of no collective and were passed over")
-    return _log(seen, calls, rank_of, notes, where), tuple(notes)
+    return _log(index, calls, rank_of, notes, where), tuple(notes)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -104,22 +104,22 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield place, entry
 
 
-def _add(seen: _Seen, calls: _Calls, entry: Mapping[str, Any], place: str) -> bool:
+def _add(index: _Index, calls: _Calls, entry: Mapping[str, Any], place: str) -> bool:
     """Add a line, if it is of a collective."""
     header, metadata = mapping(entry, "header"), mapping(entry, "metadata")
     call = mapping(entry, "coll_perf")
     if not call:
         return False
     name = str(header.get("id"))[:80]
-    communicator = seen.communicators.setdefault(name, len(seen.communicators))
+    communicator = index.communicators.setdefault(name, len(index.communicators))
     host = metadata.get("hostname")
     if not isinstance(host, str) or not isinstance(call.get("coll"), str):
         raise TraceError(f"{place}: hostname and coll should be names")
     process_name = (host[:200], whole(metadata, "pid", place))
-    process = seen.processes.setdefault(process_name, len(seen.processes))
+    process = index.processes.setdefault(process_name, len(index.processes))
     rank, n_ranks = whole(header, "rank", place), whole(header, "n_ranks", place)
-    before = seen.ranks[communicator].setdefault(process, rank)
-    size = seen.sizes.setdefault(communicator, n_ranks)
+    before = index.ranks[communicator].setdefault(process, rank)
+    size = index.sizes.setdefault(communicator, n_ranks)
     if rank >= n_ranks or before != rank or size != n_ranks:
         raise TraceError(
             f"{place}: rank {rank} of {n_ranks} in communicator {name} contradicts an earlier line "
@@ -138,7 +138,7 @@ def _add(seen: _Seen, calls: _Calls, entry: Mapping[str, Any], place: str) -> bo
         raise TraceError(f"{place}: coll_msg_size_bytes should be a whole number from 0")
     calls.process.append(process)
     calls.communicator.append(communicator)
-    calls.op.append(seen.ops.setdefault(call["coll"][:80], len(seen.ops)))
+    calls.op.append(index.ops.setdefault(call["coll"][:80], len(index.ops)))
     calls.number.append(whole(call, "coll_sn", place))
     calls.size.append(int(size_bytes))
     calls.start_s.append(start_s)
@@ -147,51 +147,51 @@ def _add(seen: _Seen, calls: _Calls, entry: Mapping[str, Any], place: str) -> bo
     return True
 
 
-def _ranks(seen: _Seen, where: str) -> tuple[list[int], list[str]]:
+def _ranks(index: _Index, where: str) -> tuple[list[int], list[str]]:
     """[process] its global rank, and notes."""
     notes = []
-    n = len(seen.processes)
-    for communicator, ranks in seen.ranks.items():
+    n = len(index.processes)
+    for communicator, ranks in index.ranks.items():
         if len(set(ranks.values())) < len(ranks):
-            name = list(seen.communicators)[communicator]
+            name = list(index.communicators)[communicator]
             raise TraceError(
                 f"{where}: two processes have one rank in communicator {name}; are these logs of "
                 "two runs? Give those of one"
             )
-    whole_job = max(seen.ranks, key=lambda c: (len(seen.ranks[c]), seen.sizes[c]))
-    missing = seen.sizes[whole_job] - len(seen.ranks[whole_job])
-    if len(seen.ranks[whole_job]) == n:
+    whole_job = max(index.ranks, key=lambda c: (len(index.ranks[c]), index.sizes[c]))
+    missing = index.sizes[whole_job] - len(index.ranks[whole_job])
+    if len(index.ranks[whole_job]) == n:
         if missing:
-            notes.append(f"{missing} of {seen.sizes[whole_job]} ranks have no log here")
-        return [seen.ranks[whole_job][process] for process in range(n)], notes
+            notes.append(f"{missing} of {index.sizes[whole_job]} ranks have no log here")
+        return [index.ranks[whole_job][process] for process in range(n)], notes
     notes.append(
         "no communicator holds all processes, so they are numbered by host and pid; these are not "
         "the job's ranks"
     )
-    place = {process: n for n, process in enumerate(sorted(seen.processes, key=_natural))}
-    return [place[process] for process in seen.processes], notes
+    place = {process: n for n, process in enumerate(sorted(index.processes, key=_natural))}
+    return [place[process] for process in index.processes], notes
 
 
 def _natural(process: Process) -> tuple[list[tuple[int, str]], int]:
     """node-2 before node-10."""
     host, pid = process
-    parts = re.split(r"([0-9]{1,15})", host)
-    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)], pid
+    pieces = re.split(r"([0-9]{1,15})", host)
+    return [(int(piece), "") if i % 2 else (-1, piece) for i, piece in enumerate(pieces)], pid
 
 
 def _log(
-    seen: _Seen, calls: _Calls, rank_of: Sequence[int], notes: list[str], where: str
+    index: _Index, calls: _Calls, rank_of: Sequence[int], notes: list[str], where: str
 ) -> CallLog:
     columns = {name: np.array(values) for name, values in vars(calls).items()}
     rank = np.array(rank_of, dtype=np.int64)[columns["process"]]
     order = np.lexsort((columns["number"], columns["communicator"], rank))
     columns = {name: values[order] for name, values in columns.items()}
     rank, group, sequence = rank[order], columns["communicator"], columns["number"]
-    same = (np.diff(rank) == 0) & (np.diff(group) == 0)
+    same_sequence = (np.diff(rank) == 0) & (np.diff(group) == 0)
     gap = np.diff(sequence)
-    twice = same & (gap == 0)
-    back = same & (np.diff(columns["dump_s"]) < 0)
-    for wrong, why in (
+    twice = same_sequence & (gap == 0)
+    back = same_sequence & (np.diff(columns["dump_s"]) < 0)
+    for wrong, fault in (
         (twice, "there twice; was a log given twice?"),
         (back, "dumped before the call ahead of it; was the clock set, or are these two runs?"),
     ):
@@ -199,9 +199,9 @@ def _log(
             at = int(np.argmax(wrong)) + 1
             raise TraceError(
                 f"{where}: call {sequence[at]} of rank {rank[at]} in communicator "
-                f"{list(seen.communicators)[group[at]]} is {why}"
+                f"{list(index.communicators)[group[at]]} is {fault}"
             )
-    missing = int((gap - 1)[same].sum())
+    missing = int((gap - 1)[same_sequence].sum())
     if missing:
         notes.append(
             f"{missing:,} calls between the {len(rank):,} logged are missing, by their sequence "
@@ -214,7 +214,7 @@ def _log(
         op=columns["op"][in_time].astype(np.int64),
         size=columns["size"][in_time].astype(np.int64),
         communicator=group[in_time].astype(np.int64),
-        ops=tuple(seen.ops),
-        communicators=tuple(seen.communicators),
+        ops=tuple(index.ops),
+        communicators=tuple(index.communicators),
         duration_s=columns["duration_s"][in_time],
     )

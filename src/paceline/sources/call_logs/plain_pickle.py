@@ -140,11 +140,11 @@ class _Machine:
             raise _Damaged(f"is an instruction (0x{op:02x}) that plain data has not")
 
     def _take(self, n_bytes: int) -> bytes:
-        part = self.data[self.at : self.at + n_bytes]
-        if len(part) < n_bytes:
+        piece = self.data[self.at : self.at + n_bytes]
+        if len(piece) < n_bytes:
             raise _Damaged("it is cut off")
         self.at += n_bytes
-        return part
+        return piece
 
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]

@@ -23,7 +23,9 @@ def check_request(request: Any, where: str) -> int:
     Raises:
         TraceError: it is no ExportTraceServiceRequest.
     """
-    return sum(1 for place, part in parts_of(request, where) for _ in spans_of(part, place))
+    return sum(
+        1 for place, resource in resources_of(request, where) for _ in spans_of(resource, place)
+    )
 
 
 def resources(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -36,12 +38,12 @@ def resources(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     except (TraceError, ValueError, RecursionError):
         by_line = False
     if not by_line:
-        for n, part in enumerate(JsonStream(path, "resourceSpans")):
-            yield f"{path}, resource {n}", part
+        for n, resource in enumerate(JsonStream(path, "resourceSpans")):
+            yield f"{path}, resource {n}", resource
         return
     for n, line in enumerate(lines(path), 1):
         if line.strip():
-            yield from parts_of(_request(line, f"{path}, line {n}"), f"{path}, line {n}")
+            yield from resources_of(_request(line, f"{path}, line {n}"), f"{path}, line {n}")
 
 
 def _request(line: str, place: str) -> Any:
@@ -54,12 +56,12 @@ def _request(line: str, place: str) -> Any:
         ) from None
 
 
-def parts_of(request: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def resources_of(request: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """A request's ResourceSpans; one of metrics or logs, in the same file, has none."""
     if not isinstance(request, dict):
         raise TraceError(f"{place}: no ExportTraceServiceRequest but {repr(request)[:40]}")
-    for part in _objects(request, "resourceSpans", place):
-        yield place, part
+    for resource in _objects(request, "resourceSpans", place):
+        yield place, resource
 
 
 def _objects(values: Mapping[str, Any], name: str, place: str) -> Iterator[dict[str, Any]]:
@@ -68,28 +70,28 @@ def _objects(values: Mapping[str, Any], name: str, place: str) -> Iterator[dict[
     Raises:
         TraceError: it is no list of objects.
     """
-    found = values.get(name)
-    if found is None:
+    objects = values.get(name)
+    if objects is None:
         return
-    if not isinstance(found, list) or not all(isinstance(value, dict) for value in found):
+    if not isinstance(objects, list) or not all(isinstance(value, dict) for value in objects):
         raise TraceError(f"{place}: {name} is no list of objects; is it an OTLP file?")
-    yield from found
+    yield from objects
 
 
-def spans_of(part: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
+def spans_of(resource: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]]:
     """The spans of a ResourceSpans, of all scopes."""
-    for scope in _objects(part, "scopeSpans", place):
+    for scope in _objects(resource, "scopeSpans", place):
         yield from _objects(scope, "spans", place)
 
 
 def attributes_of(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Attributes as plain values; arrays and maps, which Megatron's have none of, as None."""
-    found = {}
+    attributes = {}
     for pair in _objects(values, "attributes", place):
         value = mapping(pair, "value")
         plain = (value.get(f"{name}Value") for name in ("string", "int", "double", "bool"))
-        found[str(pair.get("key"))] = next((v for v in plain if v is not None), None)
-    return found
+        attributes[str(pair.get("key"))] = next((v for v in plain if v is not None), None)
+    return attributes
 
 
 def times_of(span: Mapping[str, Any], name: str, rank: int, place: str) -> tuple[int, int]:
@@ -98,7 +100,7 @@ def times_of(span: Mapping[str, Any], name: str, rank: int, place: str) -> tuple
     Raises:
         TraceError: they are no times, or the end is before the start.
     """
-    found = []
+    times_ns = []
     for key in ("startTimeUnixNano", "endTimeUnixNano"):
         value = span.get(key, 0)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -108,7 +110,7 @@ def times_of(span: Mapping[str, Any], name: str, rank: int, place: str) -> tuple
                 f"{place}: {key} of a {name} of rank {rank} is {str(value)[:40]!r}; it should be "
                 "nanoseconds"
             )
-        found.append(value)
-    if found[1] and found[1] < found[0]:
+        times_ns.append(value)
+    if times_ns[1] and times_ns[1] < times_ns[0]:
         raise TraceError(f"{place}: a {name} of rank {rank} ends before it starts")
-    return found[0], found[1]
+    return times_ns[0], times_ns[1]

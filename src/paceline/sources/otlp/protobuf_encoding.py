@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import TraceError
 
 #: Messages and texts of a request; a span has some 25. An empty one is two bytes here, 250 decoded.
-MOST_PARTS = 500_000
+MAX_PARTS = 500_000
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 
@@ -59,8 +59,8 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
                 _ids_in_hex(span)
                 for link in span.get("links", ()):
                     _ids_in_hex(link)
-    found: dict[str, Any] = request
-    return found
+    result: dict[str, Any] = request
+    return result
 
 
 def _check_size(body: bytes, kind: Any) -> None:
@@ -69,7 +69,7 @@ def _check_size(body: bytes, kind: Any) -> None:
     Raises:
         ValueError: it is too much, or no protobuf of today (groups are history).
     """
-    parts, n_parts = {kind: _parts_of(kind)}, 0
+    fields_of, n_parts = {kind: _parts_of(kind)}, 0
     waiting = [(0, len(body), kind)]
     while waiting:
         at, end, kind = waiting.pop()
@@ -78,11 +78,11 @@ def _check_size(body: bytes, kind: Any) -> None:
             if tag & 7 == 2:
                 size, at = _varint(body, at)
                 n_parts += 1
-                part = parts[kind].get(tag >> 3)
-                if part is not None:
-                    if part not in parts:
-                        parts[part] = _parts_of(part)
-                    waiting.append((at, min(at + size, end), part))
+                field_kind = fields_of[kind].get(tag >> 3)
+                if field_kind is not None:
+                    if field_kind not in fields_of:
+                        fields_of[field_kind] = _parts_of(field_kind)
+                    waiting.append((at, min(at + size, end), field_kind))
                 at += size
             elif tag & 7 == 0:
                 _, at = _varint(body, at)
@@ -90,8 +90,8 @@ def _check_size(body: bytes, kind: Any) -> None:
                 at += 8 if tag & 7 == 1 else 4
             else:
                 raise ValueError("it holds a group")
-            if n_parts > MOST_PARTS:
-                raise ValueError(f"more than {MOST_PARTS:,} parts; send smaller batches")
+            if n_parts > MAX_PARTS:
+                raise ValueError(f"more than {MAX_PARTS:,} parts; send smaller batches")
 
 
 def _parts_of(kind: Any) -> dict[int, Any]:

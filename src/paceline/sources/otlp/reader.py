@@ -32,8 +32,8 @@ from paceline.sources.megatron_place import MegatronPlace
 from paceline.sources.otlp import json_encoding
 from paceline.sources.otlp.json_encoding import (
     attributes_of,
-    parts_of,
     resources,
+    resources_of,
     spans_of,
     times_of,
 )
@@ -99,7 +99,7 @@ def read(
     """
     files = [path / FILE_NAME if path.is_dir() else path for path in paths]
     where = str(files[0]) if len(files) == 1 else f"{len(files)} OTLP files"
-    return _import((part for file in files for part in resources(file)), where, job, steps)
+    return _import((resource for file in files for resource in resources(file)), where, job, steps)
 
 
 def read_requests(
@@ -109,10 +109,12 @@ def read_requests(
     steps: frozenset[int] | None = None,
 ) -> Imported:
     """Read parsed ExportTraceServiceRequests, in the JSON encoding; else like :func:`read`."""
-    parts = (
-        part for n, request in enumerate(requests, 1) for part in parts_of(request, f"{where}, {n}")
+    placed = (
+        resource
+        for n, request in enumerate(requests, 1)
+        for resource in resources_of(request, f"{where}, {n}")
     )
-    return _import(parts, where, job, steps)
+    return _import(placed, where, job, steps)
 
 
 def check_request(request: Any, where: str) -> int:
@@ -123,30 +125,30 @@ def check_request(request: Any, where: str) -> int:
             times or number, so that no file with it could be read.
     """
     spans, place_of = SpanTable(), MegatronPlace()
-    for place, part in parts_of(request, where):
-        _add_resource(spans, place_of, part, place, Counter(), Counter())
+    for place, resource in resources_of(request, where):
+        _add_resource(spans, place_of, resource, place, Counter(), Counter())
     return json_encoding.check_request(request, where)
 
 
 def _import(
-    parts: Iterable[tuple[str, Mapping[str, Any]]],
+    placed: Iterable[tuple[str, Mapping[str, Any]]],
     where: str,
     job: Job | None,
     steps: frozenset[int] | None,
 ) -> Imported:
     spans, place_of = SpanTable(), MegatronPlace()
     others, unplaced = Counter[str](), Counter[str]()
-    for place, part in parts:
-        _add_resource(spans, place_of, part, place, others, unplaced)
+    for place, resource in placed:
+        _add_resource(spans, place_of, resource, place, others, unplaced)
     if not len(spans):
         if unplaced:
             raise TraceError(
                 f"{where} has {unplaced.total()} spans of Megatron-LM, none of which has an end; "
                 "let the job export them once they are over"
             )
-        told = f" (spans: {', '.join(sorted(others)[:5])})" if others else ""
+        names = f" (spans: {', '.join(sorted(others)[:5])})" if others else ""
         raise TraceError(
-            f"{where} has no span of Megatron-LM, such as {STEP}{told}; run the job with "
+            f"{where} has no span of Megatron-LM, such as {STEP}{names}; run the job with "
             "MEGATRON_OTEL_ENABLED=1"
         )
     job = place_of.job(job, where)
@@ -179,24 +181,24 @@ def _import(
 def _add_resource(
     spans: SpanTable,
     place_of: MegatronPlace,
-    part: Mapping[str, Any],
+    resource: Mapping[str, Any],
     place: str,
     others: Counter[str],
     unplaced: Counter[str],
 ) -> None:
     """Add the spans of one process; other services' in the same file are passed over."""
     rank: int | None = None
-    resource = attributes_of(mapping(part, "resource"), place)
-    for span in spans_of(part, place):
-        name = _shown(span.get("name"))
+    attributes_of_process = attributes_of(mapping(resource, "resource"), place)
+    for span in spans_of(resource, place):
+        name = _printable(span.get("name"))
         kinds = kinds_of(name)
         if name != STEP and not kinds:
             if name in others or len(others) < 1000:
                 others[name] += 1
             continue
         if rank is None:
-            rank = rank_of(resource, place)
-            place_of.add_sizes(resource, rank, place)
+            rank = rank_of(attributes_of_process, place)
+            place_of.add_sizes(attributes_of_process, rank, place)
         attributes = attributes_of(span, place)
         start_ns, end_ns = times_of(span, name, rank, place)
         if not end_ns:
@@ -213,7 +215,7 @@ def _add_resource(
                 spans.add_op(rank, kind, microbatch, start_ns, end_ns, _ids(span))
 
 
-def _shown(name: Any) -> str:
+def _printable(name: Any) -> str:
     """A span's name without what would control the terminal."""
     text = str(name)[:80] if isinstance(name, str) else type(name).__name__
     return text if text.isprintable() else ascii(text)
@@ -237,12 +239,12 @@ def rank_of(resource: Mapping[str, Any], place: str) -> int:
     Raises:
         TraceError: they do not say it.
     """
-    found = _RANK.fullmatch(str(resource.get(RANK, "")).strip())
-    rank = optional_whole(found[1]) if found else None
+    match = _RANK.fullmatch(str(resource.get(RANK, "")).strip())
+    rank = optional_whole(match[1]) if match else None
     if rank is None:
-        shown = repr(resource[RANK])[:40] if RANK in resource else "missing"
+        text = repr(resource[RANK])[:40] if RANK in resource else "missing"
         raise TraceError(
-            f"{place}: the resource attribute {RANK} should be the rank, but is {shown}; set it "
+            f"{place}: the resource attribute {RANK} should be the rank, but is {text}; set it "
             "for every process (OTEL_RESOURCE_ATTRIBUTES)"
         )
     return rank
@@ -266,8 +268,8 @@ def _fill(ops: OpTable, spans: SpanTable, job: Job, where: str, unplaced: Counte
             unplaced[f"outside of any {STEP}"] += 1
             continue
         compute = kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
-        known = compute and microbatch >= 0 and job.vpp_size == 1
-        by_order |= compute and not known
+        has_microbatch = compute and microbatch >= 0 and job.vpp_size == 1
+        by_order |= compute and not has_microbatch
         ops.add(
             rank=rank,
             dp=rank // tp_cp % job.dp_size,
@@ -276,7 +278,7 @@ def _fill(ops: OpTable, spans: SpanTable, job: Job, where: str, unplaced: Counte
             kind=OpKind(kind),
             start_s=start_s,
             end_s=end_s,
-            chunk=0 if known else -1,
-            microbatch=microbatch if known else -1,
+            chunk=0 if has_microbatch else -1,
+            microbatch=microbatch if has_microbatch else -1,
         )
     return by_order
