@@ -84,11 +84,6 @@ def fsdp(case, rank, world, factor, loop):
     for layer in model:
         fully_shard(layer, **options)
     fully_shard(model, **options)
-    if case == "fsdp-prefetch":
-        model._set_unshard_async_op(True)
-        for at, layer in enumerate(model):
-            layer.set_modules_to_forward_prefetch(list(model[at + 1 : at + 2]))
-            layer.set_modules_to_backward_prefetch(list(model[max(0, at - 1) : at]))
     if loop.recorder is not None:
         import paceline.record as record
 

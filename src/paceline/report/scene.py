@@ -187,17 +187,39 @@ def _wide_arrows(
         )
         dp = np.concatenate([graph.variant_dps[v] for v in variants])
         start = np.concatenate([timeline.start.row(m) for m in members.tolist()], axis=1)
-        drawn_members = np.flatnonzero(places.rank[dp] >= 0)
-        for step in range(places.n_steps):
-            last = int(start[step].argmax())
-            event = places.of(
-                np.full(len(drawn_members), step), dp[drawn_members], op[drawn_members]
-            )
-            begin[event] = start[step, last]
-            if places.rank[dp[last]] < 0:
-                continue  # whom all wait for is not drawn
-            longest = np.argsort(start[step, drawn_members], kind="stable")
-            longest = longest[drawn_members[longest] != last][:MAX_ARROWS]
-            source = event[drawn_members == last]
-            arrows.append((np.repeat(source, len(longest)), event[longest]))
+        sets = graph.sets_of(int(members[0]))[dp]
+        for number in np.unique(sets).tolist():
+            met = np.flatnonzero(sets == number)
+            arrows += _meeting_arrows(places, begin, op[met], dp[met], start[:, met])
+    return arrows
+
+
+def _meeting_arrows(
+    places: _Places,
+    begin: npt.NDArray[np.float64],
+    op: Ints,
+    dp: Ints,
+    start: npt.NDArray[np.float64],
+) -> list[tuple[Ints, Ints]]:
+    """Arrows among members that meet in one collective: from the last launched to the others.
+
+    Args:
+        places: where events are.
+        begin: [event] starts of transfers, to be filled in.
+        op: [member].
+        dp: [member].
+        start: [step, member] launches, seconds.
+    """
+    arrows = []
+    drawn_members = np.flatnonzero(places.rank[dp] >= 0)
+    for step in range(places.n_steps):
+        last = int(start[step].argmax())
+        event = places.of(np.full(len(drawn_members), step), dp[drawn_members], op[drawn_members])
+        begin[event] = start[step, last]
+        if places.rank[dp[last]] < 0:
+            continue  # whom all wait for is not drawn
+        longest = np.argsort(start[step, drawn_members], kind="stable")
+        longest = longest[drawn_members[longest] != last][:MAX_ARROWS]
+        source = event[drawn_members == last]
+        arrows.append((np.repeat(source, len(longest)), event[longest]))
     return arrows

@@ -15,7 +15,7 @@ from paceline.report.layout import wrap
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
-from paceline.results.words.slowdown import by_paper
+from paceline.results.words.slowdown import by_paper, of_which_lasts
 from paceline.trace.warning import STEPS_LEFT_OUT, USUAL, Warning
 from paceline.units import count, seconds
 from paceline.whatif import WhatIf
@@ -96,7 +96,9 @@ def _head(report: JobReport, width: int) -> list[Text]:
     waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {count(gpus, 'GPU')}"
     numbers = Text("S ").append(f"{report.slowdown:.3f}", style="bold")
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    numbers.append(f" ({paper})" if paper else "")
+    lasts = of_which_lasts(report.slowdown_lasting)
+    beside = "; ".join(filter(None, (lasts, paper)))
+    numbers.append(f" ({beside})" if beside else "")
     numbers.append("   waste ").append(waste, style="bold")
     return [
         *wrap(_job_line(report), width, style="bold"),

@@ -9,7 +9,7 @@ from paceline.diagnose import Waterfall
 from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
 from paceline.results.words.names import OTHERS, cause_name
-from paceline.results.words.slowdown import by_paper
+from paceline.results.words.slowdown import by_paper, of_which_lasts
 from paceline.units import percent, seconds
 
 
@@ -47,7 +47,8 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
 def _beside_s(report: JobReport, low: float, high: float) -> str:
     """The interval of S, and S by the paper's reference where that is another number."""
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    return f"90%: {low:.3f} to {high:.3f}{f'; {paper}' if paper else ''}"
+    lasts = of_which_lasts(report.slowdown_lasting)
+    return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", lasts, paper)))
 
 
 def _gpus(lost_gpus: float) -> str:

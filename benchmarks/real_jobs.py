@@ -1,0 +1,66 @@
+"""S of real jobs against measured times: ``python benchmarks/real_jobs.py [CASE ...]``.
+
+Each case runs with a slow rank, with all ranks at the mean, and healthy, in the same minute; four
+gloo ranks, layers that sleep 30 ms. True S is slow over level, the true gain of the rank's repair
+slow over healthy. Run it on a quiet machine.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import paceline
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.remedies import REMEDIES, Case, advise
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
+
+from harness import factors_of, run
+
+CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
+CASES += ("1f1b", "interleaved")
+
+
+def analysed(folder):
+    """The analysis of a recording, the worst rank and the gain of its replacement."""
+    measured = from_trace(paceline.load(folder / "run"))
+    result = paceline.analyze(measured)
+    diagnosis = diagnose(measured, result)
+    advice = advise(Case(measured, result, diagnosis), REMEDIES)
+    gains = [1 / (1 - r.gain) for r in advice.remedies if r.name == "replace-worker"]
+    causes = [f.cause for f in diagnosis.findings if f.cause != "unexplained"]
+    return result, causes, f"{gains[0]:.2f}" if gains else "-"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
+    parser.add_argument("--factor", type=float, default=2.0, help="of the slow rank's times")
+    args = parser.parse_args()
+    print(
+        f"{'case':16}{'true S':>8}{'S lasts':>9}{'S':>7}{'off':>7}{'gain':>7}{'said':>7}"
+        f"{'discr.':>8}{'rank':>6}  healthy: S lasts, S, discr., findings"
+    )
+    for case in args.cases or CASES:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            slow, level, healthy = factors_of(args.factor)
+            of_slow = run(case, folder / "slow", slow, recorded=True).step_s
+            of_level = run(case, folder / "level", level).step_s
+            of_healthy = run(case, folder / "healthy", healthy, recorded=True).step_s
+            result, _, said = analysed(folder / "slow")
+            other, causes, _ = analysed(folder / "healthy")
+        true, lasts = of_slow / of_level, result.lasting.slowdown
+        print(
+            f"{case:16}{true:8.2f}{lasts:9.2f}{result.slowdown:7.2f}{lasts / true - 1:+7.0%}"
+            f"{of_slow / of_healthy:7.2f}{said:>7}{result.discrepancy:8.1%}"
+            f"{int(result.lasting.by_worker.argmax()):>6}  {other.lasting.slowdown:.2f}, "
+            f"{other.slowdown:.2f}, {other.discrepancy:.1%}, {', '.join(causes) or 'none'}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

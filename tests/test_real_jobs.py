@@ -1,0 +1,46 @@
+"""Real jobs of four gloo ranks, one of them slow, through torch 2.13's own FSDP, DDP, pipelines.
+
+What is asserted holds on a busy machine, too; ``benchmarks/real_jobs.py`` holds S against the
+measured times of the same jobs without the slow rank.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+
+pytest.importorskip("torch.distributed", reason="no torch: pip install torch==2.13.0")
+sys.path.insert(0, str(Path(__file__).parent / "real_jobs"))
+
+from harness import factors_of, run
+
+pytestmark = pytest.mark.alone
+
+#: Case -> whether stages, not replicas, are the workers.
+CASES = {"hsdp": False, "ddp-accumulate": False, "interleaved": True}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path):
+    slow, _, _ = factors_of(3.0)
+    plain = run(case, tmp_path / "plain", slow, steps=5)
+    recorded = run(case, tmp_path / "recorded", slow, steps=5, recorded=True)
+    assert recorded.losses == plain.losses  # bit by bit
+    measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
+    result = paceline.analyze(measured)
+    assert measured.graph.programmed
+    assert result.replay_error < 0.01
+    assert result.discrepancy < 0.05
+    by_rank = result.lasting.by_worker.ravel()
+    assert by_rank.argmax() == 1
+    assert by_rank[1] > 1.3
+    first = diagnose(measured, result).findings[0]
+    worst = first.where.get("stage", first.where.get("workers", [[None]])[0][0])
+    assert (first.cause, worst) == ("stage-imbalance" if CASES[case] else "worker", 1)
+    if case == "hsdp":
+        kinds = {family: measured.graph.families[family].tolist() for family in (1, 2)}
+        assert sorted(kinds.values()) == [[0, 0, 1, 1], [0, 1, 0, 1]]
