@@ -21,7 +21,10 @@ def sqlite(folder):
 def postgresql(folder):
     """The URL of a new database of the PostgreSQL that the tests may use."""
     if not os.environ.get(POSTGRES):
-        pytest.skip(f"no PostgreSQL: set {POSTGRES} to a URL")
+        pytest.skip(
+            f"no PostgreSQL: set {POSTGRES} to the URL of one in which tests may make databases, "
+            "or run .ci/run, which starts one"
+        )
     server = make_url(os.environ[POSTGRES]).set(drivername="postgresql+psycopg")
     name = f"paceline_{uuid.uuid4().hex[:12]}"
     admin = create_engine(server, isolation_level="AUTOCOMMIT")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import shared_data
+import requires
 from paceline.cli import analyze, main
 from paceline.cli.main import run
 from paceline.errors import TraceError
@@ -19,7 +19,6 @@ from paceline.sources import load
 from paceline.whatif import analyze as analyse
 
 Captured = pytest.CaptureFixture[str]
-DATA = shared_data.DATA / "whatif"
 
 
 @pytest.fixture(scope="module")
@@ -314,9 +313,7 @@ def test_a_reader_that_goes_away_is_no_error(trace: Path, arguments: list[str]) 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_a_full_disk_behind_standard_output(trace: Path, arguments: list[str]) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no /dev/full")
+    full = requires.full_device()
     command = [sys.executable, "-m", "paceline", "analyze", str(trace), *arguments]
     with full.open("wb") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False, timeout=60)
@@ -339,11 +336,10 @@ def test_a_terminal_without_unicode_gets_question_marks(trace: Path) -> None:
 
 @pytest.mark.parametrize("name", ["AR", "SE", "ST"])
 def test_real_jobs(name: str, capsys: Captured, tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is not there")
-    inputs = [str(DATA / f"trace-{name}.parquet"), "--job", str(DATA / f"meta-{name}.yaml")]
+    folder = requires.data("whatif")
+    inputs = [str(folder / f"trace-{name}.parquet"), "--job", str(folder / f"meta-{name}.yaml")]
     assert run(["analyze", *inputs, "--out", str(tmp_path)]) == 0
     assert f"{name}: dp " in capsys.readouterr().out
-    published = json.loads((DATA / f"result-{name}.json").read_text())
+    published = json.loads((folder / f"result-{name}.json").read_text())
     document = json.loads((tmp_path / "result.json").read_text())
     assert document["launch_slowdown"] == pytest.approx(published["launch_slowdown"], rel=1e-4)

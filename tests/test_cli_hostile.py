@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import requires
 from paceline.cli.main import run
 
 Captured = pytest.CaptureFixture[str]
@@ -150,10 +151,10 @@ sys.exit(run())
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_help_that_cannot_be_printed_is_an_error() -> None:
+    full = requires.full_device()
     done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -m paceline --help >/dev/full', sys.executable],
+        ["sh", "-c", f'exec "$0" -m paceline --help >{full}', sys.executable],
         stderr=subprocess.PIPE,
         # argparse passes over errors where every line is written at once
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},

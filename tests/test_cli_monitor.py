@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from monitor_lab import Server

@@ -9,6 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+import requires
 from jobs import Spec, make_rows, trace_of
 from otlp_spans import sizes_of, spans_of_ranks
 from paceline.cli.main import run
@@ -47,10 +48,11 @@ class Process:
 
 def send(url, rows, *, packed):
     """Send a job's spans rank by rank, as its processes would: with OpenTelemetry's own SDK."""
-    pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk (extra dev)")
-    exporter = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    requires.installed("opentelemetry.sdk")
+    requires.installed("opentelemetry.exporter.otlp.proto.http")
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as exporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -10,7 +10,9 @@ import subprocess
 import pytest
 from sqlalchemy import text
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from monitor_lab import Server
@@ -102,7 +104,7 @@ def test_a_stop_finishes_what_is_being_sent_and_ends_the_streams(tmp_path):
 def test_https_with_a_certificate(tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("openssl is not installed")
+        pytest.skip("openssl is not installed: apt-get install openssl")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import requires
 from paceline.cli.main import run
 
 
@@ -106,7 +107,7 @@ def test_what_is_wrong(capsys, args, words):
     ],
 )
 def test_what_cannot_be_measured(capsys, option, value, words):
-    pytest.importorskip("torch")
+    requires.installed("torch")
     code, out, err = said(capsys, "--world-size", 2, "--run", option, value)
     assert (code, out) == (2, "")
     assert words in err
@@ -122,7 +123,7 @@ def test_a_world_of_another_size(capsys, monkeypatch):
 
 
 def test_under_a_launcher_rank_0_prints():
-    pytest.importorskip("torch")
+    requires.installed("torch")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = [sys.executable, "-m", "paceline", "validate", "--tree", "--rounds", "2", "--json"]

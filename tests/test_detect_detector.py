@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-import shared_data
+import requires
 from paceline import Detector
 from paceline.detect.bocd import Bocd
 from paceline.detect.detector import SILENT_AFTER
 from paceline.detect.job import job_events
 from paceline.detect.who import spans
 from paceline.errors import DetectError
-
-DATA = shared_data.DATA / "fail-slow"
 
 
 def noise(steps, ranks=1, cov=0.02, seed=0):
@@ -243,7 +241,6 @@ def test_ranks_that_slow_down_together_are_one_event_of_the_job():
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 @pytest.mark.parametrize(
     ("name", "healthy_flagged", "p50", "p95"),
     [("comp", 0, 3, 5), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],
@@ -252,8 +249,9 @@ def test_labelled_streams(name, healthy_flagged, p50, p95):
     """All episodes, hardly an alarm on healthy series, within a few steps (README of the data)."""
     import runpy
 
-    score = runpy.run_path(str(DATA / "score.py"))["score"]
-    with np.load(DATA / f"dev_{name}.npz") as data:
+    folder = requires.data("fail-slow")
+    score = runpy.run_path(str(folder / "score.py"))["score"]
+    with np.load(folder / f"dev_{name}.npz") as data:
         x = data["x"].T
         onsets = [[] for _ in range(x.shape[1])]
         for event in events_of(x):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import requires
 from paceline.detect.join import joined_world
 from paceline.detect.launch import validate_local
 from paceline.detect.passes import ring_passes
@@ -18,12 +19,10 @@ from paceline.detect.validate import Effort, Injected
 from paceline.detect.verdict import judge
 from paceline.errors import DetectError
 
-pytest.importorskip("torch")
+requires.installed("torch")
 
 #: Small, so that what is slow on purpose stands out on a host that does other work, too.
 SMALL = Effort(gemm=192, message_bytes=1 << 16, rounds=5)
-
-on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 
 
 def alive(pid):
@@ -104,7 +103,7 @@ def validation():
         process.communicate()
 
 
-@on_linux
+@requires.on_linux
 def test_a_worker_that_is_killed_is_named(validation):
     process, workers = validation(3)
     (victim,) = [w for w in workers if b"\0RANK=2\0" in Path(f"/proc/{w}/environ").read_bytes()]
@@ -117,7 +116,7 @@ def test_a_worker_that_is_killed_is_named(validation):
     assert not any(map(alive, workers))
 
 
-@on_linux
+@requires.on_linux
 def test_an_interrupt_leaves_no_process(validation):
     process, workers = validation(2)
     process.send_signal(signal.SIGINT)
@@ -126,7 +125,7 @@ def test_an_interrupt_leaves_no_process(validation):
     assert not any(map(alive, workers))
 
 
-@on_linux
+@requires.on_linux
 def test_workers_end_with_a_parent_that_is_killed(validation):
     process, workers = validation(1)
     process.kill()
@@ -167,7 +166,7 @@ def test_a_worker_says_why_it_gives_up():
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("has a GPU")
+        pytest.skip("this machine has a GPU: set CUDA_VISIBLE_DEVICES to nothing")
     with pytest.raises(DetectError, match=r"failed: rank 0 has no GPU .*--backend gloo"):
         validate_local(1, backend="nccl")
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 from sqlalchemy.exc import OperationalError
 
@@ -281,7 +283,7 @@ def test_an_outcome_waits_for_a_store_that_is_away(make, monkeypatch):
     assert len(calls) == 3
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+@requires.on_linux
 def test_workers_end_with_the_service():
     """PR_SET_PDEATHSIG: a killed service leaves no analysis behind."""
     code = (

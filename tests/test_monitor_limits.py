@@ -5,9 +5,9 @@ import json
 import socket
 import time
 
-import pytest
+import requires
 
-pytest.importorskip("starlette")
+requires.installed("starlette")
 
 import monitor_site
 from monitor_web import eventually, monitor

@@ -12,6 +12,7 @@ import zlib
 
 import pytest
 
+import requires
 from jobs import Spec, make_rows
 from otlp_spans import requests_of
 from paceline.errors import OutputError
@@ -58,7 +59,7 @@ def kept(receiver):
 
 
 def protobuf_of(request):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -123,7 +124,7 @@ def test_bodies_that_are_refused(receiver, body, headers, status, told):
 
 
 def test_protobuf_that_is_none_is_answered_in_protobuf(receiver):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
     status, headers, answer = post(receiver, b"\xff\xff", PROTOBUF)

@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra monitor is not installed")
+import requires
+
+requires.installed("starlette")
 
 from monitor_fleet import (
     HOSTILE,

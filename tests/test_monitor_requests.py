@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from paceline.monitor.web.envelope import CSP

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from monitor_site import until

@@ -7,7 +7,9 @@ import socket
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 from monitor_web import eventually, monitor
 from paceline.monitor import detectors as module

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import shared_data
+import requires
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster, save_cluster
@@ -17,8 +17,6 @@ from paceline.plan.calibrate import CONSTANTS, calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, load_runs, runs_cluster
 from paceline.plan.step import step_time_s
-
-DATA = shared_data.DATA / "llm" / "megatron_a100_calibration.csv"
 
 
 def jobs():
@@ -105,10 +103,9 @@ def test_constants_are_efficiencies_within_their_bounds():
         assert constant.low < getattr(base, constant.name) <= constant.high
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason=f"{DATA} is not there")
 def test_real_a100_runs():
     """Presets within 20%; calibrated within 7% (median 4%) of runs that a fit has not seen."""
-    runs = load_runs(DATA, need_times=True)
+    runs = load_runs(requires.data("llm", "megatron_a100_calibration.csv"), need_times=True)
     cluster = runs_cluster(runs, None)
     measured = np.array([run.measured_s for run in runs])
     preset = [predict(run.llm, run.plan, cluster).step_time_s for run in runs]

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+import requires
 from paceline.blockfile import STEP, TIMES, read_file
 from paceline.record.clocks import Exchange, HostClock, asked_by
 from paceline.record.cuda import CudaClock
@@ -14,7 +15,9 @@ from paceline.record.passes import Passes
 from paceline.record.recorder import Recorder
 from paceline.sources.recording.files import _ahead_ns, read_files
 
-torch = pytest.importorskip("torch")
+requires.installed("torch")
+
+import torch
 
 
 class Wires:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import paceline.record as record
+import requires
 from paceline import analyze, load
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 
-pytest.importorskip("torch.distributed")
+requires.installed("torch.distributed")
 
 HERE = Path(__file__).parent
 K = OpKind

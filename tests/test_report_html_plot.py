@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import requires
 from paceline import plot
 from paceline.diagnose import diagnose, waterfall
 from paceline.errors import PacelineError
@@ -24,7 +25,9 @@ def job():
 
 @pytest.fixture(scope="module")
 def pyplot():
-    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    requires.installed("matplotlib")
+    import matplotlib
+
     matplotlib.use("agg")
     import matplotlib.pyplot
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import requires
 from paceline.detect.calls import step_times
 from paceline.errors import PacelineError, TraceError
 from paceline.sources.call_logs import flight_recorder, plain_pickle
@@ -88,7 +89,7 @@ def test_calls_that_left_the_ring_are_told(tmp_path):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Dumps of a job of two processes over gloo."""
-    pytest.importorskip("torch", reason="needs torch (extra profile)")
+    requires.installed("torch")
     folder = tmp_path_factory.mktemp("gloo")
     env = os.environ | {"TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, JOB, folder, str(r)], env=env) for r in (0, 1)]

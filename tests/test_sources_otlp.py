@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import requires
 from jobs import Spec, make_rows, trace_of
 from otlp_spans import attribute, request, requests_of, sizes_of, spans_of_ranks
 from paceline.errors import PacelineError, TraceError
@@ -407,7 +408,7 @@ def test_files_that_are_none(tmp_path, text):
 
 
 def test_protobuf_and_json_are_one():
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -428,7 +429,7 @@ def test_protobuf_and_json_are_one():
 @settings(max_examples=150, deadline=None)
 @given(body=st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(body):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     said = refusal(lambda: protobuf_encoding.decode(body, "body"))
     assert said is None or said.startswith("body: no ExportTraceServiceRequest")
 
