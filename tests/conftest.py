@@ -45,6 +45,14 @@ def pytest_collection_finish():
     gc.enable()
 
 
+if requires.is_installed("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is the machine's affair.
+    settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("calm")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """The longest files first (xdist: with ``--no-loadscope-reorder``), and marked ``slow``."""

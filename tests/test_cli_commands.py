@@ -118,7 +118,7 @@ def test_completion_knows_every_command(shell: str, capsys: Captured) -> None:
 def test_bash_accepts_its_completion(capsys: Captured) -> None:
     run(["completion", "bash"])
     script = capsys.readouterr().out
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=300)
 
 
 def write_table(path: Path, **columns: pa.Array) -> None:
@@ -305,7 +305,7 @@ def test_a_reader_that_goes_away_is_no_error(trace: Path, arguments: list[str]) 
     os.close(read)
     with os.fdopen(write, "wb") as closed:
         done = subprocess.run(
-            command, stdout=closed, stderr=subprocess.PIPE, check=False, timeout=60
+            command, stdout=closed, stderr=subprocess.PIPE, check=False, timeout=300
         )
     assert done.returncode == 141
     assert done.stderr == b""
@@ -316,7 +316,9 @@ def test_a_full_disk_behind_standard_output(trace: Path, arguments: list[str]) -
     full = requires.full_device()
     command = [sys.executable, "-m", "paceline", "analyze", str(trace), *arguments]
     with full.open("wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False, timeout=60)
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.PIPE, check=False, timeout=300
+        )
     assert done.returncode == 2
     assert done.stderr == b"paceline: error: No space left on device\n"
 
@@ -327,7 +329,7 @@ def test_a_terminal_without_unicode_gets_question_marks(trace: Path) -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0
     assert b"dp 3 ? pp 2" in done.stdout

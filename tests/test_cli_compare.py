@@ -231,6 +231,6 @@ sys.exit(run(sys.argv[1:]))
     files = [str(folder / "slow.parquet"), str(folder / "healthy.parquet")]
     done = subprocess.run(
         [sys.executable, "-c", code, "compare", *files],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -138,7 +138,7 @@ def test_under_a_launcher_rank_0_prints():
         )
         for rank in range(2)
     ]
-    out = [each.communicate(timeout=120)[0] for each in ranks]
+    out = [each.communicate(timeout=300)[0] for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0]
     document = json.loads(out[0].splitlines()[-1])
     assert document["passes"] == [[[1, 0]]]

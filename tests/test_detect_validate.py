@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_is_named(validation):
     process, workers = validation(3)
     (victim,) = [w for w in workers if b"\0RANK=2\0" in Path(f"/proc/{w}/environ").read_bytes()]
     os.kill(victim, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (2, "")
     assert err == (
         "paceline: error: rank 2 was killed by SIGKILL; the other processes were ended\n"
@@ -120,7 +120,7 @@ def test_a_worker_that_is_killed_is_named(validation):
 def test_an_interrupt_leaves_no_process(validation):
     process, workers = validation(2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
     assert not any(map(alive, workers))
 
@@ -179,7 +179,7 @@ def test_a_job_that_pauses_and_goes_on(tmp_path):
         subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank)], env=env)
         for rank in range(3)
     ]
-    assert [job.wait(timeout=120) for job in jobs] == [0, 0, 0]
+    assert [job.wait(timeout=300) for job in jobs] == [0, 0, 0]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for result in results:
         whole, subset = result["found"][:2]

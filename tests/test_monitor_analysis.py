@@ -55,7 +55,7 @@ class Site:
     def row(self, number):
         return sessions.by_id(self.engine, number, "*")
 
-    def wait(self, *numbers, timeout=60):
+    def wait(self, *numbers, timeout=300):
         over = ("done", "failed")
         eventually(lambda: all(self.row(n)["status"] in over for n in numbers), timeout)
         return [self.row(n) for n in numbers]

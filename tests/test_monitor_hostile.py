@@ -369,7 +369,7 @@ def test_errors_and_lines_and_no_growth(site, tmp_path, monkeypatch):
         with contextlib.suppress(ConnectionResetError):
             assert each.recv(1) == b""
         each.close()
-    eventually(lambda: n_files(pid) < 60, 30)
+    eventually(lambda: n_files(pid) < 60)
     lines = [json.loads(x) for x in site.server.log.read_text().splitlines() if x.startswith("{")]
     told = {line.get("request") for line in lines}
     assert len(site.ids) > 100

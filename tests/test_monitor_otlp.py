@@ -40,12 +40,12 @@ def receiver(tmp_path):
     yield server
     if not server._stopping:
         server.stop()
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive()
 
 
 def post(receiver, body, headers=JSON, path="/v1/traces", method="POST"):
-    connection = http.client.HTTPConnection("127.0.0.1", receiver.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.server_port, timeout=120)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -166,7 +166,7 @@ def test_a_bomb_is_not_unpacked(receiver, monkeypatch):
 
 def raw(receiver, text, wait=True):
     """Send bytes as they are; returns the first line of the answer."""
-    with socket.create_connection(("127.0.0.1", receiver.server_port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", receiver.server_port), timeout=120) as connection:
         connection.sendall(text)
         if wait:
             return connection.makefile("rb").readline().split()[1]
@@ -311,25 +311,26 @@ def test_stopping_finishes_what_is_being_worked_on(receiver, monkeypatch):
 
     def slow(request, where):
         entered.set()
-        go.wait(10)
+        go.wait(120)
         return check(request, where)
 
     monkeypatch.setattr(bodies, "check_request", slow)
     answers = []
     sender = threading.Thread(target=lambda: answers.append(post(receiver, json.dumps(SMALL))))
     sender.start()
-    assert entered.wait(10)
+    assert entered.wait(120)
     stopper = threading.Thread(target=receiver.stop)
     stopper.start()
     time.sleep(0.05)
     go.set()
     for thread in (sender, stopper):
-        thread.join(20)
+        thread.join(120)
     assert answers[0][0] == 200
     assert kept(receiver) == [SMALL]
 
 
-def test_a_silent_connection_does_not_hold_up_the_end(receiver):
+def test_a_silent_connection_does_not_hold_up_the_end(receiver, monkeypatch):
+    monkeypatch.setattr(monitor, "WAIT_S", 60.0)
     with socket.create_connection(("127.0.0.1", receiver.server_port)):
         begin = time.monotonic()
         receiver.stop()

@@ -53,7 +53,7 @@ def full(made, tmp_path_factory):
 @contextmanager
 def asking(app):
     with serving(app) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
 
         def ask(path, method="GET"):
             connection.request(method, path)

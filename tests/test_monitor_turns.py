@@ -397,7 +397,7 @@ class TestConnections:
                 with connect() as more:
                     return answer(more) == b"200"
 
-            eventually(again, 20)
+            eventually(again)
             for each in idle:
                 each.close()
         told = [line for line in lines if line["event"] == "too many connections"]

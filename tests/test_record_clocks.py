@@ -39,7 +39,7 @@ class Wires:
         self.wires[self.rank, to].put(tensor.clone())
 
     def recv(self, tensor, source, group):
-        tensor.copy_(self.wires[source, self.rank].get(timeout=20))
+        tensor.copy_(self.wires[source, self.rank].get(timeout=120))
 
 
 def exchanged(world, hosts, ahead_ns):
@@ -56,7 +56,7 @@ def exchanged(world, hosts, ahead_ns):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return found
 
 

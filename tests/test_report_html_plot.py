@@ -68,5 +68,5 @@ def test_without_matplotlib_it_says_what_to_install(job, monkeypatch):
 
 def test_matplotlib_is_loaded_when_first_needed():
     code = "import paceline.plot, sys; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False"

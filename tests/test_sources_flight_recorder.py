@@ -14,10 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import requires
+
+requires.installed("hypothesis")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzzing import SHARED_FIXTURES
 from paceline.detect.calls import step_times
 from paceline.errors import PacelineError, TraceError
 from paceline.sources.call_logs import flight_recorder, plain_pickle
@@ -323,9 +328,7 @@ def refusal(read):
     return None
 
 
-FEW = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FIXTURES)
 
 
 @FEW
