@@ -153,15 +153,15 @@ BAD_FILES = {
         "lacks the columns seq_id, mc",
     ),
     "kind": (
-        broken(set_column("optype", lambda v: ["warp-drive", *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("optype", lambda v: ["warp-drive", *v[1:]])),
         "unknown operation kinds: warp-drive; drop them with --ignore-kinds warp-drive",
     ),
     "nan": (
-        broken(set_column("duration", lambda v: [float("nan"), *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("duration", lambda v: [float("nan"), *v[1:]])),
         "no finite duration",
     ),
     "negative": (
-        broken(set_column("duration", lambda v: [-1.0, *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("duration", lambda v: [-1.0, *v[1:]])),
         "negative duration",
     ),
     "no whole step": (

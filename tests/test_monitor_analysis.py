@@ -120,7 +120,7 @@ def test_a_session_has_what_analyze_says(tmp_path, folder):
         site.service.tell_session(job, number)
         token = site.token()
         url = f"/api/v1/sessions/{number}"
-        eventually(lambda: site.ask("GET", url, token=token).json["status"] == "done", 60)
+        eventually(lambda: site.ask("GET", url, token=token).json["status"] == "done")
         row = site.ask("GET", url, token=token).json
         assert row["slowdown"] == pytest.approx(expected.slowdown)
         assert row["waste"] == pytest.approx(expected.waste)

@@ -222,7 +222,7 @@ def news(bus, project, n, publish):
                 return told
         return told
 
-    return asyncio.run(asyncio.wait_for(collect(), 20))
+    return asyncio.run(asyncio.wait_for(collect(), 120))
 
 
 def test_news_of_the_own_project_only():

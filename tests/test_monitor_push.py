@@ -304,7 +304,7 @@ def test_the_demos_fail_slow_is_one_alert_and_the_relief_ends_it(tmp_path):
         steps, ranks = np.repeat(np.arange(len(factors)), 4), np.tile(np.arange(4), len(factors))
         columns = (column.tolist() for column in (steps, ranks, times.ravel()))
         client.push_steps("demo", *columns, source="s/0", world=4)
-        told = hook.wait(2, 40)
+        told = hook.wait(2)
         kinds = [event["kind"] for event in client.events("demo")][::-1]
         assert kinds == ["onset", "relief", "onset", "relief"]  # at half it comes and goes
         time.sleep(0.5)
@@ -353,11 +353,11 @@ def test_a_demo_that_is_killed_leaves_no_monitor_behind(tmp_path):
         return set(found) - {demo.pid}
 
     try:
-        eventually(running, 60)
+        eventually(running)
     finally:
         demo.kill()
         demo.wait()
-    eventually(lambda: not running(), 60)
+    eventually(lambda: not running())
 
 
 def test_a_demo_with_a_monitor_that_is_none_says_so(said, url, site, monkeypatch):

@@ -62,6 +62,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Opened]]:
     def open_file(path: Path, **options: Any) -> Opened:
         size = {"width": 1280, "height": 800}
         context = browser.new_context(offline=True, **{"viewport": size, **options})
+        context.set_default_timeout(120_000)
         contexts.append(context)
         found = Opened(context.new_page())
         opened.append(found)

@@ -103,6 +103,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def go(url: str, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context.set_default_timeout(120_000)
         contexts.append(context)
         page = context.new_page()
         origin = re.match(r"https?://[^/]+", url)[0]
