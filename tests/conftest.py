@@ -1,5 +1,6 @@
 import gc
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in order:
             item.add_marker("slow")
+
+
+def pytest_sessionfinish():
+    if stores := sys.modules.get("monitor_stores"):
+        stores.closing.close()
 
 
 @pytest.fixture(scope="session")
