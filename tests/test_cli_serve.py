@@ -8,11 +8,12 @@ import ssl
 import subprocess
 
 import pytest
-from sqlalchemy import text
 
 import requires
 
 requires.installed("starlette")
+
+from sqlalchemy import text
 
 import monitor_site
 from monitor_lab import Server

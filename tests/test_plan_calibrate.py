@@ -55,6 +55,7 @@ def times(cluster):
 
 
 def test_the_efficiency_that_made_the_runs_is_found():
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     truth = replace(cluster.efficiency, gemm=0.70, intra=0.60, memory=0.75)
     fit = calibrate(jobs(), times(replace(cluster, efficiency=truth)), cluster)
@@ -64,6 +65,7 @@ def test_the_efficiency_that_made_the_runs_is_found():
 
 
 def test_what_the_runs_cannot_tell_stays_as_it_was():
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     fit = calibrate(jobs(), times(cluster), cluster)
     assert {"gemm_fp8", "attention", "attention_backward"} <= set(fit.calibration.fixed)
@@ -73,6 +75,7 @@ def test_what_the_runs_cannot_tell_stays_as_it_was():
 
 
 def test_a_calibration_is_kept_and_says_where_it_ends(tmp_path):
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     fit = calibrate(jobs(), times(cluster), cluster)
     save_cluster(fit.cluster, tmp_path / "ours.yaml")
@@ -105,6 +108,7 @@ def test_constants_are_efficiencies_within_their_bounds():
 
 def test_real_a100_runs():
     """Presets within 20%; calibrated within 7% (median 4%) of runs that a fit has not seen."""
+    requires.installed("scipy")
     runs = load_runs(requires.data("llm", "megatron_a100_calibration.csv"), need_times=True)
     cluster = runs_cluster(runs, None)
     measured = np.array([run.measured_s for run in runs])
