@@ -1,8 +1,6 @@
 """The loop closed on a real job: four processes train, one is slowed, found and relieved."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,46 +13,18 @@ import requires
 
 requires.installed("torch")
 
+import peace
 from paceline.demo.control import CONTROL, Control
 from paceline.demo.live import LEVELS, run_live
 from paceline.demo.processes import Shape, Training
 from paceline.errors import DemoError
 from paceline.mitigate.strategies import weights
 
+timed = peace.timed
+
 QUICK = Shape(microbatches=4, forward_s=0.001, backward_s=0.002)
 #: The demo's own job with fewer microbatches: what is judged are ratios, and its steps are shorter.
 SHORT = Shape(microbatches=8)
-
-
-def cpu_seconds():
-    """(of ours that ended, of all processes of this machine and what its host took from it)."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _, _, irq, soft, steal = (int(field) for field in fields)
-    own = os.times()
-    ticks = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-    return own.user + own.system + own.children_user + own.children_system, ticks
-
-
-@pytest.fixture
-def timed():
-    """A context for what depends on times: if others took over 0.15 of a core, skip, not fail."""
-    linux = Path("/proc/stat").exists()
-    begin, before = time.monotonic(), cpu_seconds() if linux else None
-
-    @contextlib.contextmanager
-    def context():
-        try:
-            yield
-        except (AssertionError, DemoError) as error:
-            if not linux or (isinstance(error, DemoError) and "very busy" not in str(error)):
-                raise
-            ours, all_of_it = (after - b for after, b in zip(cpu_seconds(), before, strict=True))
-            share = (all_of_it - ours) / (time.monotonic() - begin)
-            if share > 0.15:
-                pytest.skip(f"other work took {share:.2f} of a core: times say nothing ({error})")
-            raise
-
-    return context
 
 
 def workers_of(folder):

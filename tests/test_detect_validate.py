@@ -21,6 +21,10 @@ from paceline.errors import DetectError
 
 requires.installed("torch")
 
+import peace
+
+timed = peace.timed
+
 #: Small, so that what is slow on purpose stands out on a host that does other work, too.
 SMALL = Effort(gemm=192, message_bytes=1 << 16, rounds=5)
 
@@ -57,7 +61,7 @@ def until(true, seconds=60):
 
 
 @pytest.mark.alone
-def test_a_slow_rank_and_a_slow_link_are_named():
+def test_a_slow_rank_and_a_slow_link_are_named(timed):
     # Far above the bound, which grows where the rounds scatter.
     injected = Injected(rank=2, factor=4.0, link=(0, 1), delay_s=0.1)
     before = children(os.getpid())
@@ -68,12 +72,13 @@ def test_a_slow_rank_and_a_slow_link_are_named():
     )
     assert all(len(rounds) == SMALL.rounds for rounds in measured.link_s.values())
     assert (measured.gemm, measured.message_bytes, measured.backend) == (192, 1 << 16, "gloo")
-    verdict = judge(measured)
-    assert verdict.slow_ranks[0].ranks == (2,)
-    assert verdict.slow_ranks[0].factor == pytest.approx(4.0, rel=0.3)
-    assert verdict.slow_links[0].ranks == (0, 1)
-    assert verdict.slow_links[0].seconds >= 0.1
     assert children(os.getpid()) == before
+    with timed():
+        verdict = judge(measured)
+        assert [slow.ranks for slow in verdict.slow_ranks[:1]] == [(2,)]
+        assert verdict.slow_ranks[0].factor == pytest.approx(4.0, rel=0.3)
+        assert [slow.ranks for slow in verdict.slow_links[:1]] == [(0, 1)]
+        assert verdict.slow_links[0].seconds >= 0.1
 
 
 @pytest.fixture
@@ -171,7 +176,6 @@ def test_a_worker_says_why_it_gives_up():
         validate_local(1, backend="nccl")
 
 
-@pytest.mark.alone
 def test_a_job_that_pauses_and_goes_on(tmp_path):
     script = Path(__file__).with_name("validation_job.py")
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
