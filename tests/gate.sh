@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The gate: what `make quick`, `make test` and `make stress` run. Says at its end how long each part took.
+# What `make quick`, `make test` and `make stress` run. At its end it says how long each part took.
 #
 #   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|stress
 #
-# Paths of src/ and tests/, of tools in $BIN; exit status 1 if a part failed, whatever came after it.
+# Exit status 1 if a part failed, whatever came after it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,10 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE
 
 what=${1:-test}
+case $what in
+  quick | test | stress) ;;
+  *) echo "quick, test or stress, not $what" >&2 && exit 2 ;;
+esac
 took=() failed=0 busy=()
 folder=$(mktemp -d)
 trap 'kill "${busy[@]}" 2>/dev/null; rm -rf "$folder"' EXIT
@@ -64,6 +68,5 @@ case $what in
     done
     run 'tests beside 8 busy processes' tests -m 'not alone'
     ;;
-  *) echo "quick, test or stress, not $what" && exit 2 ;;
 esac
 finish
