@@ -1,4 +1,4 @@
-# Two commands are all a new user needs: `make demo` and `make test`.
+# Two commands are all a new user needs: `make demo` and `make test`. (`make quick` while you write.)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,9 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Tests that wait for processes, timers and browsers leave cores free, so more run at a time than there are cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaffinity(0)) // 2 or 1))' 2>/dev/null || echo 2)
 
-.PHONY: demo test install clean lint types
+GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
+
+.PHONY: demo test quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -45,9 +47,14 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy --strict src
 
-test: lint types $(VENV)/installed-dev  ## all that CI runs
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m 'not alone'
-	$(BIN)/python -m pytest -q -m alone
+test: $(VENV)/installed-dev  ## all that CI runs
+	@$(GATE) test
+
+quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds
+	@$(GATE) quick
+
+stress: $(VENV)/installed-dev  ## the tests beside 8 busy processes: none may depend on the machine's peace
+	@$(GATE) stress
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

@@ -12,6 +12,7 @@ ours: 1,000 ranks of each kind and seed. Last, the speed for 4,096 ranks on one 
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 import time
@@ -23,7 +24,8 @@ from fail_slow_streams import streams
 from paceline import Detector
 from paceline.detect.bocd import Bocd
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "fail-slow"
+SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
+DATA = SHARED / "data" / "fail-slow"
 
 
 def ours(x):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import os
 import re
 import sys
 import time
@@ -29,7 +30,8 @@ from paceline.plan.calibrate import calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, read_runs, runs_cluster
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "llm"
+SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
+DATA = SHARED / "data" / "llm"
 
 
 def show(name, measured, predicted):

@@ -50,7 +50,7 @@ class Monitor:
             self.tokens[key] = made[1]
         return self.tokens[key]
 
-    def ask(self, method, path, *, token=None, body=None, form=None, headers=None, timeout=20):
+    def ask(self, method, path, *, token=None, body=None, form=None, headers=None, timeout=120):
         headers = dict(headers or {})
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -69,7 +69,7 @@ class Monitor:
         finally:
             connection.close()
 
-    def raw(self, sent: bytes, timeout=20) -> bytes:
+    def raw(self, sent: bytes, timeout=120) -> bytes:
         """Send bytes, return what comes until the server closes."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
             connection.sendall(sent)
@@ -90,11 +90,11 @@ def monitor(data, **settings):
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(120)
         yield Monitor(service, listening.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(120)
         listening.close()
 
 
@@ -126,7 +126,7 @@ class Listener:
                     self.received.append((line.decode().split()[1], headers, body, status))
                     self.came.notify_all()
 
-    def wait(self, n, timeout=20):
+    def wait(self, n, timeout=120):
         with self.came:
             assert self.came.wait_for(lambda: len(self.received) >= n, timeout), self.received
         return [json.loads(body) for _, _, body, _ in self.received]
@@ -135,10 +135,10 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept up
         self._socket.close()
-        self._thread.join(5)
+        self._thread.join(120)
 
 
-def eventually(condition, timeout=60):
+def eventually(condition, timeout=120):
     """Wait until something is so: a line of the log is written after its answer is sent."""
     until = time.monotonic() + timeout
     while not condition():

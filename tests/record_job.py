@@ -1,6 +1,7 @@
-"""One rank of a small recorded training job: ``record_job.py KIND RANK WORLD FOLDER``.
+"""One rank of small recorded training jobs: ``record_job.py KIND,KIND... RANK WORLD FOLDER``.
 
-Started by ``test_record_hooks.py``; gloo over the loopback, one thread per rank.
+One after the other, each into the folder of its kind. Started by ``test_record_hooks.py``; gloo
+over the loopback, one thread per rank.
 """
 
 import os
@@ -78,7 +79,8 @@ def pipeline(kind, rank, world, folder):
 
 
 def data_parallel(kind, rank, world, folder):
-    model = Slowed(0.02 if rank else 0.005)
+    # Rank 1 sleeps longer than a busy machine keeps rank 0 from waking up.
+    model = Slowed(0.1 if rank else 0.005)
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     else:
@@ -106,18 +108,20 @@ def data_parallel(kind, rank, world, folder):
             optimizer.step()
 
 
-def main(kind, rank, world, folder):
+def main(kinds, rank, world, folder):
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = f"file://{Path(folder).parent / 'store'}"
+    store = f"file://{Path(folder) / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    (data_parallel if kind in ("ddp", "fsdp") else pipeline)(kind, rank, world, folder)
-    record.current().close()
-    dist.barrier()
+    for kind in kinds:
+        job = data_parallel if kind in ("ddp", "fsdp") else pipeline
+        job(kind, rank, world, str(Path(folder) / kind))
+        record.current().close()
+        dist.barrier()
     sys.stderr.flush()
     os._exit(0)  # past torch's teardown, which aborts now and then
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

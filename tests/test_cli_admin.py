@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 from monitor_documents import told
 from monitor_stores import postgresql
@@ -65,7 +67,7 @@ def filled(tmp_path_factory):
         )
         assert answer.status == 200
         shown = "/api/v1/jobs/job-1/steps?project=llm"
-        eventually(lambda: len(site.ask("GET", shown, token=site.token()).json["step"]) >= 8, 30)
+        eventually(lambda: len(site.ask("GET", shown, token=site.token()).json["step"]) >= 8)
         backup = data.parent / "backup.tar"
         assert run(["admin", "backup", str(backup), "--data", str(data)]) == 0  # while it runs
         rows = kept(site.service.engine)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import shared_data
+import requires
 from paceline.cli import analyze, main
 from paceline.cli.main import run
 from paceline.errors import TraceError
@@ -19,7 +19,6 @@ from paceline.sources import load
 from paceline.whatif import analyze as analyse
 
 Captured = pytest.CaptureFixture[str]
-DATA = shared_data.DATA / "whatif"
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_completion_knows_every_command(shell: str, capsys: Captured) -> None:
 def test_bash_accepts_its_completion(capsys: Captured) -> None:
     run(["completion", "bash"])
     script = capsys.readouterr().out
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=300)
 
 
 def write_table(path: Path, **columns: pa.Array) -> None:
@@ -154,15 +153,15 @@ BAD_FILES = {
         "lacks the columns seq_id, mc",
     ),
     "kind": (
-        broken(set_column("optype", lambda v: ["warp-drive", *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("optype", lambda v: ["warp-drive", *v[1:]])),
         "unknown operation kinds: warp-drive; drop them with --ignore-kinds warp-drive",
     ),
     "nan": (
-        broken(set_column("duration", lambda v: [float("nan"), *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("duration", lambda v: [float("nan"), *v[1:]])),
         "no finite duration",
     ),
     "negative": (
-        broken(set_column("duration", lambda v: [-1.0, *v[1:]])),  # type: ignore[arg-type]
+        broken(set_column("duration", lambda v: [-1.0, *v[1:]])),
         "negative duration",
     ),
     "no whole step": (
@@ -306,7 +305,7 @@ def test_a_reader_that_goes_away_is_no_error(trace: Path, arguments: list[str]) 
     os.close(read)
     with os.fdopen(write, "wb") as closed:
         done = subprocess.run(
-            command, stdout=closed, stderr=subprocess.PIPE, check=False, timeout=60
+            command, stdout=closed, stderr=subprocess.PIPE, check=False, timeout=300
         )
     assert done.returncode == 141
     assert done.stderr == b""
@@ -314,12 +313,12 @@ def test_a_reader_that_goes_away_is_no_error(trace: Path, arguments: list[str]) 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_a_full_disk_behind_standard_output(trace: Path, arguments: list[str]) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no /dev/full")
+    full = requires.full_device()
     command = [sys.executable, "-m", "paceline", "analyze", str(trace), *arguments]
     with full.open("wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False, timeout=60)
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.PIPE, check=False, timeout=300
+        )
     assert done.returncode == 2
     assert done.stderr == b"paceline: error: No space left on device\n"
 
@@ -330,7 +329,7 @@ def test_a_terminal_without_unicode_gets_question_marks(trace: Path) -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0
     assert b"dp 3 ? pp 2" in done.stdout
@@ -339,11 +338,10 @@ def test_a_terminal_without_unicode_gets_question_marks(trace: Path) -> None:
 
 @pytest.mark.parametrize("name", ["AR", "SE", "ST"])
 def test_real_jobs(name: str, capsys: Captured, tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is not there")
-    inputs = [str(DATA / f"trace-{name}.parquet"), "--job", str(DATA / f"meta-{name}.yaml")]
+    folder = requires.data("whatif")
+    inputs = [str(folder / f"trace-{name}.parquet"), "--job", str(folder / f"meta-{name}.yaml")]
     assert run(["analyze", *inputs, "--out", str(tmp_path)]) == 0
     assert f"{name}: dp " in capsys.readouterr().out
-    published = json.loads((DATA / f"result-{name}.json").read_text())
+    published = json.loads((folder / f"result-{name}.json").read_text())
     document = json.loads((tmp_path / "result.json").read_text())
     assert document["launch_slowdown"] == pytest.approx(published["launch_slowdown"], rel=1e-4)

@@ -1,7 +1,6 @@
 """``paceline compare``: exit codes, what it takes, what it writes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+import requires
 from paceline.cli.main import run
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
@@ -166,7 +166,7 @@ def test_places_where_no_page_can_be_are_said_before_the_work(
     assert said in err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@requires.not_as_root
 def test_a_folder_that_may_not_be_written_to_is_said(compare, tmp_path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
@@ -231,6 +231,6 @@ sys.exit(run(sys.argv[1:]))
     files = [str(folder / "slow.parquet"), str(folder / "healthy.parquet")]
     done = subprocess.run(
         [sys.executable, "-c", code, "compare", *files],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

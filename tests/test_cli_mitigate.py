@@ -127,7 +127,7 @@ def follow(trace, state, lines):
         [sys.executable, "-m", "paceline", "mitigate", str(trace), "--follow", "--json",
          "--state", str(state)],
         input="".join(json.dumps(line) + "\n" for line in lines),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

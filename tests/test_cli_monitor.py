@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from monitor_lab import Server
@@ -24,7 +26,7 @@ def server(tmp_path_factory):
 
 
 def get(server, path, token=""):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request("GET", path, headers=headers)

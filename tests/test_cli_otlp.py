@@ -9,6 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+import requires
 from jobs import Spec, make_rows, trace_of
 from otlp_spans import sizes_of, spans_of_ranks
 from paceline.cli.main import run
@@ -37,7 +38,7 @@ class Process:
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=300)
         return self.process.returncode, out, err
 
     def __exit__(self, *error):
@@ -47,10 +48,11 @@ class Process:
 
 def send(url, rows, *, packed):
     """Send a job's spans rank by rank, as its processes would: with OpenTelemetry's own SDK."""
-    pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk (extra dev)")
-    exporter = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    requires.installed("opentelemetry.sdk")
+    requires.installed("opentelemetry.exporter.otlp.proto.http")
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as exporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -130,10 +132,10 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
     with Process(tmp_path, "--listen", "127.0.0.1:0") as receiver:
         for _ in range(3):
             ask = urllib.request.Request(receiver.url, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(ask, timeout=20) as answer:
+            with urllib.request.urlopen(ask, timeout=300) as answer:
                 assert answer.status == 200
         receiver.process.kill()
-        receiver.process.wait(20)
+        receiver.process.wait(120)
     assert len((tmp_path / "otlp.jsonl").read_text().splitlines()) == 3
     with (tmp_path / "otlp.jsonl").open("a") as file:
         file.write('{"resourceSpans": [')  # as a machine that went down could leave it
@@ -141,7 +143,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
         assert receiver.url.startswith("http://[::1]:")
         ask = urllib.request.Request(receiver.url, b"{", {"Content-Type": "application/json"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
-            urllib.request.urlopen(ask, timeout=20)
+            urllib.request.urlopen(ask, timeout=300)
         code, out, err = receiver.stop()
     assert (code, "refused: 1 with 400" in out) == (0, True)
     assert "note: removed 19 bytes of a request that was cut off\n" in err

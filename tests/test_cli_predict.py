@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import requires
 from paceline.cli.main import run
 
 FLAGS = ["predict", "--model", "gpt3-13b", "--gpu", "a100-80g", "--gpus", "64", "--tp", "4"]
@@ -86,6 +87,7 @@ def test_runs_with_their_errors(capsys, tmp_path):
 
 
 def test_calibrating_writes_a_cluster_that_predict_reads(capsys, tmp_path):
+    requires.installed("scipy")
     runs, ours = tmp_path / "runs.csv", tmp_path / "ours.yaml"
     head = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp"
     shapes = [(1024, 1, 8, 8), (2048, 2, 4, 4), (4096, 8, 1, 8), (2048, 1, 8, 4)]

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+import requires
 from paceline.cli.main import run
 from paceline.model.profile import load_profile
 
@@ -11,9 +12,10 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch():
+    requires.installed("torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch = pytest.importorskip("torch", reason="torch is not installed (extra: profile)")
+        import torch
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

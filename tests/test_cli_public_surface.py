@@ -42,7 +42,7 @@ def loaded_by(statement: str) -> set[str]:
     """Heavy modules that a fresh interpreter has loaded after a statement."""
     code = f"import sys; {statement}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     return set(done.stdout.split())
 

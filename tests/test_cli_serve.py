@@ -8,9 +8,12 @@ import ssl
 import subprocess
 
 import pytest
-from sqlalchemy import text
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
+
+from sqlalchemy import text
 
 import monitor_site
 from monitor_lab import Server
@@ -71,10 +74,10 @@ def test_a_stop_finishes_what_is_being_sent_and_ends_the_streams(tmp_path):
         token = f"Authorization: Bearer {server.token}\r\nHost: x\r\n"
         body = {"sha256": "0" * 64, "size": 2000}
         upload = server.client()._json("POST", "/api/v1/jobs/x/uploads", body)["upload"]
-        stream = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        stream = socket.create_connection(("127.0.0.1", server.port), timeout=120)
         stream.sendall(f"GET /events HTTP/1.1\r\n{token}\r\n".encode())
         assert b"retry:" in until(stream, b"retry:")
-        half = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        half = socket.create_connection(("127.0.0.1", server.port), timeout=120)
         head = f"PUT /api/v1/uploads/{upload}?offset=0 HTTP/1.1\r\n{token}"
         half.sendall(f"{head}Content-Length: 2000\r\nExpect: 100-continue\r\n\r\n".encode())
         assert b"100 Continue" in until(half, b"\r\n\r\n")  # the handler reads
@@ -102,7 +105,7 @@ def test_a_stop_finishes_what_is_being_sent_and_ends_the_streams(tmp_path):
 def test_https_with_a_certificate(tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("openssl is not installed")
+        pytest.skip("openssl is not installed: apt-get install openssl")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
@@ -112,7 +115,7 @@ def test_https_with_a_certificate(tmp_path):
     context = ssl.create_default_context(cafile=str(cert))
     with monitor(tmp_path / "data", tls_cert=str(cert), tls_key=str(key)) as site:
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", site.port, timeout=30, context=context
+            "127.0.0.1", site.port, timeout=120, context=context
         )
         body = f"token={site.token('read')}"
         connection.request("POST", "/login", body)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
+import requires
 from paceline.comparison.interval import (
     MIN_STEPS,
     Means,
@@ -15,6 +15,15 @@ from paceline.comparison.interval import (
     t_quantile,
 )
 from paceline.comparison.median import median_of
+
+
+@pytest.fixture
+def stats():
+    """Of SciPy, which takes most of a second to import."""
+    requires.installed("scipy")
+    from scipy import stats
+
+    return stats
 
 
 def autoregressive(rng, n: int, rho: float, *shape: int) -> np.ndarray:
@@ -33,13 +42,13 @@ def missed(before: Means, after: Means, n_rows: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize("misses", [0.1, 0.01, 1e-5, 0.1 / 8192])
-def test_quantiles_are_those_of_student(misses) -> None:
+def test_quantiles_are_those_of_student(misses, stats) -> None:
     freedom = np.array([2.0, 2.3, 3.0, 4.5, 7.0, 20.0, 100.0, 1e6])
     expected = stats.t.isf(misses / 2, freedom)
     np.testing.assert_allclose(t_quantile(misses, freedom), expected, rtol=1e-4)
 
 
-def test_independent_steps_give_the_interval_of_welch() -> None:
+def test_independent_steps_give_the_interval_of_welch(stats) -> None:
     """Series without any autocorrelation, by construction: 1, -1 alternating does not shrink it."""
     before = np.array([10.0, 12.0] * 5)
     after = np.array([13.0, 9.0] * 8)
@@ -114,7 +123,7 @@ def test_equal_steps_have_an_exact_mean() -> None:
     assert change == pytest.approx(0.2)
 
 
-def test_a_value_that_is_certain_adds_no_error() -> None:
+def test_a_value_that_is_certain_adds_no_error(stats) -> None:
     values = autoregressive(np.random.default_rng(1), 12, 0.0)
     half = stats.t.isf(0.05, 11) * values.std(ddof=1) / np.sqrt(12)
     means = means_of(values)

@@ -6,6 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,8 +1,6 @@
 """The loop closed on a real job: four processes train, one is slowed, found and relieved."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,46 +9,22 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+import requires
 
+requires.installed("torch")
+
+import peace
 from paceline.demo.control import CONTROL, Control
 from paceline.demo.live import LEVELS, run_live
 from paceline.demo.processes import Shape, Training
 from paceline.errors import DemoError
 from paceline.mitigate.strategies import weights
 
+timed = peace.timed
+
 QUICK = Shape(microbatches=4, forward_s=0.001, backward_s=0.002)
-
-
-def cpu_seconds():
-    """(of ours that ended, of all processes of this machine and what its host took from it)."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _, _, irq, soft, steal = (int(field) for field in fields)
-    own = os.times()
-    ticks = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-    return own.user + own.system + own.children_user + own.children_system, ticks
-
-
-@pytest.fixture
-def timed():
-    """A context for what depends on times: if others took over 0.15 of a core, skip, not fail."""
-    linux = Path("/proc/stat").exists()
-    begin, before = time.monotonic(), cpu_seconds() if linux else None
-
-    @contextlib.contextmanager
-    def context():
-        try:
-            yield
-        except (AssertionError, DemoError) as error:
-            if not linux or (isinstance(error, DemoError) and "very busy" not in str(error)):
-                raise
-            ours, all_of_it = (after - b for after, b in zip(cpu_seconds(), before, strict=True))
-            share = (all_of_it - ours) / (time.monotonic() - begin)
-            if share > 0.15:
-                pytest.skip(f"other work took {share:.2f} of a core: times say nothing ({error})")
-            raise
-
-    return context
+#: The demo's own job with fewer microbatches: what is judged are ratios, and its steps are shorter.
+SHORT = Shape(microbatches=8)
 
 
 def workers_of(folder):
@@ -67,14 +41,15 @@ def workers_of(folder):
     return found
 
 
-def gone(folder, seconds=20.0):
+def gone(folder, seconds=150.0):
+    """Whether all end; a worker that still imports torch learns late that its parent is gone."""
     deadline = time.monotonic() + seconds
     while workers_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     return not workers_of(folder)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+@requires.on_linux
 class TestProcesses:
     def test_a_dead_rank_is_named_and_the_others_end(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -94,12 +69,12 @@ class TestProcesses:
             stderr=subprocess.DEVNULL,
         )
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while len(workers_of(folder)) < 4 and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert len(workers_of(folder)) == 4
             demo.send_signal(sign)
-            assert demo.wait(30) != 0
+            assert demo.wait(120) != 0
             assert gone(folder)
         finally:
             demo.kill()
@@ -115,7 +90,7 @@ def test_control_says_all_in_numbers(tmp_path):
 def test_an_existing_folder_is_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "paceline", "demo", "--live", "-o", str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "exists already" in done.stderr
@@ -126,10 +101,10 @@ def test_the_loop_is_closed(tmp_path, timed):
     """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon."""
     said = []
     with timed():
-        result = run_live(tmp_path, said.append)
+        result = run_live(tmp_path, said.append, SHORT)
     assert [level.factor for level in result.levels] == list(LEVELS)
     assert result.counts[0] < result.counts[1]
-    assert sum(result.counts) == 2 * Shape().microbatches
+    assert sum(result.counts) == 2 * SHORT.microbatches
     assert result.loss_difference < 1e-5
     assert len(result.actions) == 2
     assert "evenly again" in result.actions[1]

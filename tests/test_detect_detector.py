@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-import shared_data
+import requires
 from paceline import Detector
 from paceline.detect.bocd import Bocd
 from paceline.detect.detector import SILENT_AFTER
 from paceline.detect.job import job_events
 from paceline.detect.who import spans
 from paceline.errors import DetectError
-
-DATA = shared_data.DATA / "fail-slow"
 
 
 def noise(steps, ranks=1, cov=0.02, seed=0):
@@ -63,15 +61,17 @@ def test_a_ladder_of_steps_under_ten_percent_is_found(seed):
     assert 1300 <= onset.step < 1700
 
 
-@pytest.mark.parametrize(("share", "every"), [(0.01, 100), (0.02, 200), (0.03, 300), (0.05, 1000)])
-def test_ladders_of_many_small_steps_are_found(share, every):
-    """A ramp is no noise, however slowly it climbs (faster than drift)."""
-    x = noise(12_000, 4, seed=7)
-    rungs = np.log(1.35) // np.log(1 + share)
-    level = (1 + share) ** np.clip((np.arange(12_000) - 1000) // every + 1, 0, rungs)
-    onsets = [event for event in events_of(x * level[:, None]) if event.kind == "onset"]
-    assert sorted(event.rank for event in onsets) == [0, 1, 2, 3]
-    assert all(level[event.step] <= 1.2 for event in onsets)
+def test_ladders_of_many_small_steps_are_found():
+    """A ramp is no noise, however slowly it climbs (faster than drift); a ladder on four ranks."""
+    levels = []
+    for share, every in [(0.01, 100), (0.02, 200), (0.03, 300), (0.05, 1000)]:
+        rungs = np.log(1.35) // np.log(1 + share)
+        level = (1 + share) ** np.clip((np.arange(12_000) - 1000) // every + 1, 0, rungs)
+        levels += [level] * 4
+    x = np.tile(noise(12_000, 4, seed=7), 4) * np.column_stack(levels)
+    onsets = [event for event in events_of(x) if event.kind == "onset"]
+    assert sorted(event.rank for event in onsets) == list(range(16))
+    assert all(levels[event.rank][event.step] <= 1.2 for event in onsets)
 
 
 @pytest.mark.parametrize("factor", [4.9, 5.0, 5.1, 6.0, 10.0, 50.0])
@@ -142,11 +142,13 @@ def test_a_job_that_goes_back_to_a_checkpoint_goes_on():
     assert [(event.kind, event.since_step) for event in events] == [("onset", 0)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_spikes_checkpoints_and_pauses_are_no_fail_slows(seed):
-    rng = np.random.default_rng(seed)
-    x = noise(8000, ranks=8, seed=seed)
-    x[rng.random(x.shape) < 0.002] *= 2.5  # spikes
+def test_spikes_checkpoints_and_pauses_are_no_fail_slows():
+    jobs = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        jobs.append(noise(8000, ranks=8, seed=seed))
+        jobs[-1][rng.random(jobs[-1].shape) < 0.002] *= 2.5  # spikes
+    x = np.hstack(jobs)
     x[499::500] *= 1.9  # checkpoints
     x[2000] *= 40  # evaluation
     x[5000] *= 300  # a restart, and the steps in which it warms up
@@ -243,7 +245,6 @@ def test_ranks_that_slow_down_together_are_one_event_of_the_job():
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there")
 @pytest.mark.parametrize(
     ("name", "healthy_flagged", "p50", "p95"),
     [("comp", 0, 3, 5), ("comm", 1, 3, 35), ("benign", 2, 0, 0)],
@@ -252,8 +253,9 @@ def test_labelled_streams(name, healthy_flagged, p50, p95):
     """All episodes, hardly an alarm on healthy series, within a few steps (README of the data)."""
     import runpy
 
-    score = runpy.run_path(str(DATA / "score.py"))["score"]
-    with np.load(DATA / f"dev_{name}.npz") as data:
+    folder = requires.data("fail-slow")
+    score = runpy.run_path(str(folder / "score.py"))["score"]
+    with np.load(folder / f"dev_{name}.npz") as data:
         x = data["x"].T
         onsets = [[] for _ in range(x.shape[1])]
         for event in events_of(x):

@@ -1,6 +1,11 @@
 """Passes over a ring and over trees: disjoint, and each link once."""
 
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import requires
 from paceline.detect.join import joined_world
 from paceline.detect.launch import validate_local
 from paceline.detect.passes import ring_passes
@@ -18,12 +19,14 @@ from paceline.detect.validate import Effort, Injected
 from paceline.detect.verdict import judge
 from paceline.errors import DetectError
 
-pytest.importorskip("torch")
+requires.installed("torch")
+
+import peace
+
+timed = peace.timed
 
 #: Small, so that what is slow on purpose stands out on a host that does other work, too.
 SMALL = Effort(gemm=192, message_bytes=1 << 16, rounds=5)
-
-on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 
 
 def alive(pid):
@@ -58,7 +61,7 @@ def until(true, seconds=60):
 
 
 @pytest.mark.alone
-def test_a_slow_rank_and_a_slow_link_are_named():
+def test_a_slow_rank_and_a_slow_link_are_named(timed):
     # Far above the bound, which grows where the rounds scatter.
     injected = Injected(rank=2, factor=4.0, link=(0, 1), delay_s=0.1)
     before = children(os.getpid())
@@ -69,12 +72,13 @@ def test_a_slow_rank_and_a_slow_link_are_named():
     )
     assert all(len(rounds) == SMALL.rounds for rounds in measured.link_s.values())
     assert (measured.gemm, measured.message_bytes, measured.backend) == (192, 1 << 16, "gloo")
-    verdict = judge(measured)
-    assert verdict.slow_ranks[0].ranks == (2,)
-    assert verdict.slow_ranks[0].factor == pytest.approx(4.0, rel=0.3)
-    assert verdict.slow_links[0].ranks == (0, 1)
-    assert verdict.slow_links[0].seconds >= 0.1
     assert children(os.getpid()) == before
+    with timed():
+        verdict = judge(measured)
+        assert [slow.ranks for slow in verdict.slow_ranks[:1]] == [(2,)]
+        assert verdict.slow_ranks[0].factor == pytest.approx(4.0, rel=0.3)
+        assert [slow.ranks for slow in verdict.slow_links[:1]] == [(0, 1)]
+        assert verdict.slow_links[0].seconds >= 0.1
 
 
 @pytest.fixture
@@ -104,12 +108,12 @@ def validation():
         process.communicate()
 
 
-@on_linux
+@requires.on_linux
 def test_a_worker_that_is_killed_is_named(validation):
     process, workers = validation(3)
     (victim,) = [w for w in workers if b"\0RANK=2\0" in Path(f"/proc/{w}/environ").read_bytes()]
     os.kill(victim, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (2, "")
     assert err == (
         "paceline: error: rank 2 was killed by SIGKILL; the other processes were ended\n"
@@ -117,16 +121,16 @@ def test_a_worker_that_is_killed_is_named(validation):
     assert not any(map(alive, workers))
 
 
-@on_linux
+@requires.on_linux
 def test_an_interrupt_leaves_no_process(validation):
     process, workers = validation(2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
     assert not any(map(alive, workers))
 
 
-@on_linux
+@requires.on_linux
 def test_workers_end_with_a_parent_that_is_killed(validation):
     process, workers = validation(1)
     process.kill()
@@ -167,12 +171,11 @@ def test_a_worker_says_why_it_gives_up():
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("has a GPU")
+        pytest.skip("this machine has a GPU: set CUDA_VISIBLE_DEVICES to nothing")
     with pytest.raises(DetectError, match=r"failed: rank 0 has no GPU .*--backend gloo"):
         validate_local(1, backend="nccl")
 
 
-@pytest.mark.alone
 def test_a_job_that_pauses_and_goes_on(tmp_path):
     script = Path(__file__).with_name("validation_job.py")
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
@@ -180,7 +183,7 @@ def test_a_job_that_pauses_and_goes_on(tmp_path):
         subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank)], env=env)
         for rank in range(3)
     ]
-    assert [job.wait(timeout=120) for job in jobs] == [0, 0, 0]
+    assert [job.wait(timeout=300) for job in jobs] == [0, 0, 0]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for result in results:
         whole, subset = result["found"][:2]

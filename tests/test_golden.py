@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import paceline
+import requires
 from paceline.errors import MitigateError, ModelError, TraceError
 from paceline.mitigate.fault import COMPUTE, Fault
 from paceline.mitigate.planner import load_state
@@ -34,7 +35,7 @@ def files(pattern):
 
 def test_every_current_version_has_a_file():
     """A release that changes a format adds a file: run tests/golden/make.py and commit it."""
-    pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+    requires.installed("sqlalchemy")
     missing = [name for name in make.formats() if not (GOLDEN / name).exists()]
     assert missing == []
 
@@ -55,7 +56,7 @@ def test_they_are_small():
 
 
 def test_equal_runs_make_equal_files(tmp_path):
-    pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+    requires.installed("sqlalchemy")
     for name, made in make.formats().items():
         if not name.startswith(("snapshot", "cluster", "profile", "planner", "steps", "series")):
             continue  # times, words, or what depends on the versions of libraries

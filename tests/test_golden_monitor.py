@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+import requires
+
+requires.installed("sqlalchemy")
 
 from paceline.detect.detector import Detector
 from paceline.errors import MonitorError

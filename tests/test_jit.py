@@ -93,7 +93,7 @@ def test_a_torn_cache_file_gives_results_all_the_same(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

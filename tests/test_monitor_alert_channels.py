@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_alerts
 from paceline.errors import MonitorError

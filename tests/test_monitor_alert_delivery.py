@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_alerts
 from monitor_alerts import DAY, HOOK, HOUR, World, courier, hooked

@@ -1,8 +1,8 @@
 """The alert of a fail-slow: its onset, its relief, and what goes on between them."""
 
-import pytest
+import requires
 
-pytest.importorskip("starlette")
+requires.installed("starlette")
 
 import monitor_alerts
 from monitor_alerts import HOUR, World

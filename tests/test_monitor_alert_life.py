@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
+import requires
 
-pytest.importorskip("starlette")
+requires.installed("starlette")
 
 import monitor_alerts
 from advised_jobs import job

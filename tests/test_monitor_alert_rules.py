@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 from monitor_alerts import DAY
 from paceline.errors import MonitorError

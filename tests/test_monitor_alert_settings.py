@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.settings import load_settings

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_alerts
 from monitor_alerts import DAY, World, courier, hooked

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 from paceline.errors import PacelineError
 from paceline.monitor.blobs import open_blobs
@@ -13,7 +15,7 @@ class TestBlobs:
     def blobs(self, request, tmp_path):
         if request.param == "files":
             return open_blobs("", tmp_path)
-        pytest.importorskip("fsspec")
+        requires.installed("fsspec")
         return open_blobs(f"memory://{tmp_path.name}", tmp_path)
 
     def test_they_come_back(self, blobs, tmp_path):

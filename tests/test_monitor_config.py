@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from paceline.cli.main import run

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+import requires
+
+requires.installed("sqlalchemy")
 
 from paceline.monitor import detectors as module
 from paceline.monitor.bus import Bus

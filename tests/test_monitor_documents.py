@@ -3,10 +3,11 @@
 import dataclasses
 import shlex
 
-import pytest
 import yaml
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 from monitor_documents import blocks, told
 from paceline.monitor.alerts.rules import DEFAULTS, Rule

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 import monitor_durability as durability
 from monitor_postgres import Postgres, programs
@@ -19,7 +21,9 @@ def test_the_service_is_killed(tmp_path):
     assert found["sessions"] > 0
 
 
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
+@pytest.mark.skipif(
+    programs() is None, reason="PostgreSQL is not installed: apt-get install postgresql"
+)
 def test_postgresql_or_the_service_is_killed(tmp_path):
     with Postgres() as database:
         trouble = durability.postgres_stops(database)

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette", reason="the extra monitor is not installed")
+import requires
+
+requires.installed("starlette")
 
 from monitor_fleet import DAY_S, NOW, SLOW, analysed
 from paceline.diagnose import diagnose

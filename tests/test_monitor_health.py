@@ -1,8 +1,8 @@
 """What a monitor says of its own health, and while its store fails."""
 
-import pytest
+import requires
 
-pytest.importorskip("starlette")
+requires.installed("starlette")
 
 import monitor_site
 from monitor_web import eventually, monitor

@@ -2,9 +2,9 @@
 
 from urllib.parse import quote
 
-import pytest
+import requires
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+requires.installed("starlette")
 
 import monitor_uploads
 from monitor_uploads import push

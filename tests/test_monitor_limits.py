@@ -4,10 +4,11 @@ import contextlib
 import json
 import socket
 import time
+from types import SimpleNamespace
 
-import pytest
+import requires
 
-pytest.importorskip("starlette")
+requires.installed("starlette")
 
 import monitor_site
 from monitor_web import eventually, monitor
@@ -20,38 +21,37 @@ site, lines = monitor_site.site, monitor_site.lines
 
 
 def test_slow_headers_are_not_waited_for(site, monkeypatch, lines):
-    monkeypatch.setattr(server, "HEADERS_S", 0.3)
+    monkeypatch.setattr(server, "HEADERS_S", 1.0)
     for begin in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
-        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=120) as connection:
             connection.sendall(begin)
             began = time.monotonic()
-            trickled = 0
-            while time.monotonic() - began < 5:  # a byte now and then does not help
+            trickled, closed = 0, False
+            while not closed and time.monotonic() - began < 60:
                 try:
                     if begin:
-                        connection.sendall(b"X")
+                        connection.sendall(b"X")  # a byte now and then does not help
                     connection.settimeout(0.05)
-                    if connection.recv(1) == b"":
-                        break
+                    closed = connection.recv(1) == b""
                 except TimeoutError:
                     trickled += 1
                 except OSError:
-                    break
-            assert time.monotonic() - began < 2
+                    closed = True
+            assert closed
             assert trickled
     eventually(lambda: sum("slow headers" in line for line in lines) == 2)
 
 
 def test_a_second_request_on_the_same_connection_is_timed_too(site, monkeypatch):
-    monkeypatch.setattr(server, "HEADERS_S", 0.3)
+    monkeypatch.setattr(server, "HEADERS_S", 1.0)
     request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", site.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=60) as connection:
         for _ in range(2):
             connection.sendall(request)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):
                 answer += connection.recv(65536)
-            time.sleep(0.5)  # idle between requests is uvicorn's to judge
+            time.sleep(1.2)  # idle between requests is uvicorn's to judge
         connection.sendall(b"GET")
         assert connection.recv(65536) == b""
 
@@ -64,24 +64,24 @@ def test_a_slow_body_is_not_waited_for(site, monkeypatch, lines):
     )
     monkeypatch.setattr(limits, "BODY_PAUSE_S", 0.3)
     assert site.raw(head.encode() + b"x").startswith(b"HTTP/1.1 408")
-    monkeypatch.setattr(limits, "BODY_PAUSE_S", 5.0)
+    monkeypatch.setattr(limits, "BODY_PAUSE_S", 600.0)
     monkeypatch.setattr(limits, "BODY_GRACE_S", 0.3)
-    with socket.create_connection(("127.0.0.1", site.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=60) as connection:
         connection.sendall(head.encode())
         connection.settimeout(0.05)
         answer, began = b"", time.monotonic()
-        while not answer and time.monotonic() - began < 5:
+        while not answer and time.monotonic() - began < 60:
             connection.sendall(b"x")
             try:
                 answer = connection.recv(65536)
             except TimeoutError:
                 continue
         assert answer.startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - began < 3
     eventually(lambda: sum('"status": 408' in line for line in lines) == 2)
 
 
-def test_rates_of_tokens(tmp_path, lines):
+def test_rates_of_tokens(tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     with monitor(tmp_path, requests_per_minute=5, step_samples_per_minute=10) as site:
         read, push = site.token("read"), site.token("push")
         answers = [site.ask("GET", "/api/v1/jobs", token=read) for _ in range(7)]
@@ -113,7 +113,7 @@ def test_streams_are_limited_and_given_back(tmp_path, monkeypatch):
         )
         opened = []
         for _ in range(2):
-            opened.append(socket.create_connection(("127.0.0.1", site.port), timeout=20))
+            opened.append(socket.create_connection(("127.0.0.1", site.port), timeout=120))
             opened[-1].sendall(sent.encode())
             assert opened[-1].recv(65536).startswith(b"HTTP/1.1 200")
         assert site.ask("GET", "/events", token=site.token("read")).status == 429
@@ -121,11 +121,11 @@ def test_streams_are_limited_and_given_back(tmp_path, monkeypatch):
             each.close()
 
         def again():
-            with socket.create_connection(("127.0.0.1", site.port), timeout=20) as each:
+            with socket.create_connection(("127.0.0.1", site.port), timeout=120) as each:
                 each.sendall(sent.encode())
                 return each.recv(65536).startswith(b"HTTP/1.1 200")
 
-        eventually(again, 20)
+        eventually(again)
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(tmp_path, monkeypatch, lines):
@@ -147,10 +147,10 @@ def test_a_client_that_does_not_read_is_not_waited_for(tmp_path, monkeypatch, li
         large = tmp_path / "large"
         large.write_bytes(bytes(50_000_000))
         site.service.blobs.take(large, result_key(1, PERFETTO))
-        with socket.create_connection(("127.0.0.1", site.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=120) as connection:
             head = "GET /api/v1/sessions/1/perfetto HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer"
             connection.sendall(f"{head} {site.token()}\r\n\r\n".encode())
-            eventually(lambda: any("slow reader" in line for line in lines), 20)
+            eventually(lambda: any("slow reader" in line for line in lines))
             received = 0
             with contextlib.suppress(ConnectionResetError):
                 while part := connection.recv(1 << 20):
@@ -167,7 +167,7 @@ def test_bodies_that_are_here_at_a_time_are_limited(tmp_path, monkeypatch):
             f"POST /api/v1/jobs/x/steps HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {push}\r\n"
             "Content-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
         )
-        with socket.create_connection(("127.0.0.1", site.port), timeout=20) as slow:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=120) as slow:
             slow.sendall(head.encode())
             assert b"100 Continue" in slow.recv(65536)
             slow.sendall(bytes(80_000))

@@ -6,7 +6,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 import monitor_site
 from monitor_web import monitor

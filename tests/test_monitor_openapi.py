@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
+import requires
+
+requires.installed("starlette")
 
 from starlette.routing import Route
 
@@ -218,7 +220,7 @@ def test_schemathesis_finds_nothing(site, filled, tmp_path):
     """For some seconds; PACELINE_SCHEMATHESIS_S=600 looks longer."""
     tool = Path(sys.executable).with_name("schemathesis")
     if not tool.exists():
-        pytest.skip("schemathesis is not installed")
+        pytest.skip(f"schemathesis is not installed: {requires.how_to_install('schemathesis')}")
     seconds = os.environ.get("PACELINE_SCHEMATHESIS_S", "8")
     done = subprocess.run(
         [

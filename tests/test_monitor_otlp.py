@@ -12,6 +12,7 @@ import zlib
 
 import pytest
 
+import requires
 from jobs import Spec, make_rows
 from otlp_spans import requests_of
 from paceline.errors import OutputError
@@ -39,12 +40,12 @@ def receiver(tmp_path):
     yield server
     if not server._stopping:
         server.stop()
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive()
 
 
 def post(receiver, body, headers=JSON, path="/v1/traces", method="POST"):
-    connection = http.client.HTTPConnection("127.0.0.1", receiver.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.server_port, timeout=120)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -58,7 +59,7 @@ def kept(receiver):
 
 
 def protobuf_of(request):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -123,7 +124,7 @@ def test_bodies_that_are_refused(receiver, body, headers, status, told):
 
 
 def test_protobuf_that_is_none_is_answered_in_protobuf(receiver):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
     status, headers, answer = post(receiver, b"\xff\xff", PROTOBUF)
@@ -165,7 +166,7 @@ def test_a_bomb_is_not_unpacked(receiver, monkeypatch):
 
 def raw(receiver, text, wait=True):
     """Send bytes as they are; returns the first line of the answer."""
-    with socket.create_connection(("127.0.0.1", receiver.server_port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", receiver.server_port), timeout=120) as connection:
         connection.sendall(text)
         if wait:
             return connection.makefile("rb").readline().split()[1]
@@ -310,25 +311,26 @@ def test_stopping_finishes_what_is_being_worked_on(receiver, monkeypatch):
 
     def slow(request, where):
         entered.set()
-        go.wait(10)
+        go.wait(120)
         return check(request, where)
 
     monkeypatch.setattr(bodies, "check_request", slow)
     answers = []
     sender = threading.Thread(target=lambda: answers.append(post(receiver, json.dumps(SMALL))))
     sender.start()
-    assert entered.wait(10)
+    assert entered.wait(120)
     stopper = threading.Thread(target=receiver.stop)
     stopper.start()
     time.sleep(0.05)
     go.set()
     for thread in (sender, stopper):
-        thread.join(20)
+        thread.join(120)
     assert answers[0][0] == 200
     assert kept(receiver) == [SMALL]
 
 
-def test_a_silent_connection_does_not_hold_up_the_end(receiver):
+def test_a_silent_connection_does_not_hold_up_the_end(receiver, monkeypatch):
+    monkeypatch.setattr(monitor, "WAIT_S", 60.0)
     with socket.create_connection(("127.0.0.1", receiver.server_port)):
         begin = time.monotonic()
         receiver.stop()

@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra monitor is not installed")
+import requires
+
+requires.installed("starlette")
 
 from monitor_fleet import (
     HOSTILE,
@@ -51,7 +53,7 @@ def full(made, tmp_path_factory):
 @contextmanager
 def asking(app):
     with serving(app) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
 
         def ask(path, method="GET"):
             connection.request(method, path)
@@ -220,7 +222,7 @@ def news(bus, project, n, publish):
                 return told
         return told
 
-    return asyncio.run(asyncio.wait_for(collect(), 20))
+    return asyncio.run(asyncio.wait_for(collect(), 120))
 
 
 def test_news_of_the_own_project_only():

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra monitor is not installed")
+import requires
+
+requires.installed("starlette")
 
 from monitor_fleet import DAY_S, NOW, Monitor
 from monitor_stores import STORES

@@ -8,7 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+import requires
+
+requires.installed("sqlalchemy")
 
 from paceline.detect.detector import Detector
 from paceline.errors import StateError

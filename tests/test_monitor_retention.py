@@ -3,9 +3,9 @@
 import os
 import time
 
-import pytest
+import requires
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+requires.installed("starlette")
 
 import monitor_uploads
 from monitor_uploads import begin, put

@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 import monitor_uploads
 from jobs import Spec, make_rows
@@ -65,10 +67,10 @@ class TestSpans:
         assert len(again) == 1
 
     def test_protobuf_and_the_services_name(self, site):
-        trace_service = pytest.importorskip(
-            "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="an extra"
-        )
-        json_format = pytest.importorskip("google.protobuf.json_format")
+        requires.installed("opentelemetry.proto")
+        from google.protobuf import json_format
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_service
+
         message = trace_service.ExportTraceServiceRequest()
         one = requests_of(self.ROWS)[0]
         for scope in one["resourceSpans"][0]["scopeSpans"]:

@@ -5,9 +5,10 @@ import json
 import time
 
 import numpy as np
-import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 from msgspec import msgpack
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+import requires
+
+requires.installed("sqlalchemy")
 
 from paceline.errors import StateError
 from paceline.monitor.snapshot import load_stream, save_stream

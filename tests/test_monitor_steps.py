@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the monitor is an extra")
+import requires
+
+requires.installed("sqlalchemy")
 
 from paceline.errors import OutputError
 from paceline.monitor import step_files

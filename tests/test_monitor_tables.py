@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette", reason="the extra monitor is not installed")
+import requires
+
+requires.installed("starlette")
 
 from alembic import command, op
 from alembic.autogenerate import compare_metadata

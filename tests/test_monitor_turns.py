@@ -7,7 +7,9 @@ import socket
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 from monitor_web import eventually, monitor
 from paceline.monitor import detectors as module
@@ -395,7 +397,7 @@ class TestConnections:
                 with connect() as more:
                     return answer(more) == b"200"
 
-            eventually(again, 20)
+            eventually(again)
             for each in idle:
                 each.close()
         told = [line for line in lines if line["event"] == "too many connections"]

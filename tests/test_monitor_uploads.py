@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the monitor is an extra")
+import requires
+
+requires.installed("starlette")
 
 import monitor_uploads
 from monitor_uploads import begin, finish, push, put

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import shared_data
+import requires
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster, save_cluster
@@ -17,8 +17,6 @@ from paceline.plan.calibrate import CONSTANTS, calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, read_runs, runs_cluster
 from paceline.plan.step import step_time_s
-
-DATA = shared_data.DATA / "llm" / "megatron_a100_calibration.csv"
 
 
 def jobs():
@@ -57,6 +55,7 @@ def times(cluster):
 
 
 def test_the_efficiency_that_made_the_runs_is_found():
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     truth = replace(cluster.efficiency, gemm=0.70, intra=0.60, memory=0.75)
     fit = calibrate(jobs(), times(replace(cluster, efficiency=truth)), cluster)
@@ -66,6 +65,7 @@ def test_the_efficiency_that_made_the_runs_is_found():
 
 
 def test_what_the_runs_cannot_tell_stays_as_it_was():
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     fit = calibrate(jobs(), times(cluster), cluster)
     assert {"gemm_fp8", "attention", "attention_backward"} <= set(fit.calibration.fixed)
@@ -75,6 +75,7 @@ def test_what_the_runs_cannot_tell_stays_as_it_was():
 
 
 def test_a_calibration_is_kept_and_says_where_it_ends(tmp_path):
+    requires.installed("scipy")
     cluster = cluster_preset("a100-80g")
     fit = calibrate(jobs(), times(cluster), cluster)
     save_cluster(fit.cluster, tmp_path / "ours.yaml")
@@ -105,10 +106,10 @@ def test_constants_are_efficiencies_within_their_bounds():
         assert constant.low < getattr(base, constant.name) <= constant.high
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason=f"{DATA} is not there")
 def test_real_a100_runs():
     """Presets within 20%; calibrated within 7% (median 4%) of runs that a fit has not seen."""
-    runs = read_runs(DATA, need_times=True).runs
+    requires.installed("scipy")
+    runs = read_runs(requires.data("llm", "megatron_a100_calibration.csv"), need_times=True).runs
     cluster = runs_cluster(runs, None)
     measured = np.array([run.measured_s for run in runs])
     preset = [predict(run.llm, run.plan, cluster).step_time_s for run in runs]

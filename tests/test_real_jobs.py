@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import paceline
+import requires
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 
-pytest.importorskip("torch.distributed", reason="no torch: pip install torch==2.13.0")
+requires.installed("torch")
 sys.path.insert(0, str(Path(__file__).parent / "real_jobs"))
 
 from harness import factors_of, run

@@ -166,7 +166,7 @@ def test_what_cannot_be_packed_switches_off(tmp_path, caplog):
     assert "recorder switched off, training goes on" in line.message
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -222,7 +222,7 @@ def test_a_slow_disk_drops_whole_steps_and_counts_them(tmp_path, monkeypatch):
     really = writer._append
 
     def slow(file, data):
-        gate.wait(20)
+        gate.wait(120)
         really(file, data)
 
     monkeypatch.setattr(writer, "_append", slow)

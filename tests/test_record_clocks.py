@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+import requires
 from paceline.blockfile import PROGRAM, TIMES, read_file
 from paceline.record.clocks import Exchange, HostClock, asked_by
 from paceline.record.cuda import CudaClock
@@ -14,7 +15,9 @@ from paceline.record.passes import Passes, TailExchange
 from paceline.record.recorder import Recorder
 from paceline.sources.recording.files import _ahead_ns, read_files
 
-torch = pytest.importorskip("torch")
+requires.installed("torch")
+
+import torch
 
 
 class Wires:
@@ -36,7 +39,7 @@ class Wires:
         self.wires[self.rank, to].put(tensor.clone())
 
     def recv(self, tensor, source, group):
-        tensor.copy_(self.wires[source, self.rank].get(timeout=20))
+        tensor.copy_(self.wires[source, self.rank].get(timeout=120))
 
 
 def exchanged(world, hosts, ahead_ns):
@@ -53,7 +56,7 @@ def exchanged(world, hosts, ahead_ns):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import paceline.record as record
+import requires
 from paceline import analyze, load
 from paceline.graph import from_trace
 from paceline.graph.computes import whole_passes
@@ -17,16 +18,16 @@ from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 
-pytest.importorskip("torch.distributed")
+requires.installed("torch.distributed")
 
 HERE = Path(__file__).parent
 K = OpKind
 
 
-def job(kind, world, folder):
-    """Run a job of ``record_job.py``; no rank is left behind, whatever fails."""
+def run_jobs(kinds, world, folder):
+    """Run jobs of ``record_job.py``; no rank is left behind, whatever fails."""
     env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "record_job.py"), kind]
+    command = [sys.executable, str(HERE / "record_job.py"), ",".join(kinds)]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(world), str(folder)],
@@ -37,13 +38,21 @@ def job(kind, world, folder):
         for rank in range(world)
     ]
     try:
-        told = [rank.communicate(timeout=120)[1] for rank in ranks]
+        told = [rank.communicate(timeout=300)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0] * world, told
     assert not any("paceline" in text or "recorder" in text for text in told), told
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """The recordings of two ranks, a folder per kind: each process imports torch once for all."""
+    folder = tmp_path_factory.mktemp("jobs")
+    run_jobs(("1f1b", "gpipe", "interleaved", "ddp", "fsdp"), 2, folder)
+    return folder
 
 
 def medians_ms(trace, kind, worker):
@@ -54,9 +63,8 @@ def medians_ms(trace, kind, worker):
 
 
 @pytest.mark.parametrize(("kind", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
-def test_pipelining_schedules(tmp_path, kind, chunks):
-    job(kind, 2, tmp_path / "run")
-    trace = load(tmp_path / "run")
+def test_pipelining_schedules(jobs, kind, chunks):
+    trace = load(jobs / kind)
     assert trace.steps.tolist() == [0, 2, 4]
     assert (trace.job.dp_size, trace.job.pp_size, trace.job.vpp_size) == (1, 2, chunks)
     computes = 4 * chunks
@@ -72,20 +80,19 @@ def test_pipelining_schedules(tmp_path, kind, chunks):
     assert first >= 8
     assert last >= 4
     analyze(trace)  # the graph is whole, the simulation runs
-    assert all(file.residual_ns is not None for file in read_files(tmp_path / "run"))
-    assert load_recorded_step_times(tmp_path / "run").duration_s.shape == (6, 2)
+    assert all(file.residual_ns is not None for file in read_files(jobs / kind))
+    assert load_recorded_step_times(jobs / kind).duration_s.shape == (6, 2)
 
 
 def test_two_replicas_of_a_pipeline(tmp_path):
-    job("1f1b", 4, tmp_path / "run")
-    trace = load(tmp_path / "run")
+    run_jobs(["1f1b"], 4, tmp_path)
+    trace = load(tmp_path / "1f1b")
     assert (trace.job.dp_size, trace.job.pp_size) == (2, 2)
     assert trace.rank.tolist() == [[0, 1], [2, 3]]
 
 
-def test_ddp(tmp_path):
-    job("ddp", 2, tmp_path / "run")
-    trace = load(tmp_path / "run")
+def test_ddp(jobs):
+    trace = load(jobs / "ddp")
     assert (trace.job.dp_size, trace.job.pp_size) == (2, 1)
     kinds = (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.GRADS_REDUCE_SCATTER, K.OPTIMIZER)
     # The bucket's launch and the wait for it cut the second backward.
@@ -93,15 +100,14 @@ def test_ddp(tmp_path):
     # Rank 1 computes longer, rank 0 waits: that must not look like a long backward of rank 0.
     backward = whole_passes(from_trace(trace).durations).array[1:3]  # [microbatch, step, dp]
     fast, slow = np.median(backward, axis=(0, 1))
-    assert slow >= 0.02
+    assert slow >= 0.1
     assert fast < slow
     result = analyze(trace)
     assert result.by_worker[0, 1] > max(1.1, result.by_worker[0, 0])
 
 
-def test_fsdp(tmp_path):
-    job("fsdp", 2, tmp_path / "run")
-    trace = load(tmp_path / "run")
+def test_fsdp(jobs):
+    trace = load(jobs / "fsdp")
     kinds = (
         *(K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.PARAMS_ALL_GATHER),
         *(K.GRADS_REDUCE_SCATTER, K.OPTIMIZER),

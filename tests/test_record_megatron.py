@@ -340,7 +340,7 @@ def test_the_real_one_runs_a_step(tmp_path):
     try:
         version("megatron-core")
     except PackageNotFoundError:
-        pytest.skip("megatron-core is not installed")
+        pytest.skip("megatron-core is not installed: pip install megatron-core")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here.parent / "src"), *filter(None, sys.path)])
     done = subprocess.run(

@@ -1,6 +1,11 @@
 from itertools import product
 
 import numpy as np
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

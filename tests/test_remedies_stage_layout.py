@@ -5,6 +5,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,6 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given
 from hypothesis import strategies as st
 

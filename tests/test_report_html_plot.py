@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import requires
 from paceline import plot
 from paceline.diagnose import diagnose, waterfall
 from paceline.errors import PacelineError
@@ -24,7 +25,9 @@ def job():
 
 @pytest.fixture(scope="module")
 def pyplot():
-    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    requires.installed("matplotlib")
+    import matplotlib
+
     matplotlib.use("agg")
     import matplotlib.pyplot
 
@@ -65,5 +68,5 @@ def test_without_matplotlib_it_says_what_to_install(job, monkeypatch):
 
 def test_matplotlib_is_loaded_when_first_needed():
     code = "import paceline.plot, sys; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False"

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+import requires
 from paceline import robust
 
-stats = pytest.importorskip("scipy.stats", reason="install scipy (the calibrate extra)")
+requires.installed("scipy")
+
+from scipy import stats
 
 
 def test_the_spread_of_a_normal_distribution():

@@ -2,6 +2,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,6 +2,11 @@
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,9 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+
+import requires
+
+requires.installed("hypothesis")
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import SHARED_FIXTURES
 from paceline.detect.steps_of_calls import step_times
 from paceline.errors import PacelineError, TraceError
 from paceline.sources.call_logs import flight_recorder, plain_pickle
@@ -88,7 +94,7 @@ def test_calls_that_left_the_ring_are_told(tmp_path):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Dumps of a job of two processes over gloo."""
-    pytest.importorskip("torch", reason="needs torch (extra profile)")
+    requires.installed("torch")
     folder = tmp_path_factory.mktemp("gloo")
     env = os.environ | {"TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1"}
     ranks = [subprocess.Popen([sys.executable, JOB, folder, str(r)], env=env) for r in (0, 1)]
@@ -322,9 +328,7 @@ def refusal(read):
     return None
 
 
-FEW = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FIXTURES)
 
 
 @FEW

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import requires
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
@@ -75,7 +76,7 @@ def parquet_trace(folder: Path) -> list[Path]:
 
 
 def protobuf(folder: Path) -> list[Path]:
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

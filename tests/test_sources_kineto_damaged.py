@@ -5,10 +5,16 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+
+import requires
+
+requires.installed("hypothesis")
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kineto_profiles
+from fuzzing import SHARED_FIXTURES
 from import_files import ProfileWriter, dump, load
 from paceline.errors import PacelineError, TraceError
 from paceline.sources import kineto
@@ -16,9 +22,7 @@ from paceline.trace import Trace
 
 truth = kineto_profiles.truth
 
-fuzz = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=60, deadline=None, suppress_health_check=SHARED_FIXTURES)
 
 
 def test_a_rank_given_twice(tmp_path: Path, truth: Trace) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kineto_profiles
+import requires
 from import_files import ProfileWriter, dump, load, same
 from paceline.errors import TraceError
 from paceline.graph.from_trace import from_trace
@@ -25,9 +26,11 @@ truth = kineto_profiles.truth
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Profiles of a pipeline of two processes, a folder per schedule."""
-    torch = pytest.importorskip("torch", reason="torch is not installed (extra: profile)")
+    requires.installed("torch")
+    import torch.distributed
+
     if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
+        pytest.skip("this torch has no torch.distributed: install a build that has it, as on Linux")
     folder = tmp_path_factory.mktemp("gloo")
     command = [sys.executable, "-W", "ignore", str(JOB), str(folder)]
     ranks = [

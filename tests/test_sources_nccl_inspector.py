@@ -7,9 +7,15 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+
+import requires
+
+requires.installed("hypothesis")
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import SHARED_FIXTURES
 from paceline.detect.steps_of_calls import step_times
 from paceline.errors import PacelineError, TraceError
 from paceline.sources.call_logs import nccl_inspector
@@ -289,9 +295,7 @@ def refusal(read):
     return None
 
 
-FEW = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=250, deadline=None, suppress_health_check=SHARED_FIXTURES)
 SMALL = [one for lines in job(steps=2, ranks=2, verbose=True).values() for one in lines]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

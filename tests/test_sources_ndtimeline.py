@@ -6,18 +6,22 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+
+import requires
+
+requires.installed("hypothesis")
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzzing import SHARED_FIXTURES
 from import_files import dump, load, make_trace, ops_of, same, timelines
 from paceline.errors import PacelineError, TraceError
 from paceline.graph.from_trace import from_trace
 from paceline.sources import ndtimeline
 from paceline.trace import Job, OpKind, Trace
 
-fuzz = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=100, deadline=None, suppress_health_check=SHARED_FIXTURES)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzzing import SHARED_FIXTURES
 from jobs import Spec, make_rows, trace_of
 from otlp_spans import attribute, request, requests_of, sizes_of, spans_of_ranks
 from paceline.errors import PacelineError, TraceError
@@ -407,7 +413,7 @@ def test_files_that_are_none(tmp_path, text):
 
 
 def test_protobuf_and_json_are_one():
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -428,7 +434,7 @@ def test_protobuf_and_json_are_one():
 @settings(max_examples=150, deadline=None)
 @given(body=st.binary(max_size=200))
 def test_no_bytes_break_the_protobuf_reader(body):
-    pytest.importorskip("opentelemetry.proto", reason="needs opentelemetry-proto (extra otlp)")
+    requires.installed("opentelemetry.proto")
     said = refusal(lambda: protobuf_encoding.decode(body, "body"))
     assert said is None or said.startswith("body: no ExportTraceServiceRequest")
 
@@ -479,9 +485,7 @@ def test_no_value_breaks_the_reader(changes):
     assert read if any(checked) else read != ""
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=SHARED_FIXTURES)
 @given(at=st.floats(0, 1), some=st.binary(max_size=4), cut=st.booleans())
 def test_no_bytes_break_the_reader_of_files(tmp_path, at, some, cut):
     data = "".join(json.dumps(one) + "\n" for one in SMALL).encode()

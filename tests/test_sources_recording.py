@@ -5,6 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+
+import requires
+
+requires.installed("hypothesis")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

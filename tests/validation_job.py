@@ -14,7 +14,7 @@ from paceline.detect.validate import Effort, run_validation
 from paceline.detect.verdict import Measurements
 from paceline.errors import DetectError
 
-EFFORT = Effort(gemm=64, message_bytes=1 << 14, rounds=2)
+EFFORT = Effort(gemm=64, message_bytes=1 << 14, rounds=2, timeout_s=300)
 
 
 def numbers(measured: Measurements) -> dict[str, object]:

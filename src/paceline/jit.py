@@ -24,7 +24,7 @@ def load_ahead() -> None:
 
 
 def _load() -> None:
-    import numba  # noqa: F401
+    import numba  # noqa: F401 (for its own sake)
 
 
 @cache

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import requires
+
 BROWSER = Path(os.environ.get("PACELINE_BROWSER", "/usr/bin/chromium"))
 FLAGS = [
     "--no-sandbox",
@@ -25,9 +27,11 @@ def browser() -> Iterator[Any]:
 
     Of one module: playwright keeps an event loop in this thread, where later tests may run theirs.
     """
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    requires.installed("playwright")
+    from playwright import sync_api
+
     if not BROWSER.exists():
-        pytest.skip(f"no browser at {BROWSER}; install chromium or set PACELINE_BROWSER")
+        pytest.skip(f"no browser at {BROWSER}: apt-get install chromium, or set PACELINE_BROWSER")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(BROWSER), args=FLAGS)
         yield running
@@ -58,6 +62,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Opened]]:
     def open_file(path: Path, **options: Any) -> Opened:
         size = {"width": 1280, "height": 800}
         context = browser.new_context(offline=True, **{"viewport": size, **options})
+        context.set_default_timeout(120_000)
         contexts.append(context)
         found = Opened(context.new_page())
         opened.append(found)

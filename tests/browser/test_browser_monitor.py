@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the extra monitor is not installed")
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+import requires
+
+requires.installed("sqlalchemy")
+requires.installed("starlette")
+requires.installed("uvicorn")
 
 import sqlalchemy
 
@@ -101,6 +103,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def go(url: str, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context.set_default_timeout(120_000)
         contexts.append(context)
         page = context.new_page()
         origin = re.match(r"https?://[^/]+", url)[0]
@@ -143,7 +146,8 @@ def test_every_page_fits_and_is_accessible(visit, full, name):
     phone.set_viewport_size({"width": 320, "height": 700})
     assert overflow(phone) <= 0
     if AXE is None:
-        pytest.skip("it fits; for the rest axe-playwright-python has to be installed")
+        how = requires.how_to_install("axe_playwright_python")
+        pytest.skip(f"it fits; axe, which judges the rest, is not installed: {how}")
 
 
 def violations(page: Any, options: str) -> list[str]:

@@ -2,9 +2,11 @@
 
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the extra monitor is not installed")
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+import requires
+
+requires.installed("sqlalchemy")
+requires.installed("starlette")
+requires.installed("uvicorn")
 
 from monitor_fleet import Monitor, add_showpiece, app_of, serving, synthetic
 

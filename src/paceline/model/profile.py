@@ -268,7 +268,7 @@ class _Fields:
     def number(self, name: str, *, zero: bool = False) -> float:
         value = self.take(name, object)
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not 0 <= value < 1e30 or (value == 0 and not zero):  # type: ignore[operator]
+        if not good or not 0 <= value < 1e30 or (value == 0 and not zero):  # type: ignore[operator]  # a number, if good
             raise self._wrong(name, f"a number {'>= 0' if zero else '> 0'}")
         return float(value)  # type: ignore[arg-type]  # a number, as checked
 

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# What `make quick`, `make test` and `make stress` run. At its end it says how long each part took.
+#
+#   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|stress
+#
+# Exit status 1 if a part failed, whatever came after it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+# Byte code that is not kept is compiled again by every process of the tests: a third of all their work.
+unset PYTHONDONTWRITEBYTECODE
+
+what=${1:-test}
+case $what in
+  quick | test | stress) ;;
+  *) echo "quick, test or stress, not $what" >&2 && exit 2 ;;
+esac
+took=() failed=0 busy=()
+folder=$(mktemp -d)
+trap 'kill "${busy[@]}" 2>/dev/null; rm -rf "$folder"' EXIT
+
+note() { # seconds, status, name
+  took+=("$(printf '%5d s  %s%s' "$1" "$3" "$([ "$2" = 0 ] || echo '  FAILED')")")
+  [ "$2" = 0 ] || failed=1
+}
+
+run() { # name, command
+  local name=$1 begin=$SECONDS status=0
+  shift
+  "$@" || status=$?
+  note $((SECONDS - begin)) "$status" "$name"
+  return "$status"
+}
+
+finish() {
+  printf '%s\n' '' 'How long each part took:' "${took[@]}" "$(printf '%5d s  in all' $SECONDS)"
+  exit $failed
+}
+
+lint() { "$BIN/ruff" check . && "$BIN/ruff" format --check .; }
+
+types() { # beside the tests, which wait for processes and timers half of their time
+  local begin=$SECONDS status=0
+  "$BIN/mypy" --strict src >"$folder/types" 2>&1 || status=$?
+  echo "$((SECONDS - begin)) $status" >"$folder/types-took"
+}
+
+tests() { # arguments of pytest; in files, as tests of a file share what they are made of
+  "$BIN/python" -m pytest -q -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
+}
+
+run 'lint' lint || finish
+case $what in
+  quick) run 'tests that take seconds' tests -m 'not alone and not slow' ;;
+  test)
+    types &
+    run 'tests (beside mypy)' tests -m 'not alone'
+    wait $!
+    cat "$folder/types"
+    read -r seconds status <"$folder/types-took"
+    note "$seconds" "$status" 'types (beside the tests)'
+    run 'tests that measure time' "$BIN/python" -m pytest -q -m alone
+    ;;
+  stress)
+    for _ in 1 2 3 4 5 6 7 8; do
+      "$BIN/python" -c 'while True: pass' &
+      busy+=($!)
+    done
+    run 'tests beside 8 busy processes' tests -m 'not alone'
+    ;;
+esac
+finish

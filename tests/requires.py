@@ -1,0 +1,89 @@
+"""What a test needs and this machine may lack: the test is skipped with the words that bring it.
+
+Looked up, not imported: torch alone would cost each process that collects the tests a second.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import shared_data
+
+#: Top-level package -> the extra of Paceline that installs it.
+EXTRAS = {
+    "axe_playwright_python": "dev",
+    "fsspec": "monitor",
+    "google": "otlp",
+    "hypothesis": "dev",
+    "matplotlib": "plot",
+    "msgspec": "monitor",
+    "opentelemetry.exporter": "dev",
+    "opentelemetry.proto": "otlp",
+    "opentelemetry.sdk": "dev",
+    "playwright": "dev",
+    "prometheus_client": "monitor",
+    "schemathesis": "dev",
+    "scipy": "calibrate",
+    "sqlalchemy": "monitor",
+    "starlette": "monitor",
+    "torch": "profile",
+    "uvicorn": "monitor",
+}
+#: What no extra installs -> the arguments of pip.
+PACKAGES = {"megatron": "megatron-core"}
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module is there."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        return False
+
+
+def how_to_install(name: str) -> str:
+    """The command that brings a module."""
+    for known, extra in EXTRAS.items():
+        if f"{name}.".startswith(f"{known}."):
+            return f"pip install -e '.[{extra}]'"
+    return f"pip install {PACKAGES[name.partition('.')[0]]}"
+
+
+def installed(*names: str) -> None:
+    """Skip the test, or the file that is being collected, where one of these modules is absent."""
+    for name in names:
+        how = how_to_install(name)
+        if not is_installed(name):
+            pytest.skip(f"{name} is not installed: {how}", allow_module_level=True)
+
+
+def data(*below: str) -> Path:
+    """A file or folder of the real data; skips where it is absent."""
+    path = shared_data.DATA.joinpath(*below)
+    if not path.exists():
+        pytest.skip(absent(path), allow_module_level=True)
+    return path
+
+
+def absent(path: Path) -> str:
+    """The reason to skip a test on real data."""
+    return f"no {path}: set PACELINE_SHARED to the folder that holds data/"
+
+
+#: For tests that look at processes.
+on_linux = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks into /proc: run it on Linux"
+)
+not_as_root = pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write anywhere: run it as another user"
+)
+
+
+def full_device() -> Path:
+    """A device on which every write fails for want of room."""
+    path = Path("/dev/full")
+    if not path.exists():
+        pytest.skip(f"no {path}: run it on Linux")
+    return path
