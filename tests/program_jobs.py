@@ -45,7 +45,7 @@ class Wait:
     name: object
 
 
-class Deadlock(Exception):
+class DeadlockError(Exception):
     """Nobody can go on."""
 
 
@@ -89,7 +89,7 @@ class Run:
         self.rows = [row for w in self.workers.values() for row in w.ops.values()]
         stuck = [w for w in self.workers.values() if w.pc < len(w.program)]
         if stuck or any("end" not in row for row in self.rows):
-            raise Deadlock
+            raise DeadlockError
         first = min(row["start"] for row in self.rows)
         self.step_s = max(row["end"] for row in self.rows) - first
 
@@ -143,7 +143,7 @@ class Run:
         self._start(now, transfer, queue)
 
     def _meeting(self, row):
-        """Which transfer an op is a member of, the queue it stands in, and how many belong to it."""
+        """The transfer of an op, the queue it stands in, and how many are members."""
         dp, pp, kind, nth = row["dp"], row["pp"], row["kind"], row["seq"]
         for send, recv, onwards in TRANSFERS:
             if kind == send:

@@ -14,7 +14,7 @@ from paceline.simulate import Rules, all_lanes, ends, step_times
 from paceline.trace import OpKind
 from program_jobs import (
     Compute,
-    Deadlock,
+    DeadlockError,
     Launch,
     Run,
     Spec,
@@ -98,7 +98,7 @@ def legal(spec):
     programs = programs_of(spec)
     try:
         return programs, [random_run(spec, programs, step) for step in range(2)]
-    except Deadlock:
+    except DeadlockError:
         return None
 
 
@@ -174,7 +174,7 @@ def test_other_durations_on_the_same_graph(spec):
     assert simulated(measured, scaled) == pytest.approx([run.step_s for run in again], abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", (0, 1, 3))
+@pytest.mark.parametrize("seed", [0, 1, 3])
 def test_compiled_and_interpreted_programs_agree(seed, monkeypatch):
     spec = Spec(pp=2, microbatches=(3, 3, 3), units=3, one_by_one=True, clip=True, seed=seed)
     programs = programs_of(spec)
@@ -216,7 +216,7 @@ def test_a_circle_is_there_where_the_job_blocks_itself_and_nowhere_else(spec):
     try:
         random_run(spec, programs, 0)
         blocks = False
-    except Deadlock:
+    except DeadlockError:
         blocks = True
     trace = trace_of_runs([in_order_of_launch(programs)])
     if not blocks:
@@ -243,7 +243,7 @@ def test_a_circle_is_named_by_its_ops():
         Launch("backward-send", "s"),
     ]
     programs = {(0, 0): first, (0, 1): second}
-    with pytest.raises(Deadlock):
+    with pytest.raises(DeadlockError):
         Run(programs, lambda key: 1.0)
     with pytest.raises(GraphError) as error:
         from_trace(trace_of_runs([in_order_of_launch(programs)]))
