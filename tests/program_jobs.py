@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.trace import Columns, Job, OpKind, arrange
+from paceline.trace import Columns, OpKind, arrange
 
 CLIP = "optimizer-clip-main-grad"
 EMBEDDING = "embedding-grads-all-reduce"
@@ -190,8 +190,9 @@ class Run:
 
 
 def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
-    """Columns of some steps, each a list of rows; ``drop`` names columns to leave out."""
-    rows = [(number, row) for number, some in enumerate(steps) for row in some]
+    """Columns of some steps, each a run or a list of rows; ``drop`` names columns to leave out."""
+    lists = [getattr(step, "rows", step) for step in steps]
+    rows = [(number, row) for number, some in enumerate(lists) for row in some]
     if shuffle is not None:
         shuffle.shuffle(rows)
     table = {
@@ -218,12 +219,7 @@ def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
 
 def trace_of_runs(runs, **options):
     """The trace of some steps, each a :class:`Run` or a list of rows."""
-    return arrange(columns_of([getattr(run, "rows", run) for run in runs], **options), None)
-
-
-def job_of(columns):
-    """Degrees of a table."""
-    return Job(dp_size=int(columns.dp.max()) + 1, pp_size=int(columns.pp.max()) + 1)
+    return arrange(columns_of(runs, **options), None)
 
 
 @dataclass(frozen=True)
