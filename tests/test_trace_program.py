@@ -1,6 +1,7 @@
 """Programs in trace files and recordings: what is refused, in which words, and what reads back."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -270,7 +271,8 @@ def test_a_merged_end_is_a_bound_only_if_no_peer_saw_it(runs):
 
 def record_programs(trace, folder, ranks=range(4), session="one", offset_ns=0):
     """Some ranks of a trace as the recorder writes them, with programs."""
-    record_trace(trace, folder / "plain", session=session)
+    ahead_ns = np.full(trace.rank.shape, offset_ns)
+    record_trace(trace, folder / "plain", ahead_ns=ahead_ns, session=session)
     for rank in ranks:
         dp, pp = divmod(rank, trace.job.pp_size)
         path = next((folder / "plain").glob(f"rank-{rank:05d}-*.blocks"))
@@ -314,3 +316,58 @@ def test_ranks_with_and_without_programs_are_refused(trace, tmp_path, capsys):
     assert run(["analyze", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "rank 0 recorded when it launches and waits, rank 2 did not" in line
+
+
+def test_starts_with_programs_win_over_earlier_ones_without(trace, tmp_path):
+    """Paceline was brought up to date at a restart: steps 0 and 1 before it, 1 and 2 after."""
+    folder = tmp_path / "run"
+    record_trace(trace.select_steps([0, 1]), folder, session="before")
+    later = tmp_path / "later"
+    later.mkdir()
+    record_programs(trace.select_steps([1, 2]), later, session="behind", offset_ns=10**13)
+    for path in later.iterdir():
+        path.rename(folder / path.name.replace("-0.", "-1."))
+    read = paceline.load(folder)
+    assert read.steps.tolist() == [1, 2]
+    assert read.program is not None
+    assert read.left_out == {0: "its start recorded no programs, the latest start did otherwise"}
+
+
+def documented_writer():
+    """The Python block of docs/trace-format.md that defines ``Program`` and ``write``."""
+    text = (Path(__file__).parents[1] / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    (code,) = (
+        part.split("```")[0] for part in text.split("```python")[1:] if "class Program" in part
+    )
+    names = {}
+    exec(code, names)
+    return names["Program"], names["write"]
+
+
+def test_the_documented_writer(tmp_path):
+    """FSDP with two units on two ranks; the second one's forward takes 2 s, not 1 s, a unit."""
+    program, write = documented_writer()
+    ranks = []
+    for dp in (0, 1):
+        rank = program(dp, 0, dp)
+        for number in range(2):
+            forward = 1.0 + dp
+            rank.step(number)
+            first = rank.op("params-all-gather", 0.0, 0.0, part=0)
+            second = rank.op("params-all-gather", 0.0, 0.0, part=1)
+            rank.wait(first, 0.5)
+            rank.op("forward-compute", 0.5, 0.5 + forward, microbatch=0)
+            rank.wait(second, 0.5 + forward, late=True)
+            rank.op("forward-compute", 0.5 + forward, 0.5 + 2 * forward, microbatch=0)
+            rank.op("backward-compute", 0.5 + 2 * forward, 1.5 + 2 * forward, microbatch=0)
+            scatter = rank.op("grads-reduce-scatter", 1.5 + 2 * forward, 0.0)
+            rank.wait(scatter, 6.0)
+            rank.op("optimizer", 6.0, 6.25)
+        ranks.append(rank)
+    write(ranks, tmp_path / "own.parquet")
+    result = paceline.analyze(paceline.load(tmp_path / "own.parquet"))
+    # Ideal: 0.5 + 2 x 1.5 + 1 + 0.5 + 0.25 s; measured: forwards of 2 s in place of 1.5 s.
+    assert result.traced_s.tolist() == [6.25, 6.25]
+    assert result.simulated_s == pytest.approx([6.25, 6.25])
+    assert result.slowdown == pytest.approx(6.25 / 5.25)
+    assert result.lasting.by_worker.ravel() == pytest.approx([1.0, 6.25 / 5.25])

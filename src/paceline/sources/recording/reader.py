@@ -198,7 +198,7 @@ def _with_or_without_programs(
         if file.has_program != programs:
             why = "its start recorded no programs" if programs else "its start recorded programs"
             left_out |= dict.fromkeys(
-                file.steps[index].tolist(), f"{why}, the latest did otherwise"
+                file.steps[index].tolist(), f"{why}, the latest start did otherwise"
             )
     return [(file, index) for file, index in used if file.has_program == programs], left_out
 
