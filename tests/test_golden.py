@@ -81,8 +81,8 @@ def test_trace(path):
 def test_a_trace_without_programs_gives_the_result_that_it_gave(tmp_path):
     """pipeline-1.json.gz: `paceline analyze` of commit 3a2f3b0, the last that knew no programs.
 
-    dp 2 x pp 2, 2 chunks, 4 and 2 microbatches. Equal byte for byte where it was made; the last
-    digits of floats may depend on the version of NumPy.
+    dp 2 x pp 2, 3 and 2 microbatches, overlapped reductions. Equal byte for byte where it was made;
+    the last digits of floats may depend on the version of NumPy.
     """
     trace = GOLDEN / "pipeline-1.parquet"
     assert run(["analyze", str(trace), "--out", str(tmp_path / "out")]) == 0

@@ -60,6 +60,8 @@ def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], n_pp
     Raises:
         TraceError: two run different programs; the message names the first op that differs.
     """
+    if len(variants) < 2:
+        return
     first_of: dict[int, int] = {}
     for v, ops in enumerate(variants):
         usual = first_of.setdefault(int(_n_passes(ops, n_pp)[0, 0, 0]), v)
