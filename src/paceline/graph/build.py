@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError
 from paceline.graph.graph import StepGraph, make_graph
-from paceline.graph.program import check_program, launch_numbers, program_edges, program_pairs
+from paceline.graph.program import launch_numbers, program_edges, program_pairs
+from paceline.graph.program_check import check_passes
 from paceline.graph.replica import ReplicaOps
 from paceline.trace.job import Job
 from paceline.trace.kinds import DP_KINDS, TRANSFERS, OpKind
@@ -182,7 +183,7 @@ def _of_pipeline(ops: ReplicaOps, job: Job) -> _Dependencies:
 
 def _of_programs(ops: ReplicaOps, job: Job) -> _Dependencies:
     """By the recorded launches and waits."""
-    check_program(ops, job.pp_size)
+    check_passes(ops, job.pp_size)
     return _Dependencies(program_edges(ops, job.pp_size), program_pairs(ops, job.pp_size), [])
 
 

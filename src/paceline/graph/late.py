@@ -117,23 +117,28 @@ def _over(rows: list[npt.NDArray[np.float64]] | list[Mask]) -> npt.NDArray[np.fl
 
 
 class _Usual:
-    """The usual transfer time of each kind, of those transfers whose end is known."""
+    """The usual transfer time of each kind, of those transfers whose end is known.
+
+    Where none is, the shortest bound: if transfers are alike, none took longer.
+    """
 
     def __init__(self, graph: StepGraph, start: Durations, end: Durations, late: Durations) -> None:
         seen: dict[OpKind, list[Array]] = {}
+        shortest: dict[OpKind, float] = {}
         for members in _meetings(graph, np.ones(graph.n_ops, dtype=bool)):
             meeting = _Meeting(members, start, end, late)
-            took = (meeting.bound - meeting.launch)[meeting.known]
-            seen.setdefault(meeting.kind, []).append(took)
-        self.seconds = {
+            took, kind = meeting.bound - meeting.launch, meeting.kind
+            seen.setdefault(kind, []).append(took[meeting.known])
+            shortest[kind] = min(shortest.get(kind, np.inf), float(took.min()))
+        self.seconds = shortest | {
             kind: float(np.median(values))
             for kind, parts in seen.items()
             if len(values := np.concatenate(parts))
         }
 
     def of(self, kind: OpKind) -> float:
-        """Seconds; infinite where no end of the kind is known."""
-        return max(0.0, self.seconds.get(kind, np.inf))
+        """Seconds."""
+        return max(0.0, self.seconds[kind])
 
 
 def _settle_alone(meeting: _Meeting, usual: _Usual) -> int:

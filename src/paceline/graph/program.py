@@ -109,12 +109,3 @@ def launch_numbers(ops: ReplicaOps) -> Ops:
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
     return number
-
-
-def check_program(ops: ReplicaOps, n_pp: int) -> None:
-    """Every stage computes something; GraphError otherwise."""
-    for stage in range(n_pp):
-        if not ((ops.kind == K.FORWARD_COMPUTE) & (ops.pp == stage)).any():
-            raise GraphError(
-                f"stage {stage} has no forward-compute op; ops are missing from the trace"
-            )

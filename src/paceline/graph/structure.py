@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.graph.families import with_families
+from paceline.graph.program_check import check_same_programs, difference
 from paceline.graph.replica import ReplicaOps
 from paceline.trace import OpKind, Trace
 from paceline.trace.kinds import MICROBATCH_KINDS
@@ -62,6 +63,8 @@ def find_structure(trace: Trace) -> Structure:
         dps = np.flatnonzero(replica_variant == v)
         variants.append(_variant_ops(trace, usual[dp], rows, kept, dps, left_out))
     kept = _drop(trace, kept, left_out)
+    if trace.program is not None:
+        check_same_programs(variants, first_dp, trace.job.pp_size)
     families = np.zeros((1, len(replica_variant)), dtype=np.int64)
     if trace.program is not None and trace.program.group is not None:
         variants, families = with_families(trace, trace.program.group, variants, rows[kept])
@@ -189,58 +192,51 @@ def _variant_ops(
     numbers = np.repeat(trace.steps[kept], len(dps))
     label = _vote_labels(trace, rows, n_ops)
     usual = _most_common(label)
-    row = rows[usual]
     odd = np.flatnonzero(label != label[usual])
+    ops = _ops_of_lane(trace, kind, pp, seq, int(rows[usual]))
     for lane in odd[[int(numbers[lane]) not in left_out for lane in odd]]:
-        own = _OwnOps(kind, pp, seq, int(rows[lane]), int(row))
-        left_out.setdefault(int(numbers[lane]), _deviation(trace, own, dps[lane % len(dps)]))
-    chunk = trace.chunk[row : row + n_ops].astype(np.int64)
-    microbatch = _renumber(trace.microbatch[None, row : row + n_ops])[0]
+        own = _ops_of_lane(trace, kind, pp, seq, int(rows[lane]))
+        reason = _deviation(trace, own, ops, int(dps[lane % len(dps)]))
+        left_out.setdefault(int(numbers[lane]), reason)
     if trace.program is not None:
-        program = trace.program.take(np.arange(row, row + n_ops))
-        rank = program.issued.astype(np.int64)
-        return ReplicaOps(kind, pp, seq, chunk, microbatch, rank, program.part, program.awaited)
-    rank = np.zeros(n_ops, dtype=np.int64)
+        return ops
     alike = label == label[usual]
     for kinds in _MIXED_STREAMS:
         for stage in range(int(pp.max()) + 1):
-            ops = np.flatnonzero((pp == stage) & np.isin(kind, kinds))
-            order, odd = _vote_order(trace, rows, ops, alike)
-            rank[ops[order]] = np.arange(len(ops))
+            stream = np.flatnonzero((pp == stage) & np.isin(kind, kinds))
+            order, odd = _vote_order(trace, rows, stream, alike)
+            ops.rank[stream[order]] = np.arange(len(stream))
             for lane in odd:
                 left_out.setdefault(
                     int(numbers[lane]),
                     f"dp {dps[lane % len(dps)]}, stage {stage} runs its "
                     f"{kinds[0].label} and {kinds[1].label} ops in another order than usual",
                 )
-    return ReplicaOps(kind, pp, seq, chunk, microbatch, rank)
+    return ops
 
 
-@dataclass(frozen=True)
-class _OwnOps:
-    """The ops of a lane that deviates, and the first rows of it and of a usual one."""
-
-    kind: npt.NDArray[np.int64]
-    pp: npt.NDArray[np.int64]
-    seq: npt.NDArray[np.int64]
-    row: int
-    usual_row: int
-
-
-def _deviation(trace: Trace, ops: _OwnOps, dp: int) -> str:
+def _deviation(trace: Trace, own: ReplicaOps, usual: ReplicaOps, dp: int) -> str:
     """Why a lane with the usual counts of ops is not like the others."""
-    program, n_ops = trace.program, len(ops.kind)
-    if program is not None:
-        own, usual = (program.take(np.arange(row, row + n_ops)) for row in (ops.row, ops.usual_row))
-        differs = (own.issued != usual.issued) | (own.awaited != usual.awaited)
-        if differs.any():
-            op = int(np.argmin(np.where(differs, usual.issued, np.iinfo(np.int64).max)))
-            label = OpKind(int(ops.kind[op])).label
-            place = f"{label} {ops.seq[op]} of dp {dp}, stage {ops.pp[op]}"
-            if own.issued[op] != usual.issued[op]:
-                return f"{place} is launched as number {own.issued[op]}, usually {usual.issued[op]}"
-            return f"{place} is waited for behind op {own.awaited[op]}, usually {usual.awaited[op]}"
-    return f"dp {dp} has other microbatches or chunks than usual"
+    text = "" if trace.program is None else difference(own, usual, dp)
+    return text or f"dp {dp} has other microbatches or chunks than usual"
+
+
+def _ops_of_lane(
+    trace: Trace,
+    kind: npt.NDArray[np.int64],
+    pp: npt.NDArray[np.int64],
+    seq: npt.NDArray[np.int64],
+    row: int,
+) -> ReplicaOps:
+    """The ops of one lane, from its first row on; without ranks where no program is recorded."""
+    rows = slice(row, row + len(kind))
+    chunk = trace.chunk[rows].astype(np.int64)
+    microbatch = _renumber(trace.microbatch[None, rows])[0]
+    if trace.program is None:
+        return ReplicaOps(kind, pp, seq, chunk, microbatch, np.zeros(len(kind), dtype=np.int64))
+    program = trace.program.take(np.arange(rows.start, rows.stop))
+    issued = program.issued.astype(np.int64)
+    return ReplicaOps(kind, pp, seq, chunk, microbatch, issued, program.part, program.awaited)
 
 
 def _lane_table(

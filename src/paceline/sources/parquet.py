@@ -175,8 +175,6 @@ def _columns(
             column = table.column(name)
             column = column.cast("int8") if str(column.type) == "bool" else column
             values[name] = _numbers(column, name, where)
-    if "late" in values:
-        values["late"] = values["late"] != 0
     gmc = values.pop("gmc")
     columns = Columns(**values)
     if ignored.any():

@@ -16,7 +16,7 @@ from paceline.trace.peers import has_peers, merge_peers
 from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
-from paceline.trace.program import program_of
+from paceline.trace.program import late_of, program_of
 from paceline.trace.trace import N_KINDS, Trace
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
@@ -176,7 +176,7 @@ def _place(
         rank=rank.reshape(job.dp_size, job.pp_size),
         left_out=left_out,
         program=program_of(columns, cell, place, where),
-        late=None if columns.late is None else _scatter(columns.late, place, np.bool_),
+        late=late_of(columns, place, where),
     )
     return trace, None if merged else place
 

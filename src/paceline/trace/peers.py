@@ -56,6 +56,13 @@ def merge_peers(
                 f"not as many ranks as usual recorded an op: {describe(columns, int(row))}"
             )
 
+    for row in _odd_programs(columns, begin, size):
+        left_out.setdefault(
+            int(columns.step[row]),
+            "tensor-parallel peers recorded different programs: rank "
+            f"{columns.rank[row]} launches or awaits elsewhere {describe(columns, row)}",
+        )
+
     start = columns.start.astype(np.float64)
     end = start + columns.duration
     latest_start = np.maximum.reduceat(start, begin)
@@ -63,6 +70,9 @@ def merge_peers(
     longest = np.maximum.reduceat(end - start, begin)
     local = np.isin(columns.kind[begin], [int(kind) for kind in LOCAL_KINDS])
     merged = columns.take(begin)
+    if columns.late is not None:  # a bound only where no peer saw the latest end
+        seen = (end == np.repeat(latest_end, size)) & ~columns.late.astype(bool)
+        merged = replace(merged, late=~np.logical_or.reduceat(seen, begin))
     merged = replace(
         merged,
         start=np.where(local, latest_end - longest, latest_start),
@@ -76,6 +86,19 @@ def merge_peers(
         "latest end)"
     )
     return merged.take(whole), left_out, note
+
+
+def _odd_programs(
+    columns: Columns, begin: npt.NDArray[Any], size: npt.NDArray[Any]
+) -> npt.NDArray[np.int64]:
+    """Rows whose place in the program is not that of the first of their peers; by launch."""
+    odd = np.zeros(len(columns), dtype=bool)
+    for name in ("part", "issued", "awaited"):
+        values = getattr(columns, name)
+        if values is not None:
+            odd |= values != np.repeat(values[begin], size)
+    rows = np.flatnonzero(odd)
+    return rows if columns.issued is None else rows[np.argsort(columns.issued[rows])]
 
 
 def _usual_peers(cell_of_run: npt.NDArray[np.int32], n_workers: int) -> npt.NDArray[np.int64]:

@@ -45,6 +45,10 @@ def program_of(
     """
     issued, awaited = columns.issued, columns.awaited
     if issued is None and awaited is None:
+        if columns.part is not None:
+            raise TraceError(
+                f"{where} has the column part but not issued and awaited, which it needs"
+            )
         return None
     if issued is None or awaited is None:
         lacking, other = ("issued", "awaited") if issued is None else ("awaited", "issued")
@@ -90,6 +94,7 @@ def _check_positions(
     complaints = (
         ((issued < 0) | (issued > LARGEST), "an issued that is no position (0, 1, 2, ...)"),
         ((awaited < -1) | (awaited > LARGEST), "an awaited that is no position (-1 = never)"),
+        (_no_part(columns.part, len(columns)), "a part that is no number of one (-1 = count them)"),
         (rows.local & (awaited >= 0), "a compute that is awaited; only communication is"),
         ((awaited >= 0) & (awaited < issued), "a wait that comes before the launch"),
     )
@@ -98,7 +103,7 @@ def _check_positions(
             row = int(np.argmax(wrong))
             raise TraceError(
                 f"{where}: {int(wrong.sum())} rows have {what}, the first is row {row} "
-                f"({describe(columns, row)}: issued {issued[row]}, awaited {awaited[row]})"
+                f"({describe(columns, row)}: {_position(columns, row)})"
             )
     order = np.lexsort((issued, rows.lane))
     twice = (np.diff(rows.lane[order]) == 0) & (np.diff(issued[order]) == 0)
@@ -110,6 +115,39 @@ def _check_positions(
             f"example {describe(columns, one)} and {describe(columns, other)} (issued "
             f"{issued[one]}); does the file hold several ranks of one (dp, stage)?"
         )
+
+
+def _position(columns: Columns, row: int) -> str:
+    names = ("issued", "awaited", "part")
+    values = {name: getattr(columns, name) for name in names}
+    return ", ".join(f"{name} {v[row]}" for name, v in values.items() if v is not None)
+
+
+def _no_part(part: npt.NDArray[Any] | None, n_rows: int) -> npt.NDArray[np.bool_]:
+    return np.zeros(n_rows, dtype=bool) if part is None else (part < -1) | (part > LARGEST)
+
+
+def late_of(columns: Columns, place: Ints, where: str) -> npt.NDArray[np.bool_] | None:
+    """Which ends are upper bounds, in canonical order; None where the columns do not say.
+
+    Raises:
+        TraceError: a value that is neither 0 nor 1.
+    """
+    late = columns.late
+    if late is None:
+        return None
+    if not (late.dtype == np.bool_ or np.issubdtype(late.dtype, np.number)):
+        raise TraceError(f"{where}: column late holds {late.dtype}, not 0 and 1")
+    wrong = (late != 0) & (late != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise TraceError(
+            f"{where}: column late has {int(wrong.sum())} values other than 0 and 1, the first is "
+            f"in row {row} ({late[row]})"
+        )
+    out = np.empty(len(place), dtype=np.bool_)
+    out[place] = late
+    return out
 
 
 def _parts(rows: _Rows, issued: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> Ints:

@@ -15,6 +15,8 @@ from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS
 from paceline.whatif.modes import TwoModes, two_modes
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Ops = npt.NDArray[np.int64]
 
 #: Values of a kind that tell its level in a step; more would cost time and change little.
 MAX_SAMPLES = 2048
@@ -66,9 +68,7 @@ def reference(durations: Durations) -> Reference:
     graph = durations.graph
     paper = np.zeros(graph.n_ops)
     for kind, ops in _ops_by_kind(graph):
-        paper[ops] = _usual(durations, ops, kind)
-    if graph.programmed:
-        _share_among_parts(durations, paper)
+        paper[ops] = _usual_of_ops(durations, ops, kind)
     for v in range(graph.n_variants):
         noops = np.flatnonzero(graph.noop & (graph.variant == v))
         paper[noops] = _rows(durations, v, noops).mean(axis=(1, 2))
@@ -80,40 +80,51 @@ def reference(durations: Durations) -> Reference:
         over_time = two_modes(_levels(durations, ops))
         if over_time is None or over_time.share < MIN_SLOW_SHARE:
             continue
-        usual = _usual(durations, ops, kind, ~over_time.slow)
+        usual = _usual_of_ops(durations, ops, kind, ~over_time.slow)
         if _is_material(graph, paper, ops, usual):
             seconds[ops] = usual
             modes[kind] = over_time
     return Reference(seconds, paper, modes)
 
 
-def _share_among_parts(durations: Durations, usual: Array) -> None:
-    """What parts take, in place of what was told of their kind as a whole.
+def _usual_of_ops(
+    durations: Durations, ops: Ops, kind: OpKind, steps: Mask | None = None
+) -> Array | float:
+    """What ops of a kind take: one value, or [op] values where passes consist of parts.
 
     A pass takes what its kind does; each of its parts gets the share that it has on average over
     the workers of its stage and the microbatches that have as many parts. Communication of one unit
     or bucket is compared with its own.
     """
     graph = durations.graph
-    mean = np.array([durations.row(op).mean() for op in range(graph.n_ops)])
-    n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant]
-    n_parts = np.bincount(graph.pass_of, minlength=graph.n_ops)[graph.pass_of]
-    for kind, ops in _ops_by_kind(graph):
-        if kind in MEAN_KINDS:
-            passes = graph.pass_of[ops]
-            whole = np.bincount(passes, mean[ops])
-            first = np.unique(passes)
-            usual_pass = float(np.average(whole[first], weights=n_replicas[first]))
-            keys = np.stack([graph.pp[ops], graph.chunk[ops], n_parts[ops], graph.part[ops]])
-            _, alike = np.unique(keys, axis=1, return_inverse=True)
-            alike = alike.reshape(-1)
-            typical = (np.bincount(alike, mean[ops]) / np.bincount(alike))[alike]
-            share = typical / np.maximum(np.bincount(passes, typical), TINY_S)[passes]
-            usual[ops] = usual_pass * share
-        elif kind not in P2P_KINDS:
-            for part in np.unique(graph.part[ops]):
-                own = ops[graph.part[ops] == part]
-                usual[own] = _usual(durations, own, kind)
+    if not graph.programmed or kind in P2P_KINDS:
+        return _usual(durations, ops, kind, steps)
+    if kind in MEAN_KINDS:
+        return _share_among_parts(durations, ops, steps)
+    usual = np.empty(len(ops))
+    for part in np.unique(graph.part[ops]):
+        own = graph.part[ops] == part
+        usual[own] = _usual(durations, ops[own], kind, steps)
+    return usual
+
+
+def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
+    """[op] what parts of passes take, all of one kind."""
+    graph = durations.graph
+    chosen = slice(None) if steps is None else steps
+    n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[ops]]
+    mean = np.array([durations.row(op)[chosen].mean() for op in ops.tolist()])
+    _, passes = np.unique(graph.pass_of[ops], return_inverse=True)
+    whole, weights = np.bincount(passes, mean), np.bincount(passes, n_replicas)
+    usual_pass = float(np.average(whole, weights=weights / np.bincount(passes)))
+    n_parts = np.bincount(passes)[passes]
+    keys = np.stack([graph.pp[ops], graph.chunk[ops], n_parts, graph.part[ops]])
+    _, alike = np.unique(keys, axis=1, return_inverse=True)
+    alike = alike.reshape(-1)
+    typical = (np.bincount(alike, mean) / np.bincount(alike))[alike]
+    share = typical / np.maximum(np.bincount(passes, typical), TINY_S)[passes]
+    usual: Array = usual_pass * share
+    return usual
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:
@@ -124,12 +135,13 @@ def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int6
             yield kind, ops
 
 
-def _is_material(graph: StepGraph, paper: Array, ops: npt.NDArray[np.int64], usual: float) -> bool:
+def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float) -> bool:
     """Whether another duration of some ops changes what a stage takes in all."""
     first = graph.variant_ops(0)
     by_stage = np.bincount(graph.pp[first], paper[first])
-    inside = ops[ops < first.stop]
-    change = np.bincount(graph.pp[inside], np.abs(paper[inside] - usual), len(by_stage))
+    inside = ops < first.stop
+    change = np.abs(paper[ops] - usual)[inside]
+    change = np.bincount(graph.pp[ops[inside]], change, len(by_stage))
     return bool((change >= MATERIAL * by_stage).any())
 
 

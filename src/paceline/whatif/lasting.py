@@ -2,7 +2,9 @@
 
 Where passes are recorded in parts, every part waits for the slowest of its peers, so variation that
 hits now one worker, now another, adds up to a slowdown that no worker is to blame for. What lasts
-is what is left in the typical step: each operation of each worker at its median over the steps.
+is what is left in the typical step: each operation of each worker at its median over the steps. It
+is compared with the ideal of such steps: a mean over steps would hold the variation that passes,
+and hide what lasts behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations
+from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.scenario import Part, Scenario
 
@@ -32,12 +35,13 @@ class Lasting:
     by_worker: Array
 
 
-def lasting(durations: Durations, ideal: Array) -> Lasting | None:
+def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     """What lasts of the slowdowns; None where passes are whole, as in the paper.
 
     Args:
         durations: as measured.
-        ideal: [op] seconds, from :func:`paceline.whatif.ideal.ideal_durations`.
+        judged_by: the reference of the same durations. Kinds that it judges against their fast
+            steps keep that ideal; a median over the steps may be their slow time.
     """
     graph = durations.graph
     if not graph.programmed:
@@ -45,6 +49,8 @@ def lasting(durations: Durations, ideal: Array) -> Lasting | None:
     typical = Durations.empty(graph, 1)
     for v in range(graph.n_variants):
         typical.block(v)[:] = np.median(durations.block(v), axis=1, keepdims=True)
+    by_mode = np.isin(graph.kind, [int(kind) for kind in judged_by.modes])
+    ideal = np.where(by_mode, judged_by.seconds, reference(typical).seconds)
     workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
     only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
     times = simulate_scenarios(typical, ideal, [Scenario.measured(), Scenario.ideal(), *only])

@@ -47,7 +47,7 @@ def read(
     whole = [start for start in starts if _is_whole(start)]
     missing = _missing_ranks(starts[0], path, fatal=not whole)
     warnings = [*missing, *torn_headers(path), *_doubts(files)]
-    chosen, left_out = _choose(whole, path)
+    chosen, left_out = _with_or_without_programs(*_choose(whole, path), path)
     columns, notes = _columns(chosen, ignore_kinds, path)
     base_ns = int(columns.start.min()) if len(columns) else 0
     seconds = (columns.start - base_ns) / 1e9
@@ -173,6 +173,36 @@ def _choose(
     return chosen, {n: why for n, why in left_out.items() if n not in taken}
 
 
+def _with_or_without_programs(
+    chosen: list[tuple[RankFile, Ints]], left_out: dict[int, str], path: Path
+) -> tuple[list[tuple[RankFile, Ints]], dict[int, str]]:
+    """The files that record programs as those of the latest start do; other starts' are left out.
+
+    Raises:
+        TraceError: ranks of one start differ.
+    """
+    used = [(file, index) for file, index in chosen if len(index)]
+    of_start: dict[str, list[RankFile]] = {}
+    for file, _ in used:
+        of_start.setdefault(file.session, []).append(file)
+    for files in of_start.values():
+        lacking = [file.rank for file in files if not file.has_program]
+        if 0 < len(lacking) < len(files):
+            having = next(file.rank for file in files if file.has_program)
+            raise TraceError(
+                f"{path}: rank {having} recorded when it launches and waits, rank {lacking[0]} did "
+                "not; record all ranks of a start with one version of Paceline"
+            )
+    programs = used[0][0].has_program
+    for file, index in used:
+        if file.has_program != programs:
+            why = "its start recorded no programs" if programs else "its start recorded programs"
+            left_out |= dict.fromkeys(
+                file.steps[index].tolist(), f"{why}, the latest start did otherwise"
+            )
+    return [(file, index) for file, index in used if file.has_program == programs], left_out
+
+
 def _job(file: RankFile) -> Job:
     world, dp, pp, tp, cp, vpp = file.degrees
     return Job(dp, pp, tp, cp, vpp, world, str(file.meta.get("run", "")))
@@ -182,7 +212,7 @@ def _columns(
     chosen: Sequence[tuple[RankFile, Ints]], ignore_kinds: frozenset[str], path: Path
 ) -> tuple[Columns, list[str]]:
     """The operations in ns (``start`` and ``duration``), and what is to be said about them."""
-    programs = all(file.has_program for file, index in chosen if len(index))
+    programs = chosen[0][0].has_program
     parts = [_rows(file, index, ignore_kinds, programs) for file, index in chosen]
     if not sum(len(rows["step"]) for rows, _ in parts):
         raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")

@@ -1,0 +1,132 @@
+"""Whether recorded programs make a step: whole passes, and the same launches on every replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import GraphError, TraceError
+from paceline.graph.replica import ReplicaOps
+from paceline.trace.kinds import OpKind
+
+Ops = npt.NDArray[np.int64]
+
+_PASSES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
+
+def check_passes(ops: ReplicaOps, n_pp: int) -> None:
+    """Every stage and chunk has as many forward as backward passes, and as many as the others.
+
+    Raises:
+        GraphError: passes are missing.
+    """
+    counts = _n_passes(ops, n_pp)
+    expected = counts[0, 0, 0]
+    wrong = np.argwhere((counts != expected) | (counts == 0))
+    if not len(wrong):
+        return
+    kind, stage, chunk = wrong[0].tolist()
+    where = f"stage {stage}" if counts.shape[2] == 1 else f"stage {stage}, chunk {chunk}"
+    label = _PASSES[kind].label
+    if not counts[kind, stage, chunk]:
+        raise GraphError(f"{where} has no {label} op; ops are missing from the trace")
+    raise GraphError(
+        f"{where} has {counts[kind, stage, chunk]} {label} passes where {expected} belong (as many "
+        f"as {_PASSES[0].label} passes of stage 0); ops are missing from the trace"
+    )
+
+
+def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:
+    """[forward or backward, stage, chunk] how many passes."""
+    computes = np.isin(ops.kind, [int(kind) for kind in _PASSES])
+    n_chunks = max(1, int(ops.chunk[computes].max(initial=0)) + 1)
+    fields = (ops.kind, ops.pp, np.maximum(ops.chunk, 0), ops.microbatch)
+    passes = np.unique(np.stack([values[computes] for values in fields]), axis=1)
+    counts = np.zeros((len(_PASSES), n_pp, n_chunks), dtype=np.int64)
+    np.add.at(counts, tuple(passes[:3]), 1)
+    return counts
+
+
+def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], n_pp: int) -> None:
+    """Replicas with as many microbatches run one program.
+
+    Args:
+        variants: the distinct structures.
+        dps: [variant] a data-parallel rank that has it.
+        n_pp: stages.
+
+    Raises:
+        TraceError: two run different programs; the message names the first op that differs.
+    """
+    if len(variants) < 2:
+        return
+    first_of: dict[int, int] = {}
+    for v, ops in enumerate(variants):
+        usual = first_of.setdefault(int(_n_passes(ops, n_pp)[0, 0, 0]), v)
+        if usual != v:
+            raise TraceError(
+                "ranks recorded different programs: "
+                f"{difference(ops, variants[usual], dps[v], f'dp {dps[usual]} has')}"
+            )
+
+
+def difference(own: ReplicaOps, usual: ReplicaOps, dp: int, other: str = "usual is") -> str:
+    """The first op in which a replica's program is not like another one, in words; "" for none.
+
+    Args:
+        own: its ops; ``rank`` holds positions.
+        usual: those of the other one.
+        dp: its data-parallel rank.
+        other: how to call the other one.
+    """
+    for stage in range(int(max(own.pp.max(), usual.pp.max())) + 1):
+        one, two = _by_launch(own, stage), _by_launch(usual, stage)
+        text = _first_difference(own, usual, one, two)
+        if text:
+            return f"dp {dp}, stage {stage} {text[0]}, {other} {text[1]}"
+    return ""
+
+
+def _by_launch(ops: ReplicaOps, stage: int) -> Ops:
+    here = np.flatnonzero(ops.pp == stage)
+    return here[np.argsort(ops.rank[here], kind="stable")]
+
+
+def _first_difference(
+    own: ReplicaOps, usual: ReplicaOps, one: Ops, two: Ops
+) -> tuple[str, str] | None:
+    """What one stage has, and what it has in the other replica, at the first op that differs."""
+    n = min(len(one), len(two))
+    differs = np.zeros(n, dtype=bool)
+    for name in ("kind", "rank", "awaited", "part"):
+        mine, theirs = getattr(own, name), getattr(usual, name)
+        differs |= mine[one[:n]] != theirs[two[:n]]
+    if not differs.any():
+        if len(one) == len(two):
+            return None
+        longer, more = (own, one) if len(one) > n else (usual, two)
+        name = f"op {longer.rank[more[n]]}, a {_label(longer, int(more[n]))}"
+        return (f"has {name}", "none") if longer is own else (f"has no op {n}", name)
+    place = int(np.argmax(differs))
+    a, b = int(one[place]), int(two[place])
+    if own.kind[a] != usual.kind[b] or own.rank[a] != usual.rank[b]:
+        return (
+            f"launches {_label(own, a)} at position {own.rank[a]}",
+            f"{_label(usual, b)} at {usual.rank[b]}",
+        )
+    if own.awaited is not None and usual.awaited is not None:
+        mine, theirs = int(own.awaited[a]), int(usual.awaited[b])
+        if mine != theirs:
+            said = "never" if mine < 0 else f"behind position {mine}"
+            return f"waits {said} for {_label(own, a)}", (
+                "never" if theirs < 0 else f"behind {theirs}"
+            )
+    assert own.part is not None
+    assert usual.part is not None
+    return f"has {_label(own, a)} as part {own.part[a]}", f"part {usual.part[b]}"
+
+
+def _label(ops: ReplicaOps, op: int) -> str:
+    return f"{OpKind(int(ops.kind[op])).label} {ops.seq[op]}"

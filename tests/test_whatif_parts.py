@@ -1,0 +1,153 @@
+"""Ideal durations of parts, passes as wholes, and what lasts of a slowdown; by hand."""
+
+import random
+
+import numpy as np
+import pytest
+
+from paceline.graph import from_trace
+from paceline.graph.computes import computes_of, set_passes, whole_passes
+from paceline.trace import OpKind
+from paceline.whatif import analyze
+from paceline.whatif.ideal import reference
+from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
+
+
+def units(n):
+    """A forward and a backward of n units, each gathered (and scattered) while the worker waits."""
+    program = []
+    for unit in range(n):
+        program += [Launch("params-all-gather", ("g", unit), unit), Wait(("g", unit))]
+        program.append(Compute("forward-compute", 0, 0))
+    for unit in range(n):
+        program.append(Compute("backward-compute", 0, 0))
+        program += [Launch("grads-reduce-scatter", ("s", unit), unit), Wait(("s", unit))]
+    return program
+
+
+def measured_of(n_units, seconds, n_dp=2, steps=1):
+    """``seconds(step, dp, label, nth of its kind)``."""
+    program = units(n_units)
+    ops = [step for step in program if not isinstance(step, Wait)]
+    nth = [[s.kind for s in ops[:i]].count(step.kind) for i, step in enumerate(ops)]
+    runs = [
+        Run(
+            dict.fromkeys([(dp, 0) for dp in range(n_dp)], program),
+            lambda key, s=s: seconds(s, key[0], ops[key[2]].kind, nth[key[2]]),
+        )
+        for s in range(steps)
+    ]
+    return from_trace(trace_of_runs(runs), keep_clocks=True)
+
+
+def of_kind(measured, values, kind):
+    ops = np.flatnonzero(measured.graph.kind == kind)
+    return values[ops[np.argsort(measured.graph.part[ops])]].tolist()
+
+
+def three_parts(step, dp, kind, nth):
+    """Forward parts of 1, 2 and 3 s on rank 0, and twice that on rank 1."""
+    if kind == "forward-compute":
+        return (1.0 + nth) * (1 + dp)
+    if kind == "params-all-gather":
+        return (0.1, 0.4, 0.2)[nth]
+    return 1.0
+
+
+def test_parts_share_the_ideal_pass():
+    """A pass takes 9 s on average; the parts have 1/6, 2/6 and 3/6 of it."""
+    measured = measured_of(3, three_parts)
+    ideal = reference(measured.durations).seconds
+    assert of_kind(measured, ideal, OpKind.FORWARD_COMPUTE) == pytest.approx([1.5, 3.0, 4.5])
+    assert of_kind(measured, ideal, OpKind.BACKWARD_COMPUTE) == pytest.approx([1.0] * 3)
+    assert of_kind(measured, ideal, OpKind.PARAMS_ALL_GATHER) == pytest.approx([0.1, 0.4, 0.2])
+
+
+def test_units_that_are_slow_in_half_of_the_steps_keep_their_own_fast_time():
+    """Gathers of 1 and 4 s, three times that in every other step: each unit has its own mode."""
+
+    def seconds(step, dp, kind, nth):
+        jitter = 1 + 0.001 * random.Random(f"{step} {dp} {kind} {nth}").random()
+        if kind == "params-all-gather":
+            return (1.0, 4.0)[nth] * (3 if step % 2 else 1) * jitter
+        return 2.0 * jitter
+
+    measured = measured_of(2, seconds, steps=10)
+    judged_by = reference(measured.durations)
+    assert set(judged_by.modes) == {OpKind.PARAMS_ALL_GATHER}
+    usual = of_kind(measured, judged_by.seconds, OpKind.PARAMS_ALL_GATHER)
+    assert usual == pytest.approx([1.0, 4.0], rel=2e-3)
+
+
+def test_parts_of_a_lone_worker_keep_their_shares_of_the_fast_mode():
+    def seconds(step, dp, kind, nth):
+        jitter = 1 + 0.001 * random.Random(f"{step} {kind} {nth}").random()
+        if kind == "forward-compute":
+            return (1.0, 4.0)[nth] * (2 if step % 2 else 1) * jitter
+        return jitter
+
+    measured = measured_of(2, seconds, n_dp=1, steps=10)
+    judged_by = reference(measured.durations)
+    assert OpKind.FORWARD_COMPUTE in judged_by.modes
+    usual = of_kind(measured, judged_by.seconds, OpKind.FORWARD_COMPUTE)
+    assert usual == pytest.approx([1.0, 4.0], rel=2e-3)
+
+
+def test_whole_passes_keep_sums_and_set_passes_keeps_shares():
+    measured = measured_of(3, three_parts)
+    durations, graph = measured.durations, measured.graph
+    whole = whole_passes(durations)
+    np.testing.assert_allclose(whole.array.sum(axis=0), durations.array.sum(axis=0))
+    (first,) = np.flatnonzero((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.part == 0))
+    assert whole.row(int(first))[0].tolist() == pytest.approx([6.0, 12.0])
+    ops = computes_of(graph).ops[0][0]  # [place, microbatch] forwards
+    assert ops.tolist() == [[first]]
+
+    set_passes(durations, 0, ops, np.full((1, 1, 1), 3.0), dp_index=0)
+    forward = np.flatnonzero(graph.kind == OpKind.FORWARD_COMPUTE)
+    forward = forward[np.argsort(graph.part[forward])]
+    assert durations.array[forward, 0, 0].tolist() == pytest.approx([0.5, 1.0, 1.5])
+    assert durations.array[forward, 0, 1].tolist() == pytest.approx([2.0, 4.0, 6.0])
+    others = np.flatnonzero(graph.kind != OpKind.FORWARD_COMPUTE)
+    assert (
+        durations.array[others].tolist()
+        == measured_of(3, three_parts).durations.array[others].tolist()
+    )
+
+
+def jittery(slow, spike, share):
+    """dp 4, 6 units of 50 ms; a share of the parts takes ``1 + spike`` times as long, anywhere."""
+
+    def seconds(step, dp, kind, nth):
+        if not kind.endswith("-compute"):
+            return 0.002
+        rng = random.Random(f"{step} {dp} {kind} {nth}")
+        late = spike if rng.random() < share else 0.0
+        return 0.05 * (slow if dp == 1 else 1.0) * (1 + late + 0.005 * rng.random())
+
+    return analyze(measured_of(6, seconds, n_dp=4, steps=25))
+
+
+@pytest.mark.parametrize(("spike", "share"), [(0.5, 0.1), (1.0, 0.2)])
+def test_jitter_that_moves_between_ranks_passes(spike, share):
+    result = jittery(1.0, spike, share)
+    assert result.slowdown > 1.05
+    assert result.lasting.slowdown == pytest.approx(1.0, abs=0.01)
+    assert result.lasting.by_worker.max() < 1.01
+    assert result.healthy
+
+
+@pytest.mark.parametrize(("spike", "share"), [(0.0, 0.0), (0.5, 0.1), (1.0, 0.2)])
+def test_a_slow_rank_lasts_however_much_else_varies(spike, share):
+    """Rank 1 takes 1.3 x 0.6 s where the mean takes 1.075 x 0.6 s, beside 24 ms of collectives."""
+    expected = (1.3 * 0.6 + 0.024) / (1.075 * 0.6 + 0.024)
+    result = jittery(1.3, spike, share)
+    assert result.lasting.slowdown == pytest.approx(expected, rel=0.01)
+    assert result.lasting.by_worker[0, 1] == pytest.approx(expected, rel=0.01)
+    assert result.lasting.by_worker[0, [0, 2, 3]].max() < 1.01
+    assert not result.healthy
+
+
+def test_one_step_lasts_as_it_was():
+    result = analyze(measured_of(3, three_parts))
+    assert result.lasting.slowdown == pytest.approx(result.slowdown, rel=1e-12)
