@@ -25,11 +25,12 @@ class Run:
         return median(self.times)
 
 
-def run(case, folder, factors, *, recorded=False, steps=STEPS):
+def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
     """Run a job; no rank is left behind, whatever fails."""
+    seen = "recorded" if recorded else "profiled" if profiled else "plain"
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
-    arguments = [str(folder), ",".join(map(str, factors)), str(steps), str(int(recorded))]
+    arguments = [str(folder), ",".join(map(str, factors)), str(steps), seen]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "job.py"), case, str(rank), str(len(factors)), *arguments],
