@@ -47,7 +47,8 @@ def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), [err for _, err in printed]
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0] * len(ranks), (codes, [err for _, err in printed])
     told = [json.loads(out) for out, _ in printed]
     times = [max(of_ranks) for of_ranks in zip(*(t["times"] for t in told), strict=True)]
     return Run(times[WARM_UP:], [t["losses"] for t in told])

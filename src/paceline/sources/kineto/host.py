@@ -174,11 +174,11 @@ def _matched(
         for queue in queues:
             while queue and queue[0].start_s < launch.launch_s:  # launched before the profile
                 queue.popleft()
-        run = next((queue.popleft() for queue in queues if queue), None)
-        if run is None:
+        ran = next((queue.popleft() for queue in queues if queue), None)
+        if ran is None:
             unplaced["collectives without gloo's range"] += 1
         else:
-            matched.append(launch._replace(start_s=run.start_s, end_s=run.end_s))
+            matched.append(launch._replace(start_s=ran.start_s, end_s=ran.end_s))
     return matched
 
 

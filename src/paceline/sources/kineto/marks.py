@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -77,6 +78,11 @@ class HostStep:
     bounds: slice
     place: npt.NDArray[np.int64]
 
+    def bounds_of(self, mark: int) -> range:
+        """The bounds in ``host`` that follow a mark, up to the next."""
+        low, high = np.searchsorted(self.place[:, 0], [mark, mark + 1]).tolist()
+        return range(self.bounds.start + low, self.bounds.start + high)
+
     @property
     def signature(self) -> tuple[tuple[str, OpKind, int], ...]:
         """What steps with one program have in common."""
@@ -115,6 +121,7 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
         assert kind is not None
         marks.append(Mark(item.launch_s, "launch", kind, -1, number))
     marks.sort(key=lambda mark: mark.at_s)  # a pass ends before the next begins, if at one moment
+    ranges = sorted((*host.gathers, *host.reduces))
     low, high = np.searchsorted(host.bound_s, window).tolist()
     behind = np.searchsorted([mark.at_s for mark in marks], host.bound_s[low:high]) - 1
     first = np.searchsorted(behind, behind)
@@ -123,7 +130,7 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
         step=step.number,
         marks=tuple(marks),
         launches=launches,
-        units=tuple(_unit(item.launch_s, (*host.gathers, *host.reduces)) for item in launches),
+        units=tuple(_unit(item.launch_s, ranges) for item in launches),
         host=host,
         bounds=slice(low, high),
         place=np.stack([behind, np.arange(high - low) - first], axis=1),
@@ -131,8 +138,9 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
 
 
 def _unit(at_s: float, ranges: Sequence[UnitRange]) -> str:
-    """The unit whose range is around a moment."""
-    return next((item.unit for item in ranges if item.start_s <= at_s < item.end_s), "")
+    """The unit whose range is around a moment; ranges by start, none inside another."""
+    at = bisect_right(ranges, at_s, key=lambda item: item.start_s) - 1
+    return ranges[at].unit if at >= 0 and at_s < ranges[at].end_s else ""
 
 
 def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]:

@@ -123,8 +123,8 @@ class _Program:
     def ops(self) -> list[RankOp]:
         """The operations in the order of the program, which ``issued`` numbers."""
         by_mark: dict[int, list[int]] = defaultdict(list)
-        for mark, number in sorted(self._waits):
-            by_mark[mark].append(number)
+        for behind, number in sorted(self._waits):
+            by_mark[behind].append(number)
         for number in by_mark[-1]:
             self._wait(-1, number)
         for at, mark in enumerate(self._step.marks):
@@ -182,8 +182,8 @@ class _Program:
         marks = step.marks
         low_s = marks[at].at_s if at >= 0 else -np.inf
         high_s = marks[at + 1].at_s if at + 1 < len(marks) else np.inf
-        rows = np.flatnonzero((step.place[:, 0] == at) & (step.place[:, 1] >= number))
-        if not len(rows):  # this step has fewer bounds here than usual
+        rows = step.bounds_of(at)
+        if number >= len(rows):  # this step has fewer bounds here than usual
             return (high_s, high_s) if np.isfinite(high_s) else (low_s, low_s)
-        row = step.bounds.start + int(rows[0])
+        row = rows[number]
         return max(low_s, float(host.bound_s[row - 1])), float(host.bound_s[row])

@@ -79,6 +79,7 @@ def read(
         spans, ways[profile.rank] = find_steps(profile)
         if not has_program(profile):
             ops_of[profile.rank] = rank_ops(profile, spans, unplaced, aside)
+            profile = replace(profile, host=None)
         # Kernels are done with; the other ranks' need the memory.
         profiles.append(replace(profile, work=_NO_WORK, steps=spans))
     if len(set(ways.values())) > 1:

@@ -8,6 +8,7 @@ stood, the transfer is hidden on all ranks, and a rule says where it is needed a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
@@ -70,10 +71,9 @@ def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
 
 def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:
     """Mark -> the usual number of bounds behind it."""
-    counts = [Counter(step.place[:, 0].tolist()) for step in steps]
     return Counter(
         {
-            mark: Counter(count[mark] for count in counts).most_common(1)[0][0]
+            mark: Counter(len(step.bounds_of(mark)) for step in steps).most_common(1)[0][0]
             for mark in range(-1, len(steps[0].marks))
         }
     )
@@ -86,7 +86,7 @@ def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
     if row >= step.bounds.stop:
         return None
     mark, number = step.place[row - step.bounds.start].tolist()
-    if np.count_nonzero(step.place[:, 0] == mark) != usual[mark]:
+    if len(step.bounds_of(mark)) != usual[mark]:
         number = -1  # other events than usual: their number says nothing
     return Stood(
         (mark, number),
@@ -134,8 +134,9 @@ def _needed_at(steps: Sequence[HostStep], launch: int, marks: Sequence[Mark]) ->
 def _copied(step: HostStep, launch: int) -> Place | None:
     """Before which bound FSDP takes the parameters of a gather: its first range that copies."""
     begun_s, unit = step.launches[launch].launch_s, step.units[launch]
-    for item in step.host.copies:
-        if item.start_s > begun_s and item.unit == unit and unit:
+    copies = step.host.copies
+    for item in copies[bisect_right(copies, begun_s, key=lambda item: item.start_s) :]:
+        if item.unit == unit and unit:
             row = int(np.searchsorted(step.host.bound_s, item.start_s))
             if row >= step.bounds.stop:
                 return None
