@@ -87,11 +87,15 @@ def test_the_job_gives_places_where_groups_have_no_names(tmp_path: Path, truth: 
 
 
 def test_data_parallelism_on_cpu(tmp_path: Path) -> None:
-    """Two ranks, in milliseconds: forward 0 to 10, backward 10 to 30, gradients 25 to 40 + rank."""
+    """Two ranks, in milliseconds: forward 0 to 10, backward 10 to 30, gradients 24 to 40 + rank.
+
+    The backward is cut where it launches them; nobody computes until they are there.
+    """
 
     def event(name: str, begin_ms: float, end_ms: float, cat: str = "cpu_op") -> dict:
         times = {"ts": begin_ms * 1e3, "dur": (end_ms - begin_ms) * 1e3}
-        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "args": {}} | times
+        thread = 2 if name.startswith("gloo:") else 1
+        return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": thread, "args": {}} | times
 
     paths = []
     for rank in range(2):
@@ -118,11 +122,15 @@ def test_data_parallelism_on_cpu(tmp_path: Path) -> None:
         (K(kind), round(begin * 1e3, 2), round(end * 1e3, 2))
         for kind, begin, end in zip(trace.kind, trace.start, trace.end, strict=True)
     ]
-    expected = [(K.FORWARD_COMPUTE, 0, 10), (K.BACKWARD_COMPUTE, 10, 30)]
+    expected = [(K.FORWARD_COMPUTE, 0, 10), (K.BACKWARD_COMPUTE, 10, 24)]
+    expected.append((K.BACKWARD_COMPUTE, 24, 30))
     ends = (40, 41)  # 1 ms is noise between hosts, no offset of the clocks
     for rank in range(2):
-        scatter = (K.GRADS_REDUCE_SCATTER, 25, ends[rank])
-        assert got[4 * rank : 4 * rank + 4] == [*expected, scatter, (K.OPTIMIZER, 42, 45)]
+        scatter = (K.GRADS_REDUCE_SCATTER, 24, ends[rank])
+        assert got[5 * rank : 5 * rank + 5] == [*expected, scatter, (K.OPTIMIZER, 42, 45)]
+    assert trace.program is not None
+    assert trace.program.issued.tolist() == [0, 1, 3, 2, 4] * 2
+    assert trace.program.awaited.tolist() == [-1, -1, -1, 3, -1] * 2
 
 
 def test_a_batch_of_transfers_is_one_kernel(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ class Run:
         return median(self.times)
 
 
-def run(case, folder, factors, *, recorded=False, steps=STEPS):
+def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
     """Run a job; no rank is left behind, whatever fails."""
+    seen = "recorded" if recorded else "profiled" if profiled else "plain"
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
-    arguments = [str(folder), ",".join(map(str, factors)), str(steps), str(int(recorded))]
+    arguments = [str(folder), ",".join(map(str, factors)), str(steps), seen]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "job.py"), case, str(rank), str(len(factors)), *arguments],
@@ -46,7 +47,8 @@ def run(case, folder, factors, *, recorded=False, steps=STEPS):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), [err for _, err in printed]
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0] * len(ranks), (codes, [err for _, err in printed])
     told = [json.loads(out) for out, _ in printed]
     times = [max(of_ranks) for of_ranks in zip(*(t["times"] for t in told), strict=True)]
     return Run(times[WARM_UP:], [t["losses"] for t in told])

@@ -1,8 +1,8 @@
-"""One rank of a small real job: ``job.py CASE RANK WORLD FOLDER FACTORS STEPS RECORD``.
+"""One rank of a small real job: ``job.py CASE RANK WORLD FOLDER FACTORS STEPS SEEN``.
 
 Layers sleep for as long as they are told, so ranks do not compete for the cores; torch and gloo do
-all else. FACTORS are those of the ranks, such as ``1,2,1,1``; RECORD is 1 or 0. Prints the times of
-the steps in seconds and a digest of the losses.
+all else. FACTORS are those of the ranks, such as ``1,2,1,1``; SEEN is plain, recorded or profiled.
+Prints the times of the steps in seconds and a digest of the losses.
 """
 
 import json
@@ -48,15 +48,24 @@ def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
 
 
 class Loop:
-    """Runs and times steps, recorded or not."""
+    """Runs and times steps, recorded or profiled or neither."""
 
-    def __init__(self, folder, steps, recorded):
+    def __init__(self, folder, rank, steps, seen):
         self.steps, self.times, self.losses = steps, [], []
-        self.recorder = None
-        if recorded:
+        self.recorder = self.profiler = None
+        if seen == "recorded":
             import paceline.record as record
 
             self.recorder = record.start(folder / "run", steps=range(2, steps), sync_every=2)
+        elif seen == "profiled":
+            from torch import profiler
+
+            self.profiler = profiler.profile(
+                activities=[profiler.ProfilerActivity.CPU],
+                schedule=profiler.schedule(wait=1, warmup=1, active=steps - 2),
+                on_trace_ready=lambda p: p.export_chrome_trace(str(folder / f"rank{rank}.json")),
+            )
+            self.profiler.start()
 
     def run(self, step):
         for number in range(self.steps):
@@ -68,6 +77,8 @@ class Loop:
                 with self.recorder.step(number):
                     self.losses.append(step())
             self.times.append(time.perf_counter() - began)
+            if self.profiler is not None:
+                self.profiler.step()
 
 
 def fsdp(case, rank, world, factor, loop):
@@ -170,14 +181,14 @@ def pipeline(case, rank, world, factor, loop):
     loop.run(step)
 
 
-def main(case, rank, world, folder, factors, steps, recorded):
+def main(case, rank, world, folder, factors, steps, seen):
     rank, world, folder = int(rank), int(world), Path(folder)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    loop = Loop(folder, int(steps), recorded == "1")
+    loop = Loop(folder, rank, int(steps), seen)
     factor = float(factors.split(",")[rank])
     kind = next(f for name, f in KINDS.items() if case.startswith(name))
     kind(case, rank, world, factor, loop)

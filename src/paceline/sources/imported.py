@@ -87,6 +87,9 @@ class OpTable:
         end_s: float,
         chunk: int = -1,
         microbatch: int = -1,
+        part: int = -1,
+        issued: int = -1,
+        awaited: int = -1,
     ) -> None:
         """Add an op.
 
@@ -100,13 +103,16 @@ class OpTable:
             end_s: end, seconds.
             chunk: model chunk on the stage; computes and DP collectives only.
             microbatch: computes only.
+            part: place of a compute in its pass; bucket or unit of a collective.
+            issued: place in its worker's program; for all ops of a table or none.
+            awaited: place in it behind which the worker waited for the op.
 
         Raises:
             TraceError: a number is negative (-1 is none, where that is possible) or too large.
         """
-        values = (rank, dp, pp, step, kind, chunk, microbatch)
+        values = (rank, dp, pp, step, kind, chunk, microbatch, part, issued, awaited)
         for name, value in zip(_WHOLE, values, strict=True):
-            if not (-1 if name in ("chunk", "microbatch") else 0) <= value <= MAX_NUMBER:
+            if not (0 if name in _ALWAYS else -1) <= value <= MAX_NUMBER:
                 raise TraceError(f"{kind.label} of rank {rank}: {name} {value} is out of range")
         for name, value in zip(_WHOLE, values, strict=True):
             self._integers[name].append(value)
@@ -186,10 +192,16 @@ class OpTable:
         seq = np.empty(len(order), dtype=np.int32)
         seq[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
         kind = integers.pop("kind").astype(np.int8)
+        if (integers["issued"] < 0).all():
+            for name in _PROGRAM:
+                del integers[name]
         return Columns(kind=kind, start=start, duration=end - start, seq=seq, **integers)
 
 
-_WHOLE = ("rank", "dp", "pp", "step", "kind", "chunk", "microbatch")
+#: Every op has these; -1 is none in the others.
+_ALWAYS = ("rank", "dp", "pp", "step", "kind")
+_PROGRAM = ("part", "issued", "awaited")
+_WHOLE = (*_ALWAYS, "chunk", "microbatch", *_PROGRAM)
 
 
 def _check_twice(
@@ -269,9 +281,11 @@ def _check_microbatches(columns: Columns, where: str) -> None:
     rows = np.flatnonzero(columns.microbatch >= 0)
     names = ("microbatch", "chunk", "kind", "rank", "step")
     cells = np.stack([getattr(columns, name)[rows] for name in names])
+    if columns.part is not None:
+        cells = np.concatenate([columns.part[None, rows], cells])
     cells = cells[:, np.lexsort(cells)]
     repeated = (np.diff(cells) == 0).all(axis=0)
-    for microbatch, _, kind, rank, step in cells[:, 1:].T[repeated][:1]:
+    for microbatch, _, kind, rank, step in cells[-5:, 1:].T[repeated][:1]:
         raise TraceError(
             f"{where}: rank {rank} ran the {OpKind(int(kind)).label} of microbatch {microbatch} "
             f"more than once in step {step}; are the numbers of its microbatches right?"

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
+
+#: What an event of the host is.
+ANNOTATION: Final = 0
+OPERATOR: Final = 1
+AUTOGRAD: Final = 2  # the engine's wrapper of one node of the backward graph
+COMMUNICATION: Final = 3  # a launch, or a call that waits
 
 
 class Span(NamedTuple):
@@ -76,6 +84,43 @@ class Work:
     backward: npt.NDArray[np.bool_]
 
 
+class UnitRange(NamedTuple):
+    """A range of FSDP2 that names its unit. Seconds."""
+
+    start_s: float
+    end_s: float
+    unit: str
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """The thread of the host that runs steps; events by start, seconds.
+
+    Attributes:
+        start_s: [event] when it began.
+        end_s: [event] when it ended.
+        code: [event] ``ANNOTATION``, ``OPERATOR``, ``AUTOGRAD`` or ``COMMUNICATION``.
+        bound_s: [bound] starts and ends of events, but for ends of launches, in order.
+        inside: [bound] code of the innermost event that runs until it; ``ANNOTATION`` without one.
+        launches: the collectives it launched, by launch, with gloo's end of each.
+        gathers: FSDP2's ranges around gathers.
+        reduces: FSDP2's ranges around reductions of gradients.
+        copies: FSDP2's ranges in which gathered parameters are first touched.
+        tails: FSDP2's ranges behind the last gradient that belong to the backward.
+    """
+
+    start_s: Times
+    end_s: Times
+    code: npt.NDArray[np.int8]
+    bound_s: Times
+    inside: npt.NDArray[np.int8]
+    launches: tuple[Collective, ...]
+    gathers: tuple[UnitRange, ...]
+    reduces: tuple[UnitRange, ...]
+    copies: tuple[UnitRange, ...]
+    tails: tuple[Span, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What one rank's file says.
@@ -92,6 +137,7 @@ class Profile:
         transfers: sends and recvs by launch.
         collectives: all other communication by launch.
         work: computing.
+        host: the thread that runs the steps, where nothing runs on a GPU; None otherwise.
         on_gpu: whether ``work`` holds kernels, not host operators.
         unplaced: why -> how many communication events were lost.
     """
@@ -107,5 +153,6 @@ class Profile:
     transfers: tuple[Transfer, ...]
     collectives: tuple[Collective, ...]
     work: Work
+    host: Host | None
     on_gpu: bool
     unplaced: Mapping[str, int]

@@ -32,7 +32,10 @@ _IN_COMPUTE = {
 
 
 class RankOp(NamedTuple):
-    """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds."""
+    """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds.
+
+    ``part``, ``issued`` and ``awaited`` as in a trace, where its rank's program is told.
+    """
 
     kind: OpKind | None
     step: int
@@ -42,6 +45,9 @@ class RankOp(NamedTuple):
     microbatch: int = -1
     peer: int = -1
     sends: bool = False
+    part: int = -1
+    issued: int = -1
+    awaited: int = -1
 
 
 def rank_ops(

@@ -25,7 +25,6 @@ from paceline.errors import TraceError
 from paceline.sources.fields import mapping, number, optional_whole
 from paceline.sources.json_stream import JsonStream
 from paceline.sources.kineto.events import (
-    Collective,
     Group,
     Profile,
     Range,
@@ -33,6 +32,7 @@ from paceline.sources.kineto.events import (
     Transfer,
     Work,
 )
+from paceline.sources.kineto.host import HostEvents
 from paceline.sources.kineto.nccl import Call, Kernel, communication
 
 #: ``torch/distributed/pipelining/schedules.py``: ``PP:{stage}{action}{microbatch}``; GPipe there
@@ -42,7 +42,6 @@ _PP_RANGE = re.compile(
 )
 _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})")
-_BACKWARD_OP = "autograd::engine::evaluate_function"
 
 
 def read_profile(path: Path) -> Profile:
@@ -88,10 +87,9 @@ class _Reader:
         self.cleared: list[Span] = []
         self.gloo: list[Transfer] = []
         self.gloo_calls: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
-        self.gloo_collectives: list[Collective] = []
+        self.host = HostEvents()
         self.calls: list[Call] = []
         self.nccl: list[Kernel] = []
-        self.operators, self.operator_backward = (array("d"), array("d")), array("b")
         self.launch_correlation, self.launch_s = array("q"), array("d")
         self.launch_thread, self.kernels = array("i"), array("q")
         self.kernel_times = (array("d"), array("d"))
@@ -102,7 +100,9 @@ class _Reader:
         if match := _STEP.fullmatch(name):
             self.steps.append(Span(start_s, end_s, int(match[1])))
             self.step_thread = str(event.get("tid"))
-        elif match := _PP_RANGE.fullmatch(name):
+            return
+        self.host.annotation(name, str(event.get("tid")), start_s, end_s)
+        if match := _PP_RANGE.fullmatch(name):
             microbatch = int(match[3] or -1)
             self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
         elif name.startswith("PP:"):
@@ -116,12 +116,10 @@ class _Reader:
             self.optimizer_thread = str(event.get("tid"))
         elif name in ("gloo:send", "gloo:recv"):
             self.gloo.append(Transfer(start_s, start_s, end_s, name == "gloo:send", -1))
-        elif name.startswith("gloo:"):
-            kind = name.removeprefix("gloo:").replace("_", "")
-            self.gloo_collectives.append(Collective(start_s, start_s, end_s, kind, "", -1, 0))
 
     def _operator(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         name = str(event.get("name"))
+        self.host.operator(name, str(event.get("tid")), start_s, end_s)
         if name == "record_param_comms":
             self.calls.append(Call(start_s, mapping(event, "args")))
         elif name in ("c10d::send", "c10d::recv_"):
@@ -130,10 +128,6 @@ class _Reader:
                 optional_whole(inputs[2]) if isinstance(inputs, list) and len(inputs) > 2 else None
             )
             self.gloo_calls[name == "c10d::send"].append((start_s, -1 if peer is None else peer))
-        elif not name.startswith("c10d::"):
-            self.operators[0].append(start_s)
-            self.operators[1].append(end_s)
-            self.operator_backward.append(name.startswith(_BACKWARD_OP))
 
     def _launch(self, event: Mapping[str, Any], start_s: float, _: float) -> None:
         correlation = optional_whole(mapping(event, "args").get("correlation"))
@@ -180,6 +174,7 @@ class _Reader:
         ]
         transfers, collectives = communication(nccl, self.calls, groups, rank, unplaced)
         transfers += self._gloo()
+        launched = self.host.collectives(on_gpu, unplaced)
         steps = sorted(self.steps)
         for before, after in pairwise(steps):
             if after.start_s < before.end_s - 1e-6 or after.number <= before.number:
@@ -206,8 +201,9 @@ class _Reader:
             optimizer=shifted(self.optimizer, 2),
             cleared=shifted(self.cleared, 2),
             transfers=shifted(transfers, 3),
-            collectives=shifted(collectives + self.gloo_collectives, 3),
-            work=self._work(base_s, unplaced) if on_gpu else self._host_work(base_s),
+            collectives=shifted(collectives + launched, 3),
+            work=self._work(base_s, unplaced) if on_gpu else self.host.work(base_s),
+            host=None if on_gpu else self.host.host(self.step_thread, base_s, launched),
             on_gpu=on_gpu,
             unplaced=dict(unplaced),
         )
@@ -246,18 +242,6 @@ class _Reader:
             end_s=end_s[order] + base_s,
             backward=(thread[found] != main)[order],
         )
-
-    def _host_work(self, base_s: float) -> Work:
-        """The host's operators: autograd's, which are backward, and those outside of them."""
-        start_s, end_s = (np.frombuffer(times) for times in self.operators)
-        backward = np.frombuffer(self.operator_backward, np.int8).astype(bool)
-        order = np.argsort(start_s, kind="stable")
-        start_s, end_s, backward = start_s[order], end_s[order], backward[order]
-        # The latest end of an autograd op that has begun: what begins before it is inside.
-        until_s = np.maximum.accumulate(np.where(backward, end_s, -np.inf)) if len(order) else end_s
-        kept = backward | (start_s >= until_s)
-        start_s, end_s = start_s[kept] + base_s, end_s[kept] + base_s
-        return Work(start_s, start_s, end_s, backward[kept])
 
     def _gloo(self) -> list[Transfer]:
         """Gloo's sends and recvs: from the call (which may start the range late) to its end.

@@ -24,6 +24,7 @@ from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.ops import RankOp, rank_ops
 from paceline.sources.kineto.place import Places, find_places
 from paceline.sources.kineto.profile import read_profile
+from paceline.sources.kineto.programs import has_program, program_ops
 from paceline.sources.kineto.steps import CERTAINTY, find_steps
 from paceline.sources.kineto.transfers import end_together, with_direction
 from paceline.trace import Job, OpKind
@@ -76,7 +77,9 @@ def read(
         profile = read_profile(path)
         unplaced.update(profile.unplaced)
         spans, ways[profile.rank] = find_steps(profile)
-        ops_of[profile.rank] = rank_ops(profile, spans, unplaced, aside)
+        if not has_program(profile):
+            ops_of[profile.rank] = rank_ops(profile, spans, unplaced, aside)
+            profile = replace(profile, host=None)
         # Kernels are done with; the other ranks' need the memory.
         profiles.append(replace(profile, work=_NO_WORK, steps=spans))
     if len(set(ways.values())) > 1:
@@ -85,20 +88,27 @@ def read(
             "cannot be matched; profile all ranks alike"
         )
     places, clocks = find_places(profiles, job), align(profiles)
+    programmed = _programmed(profiles, places)
+    if programmed:
+        ops_of = program_ops(profiles)
     for profile in profiles:
-        ops = ops_of[profile.rank] + _collectives(profile, places, unplaced)
+        ops = ops_of[profile.rank]
+        if not programmed:
+            ops += _collectives(profile, places, unplaced)
         ahead_s = clocks.offset_s[profile.rank]
         ops_of[profile.rank] = [
             op._replace(start_s=op.start_s - ahead_s, end_s=op.end_s - ahead_s)
             for op in with_direction(ops, profile.rank, places, unplaced)
         ]
     on_host = not any(profile.on_gpu for profile in profiles)
-    if on_host:
+    if on_host and not programmed:
         end_together(ops_of, places)
     table = OpTable()
     for rank, ops in ops_of.items():
         _add(table, rank, ops, places)
-    runs = not any(item.action in ("F", "B") for p in profiles for item in p.ranges)
+    runs = not programmed and not any(
+        item.action in ("F", "B") for p in profiles for item in p.ranges
+    )
     way = next(iter(ways.values()))
     certainty = CERTAINTY[way] * places.certainty
     if runs:
@@ -110,7 +120,12 @@ def read(
             f"{aside['too short']} short runs and {aside['after the last backward']} after a "
             "step's last backward are none"
         )
-    if on_host:
+    if programmed:
+        notes.append(
+            "computes are cut where the host launched collectives (c10d) and where it stood until "
+            "they ended (gloo); where nobody ever waited for one, a rule says where it was needed"
+        )
+    elif on_host:
         notes.append("times are the host's; a transfer ends when the first side has waited for it")
     return table.finish(
         places.job,
@@ -121,6 +136,23 @@ def read(
         notes=tuple(notes),
         by_order=True,
     )
+
+
+def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
+    """Whether the ranks are data parallel only and all say what they launched."""
+    have = [has_program(profile) for profile in profiles]
+    if any(have) and not all(have):
+        odd = profiles[have.index(False)].path
+        raise TraceError(
+            f"{odd} is of another kind than the other ranks' profiles (its process groups, "
+            "devices or transfers differ); profile all ranks alike"
+        )
+    if all(have) and places.job.dp_size != len(profiles):
+        raise TraceError(
+            f"the profiles are of {len(profiles)} ranks that exchange parameters and gradients "
+            f"with all others, but the job has {places.job.dp_size} data-parallel ranks"
+        )
+    return all(have)
 
 
 def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> None:
@@ -138,6 +170,9 @@ def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> No
             end_s=op.end_s,
             chunk=op.stage // places.job.pp_size if compute and op.stage >= 0 else -1,
             microbatch=op.microbatch if compute else -1,
+            part=op.part,
+            issued=op.issued,
+            awaited=op.awaited,
         )
 
 

@@ -1,0 +1,232 @@
+"""The marks of one rank's step on the host: where passes begin and end, what it launches."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.kineto.events import (
+    AUTOGRAD,
+    OPERATOR,
+    Collective,
+    Host,
+    Profile,
+    Span,
+    Times,
+    UnitRange,
+)
+from paceline.sources.kineto.host import running_end
+from paceline.trace import OpKind
+
+#: A run of fewer operators than this share of the longest one's is no forward.
+SHORT_SHARE: Final = 0.3
+
+#: Collectives by what a data-parallel job uses them for; a name begins with one of these.
+_KINDS: Final = (
+    ("reduce", OpKind.GRADS_REDUCE_SCATTER),
+    ("allreduce", OpKind.GRADS_REDUCE_SCATTER),
+    ("allgather", OpKind.PARAMS_ALL_GATHER),
+    ("broadcast", OpKind.PARAMS_ALL_GATHER),
+)
+
+
+class Mark(NamedTuple):
+    """A moment that every rank's step has; ``microbatch`` is -1 where it is of none.
+
+    Attributes:
+        at_s: when, seconds.
+        what: ``begin`` or ``end`` of a pass, or a ``launch``.
+        kind: of the pass or of what is launched.
+        microbatch: of the pass.
+        launch: index of the launch in the step, -1 = none.
+    """
+
+    at_s: float
+    what: str
+    kind: OpKind
+    microbatch: int
+    launch: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class HostStep:
+    """One step of one rank.
+
+    Attributes:
+        rank: global rank.
+        step: its number.
+        marks: in the order of the program.
+        launches: what is launched, by launch.
+        units: [launch] FSDP unit, '' where no range names one.
+        host: the events of the host, all of the file.
+        bounds: the step's bounds in ``host``.
+        place: [bound of ``bounds``] (mark it follows, how many follow that mark before it).
+    """
+
+    rank: int
+    step: int
+    marks: tuple[Mark, ...]
+    launches: tuple[Collective, ...]
+    units: tuple[str, ...]
+    host: Host
+    bounds: slice
+    place: npt.NDArray[np.int64]
+
+    def bounds_of(self, mark: int) -> range:
+        """The bounds in ``host`` that follow a mark, up to the next."""
+        low, high = np.searchsorted(self.place[:, 0], [mark, mark + 1]).tolist()
+        return range(self.bounds.start + low, self.bounds.start + high)
+
+    @property
+    def signature(self) -> tuple[tuple[str, OpKind, int], ...]:
+        """What steps with one program have in common."""
+        return tuple((mark.what, mark.kind, mark.microbatch) for mark in self.marks)
+
+
+def launched_kind(name: str) -> OpKind | None:
+    """The kind of a collective by its plain name; None: it moves neither parameters nor gradients.
+
+    Without the tensors' sizes any sum over the group counts as one of gradients.
+    """
+    return next((kind for start, kind in _KINDS if name.startswith(start)), None)
+
+
+def host_steps(profile: Profile, steps: Sequence[Span]) -> list[HostStep]:
+    """The marks of each step of a rank.
+
+    Raises:
+        TraceError: a step has other numbers of forwards and backwards.
+    """
+    host = profile.host
+    assert host is not None
+    return [_host_step(profile, host, step) for step in steps]
+
+
+def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
+    window = [step.start_s, step.end_s]
+    launches = tuple(
+        item
+        for item in host.launches
+        if step.start_s <= item.launch_s < step.end_s and launched_kind(item.name) is not None
+    )
+    marks = _passes(profile, host, slice(*np.searchsorted(host.start_s, window).tolist()), step)
+    for number, item in enumerate(launches):
+        kind = launched_kind(item.name)
+        assert kind is not None
+        marks.append(Mark(item.launch_s, "launch", kind, -1, number))
+    marks.sort(key=lambda mark: mark.at_s)  # a pass ends before the next begins, if at one moment
+    ranges = sorted((*host.gathers, *host.reduces))
+    low, high = np.searchsorted(host.bound_s, window).tolist()
+    behind = np.searchsorted([mark.at_s for mark in marks], host.bound_s[low:high]) - 1
+    first = np.searchsorted(behind, behind)
+    return HostStep(
+        rank=profile.rank,
+        step=step.number,
+        marks=tuple(marks),
+        launches=launches,
+        units=tuple(_unit(item.launch_s, ranges) for item in launches),
+        host=host,
+        bounds=slice(low, high),
+        place=np.stack([behind, np.arange(high - low) - first], axis=1),
+    )
+
+
+def _unit(at_s: float, ranges: Sequence[UnitRange]) -> str:
+    """The unit whose range is around a moment; ranges by start, none inside another."""
+    at = bisect_right(ranges, at_s, key=lambda item: item.start_s) - 1
+    return ranges[at].unit if at >= 0 and at_s < ranges[at].end_s else ""
+
+
+def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]:
+    """Begin and end of each forward, backward and of the optimizer.
+
+    A backward is a run of the autograd engine's operators, with FSDP's callback behind it; a
+    forward is the run of operators in front of it.
+    """
+    start_s, end_s, backward, chosen = _operators(profile, host, rows)
+    start_s, end_s, backward = start_s[chosen], end_s[chosen], backward[chosen]
+    bounds = np.flatnonzero(np.append(True, np.diff(backward.astype(np.int8)) != 0))
+    last = np.append(bounds[1:], len(backward))
+    runs = [(bool(backward[a]), int(a), int(b)) for a, b in zip(bounds, last, strict=True) if b > a]
+    runs = [(back, a if back else _behind_barrier(host, start_s, a, b), b) for back, a, b in runs]
+    longest = max((b - a for back, a, b in runs if not back), default=0)
+    passes: list[tuple[bool, int, int]] = []
+    for back, a, b in runs:
+        if back and passes and passes[-1][0]:
+            passes[-1] = (True, passes[-1][1], b)
+        elif back or b - a >= SHORT_SHARE * longest:
+            passes.append((back, a, b))
+    if passes and not passes[-1][0]:  # what follows the last backward is no forward
+        passes.pop()
+    _check_passes(profile, step, passes)
+    marks: list[Mark] = []
+    until_s = -np.inf
+    for number, (back, a, b) in enumerate(passes):
+        kind = OpKind.BACKWARD_COMPUTE if back else OpKind.FORWARD_COMPUTE
+        # Rounded times of one moment may be in the wrong order.
+        marks.append(Mark(max(until_s, float(start_s[a])), "begin", kind, number // 2))
+        until_s = float(end_s[a:b].max())
+        marks.append(Mark(until_s, "end", kind, number // 2))
+    return marks + _updates(profile, step, marks[-1].at_s)
+
+
+def _behind_barrier(host: Host, start_s: Times, first: int, last: int) -> int:
+    """Where a forward begins whose first operators are those of a barrier in front of it."""
+    for item in host.launches:
+        if item.name == "barrier" and start_s[first] <= item.launch_s < start_s[last - 1]:
+            behind = int(np.searchsorted(start_s, item.end_s))
+            if behind - first < SHORT_SHARE * (last - first):
+                return behind
+    return first
+
+
+def _operators(
+    profile: Profile, host: Host, rows: slice
+) -> tuple[Times, Times, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Start, end and direction of a step's events, and which of them may be of a pass."""
+    start_s, end_s, code = host.start_s[rows], host.end_s[rows], host.code[rows]
+    autograd = code == AUTOGRAD
+    backward = start_s < running_end(end_s, autograd)
+    backward |= autograd
+    chosen = np.isin(code, (OPERATOR, AUTOGRAD))
+    for span in (*profile.optimizer, *profile.cleared):
+        low, high = np.searchsorted(start_s, [span.start_s, span.end_s])
+        chosen[low:high] = False
+    for tail in host.tails:
+        # The range itself, too: it may end behind the last operator, with a wait.
+        low, high = np.searchsorted(start_s, [tail.start_s, tail.end_s])
+        backward[low:high] = chosen[low:high] = True
+    return start_s, end_s, backward, chosen
+
+
+def _check_passes(profile: Profile, step: Span, passes: Sequence[tuple[bool, int, int]]) -> None:
+    forwards = sum(not back for back, _, _ in passes)
+    if not passes or 2 * forwards != len(passes) or passes[0][0]:
+        raise TraceError(
+            f"{profile.path}, step {step.number}: {forwards} forwards, {len(passes) - forwards} "
+            "backwards; a step without pipeline needs a backward behind each forward. Profile "
+            "whole steps, or leave the step out with --steps"
+        )
+
+
+def _updates(profile: Profile, step: Span, computed_s: float) -> list[Mark]:
+    """Begin and end of the optimizer's update; one that runs within the backward is part of it."""
+    spans = [
+        span
+        for span in profile.optimizer
+        if step.start_s <= (span.start_s + span.end_s) / 2 < step.end_s
+    ]
+    begin_s = min((span.start_s for span in spans), default=0.0)
+    end_s = max((span.end_s for span in spans), default=0.0)
+    if not spans or (begin_s + end_s) / 2 < computed_s:
+        return []
+    return [
+        Mark(max(begin_s, computed_s), "begin", OpKind.OPTIMIZER, -1),
+        Mark(min(end_s, step.end_s), "end", OpKind.OPTIMIZER, -1),
+    ]

@@ -1,0 +1,145 @@
+"""Where a program on the host waits for its communication, which no event of a profile says.
+
+The thread stands in a wait until the transfer has ended, on every rank and in every step. So no
+wait lies behind a moment that some rank passed while the transfer still ran: the earliest moment
+that nobody passed too soon, where somebody stood idle until the end, is the wait. Where nobody ever
+stood, the transfer is hidden on all ranks, and a rule says where it is needed at the latest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from paceline.sources.kineto.events import OPERATOR
+from paceline.sources.kineto.marks import HostStep, Mark
+from paceline.trace import OpKind
+
+#: Events may begin this much before a recorded end that they waited for.
+TOLERANCE_S: Final = 20e-6
+
+#: A thread that goes on so soon after an end waited for it, whatever it ran; in an operator most
+#: ranks and steps have to, since an end may come while it computes.
+PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
+
+#: Outside of operators a thread may come back later, when others use its core.
+AWAKE_S, BLOCKED_SHARE = 1e-3, 0.1
+
+Place = tuple[int, int]
+
+
+class Stood(NamedTuple):
+    """What one rank's step shows of one transfer's end.
+
+    Attributes:
+        place: of the first bound behind the end.
+        waited_s: how long the thread had been idle at the end; at most 0: it was not.
+        back_s: from the end to that bound.
+        computing: whether the idle time is inside an operator, which may compute.
+    """
+
+    place: Place
+    waited_s: float
+    back_s: float
+    computing: bool
+
+
+def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
+    """[launch] where the program waits: before which bound; None: not within its step.
+
+    Args:
+        steps: steps of one signature, of any rank.
+    """
+    usual = _usual_sizes(steps)
+    marks = steps[0].marks
+    places: list[Place | None] = []
+    for number in range(len(steps[0].launches)):
+        stood = [_stood(step, number, usual) for step in steps]
+        seen = [one for one in stood if one is not None]
+        if 2 * len(seen) < len(steps):
+            places.append(None)
+            continue
+        place = _seen_place(seen)
+        places.append(place if place is not None else _needed_at(steps, number, marks))
+    return places
+
+
+def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:
+    """Mark -> the usual number of bounds behind it."""
+    return Counter(
+        {
+            mark: Counter(len(step.bounds_of(mark)) for step in steps).most_common(1)[0][0]
+            for mark in range(-1, len(steps[0].marks))
+        }
+    )
+
+
+def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
+    host, item = step.host, step.launches[launch]
+    row = int(np.searchsorted(host.bound_s, item.end_s - TOLERANCE_S))
+    row = max(row, int(np.searchsorted(host.bound_s, item.launch_s, "right")))
+    if row >= step.bounds.stop:
+        return None
+    mark, number = step.place[row - step.bounds.start].tolist()
+    if len(step.bounds_of(mark)) != usual[mark]:
+        number = -1  # other events than usual: their number says nothing
+    return Stood(
+        (mark, number),
+        item.end_s - float(host.bound_s[row - 1]),
+        float(host.bound_s[row]) - item.end_s,
+        bool(host.inside[row] == OPERATOR),
+    )
+
+
+def _seen_place(seen: Sequence[Stood]) -> Place | None:
+    """Where somebody stood until the end; None: nobody did."""
+    place = max(one.place for one in seen)
+    blocked = [one for one in seen if one.place == place and one.waited_s > 0]
+    if not blocked or place[1] < 0:
+        return None
+    back_s = median(one.back_s for one in blocked)
+    waited_s = median(one.waited_s for one in blocked)
+    if any(one.computing for one in blocked):
+        prompt = back_s <= PROMPT_S + PROMPT_SHARE * waited_s
+        return place if prompt and 2 * len(blocked) >= len(seen) else None
+    enough = len(blocked) >= BLOCKED_SHARE * len(seen)
+    return place if enough and back_s <= AWAKE_S + waited_s else None
+
+
+def _needed_at(steps: Sequence[HostStep], launch: int, marks: Sequence[Mark]) -> Place:
+    """Where a hidden transfer is needed at the latest.
+
+    Gathered parameters where FSDP takes them; all else at the end of the pass that launched it,
+    where DDP waits for its buckets; what no pass launched at once.
+    """
+    at = next(n for n, mark in enumerate(marks) if mark.launch == launch)
+    if marks[at].kind == OpKind.PARAMS_ALL_GATHER:
+        copied = [_copied(step, launch) for step in steps]
+        votes = Counter(place for place in copied if place is not None)
+        if votes:
+            return votes.most_common(1)[0][0]
+    for number in range(at + 1, len(marks)):
+        if marks[number].what == "begin":
+            break
+        if marks[number].what == "end":
+            return number, 0
+    return at, 0
+
+
+def _copied(step: HostStep, launch: int) -> Place | None:
+    """Before which bound FSDP takes the parameters of a gather: its first range that copies."""
+    begun_s, unit = step.launches[launch].launch_s, step.units[launch]
+    copies = step.host.copies
+    for item in copies[bisect_right(copies, begun_s, key=lambda item: item.start_s) :]:
+        if item.unit == unit and unit:
+            row = int(np.searchsorted(step.host.bound_s, item.start_s))
+            if row >= step.bounds.stop:
+                return None
+            mark, number = step.place[row - step.bounds.start].tolist()
+            return mark, number
+    return None
