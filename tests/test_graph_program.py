@@ -285,3 +285,18 @@ def test_slowdowns_of_workers_are_those_of_event_by_event(spec):
     ideal_s = mean_step_s(None)
     for (pp, dp), slowdown in np.ndenumerate(result.by_worker):
         assert slowdown == pytest.approx(mean_step_s((dp, pp)) / ideal_s, abs=1e-9)
+
+
+def test_communication_behind_the_last_compute():
+    """A program that ends with a reduction behind the end of another kind: 1 + 2 + 3 s."""
+    program = [
+        Compute("forward-compute", 0, 0),
+        Compute("backward-compute", 0, 0),
+        Launch("grads-reduce-scatter", "s"),
+        Wait("s"),
+        Launch("params-all-gather", "g"),
+    ]
+    took = (0.5, 0.5, 2.0, 3.0)
+    run = Run({(0, 0): program, (1, 0): program}, lambda key: took[key[2]])
+    assert run.step_s == 6.0
+    assert simulated(measured_of([run])).tolist() == [6.0]
