@@ -12,6 +12,8 @@ from paceline.errors import GraphError
 from paceline.graph import Durations, from_trace
 from paceline.simulate import Rules, all_lanes, ends, step_times
 from paceline.trace import OpKind
+from paceline.whatif import analyze
+from paceline.whatif.ideal import reference
 from program_jobs import (
     Compute,
     DeadlockError,
@@ -253,3 +255,48 @@ def test_a_circle_is_named_by_its_ops():
         "backward-send 0 of stage 1 waits for backward-compute 0 of stage 1",
     ):
         assert text in str(error.value)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(specs())
+def test_slowdowns_of_workers_are_those_of_event_by_event(spec):
+    """S_w: everything ideal but one worker, run event by event."""
+    spec = Spec(**(vars(spec) | {"pauses": False}))
+    job = legal(spec)
+    if job is None:
+        return
+    programs, runs = job
+    measured = measured_of(runs, spec.seed)
+    result = analyze(measured)
+    ideal = reference(measured.durations).seconds
+    table = Durations.empty(measured.graph, 2)
+    for op in range(measured.graph.n_ops):
+        table.row(op)[:] = ideal[op]
+    usual = by_op(measured, table)
+    name = {(r["dp"], r["pp"], r["issued"]): (r["kind"], r["seq"]) for r in runs[0].rows}
+    took = of_runs(runs, "took")
+
+    def mean_step_s(worker):
+        def seconds(step):
+            return lambda key: (took if key[:2] == worker else usual)[step, *key[:2], *name[key]]
+
+        return np.mean([Run(programs, seconds(step)).step_s for step in range(2)])
+
+    ideal_s = mean_step_s(None)
+    for (pp, dp), slowdown in np.ndenumerate(result.by_worker):
+        assert slowdown == pytest.approx(mean_step_s((dp, pp)) / ideal_s, abs=1e-9)
+
+
+def test_communication_behind_the_last_compute():
+    """A program that ends with a reduction behind the end of another kind: 1 + 2 + 3 s."""
+    program = [
+        Compute("forward-compute", 0, 0),
+        Compute("backward-compute", 0, 0),
+        Launch("grads-reduce-scatter", "s"),
+        Wait("s"),
+        Launch("params-all-gather", "g"),
+    ]
+    took = (0.5, 0.5, 2.0, 3.0)
+    run = Run({(0, 0): program, (1, 0): program}, lambda key: took[key[2]])
+    assert run.step_s == 6.0
+    assert simulated(measured_of([run])).tolist() == [6.0]
