@@ -29,7 +29,7 @@ def analysed(folder):
     result = paceline.analyze(measured)
     diagnosis = diagnose(measured, result)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
-    gains = [1 / (1 - r.gain) for r in advice.remedies if r.name == "replace-worker"]
+    gains = [1 / (1 - r.gain) for r in advice.remedies if r.remedy == "replace-worker"]
     causes = [f.cause for f in diagnosis.findings if f.cause != "unexplained"]
     return result, causes, f"{gains[0]:.2f}" if gains else "-"
 

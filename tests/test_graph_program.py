@@ -300,3 +300,23 @@ def test_communication_behind_the_last_compute():
     run = Run({(0, 0): program, (1, 0): program}, lambda key: took[key[2]])
     assert run.step_s == 6.0
     assert simulated(measured_of([run])).tolist() == [6.0]
+
+
+def test_a_gather_starts_behind_the_last_of_its_queue_whatever_it_was_waited_behind():
+    """Three gathers that start at once, numbered backwards; a fourth behind the first's wait."""
+    gathers = [Launch("params-all-gather", n) for n in range(4)]
+    program = [
+        *gathers[:3],
+        Wait(0),
+        gathers[3],
+        Compute("forward-compute", 0, 0),
+        Wait(1),
+        Wait(2),
+    ]
+    program += [Compute("forward-compute", 0, 0), Wait(3), Compute("backward-compute", 0, 0)]
+    took = [1.0, 2.0, 3.0, 1.0, 4.0, 1.0, 1.0]
+    run = Run({(dp, 0): program for dp in range(2)}, lambda op: took[op[2]])
+    for row in run.rows:
+        if row["kind"] == "params-all-gather" and row["seq"] < 3:
+            row["seq"] = 2 - row["seq"]
+    assert simulated(measured_of([run])) == pytest.approx([run.step_s], abs=1e-9)

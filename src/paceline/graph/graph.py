@@ -180,7 +180,12 @@ class StepGraph:
         wide = self.group >= 0
         wide[wide] = self.spans_dp[self.group[wide]]
         queued = wide[after] & wide[self.dep] & (self.kind[after] == self.kind[self.dep])
-        behind[after[queued]] = self.dep[queued]
+        position = np.empty(self.n_ops, dtype=np.int64)
+        position[self.order] = np.arange(self.n_ops)
+        # One may have been waited for before, too: the last one in the queue counts.
+        edges = np.flatnonzero(queued)
+        edges = edges[np.argsort(position[self.dep[edges]], kind="stable")]
+        behind[after[edges]] = self.dep[edges]
         return behind
 
     @cached_property
