@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[2]
 def main() -> int:
     arguments = _parser().parse_args()
     scratch = Path(arguments.scratch or tempfile.mkdtemp(prefix="paceline-mutants-"))
+    clean = _copied(scratch / "clean")
     copies = [_copied(scratch / f"worker{number}") for number in range(arguments.jobs)]
-    # Children find the copy's package by their path, and what they start by the environment's.
     os.environ.setdefault("PACELINE_SHARED", str(ROOT.parent / "shared"))
-    tests = measured(copies[0], scratch / "tests.json", arguments.jobs)
+    tests = measured(clean, scratch / "tests.json", arguments.jobs)
     if arguments.again:
         mutants = _survivors(Path(arguments.again))
     else:
@@ -38,7 +38,7 @@ def main() -> int:
         mutants = [
             mutant
             for package in packages
-            for mutant in sample(copies[0], package, arguments.sample, arguments.seed)
+            for mutant in sample(clean, package, arguments.sample, arguments.seed)
         ]
     if arguments.unchanged:
         mutants = [replace(mutant, new=mutant.old) for mutant in mutants]

@@ -16,6 +16,7 @@ import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def sample(root: Path, package: str, size: int, seed: int) -> list[Mutant]:
     """One mutant of each of ``size`` places of a package, drawn without replacement."""
     draw = random.Random(f"{package} {seed}")
     places = [place for path in files(root, package) for place in _places(root, path)]
-    chosen = draw.sample(places, min(size, len(places)))
-    return [_mutant(root, place, draw.choice(place.occurrences)) for place in chosen]
+    draw.shuffle(places)
+    mutants = (_mutant(root, place, draw.choice(place.occurrences)) for place in places)
+    return list(islice((mutant for mutant in mutants if mutant), size))
 
 
 def _places(root: Path, path: Path) -> Iterator[_Place]:
@@ -168,9 +170,14 @@ def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
-def _mutant(root: Path, place: _Place, occurrence: int) -> Mutant:
+def _mutant(root: Path, place: _Place, occurrence: int) -> Mutant | None:
+    """The mutant; None where it is no Python (``while not x := ...``), as that tests nothing."""
     source = (root / place.path).read_text(encoding="utf-8")
     mutated = mutate_code(source, _operators()[place.operator], occurrence)
+    try:
+        ast.parse(mutated)
+    except SyntaxError:
+        return None
     old, new = source.split("\n"), mutated.split("\n")
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     spans = [change[1:] for change in changes if change[0] != "equal"]
