@@ -263,7 +263,7 @@ def test_no_query_meets_more_keys_than_there_are(window, reach):
 
 
 def test_context_parallel_ranks_pass_keys_and_values_around():
-    """4 ranks with 2 tokens each: three hops of 2 heads' keys and values; backward, gradients too."""
+    """4 ranks with 2 tokens each: three hops of keys and values of 2 heads; backward, gradients."""
     work = layer_work(LLAMA, layer_kind(LLAMA, 0), replace(ONE, cp=4))
     hop = 2 * 2 * 2 * (4 + 4)  # bytes x tokens x heads x widths
     assert collectives(work) == [
@@ -296,7 +296,8 @@ def test_latent_attention_goes_through_ranks():
     ops = layer(llm)
     shapes = {n: (ops[n].m, ops[n].n, ops[n].k) for n in ("q-down", "q-up", "kv-down", "kv-up")}
     assert shapes == {
-        "q-down": (8, 6, 16), "q-up": (8, 4 * 6, 6), "kv-down": (8, 5 + 2, 16), "kv-up": (8, 4 * 7, 5),
+        "q-down": (8, 6, 16), "q-up": (8, 4 * 6, 6),
+        "kv-down": (8, 5 + 2, 16), "kv-up": (8, 4 * 7, 5),
     }  # fmt: skip
     assert ops["rotary"].bytes == 2 * (4 * 8 * 4 * 6)
     assert (ops["projection"].n, ops["projection"].k) == (16, 4 * 3)

@@ -1,8 +1,8 @@
 """Which tests run which line: measured once with coverage.py's contexts, then kept in a file.
 
 A mutant is judged by the tests that run its statement, those near it by name and quick ones first.
-A statement that runs at import (a constant) is judged by the tests that run a line naming it; one
-that is only ever compiled, by the tests of the function around it.
+A statement that runs at import (a constant, a table) is judged by the tests that run a line naming
+it or any line of its file; one that is only ever compiled, by those of the function around it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Tests:
         around = list(_around(tree, mutant.line))
         for node in reversed(around):
             stop = node.lineno if isinstance(node, _BODIED) else node.end_lineno
-            tests = self._on(mutant.path, range(node.lineno, (stop or node.lineno) + 1))
-            if not tests and isinstance(node, ast.Assign | ast.AnnAssign):
-                tests = self._naming(node)
-            if not tests and isinstance(node, ast.FunctionDef):
-                tests = self._on(mutant.path, range(node.lineno, (node.end_lineno or 0) + 1))
-            if tests:
+            lines = range(node.lineno, (stop or node.lineno) + 1)
+            if isinstance(node, ast.FunctionDef):  # itself run at import, or only ever compiled
+                lines = range(node.lineno, (node.end_lineno or 0) + 1)
+            if tests := self._on(mutant.path, lines):
                 return tests
-        return self._on(mutant.path, self.lines.get(mutant.path, ()))
+        # What runs at import counts wherever it is used.
+        named = self._naming(around[0]) if isinstance(around[0], _ASSIGNED) else set()
+        return named | self._on(mutant.path, self.lines.get(mutant.path, ()))
 
     def _on(self, path: str, lines: Iterable[int]) -> set[str]:
         table = self.lines.get(path, {})
@@ -85,6 +85,7 @@ class Tests:
         }
 
 
+_ASSIGNED = (ast.Assign, ast.AnnAssign)
 _BODIED = (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
