@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from queue import Empty
 from statistics import NormalDist
@@ -35,11 +36,10 @@ def main() -> int:
         mutants = _survivors(Path(arguments.again))
     else:
         packages = arguments.package or PACKAGES
-        mutants = [
-            mutant
-            for package in packages
-            for mutant in sample(clean, package, arguments.sample, arguments.seed)
-        ]
+        samples = [sample(clean, package, arguments.sample, arguments.seed) for package in packages]
+        # In turn, so that a run that is cut short says something of all.
+        turns = zip_longest(*samples)
+        mutants = [mutant for turn in turns for mutant in turn if mutant]
     if arguments.unchanged:
         mutants = [replace(mutant, new=mutant.old) for mutant in mutants]
     outcomes = []
