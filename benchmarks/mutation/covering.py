@@ -10,14 +10,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mutation.mutants import Mutant
 
@@ -26,6 +28,9 @@ LEFT_OUT = re.compile(
     r"test_(monitor|record|demo|golden_monitor|layers|sources|mitigate_follow|report_html"
     r"|cli_(serve|admin|monitor|record|hostile|public))"
 )
+
+#: path -> line -> ids of the tests that run it.
+Lines = dict[str, dict[int, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -100,48 +105,77 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
 
 
 def measured(copy: Path, kept: Path, jobs: int) -> Tests:
-    """The tests of a copy of the repository, from ``kept`` if that is of the same files."""
-    digest = _digest(copy)
-    if kept.exists():
-        stored = json.loads(kept.read_text(encoding="utf-8"))
-        if stored["digest"] == digest:
-            lines = {
-                path: {int(line): tests for line, tests in table.items()}
-                for path, table in stored["lines"].items()
-            }
-            return Tests(copy, stored["ids"], stored["seconds"], lines)
-    tests = _measure(copy, jobs)
-    stored = {
-        "digest": digest,
-        "ids": tests.ids,
-        "seconds": tests.seconds,
-        "lines": tests.lines,
+    """The tests of a copy of the repository; those whose files are as in ``kept`` from there."""
+    code = _digest([*copy.glob("src/**/*.py"), *_support(copy)])
+    stored = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    files = stored["files"] if stored.get("code") == code else {}
+    digests = {
+        str(path.relative_to(copy)): _digest([path])
+        for path in sorted(copy.glob("tests/test_*.py"))
+        if not LEFT_OUT.search(path.name)
     }
-    kept.write_text(json.dumps(stored), encoding="utf-8")
-    return tests
+    files = {name: file for name, file in files.items() if digests.get(name) == file["digest"]}
+    missing = [name for name in digests if name not in files]
+    if missing:
+        seconds, lines = _measure(copy, missing, jobs)
+        for name in missing:
+            own = {test: time for test, time in seconds.items() if test.startswith(f"{name}::")}
+            files[name] = {"digest": digests[name], "seconds": own, "lines": _only(own, lines)}
+        kept.write_text(json.dumps({"code": code, "files": files}), encoding="utf-8")
+    return _joined(copy, files)
 
 
-def _digest(copy: Path) -> str:
+def _support(copy: Path) -> list[Path]:
+    """What tests share: files under ``tests`` that are no tests themselves."""
+    return [path for path in copy.glob("tests/**/*.py") if not path.name.startswith("test_")]
+
+
+def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*copy.glob("src/**/*.py"), *copy.glob("tests/**/*.py")]):
-        digest.update(f"{path.relative_to(copy)}\n".encode() + path.read_bytes())
+    for path in sorted(paths):
+        digest.update(f"{path.name}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-def _measure(copy: Path, jobs: int) -> Tests:
+def _only(own: dict[str, float], lines: Lines) -> dict[str, dict[int, list[int]]]:
+    """path -> line -> numbers (in the order of ``own``) of the tests that run it."""
+    number = {test: place for place, test in enumerate(own)}
+    return {
+        path: {
+            line: numbers
+            for line, tests in table.items()
+            if (numbers := [number[test] for test in tests if test in number])
+        }
+        for path, table in lines.items()
+    }
+
+
+def _joined(copy: Path, files: dict[str, Any]) -> Tests:
+    tests = Tests(copy, [], {}, {})
+    for file in files.values():
+        first = len(tests.ids)
+        tests.ids.extend(file["seconds"])
+        tests.seconds.update(file["seconds"])
+        for path, table in file["lines"].items():
+            lines = tests.lines.setdefault(path, {})
+            for line, numbers in table.items():
+                lines.setdefault(int(line), []).extend(first + number for number in numbers)
+    return tests
+
+
+def _measure(copy: Path, files: Sequence[str], jobs: int) -> tuple[dict[str, float], Lines]:
     data, report, settings = copy / ".coverage", copy / "tests.xml", copy / "coverage.ini"
     settings.write_text(f"[run]\nsource = src/paceline\ndata_file = {data}\n", encoding="utf-8")
-    files = [path for path in copy.glob("tests/test_*.py") if not LEFT_OUT.search(path.name)]
     command = (
         *(sys.executable, "-m", "pytest", "-q", "-m", "not alone", "-p", "no:cacheprovider"),
         *("-n", str(jobs), "--dist", "loadfile", f"--junitxml={report}"),
         *("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="),
-        *(str(path.relative_to(copy)) for path in sorted(files)),
+        *files,
     )
-    print(f"measuring which of {len(files)} test files run which lines", file=sys.stderr)
-    subprocess.run(command, cwd=copy, check=False, stdout=sys.stderr)
-    ids, lines = _lines(data, copy)
-    return Tests(copy, ids, _seconds(report), lines)
+    print(f"measuring which lines {len(files)} test files run", file=sys.stderr)
+    environment = os.environ | {"PYTHONPATH": str(copy / "src")}
+    subprocess.run(command, cwd=copy, check=False, stdout=sys.stderr, env=environment)
+    return _seconds(report), _lines(data, copy)
 
 
 def _seconds(report: Path) -> dict[str, float]:
@@ -155,17 +189,16 @@ def _seconds(report: Path) -> dict[str, float]:
     }
 
 
-def _lines(data: Path, copy: Path) -> tuple[list[str], dict[str, dict[int, list[int]]]]:
+def _lines(data: Path, copy: Path) -> Lines:
     import coverage
 
     measured = coverage.CoverageData(basename=str(data))
     measured.read()
-    numbers: dict[str, int] = {}
-    lines: dict[str, dict[int, list[int]]] = {}
-    for file in sorted(measured.measured_files()):
-        table = lines.setdefault(str(Path(file).relative_to(copy)), {})
-        for line, contexts in measured.contexts_by_lineno(file).items():
-            # A context is "id|run", "id|setup" or, for what runs at import, "".
-            tests = {context.rpartition("|")[0] for context in contexts} - {""}
-            table[line] = sorted(numbers.setdefault(test, len(numbers)) for test in tests)
-    return list(numbers), lines
+    # A context is "id|run", "id|setup" or, for what runs at import, "".
+    return {
+        str(Path(file).relative_to(copy)): {
+            line: sorted({context.rpartition("|")[0] for context in contexts} - {""})
+            for line, contexts in measured.contexts_by_lineno(file).items()
+        }
+        for file in sorted(measured.measured_files())
+    }
