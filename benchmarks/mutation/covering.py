@@ -18,6 +18,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ LEFT_OUT = re.compile(
     r"test_(monitor|record|demo|golden_monitor|layers|sources|mitigate_follow|report_html"
     r"|cli_(serve|admin|monitor|record|hostile|public))"
 )
+
+#: Tests in files named like a mutant's that are run before all others.
+NEAR_TESTS = 20
 
 #: path -> line -> ids of the tests that run it.
 Lines = dict[str, dict[int, list[str]]]
@@ -43,15 +47,23 @@ class Tests:
     lines: dict[str, dict[int, list[int]]]
 
     def judging(self, mutant: Mutant) -> list[str]:
-        """Ids of the tests that may notice a mutant, in the order in which to run them."""
+        """Ids of the tests that may notice a mutant, in the order in which to run them.
+
+        First those in files named like the module or its package, quick ones first; then a test
+        of each file in turn, so that a limit of time leaves out no file.
+        """
         path = Path(mutant.path)
         names = {path.stem, path.parent.name}
-
-        def distance(test: str) -> tuple[bool, float]:
-            file = test.partition("::")[0]
-            return not any(name in file for name in names), self.seconds[test]
-
-        return sorted(self._running(mutant), key=distance)
+        files: dict[str, list[str]] = {}
+        for test in sorted(self._running(mutant), key=self.seconds.__getitem__):
+            files.setdefault(test.partition("::")[0], []).append(test)
+        near = [file for file in files if any(name in file for name in names)]
+        first = sorted(
+            (test for file in near for test in files[file]), key=self.seconds.__getitem__
+        )
+        turns = zip_longest(*files.values())
+        others = [test for turn in turns for test in turn if test]
+        return list(dict.fromkeys([*first[:NEAR_TESTS], *others]))
 
     def _running(self, mutant: Mutant) -> set[str]:
         tree = ast.parse((self.root / mutant.path).read_text(encoding="utf-8"))
