@@ -86,9 +86,7 @@ def test_fast_is_three_percent_faster(gap, changed):
     assert use_fast_workers(place, stages_with(3, 4, gap), STAGES) == changed
 
 
-X
-
-
+@pytest.mark.parametrize(("others", "changed"), [(0.07, [1]), (0.08, []), (-0.07, [1])])
 def test_fast_workers_agree_with_the_other_stages_to_a_quarter_of_the_gap(others, changed):
     by_replica = stages_with(3, 4)
     by_replica[:, [0, 2]] += others
