@@ -1,0 +1,593 @@
+"""Detectors on streams without noise, where every number can be worked out by hand."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from paceline.detect import bocd
+from paceline.detect.bocd import Bocd
+from paceline.detect.detector import Detector
+from paceline.detect.event import Event
+from paceline.detect.job import job_events
+from paceline.detect.period import _damage, _near_diagonal, _without_head, find_period
+from paceline.detect.step_starts import (
+    _between,
+    _first_whole,
+    _phase,
+    _resume,
+    nearest,
+    starts_of_steps,
+)
+from paceline.detect.who import (
+    Transfers,
+    Work,
+    find_suspects,
+    name_ranks,
+    number,
+    spans,
+    spoken_span,
+)
+from paceline.errors import DetectError
+
+# The detector. Healthy steps take 1 s; without noise a level counts from 9% on, and the shortest
+# window, of 5 steps, is sure with its third.
+
+
+def stream(*parts):
+    """Parts (steps, seconds) one after the other, [step, 1]."""
+    return np.concatenate([np.full(n, seconds) for n, seconds in parts])[:, None]
+
+
+def events_of(x, detector=None, every=1, first=0):
+    detector = detector or Detector(x.shape[1])
+    return [event for i, row in enumerate(x) for event in detector.update(first + every * i, row)]
+
+
+def test_an_episode_to_the_step_and_the_second():
+    onset, relief = events_of(stream((1000, 1.0), (600, 1.3), (100, 1.0)))
+    assert (onset.kind, onset.step, onset.since_step) == ("onset", 1002, 1000)
+    assert onset.factor == pytest.approx(1.3, rel=1e-4)  # the level drifts by 1/100,000 a step
+    assert onset.lost_s == pytest.approx(3 * 0.3, rel=1e-3)
+    assert onset.healthy_s == pytest.approx(1.0, rel=1e-4)
+    # healthy from 1600 on; 7 of the last 9 steps must say so
+    assert (relief.kind, relief.step, relief.since_step) == ("relief", 1606, 1600)
+    assert relief.lost_s == pytest.approx(600 * 0.3, rel=1e-3)
+    assert relief.factor == pytest.approx(1 + 600 * 0.3 / 607, rel=1e-4)
+
+
+def test_step_numbers_may_have_gaps():
+    onset, relief = events_of(stream((100, 1.0), (60, 1.3), (20, 1.0)), every=10, first=5)
+    assert (onset.step, onset.since_step) == (5 + 1020, 5 + 1000)
+    assert (relief.step, relief.since_step) == (5 + 1660, 5 + 1600)
+
+
+@pytest.mark.parametrize(
+    ("level", "options", "found"),
+    [
+        (1.0895, {}, False),
+        (1.0905, {}, True),
+        (1.1995, {"threshold": 0.2}, False),
+        (1.2005, {"threshold": 0.2}, True),
+    ],
+)
+def test_the_threshold(level, options, found):
+    x = stream((200, 1.0), (400, level))
+    events = events_of(x, Detector(1, **options))
+    assert [event.kind for event in events] == ["onset"] * found
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "healed_s", "relieved"),
+    [
+        (1.3, 1.149, True),  # half of what it was slower by
+        (1.3, 1.151, False),
+        (1.095, 1.049, True),  # 5% at least
+        (1.095, 1.051, False),
+    ],
+)
+def test_relief_is_nearer_to_health(slow_s, healed_s, relieved):
+    kinds = [e.kind for e in events_of(stream((200, 1.0), (100, slow_s), (30, healed_s)))]
+    assert kinds[:2] == ["onset", "relief"][: 1 + relieved]
+
+
+@pytest.mark.parametrize("healthy", [6, 7])
+def test_seven_of_nine_steps_are_relief(healthy):
+    x = stream((200, 1.0), (100, 1.3), (healthy, 1.0), (100, 1.3))
+    kinds = [event.kind for event in events_of(x)]
+    assert kinds[:2] == (["onset"] if healthy == 6 else ["onset", "relief"])
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "slow", "step"),
+    [
+        (5.01, 5, None),  # the five steps after a pause warm up again
+        (5.01, 7, None),
+        (5.01, 8, 308),  # three that count
+        (4.99, 2, 302),  # no pause, but slow itself
+    ],
+)
+def test_a_pause_and_the_steps_behind_it_are_no_evidence(pause_s, slow, step):
+    events = events_of(stream((300, 1.0), (1, pause_s), (slow, 1.3), (50, 1.0)))
+    assert [e.step for e in events if e.kind == "onset"] == ([] if step is None else [step])
+
+
+def test_a_level_above_half_of_a_pause_goes_on_being_none():
+    """5.5 s, then 2.6 s: what stays above half of the pause does not begin another one."""
+    onset = events_of(stream((300, 1.0), (1, 5.5), (30, 2.6)))[0]
+    assert (onset.step, onset.factor) == (308, pytest.approx(2.6, rel=0.2))
+
+
+def test_an_episodes_own_pauses_are_not_charged():
+    """Five times the episode's level is a pause: 6.5 s, here."""
+    plain = events_of(stream((200, 1.0), (100, 1.3), (30, 1.0)))[1]
+    paused = stream((200, 1.0), (100, 1.3), (30, 1.0))
+    paused[250] = 6.6
+    assert events_of(paused)[1].lost_s == pytest.approx(plain.lost_s - 0.3)
+    paused[250] = 6.4
+    assert events_of(paused)[1].lost_s == pytest.approx(plain.lost_s + 5.1)
+
+
+@pytest.mark.parametrize(("warm_up", "known"), [(50, 50), (10, 10), (512, 512)])
+def test_the_warm_up(warm_up, known):
+    detector = Detector(1, warm_up=warm_up)
+    for step in range(known):
+        assert np.isnan(detector.healthy_s).all()
+        detector.update(step, [2.0])
+    assert detector.healthy_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("warm_up", [9, 513])
+def test_warm_ups_out_of_range(warm_up):
+    with pytest.raises(DetectError, match="warm_up must be from 10 to 512"):
+        Detector(1, warm_up=warm_up)
+
+
+@pytest.mark.parametrize(("threshold", "good"), [(0.0, False), (9.99, True), (10.0, False)])
+def test_thresholds_out_of_range(threshold, good):
+    if good:
+        assert Detector(1, threshold=threshold).threshold == threshold
+        return
+    with pytest.raises(DetectError, match="threshold must be above 0 and below 10"):
+        Detector(1, threshold=threshold)
+
+
+@pytest.mark.parametrize("ranks", [True, 0, -1, 2.0, "2"])
+def test_ranks_are_whole_numbers(ranks):
+    for detector in (Detector, Bocd):
+        with pytest.raises(DetectError, match="ranks must be a whole number"):
+            detector(ranks)
+
+
+def test_the_healthy_level_follows_a_drift_and_no_episode():
+    """The median of all up to 512 steps, then by 1/100,000 a step; not while slow."""
+    detector = Detector(1)
+    events_of(stream((512, 1.0)), detector)
+    events_of(stream((100, 1.05)), detector, first=512)
+    assert detector.healthy_s == pytest.approx((1 + 1e-5) ** 100, rel=1e-9)
+    before = detector.healthy_s
+    events_of(stream((50, 1.5)), detector, first=612)
+    assert detector.slow.all()
+    assert detector.healthy_s == pytest.approx(before * (1 + 1e-5) ** 3, rel=1e-8)
+    low = Detector(1)
+    events_of(stream((512, 1.0), (100, 0.95)), low)
+    assert low.healthy_s == pytest.approx((1 - 1e-5) ** 100, rel=1e-9)
+
+
+def test_the_first_anchor_is_a_median_that_grows():
+    """After 50 steps theirs; every 16 steps that of all so far, until there are 512."""
+    detector = Detector(1)
+    x = np.where(np.arange(64) < 40, 1.0, 1.04)[:, None]
+    events_of(x, detector)
+    assert detector.healthy_s == pytest.approx(1.0)
+    events_of(stream((15, 1.04)), detector, first=64)
+    assert detector.healthy_s == pytest.approx(1.0)  # 79 steps: no look yet
+    events_of(stream((1, 1.04)), detector, first=79)
+    assert detector.healthy_s == pytest.approx(1.04)  # at 80, 40 of each: the upper one
+
+
+def test_ten_steps_without_a_sample_are_silence():
+    detector = Detector(2)
+    events_of(np.ones((100, 2)), detector)
+    silent = events_of(np.tile([1.0, np.nan], (25, 1)), detector, first=100)
+    assert [(e.kind, e.rank, e.step, e.since_step) for e in silent] == [("silent", 1, 109, 100)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "jumps"), [(1e-12, False), (0.9e-12, True), (-1.0, True), (1e12, False),
+                           (1.1e12, True)]
+)  # fmt: skip
+def test_durations_that_no_clock_gives(seconds, jumps):
+    [*events] = events_of(stream((100, 1.0), (1, seconds)))
+    assert [event.kind for event in events] == ["clock-jump"] * jumps
+
+
+def test_a_rank_that_joins_in_the_warm_up_has_a_level_of_its_own():
+    x = np.ones((120, 2))
+    x[:30, 1] = np.nan
+    x[30:, 1] = 3.0
+    detector = Detector(2)
+    events_of(x[:79], detector)
+    assert np.isnan(detector.healthy_s[1]) or detector.healthy_s[1] == 3
+    events_of(x[79:], detector, first=79)
+    assert detector.healthy_s == pytest.approx([1.0, 3.0])
+
+
+def test_states_go_on_to_the_bit():
+    x = stream((300, 1.0), (1, 5.5), (100, 1.3), (50, 1.0), (100, 1.4))
+    for cut in (30, 60, 303, 350, 420):
+        first = Detector(1)
+        head = events_of(x[:cut], first)
+        second = Detector.from_state_dict(first.state_dict())
+        assert head + events_of(x[cut:], second, first=cut) == events_of(x)
+
+
+# Bayesian online change points, beside a table of all runs (Adams and MacKay 2007, Algorithm 1).
+
+
+def test_the_posterior_of_runs_equals_a_plain_table():
+    x = np.concatenate([[2.0] * 60, 2.0 + 0.1 * np.random.default_rng(0).normal(size=40)])
+    detector = Bocd(1)
+    for step, value in enumerate(x[:50]):
+        detector.update(step, [value])
+    runs = {50: (0.0, 0, 1.0, 1e-3)}  # begin: log chance, steps, mean, beta; alpha 1 + steps / 2
+    for step, value in enumerate(x[50:], start=50):
+        detector.update(step, [value])
+        off = value / 2.0
+        after = {}
+        for begin, (log, n, mean, beta) in runs.items():
+            kappa, alpha = 1 + n, 1 + n / 2
+            scale = math.sqrt(beta * (kappa + 1) / (alpha * kappa))
+            chance = log + student.logpdf(off, 2 * alpha, mean, scale)
+            new = (mean * kappa + off) / (kappa + 1)
+            more = kappa * (off - mean) ** 2 / (2 * (kappa + 1))
+            after[begin] = (chance, n + 1, new, beta + more)
+        total = math.log(sum(math.exp(log) for log, *_ in after.values()))
+        runs = {b: (log - total + math.log(1 - 1e-3), *rest) for b, (log, *rest) in after.items()}
+        runs[step + 1] = (math.log(1e-3), 0, 1.0, 1e-3)
+    alive = np.isfinite(detector._log[0])
+    assert alive.sum() == len(runs) == 51
+    table = dict(zip(detector._start[0, alive].tolist(), np.flatnonzero(alive), strict=True))
+    for begin, (log, n, mean, beta) in runs.items():
+        at = table[begin]
+        assert detector._log[0, at] == pytest.approx(log, abs=1e-9)
+        assert detector._n[0, at] == n
+        assert detector._mean[0, at] == pytest.approx(mean)
+        assert detector._beta[0, at] == pytest.approx(beta)
+
+
+def test_the_least_probable_of_64_runs_makes_room():
+    detector = Bocd(1)
+    rng = np.random.default_rng(0)
+    for step in range(50 + 63):
+        detector.update(step, [1 + 0.02 * rng.normal()])
+    assert np.isfinite(detector._log).all()
+    before = set(detector._start[0].tolist())
+    detector.update(113, [1.0])
+    after = set(detector._start[0].tolist())
+    assert after - before == {114}
+    assert len(before - after) == 1
+    assert np.exp(detector._log).sum() == pytest.approx(1)
+
+
+def test_a_change_point_is_verified_after_50_steps():
+    onset, relief = events_of(stream((600, 2.0), (400, 2.6), (200, 2.0)), Bocd(1))
+    assert (onset.kind, onset.step, onset.since_step) == ("onset", 649, 600)
+    assert onset.factor == pytest.approx(1.3)
+    assert (onset.lost_s, onset.healthy_s) == (pytest.approx(50 * 0.6), pytest.approx(2.0))
+    assert (relief.kind, relief.step, relief.since_step) == ("relief", 1049, 1000)
+    assert relief.factor == pytest.approx(1.3)
+    assert relief.lost_s == pytest.approx(400 * 0.6)
+
+
+@pytest.mark.parametrize(("level", "found"), [(2.198, False), (2.202, True)])
+def test_means_must_differ_by_ten_percent(level, found):
+    events = events_of(stream((600, 2.0), (200, level)), Bocd(1))
+    assert [event.kind for event in events] == ["onset"] * found
+
+
+def test_numbers_of_steps_and_missing_samples():
+    x = stream((600, 2.0), (400, 2.6))
+    x[610:613] = np.nan
+    x[700] = -1.0
+    [onset] = events_of(x, Bocd(1), every=3)
+    assert (onset.step, onset.since_step) == (3 * 649, 3 * 600)
+    assert onset.lost_s == pytest.approx(50 * 0.6)
+
+
+def test_only_a_slower_rank_begins_an_episode():
+    assert events_of(stream((600, 2.0), (200, 1.5)), Bocd(1)) == []
+    x = np.concatenate([stream((600, 2.0), (100, 2.0)), stream((600, 2.0), (100, 2.6))], axis=1)
+    assert [event.rank for event in events_of(x, Bocd(2))] == [1]
+
+
+def test_sums_of_logarithms():
+    values = np.log(np.array([[1.0, 3.0], [0.5, 0.5]])) + 1000
+    assert bocd._log_sum(values) == pytest.approx([1000 + math.log(4), 1000])
+
+
+# Events of the job.
+
+
+def onset(rank, step, since=None, factor=1.5, lost=1.0):
+    return Event("onset", rank, step, step if since is None else since, factor, lost, 1.0)
+
+
+@pytest.mark.parametrize(("apart", "merged"), [(20, 1), (21, 2)])
+def test_onsets_up_to_20_steps_apart_are_one(apart, merged):
+    events = job_events([onset(0, 100), onset(1, 100 + apart)], 4)
+    assert len(events) == merged
+
+
+def test_what_one_event_of_several_ranks_says():
+    events = [
+        onset(2, 105, 100, 1.5, 3.0),
+        onset(0, 101, 98, 1.3, 9.0),
+        onset(1, 110, 99, 1.4, 5.0),
+    ]
+    [event] = job_events(events, 4)
+    assert (event.step, event.since_step, event.ranks) == (101, 99, (0, 1, 2))
+    assert (event.factor, event.lost_s, event.of) == (1.4, 9.0, 4)
+    # 20 steps from the last of them, not from the first
+    assert len(job_events([*events, onset(3, 130)], 4)) == 1
+    # a rank that is slow again begins another event
+    assert len(job_events([*events, onset(2, 112)], 4)) == 2
+
+
+def test_kinds_are_kept_apart():
+    relief = replace(onset(0, 101), kind="relief")
+    assert [event.kind for event in job_events([onset(0, 100), relief], 1)] == ["onset", "relief"]
+
+
+def test_who_an_event_of_the_job_names():
+    [some] = job_events([onset(1, 100)], 4)
+    [all_] = job_events([onset(0, 100), onset(1, 100)], 2)
+    [one] = job_events([onset(0, 100)], 1)
+    assert some.explain().startswith("step 100: rank 1: 1.50x slower since step 100; why: unknown")
+    assert all_.explain().startswith("step 100: 1.50x slower since step 100; who: unknown")
+    assert one.explain().startswith("step 100: rank 0: 1.50x")
+    assert replace(all_, kind="silent").explain().startswith("step 100: all ranks: no sample")
+    assert replace(one, kind="silent").explain().startswith("step 100: rank 0: no sample")
+
+
+# The period of calls.
+
+
+def edits(a, b):
+    """Levenshtein's distance, the whole table."""
+    row = list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        before, row[0] = row[0], i
+        for j, right in enumerate(b, start=1):
+            cost = min(row[j] + 1, row[j - 1] + 1, before + (left != right))
+            before, row[j] = row[j], cost
+    return row[-1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_distances_near_the_diagonal_are_those_of_the_whole_table(seed):
+    rng = random.Random(seed)
+    n = rng.randint(4, 14)
+    a = [rng.randrange(3) for _ in range(n)]
+    b = [x for x in a if rng.random() > 0.15] + [rng.randrange(3) for _ in range(3)]
+    drift = len(a) + len(b)  # so wide that nothing is cut off
+    row = _near_diagonal(np.array(a), np.array(b), drift, 1e9, 0.0)
+    for d, cost in enumerate(row.tolist()):
+        place = n + d - drift
+        if 0 <= place <= len(b):
+            assert cost == edits(a, b[:place])
+        else:
+            assert cost == n + 1
+
+
+@pytest.mark.parametrize(("drift", "cost"), [(0, 10), (3, 3)])
+def test_a_narrow_band_sees_no_more_than_its_drift(drift, cost):
+    """Three calls lie in front: three edits where the band is wide enough."""
+    a, b = np.arange(10), np.append([90, 91, 92], np.arange(10))
+    row = _near_diagonal(a, b, drift, 1e9, 0.0)
+    assert len(row) == 2 * drift + 1
+    assert row[-1] == cost
+    same = _near_diagonal(a, a, drift, 1e9, 0.0)
+    assert same[drift] == 0
+
+
+def test_comparisons_are_given_up():
+    """Every call differs: after i calls there are i edits, more than 2 with the third."""
+    a, b = np.zeros(10), np.ones(10)
+    assert (_near_diagonal(a, b, 0, 2.0, 0.0) == 11).all()
+    assert _near_diagonal(a, b, 0, 10.0, 0.0).tolist() == [10]
+    assert _near_diagonal(a, b, 0, 0.0, 1.0).tolist() == [10]
+    assert _near_diagonal(a, b, 0, 0.0, 0.9).tolist() == [11]
+
+
+@pytest.mark.parametrize(("at", "damage"), [(None, 0), (1, 1), (9, 1), (22, 1)])
+def test_edits_that_make_repetitions(at, damage):
+    x = np.tile([0, 1, 2, 3, 4], 5)
+    if at is not None:
+        x[at] = 9
+    assert _damage(x, 5) == damage
+    assert _damage(np.delete(x, 12), 5) == damage + 1
+
+
+def test_calls_before_the_loop_are_cut_off():
+    loop = np.tile([1, 2, 3], 8)
+    assert _without_head(np.append([8, 9], loop)).tolist() == loop.tolist()
+    assert _without_head(np.append([8, 1, 9, 1], loop)).tolist() == [1, *loop.tolist()]
+    assert _without_head(loop).tolist() == loop.tolist()
+    # only in the first quarter: later it is one call by mistake
+    late = np.insert(loop, 8, 9)
+    assert _without_head(late).tolist() == late.tolist()
+
+
+@pytest.mark.parametrize(
+    ("calls", "repetitions", "period"),
+    [(10, 2, 10), (10, 1, None), (10, 3, 10), (1, 2, 1)],
+)
+def test_two_repetitions_are_needed(calls, repetitions, period):
+    found = find_period(np.tile(np.arange(calls), repetitions))
+    assert (found.calls if found else None) == period
+    if found:
+        assert (found.confidence, found.repetitions) == (1.0, repetitions)
+
+
+@pytest.mark.parametrize(("longest", "found"), [(29, False), (30, True)])
+def test_the_longest_period(longest, found):
+    assert (find_period(np.tile(np.arange(30), 5), longest=longest) is not None) == found
+
+
+@pytest.mark.parametrize(("exchanged", "found"), [(5, True), (7, False)])
+def test_one_call_in_twenty_may_be_wrong(exchanged, found):
+    """Of 100 calls in periods of 20."""
+    x = np.tile(np.arange(20), 5)
+    x[np.arange(exchanged) * 9 + 30] = 100 + np.arange(exchanged)
+    period = find_period(x)
+    assert (period is not None) == found
+    if period:
+        assert (period.calls, period.confidence) == (20, pytest.approx(0.95))
+
+
+def test_one_wrong_call_needs_three_and_a_half_repetitions():
+    x = np.tile(np.arange(4), 4)[:14]
+    x[6] = 9
+    assert find_period(x).calls == 4
+    assert find_period(x[:13]) is None
+
+
+# Where steps begin.
+
+
+def test_the_nearest_of_some_times():
+    times = np.array([1.0, 2.0, 4.0])
+    assert nearest(times, np.array([0.0, 1.4, 1.6, 2.9, 3.1, 9.0])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert nearest(times, np.array([1.0, 2.0, 4.0])).tolist() == [0, 1, 2]
+
+
+def test_the_first_undamaged_period():
+    names = np.array([0, 1, 9, 3, 0, 1, 2, 3, 0, 1, 2, 3])
+    assert _first_whole(names, 4) == 3
+    assert _first_whole(np.tile(np.arange(4), 3), 4) == 0
+    assert _first_whole(np.arange(5), 4) == 0
+
+
+def calls_of(steps, at=2, pause_s=5.0, calls=4):
+    """Names and times of calls 1 s apart, with a pause before call ``at`` of each step."""
+    names = np.tile(np.arange(calls), steps)
+    time_s = np.cumsum(np.where(names == at, pause_s, 1.0))
+    return names, time_s
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_step_begins_after_the_longest_pause(at):
+    names, time_s = calls_of(6, at=at)
+    start_s = starts_of_steps(names, time_s, 4, None)
+    begins = np.flatnonzero(names == at)
+    assert start_s.tolist() == time_s[begins].tolist()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_reference_moves_the_begin(at):
+    names, time_s = calls_of(6, at=0)
+    reference = time_s[np.flatnonzero(names == at)] + 0.1
+    start_s = starts_of_steps(names, time_s, 4, reference)
+    assert set(start_s.tolist()) == set(time_s[names == at].tolist())
+
+
+def test_the_phase_by_the_pause_and_by_a_reference():
+    _, time_s = calls_of(6, at=3)
+    begins = np.arange(0, 24, 4)
+    assert _phase(begins, time_s, 4, None) == 3
+    assert _phase(begins, time_s, 4, time_s[begins + 1]) == 1
+    assert _phase(begins, time_s, 4, time_s[-1:] + 9) == 0  # of another time: says nothing
+
+
+def test_a_step_whose_first_call_is_missing_began_before_its_second():
+    """Calls 1 s apart, 10 to a step: the begin is 1 s before what is there."""
+    names, time_s = calls_of(8, at=0, calls=10)
+    whole = starts_of_steps(names, time_s, 10, None)
+    kept = np.arange(80) != 40
+    assert starts_of_steps(names[kept], time_s[kept], 10, None) == pytest.approx(whole)
+
+
+def test_the_next_undamaged_step():
+    template = np.arange(4)
+    names = np.array([0, 1, 2, 3, 9, 9, 0, 1, 2, 3, 0, 1, 2])
+    assert _resume(names, template, 1, 1) == 6
+    assert _resume(names, template, 6, 1) == 6
+    assert _resume(names, template, 7, 1) == -1
+    assert _resume(names, template, 5, -1) == 0
+    assert _resume(names, template, 6, -1) == 6
+    assert _resume(names, template, 10, 1) == -1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "begins"),
+    [(0, [4, 8]), (2, [4, 8]), (3, [])],
+)
+def test_steps_too_damaged_to_be_seen(wrong, begins):
+    """Three steps of four calls: 12 wanted; each wrong call is one too few and one too many.
+
+    Up to 40% of 12 may be off: 4.8.
+    """
+    names = np.tile(np.arange(4), 4)
+    names[1 : 1 + wrong] = 4
+    assert _between(0, 12, names, np.arange(4)) == begins
+
+
+# Who.
+
+
+def test_numbers_of_rows():
+    assert number(np.array([5, 5, 7, 7]), np.array([1, 2, 1, 1])).tolist() == [0, 1, 2, 2]
+
+
+def test_ranks_in_words():
+    assert spans([3]) == "3"
+    assert spans([2, 0, 1, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert spans(range(0, 16, 2)) == "0, 2, 4, 6, 8, 10, 12, 14"
+    assert spans(range(0, 18, 2)).endswith("12, 14 and 1 more runs")
+    assert (name_ranks((3,)), name_ranks((3, 4))) == ("rank 3", "ranks 3-4")
+    assert (spoken_span(np.array([4, 4])), spoken_span(np.array([8, 4]))) == ("4", "4 to 8")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "waited", "named"),
+    [
+        (1.11, 2.0, 0.9, True),
+        (1.09, 2.0, 0.9, False),  # 1.1 times its like
+        (1.2, 19.9, 0.9, True),  # 1% of the step
+        (1.2, 20.1, 0.9, False),
+        (1.5, 2.0, 0.41, True),
+        (1.5, 2.0, 0.39, False),  # others wait for it in 40% of the calls
+    ],
+)
+def test_when_a_rank_is_slow(seconds, step_s, waited, named):
+    work = Work(
+        np.arange(3), np.zeros(3, dtype=np.int64), np.array([1.0, seconds, 1.0]),
+        np.array([0.0, waited, 0.0]),
+    )  # fmt: skip
+    empty = np.zeros(0, dtype=np.int64)
+    nothing = Transfers(empty, empty, empty, np.zeros(0), (), ())
+    suspects = find_suspects(nothing, work, step_s, 1)
+    assert [suspect.ranks for suspect in suspects] == ([(1,)] if named else [])
+    if named:
+        assert suspects[0].factor == pytest.approx(seconds)
+        assert suspects[0].share == pytest.approx((seconds - 1) / step_s)
+    alone = replace(work, like=np.arange(3))
+    assert find_suspects(nothing, alone, step_s, 1) == ()
+
+
+@pytest.mark.parametrize(("window_s", "named"), [(49.0, True), (51.0, False)])
+def test_a_group_that_costs_under_one_percent_has_no_name(window_s, named):
+    """0.5 s of the window."""
+    transfers = Transfers(
+        np.arange(3), np.zeros(3, dtype=np.int64), np.full(3, 8), np.array([1.0, 1.0, 1.5]),
+        ("a", "b", "c"), ((0, 1), (2, 3), (4, 5)),
+    )  # fmt: skip
+    empty = np.zeros(0, dtype=np.int64)
+    no_work = Work(empty, empty, np.zeros(0), np.zeros(0))
+    suspects = find_suspects(transfers, no_work, window_s, 1)
+    assert [suspect.ranks for suspect in suspects] == ([(4, 5)] if named else [])
+    assert len(find_suspects(transfers, no_work, window_s / 2, 2)) == named
