@@ -256,6 +256,13 @@ def test_few_microbatches_say_nothing_of_one():
     assert garbage._on_one_microbatch(pausing(cells, shape=(1, 4, 5, 4))) == 1
 
 
+def test_the_growth_of_pauses_is_the_median_slope():
+    """1, 2, 3, 7 s: slopes 1, 1, 2, 1, 2.5, 4 between two; by 3 x 1.5 over the trace, of 2.5."""
+    excess = np.zeros((1, 2, 4, 1))
+    excess[0, 0, :, 0] = 1, 2, 3, 7
+    assert garbage._growth([excess]) == pytest.approx(3 * 1.5 / 2.5)
+
+
 @pytest.mark.parametrize(("steps", "growth"), [(4, 3 / 2.5), (3, 0.0)])
 def test_pauses_that_grow(steps, growth):
     """1, 2, 3, 4 seconds: by 3 over the trace, 2.5 in the middle; of three steps: nothing."""

@@ -204,7 +204,8 @@ def test_the_summary_of_slack_equals_a_table_of_all_ops(microbatches):
 def noops_of(n_dp, seconds):
     """One variant of a no-op and another op; the no-op takes ``seconds`` [dp] in one step."""
     graph = SimpleNamespace(
-        noop=np.array([True, False]), kind=np.zeros(2), pp=np.zeros(2), n_ops=2, n_variants=1, variant_dps=(np.arange(n_dp),),
+        noop=np.array([True, False]), kind=np.zeros(2), pp=np.zeros(2), n_ops=2, n_variants=1,
+        variant_dps=(np.arange(n_dp),),
         variant_ops=lambda v: slice(0, 2),
     )  # fmt: skip
     block = np.stack([np.asarray(seconds, dtype=float), np.full(n_dp, 9.0)])[:, None, :]

@@ -6,7 +6,9 @@ cosmic-ray's operators do the changes. Chosen are those whose mutants are quiet:
 in place of 0.05 is no hard test of a threshold.
 
 Also left out are places that no test should notice: annotations, decorators (caches, frozen
-dataclasses), ``assert``, the ``strict`` of ``zip``, and texts for people (f-strings).
+dataclasses), ``assert``, the ``strict`` of ``zip``, texts for people (f-strings), seeds, numbers that
+only keep a divisor from being 0, and lines that decide how fast an answer comes, not which. So are
+three files of ``detect`` whose tests start processes and measure them, alone on the machine.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ast
 import difflib
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +32,20 @@ from cosmic_ray.operators.operator import Operator
 #: Packages by name, as folders or files of src/paceline.
 PACKAGES = ("model", "simulate", "graph", "whatif", "diagnose", "detect")
 
+#: Files whose tests are marked ``alone``.
+MEASURED_ALONE = ("validate.py", "launch.py", "join.py")
+
+#: What decides when to compile, and how much to hold at once; a line with one of these, or a whole
+#: function of these names.
+SPEED = re.compile(
+    r"\b(COLD_ABOVE_S|WARM_ABOVE_S|COMPILE_ABOVE_OPS\w*|_WORTH_COMPILING|_SEGMENT_S|_\w*OP_S"
+    r"|_(INTERPRETED|COMPILED|ENDS)_BYTES|rows_bytes|_CHUNK_VALUES|_MAX_CELLS|_MAX_LANES|1 << 22)\b"
+)
+SPEED_FUNCTIONS = ("_worth_compiling", "_cores", "block_lanes")
+
+#: Smaller numbers keep a divisor or a logarithm from 0.
+GUARD = 1e-8
+
 #: From this size on, one more or one less is no change of meaning.
 LARGE = 10
 
@@ -37,7 +54,7 @@ class ScaleNumber(Operator):  # type: ignore[misc]
     """Doubles or halves a float or a large integer; adds or takes 1 from a small integer."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        if is_number(node) and not isinstance(ast.literal_eval(node.value), complex):
+        if is_number(node) and not 0 < ast.literal_eval(node.value) < GUARD:
             yield (node.start_pos, node.end_pos)
             yield (node.start_pos, node.end_pos)
 
@@ -121,7 +138,9 @@ class _Place:
 
 def files(root: Path, package: str) -> list[Path]:
     place = root / "src/paceline" / package
-    return sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    if not place.is_dir():
+        return [place.with_suffix(".py")]
+    return sorted(path for path in place.glob("*.py") if path.name not in MEASURED_ALONE)
 
 
 def sample(root: Path, package: str, size: int, seed: int) -> list[Mutant]:
@@ -135,7 +154,7 @@ def sample(root: Path, package: str, size: int, seed: int) -> list[Mutant]:
 
 def _places(root: Path, path: Path) -> Iterator[_Place]:
     source = path.read_text(encoding="utf-8")
-    quiet = _unnoticed(ast.parse(source))
+    quiet = [*_unnoticed(ast.parse(source)), *_of_speed(source)]
     nodes = list(ast_nodes(get_ast(source)))
     for name, operator in _operators().items():
         spans: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = {}
@@ -153,6 +172,8 @@ def _unnoticed(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]
     nodes: list[ast.AST | None] = []
     for node in ast.walk(tree):
         match node:
+            case ast.FunctionDef(name=name) if name in SPEED_FUNCTIONS:
+                nodes.append(node)
             case ast.FunctionDef():
                 nodes += [node.returns, *node.decorator_list]
             case ast.ClassDef():
@@ -163,7 +184,15 @@ def _unnoticed(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]
                 nodes.append(node)
             case ast.Call(func=ast.Name(id="cast")):
                 nodes.append(node.args[0])
+            case ast.Call(func=ast.Attribute(attr="default_rng" | "manual_seed")):
+                nodes += node.args
     return [_span(node) for node in nodes if node is not None]
+
+
+def _of_speed(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    for number, line in enumerate(source.split("\n"), start=1):
+        if SPEED.search(line):
+            yield (number, 0), (number, len(line))
 
 
 def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
