@@ -84,6 +84,21 @@ def test_a_rank_whose_threads_mix_has_the_longest_period_of_a_communicator():
     assert names.tolist() == np.tile([0, 1, 2], 20).tolist()
 
 
+def test_of_two_communicators_that_with_fewer_periods_is_the_steps():
+    """2 calls repeat 10 times, 3 calls 30 times: the former takes longer."""
+    communicator = np.repeat([0, 1], [20, 90])
+    codes = np.append(np.tile([0, 1], 10), np.tile([2, 3, 4], 30))
+    mixed = np.random.default_rng(0).permutation(110)
+    order = np.argsort(np.argsort(mixed))
+    # calls of one communicator stay in their order
+    communicator = communicator[order]
+    names = np.empty(110, dtype=np.int64)
+    for one in (0, 1):
+        names[communicator == one] = codes[:20] if one == 0 else codes[20:]
+    rows, _, period = _periodic(np.arange(110), names, communicator, 50, {})
+    assert (period.calls, len(rows)) == (2, 20)
+
+
 def times_of(rank, step, duration_s=None):
     rank, step = ints(*rank), ints(*step)
     seconds = np.ones(len(rank)) if duration_s is None else np.array(duration_s)

@@ -177,6 +177,19 @@ def test_the_healthy_level_follows_a_drift_and_no_episode():
     assert low.healthy_s == pytest.approx((1 - 1e-5) ** 100, rel=1e-9)
 
 
+@pytest.mark.parametrize("odd", ["missing", "pause"])
+def test_steps_that_are_no_evidence_do_not_move_the_level(odd):
+    """Neither a missing sample, which repeats the last, nor the five steps behind a pause."""
+    detector = Detector(1)
+    events_of(stream((512, 1.0), (1, 1.05 if odd == "missing" else 5.5)), detector)
+    before = detector.healthy_s
+    more = [np.nan] * 50 if odd == "missing" else [1.05] * 5
+    events_of(np.array(more)[:, None], detector, first=513)
+    assert detector.healthy_s == pytest.approx(before, rel=1e-12)
+    events_of(stream((1, 1.05)), detector, first=600)
+    assert detector.healthy_s == pytest.approx(before * (1 + 1e-5), rel=1e-12)
+
+
 def test_the_first_anchor_is_a_median_that_grows():
     """After 50 steps theirs; every 16 steps that of all so far, until there are 512."""
     detector = Detector(1)

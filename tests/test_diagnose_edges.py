@@ -754,3 +754,18 @@ def test_seven_steps_have_no_odd_ones():
     found = odd(np.where(np.arange(20) < 5, 2.0, 1.0))
     assert found.text.startswith("5 of 20 steps")
     assert not found.text.endswith("...")
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_forwards_and_backwards_make_odd_steps_and_nothing_else(kind):
+    """A fifth step whose forwards (backwards) take 1.5 s instead of 0.5: 2 s of compute, not 1."""
+    block = np.full((3, 8, 1), 0.5)
+    block[kind, 4] = 1.5
+    kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER])
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3))
+    measured = SimpleNamespace(graph=graph, durations=SimpleNamespace(blocks=[block]))
+    found = outside._odd_steps(measured, life(block.sum(axis=(0, 2))), MEAN[8])
+    assert found.evidence["steps"] == [104]
+    block[kind, 4], block[2, 4] = 0.5, 5.0  # an optimizer is no compute
+    life_ = life(block.sum(axis=(0, 2)))
+    assert outside._odd_steps(measured, life_, MEAN[8]) is None

@@ -184,6 +184,19 @@ def test_experts_are_reduced_among_those_that_share_them():
     assert sharded == pytest.approx(2 * dense * 3 / 4 / 100 + 2 * expert / 2 / 100)
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_one_replica_over_two_ranks_still_shares_experts(zero):
+    """dp 1, tp 2: each rank has its own half of the rest, but both have all experts."""
+    expert = place_parameters(MIXED, plan(tp=2))[1]
+    costs = model(MIXED).costs(plan(tp=2, zero=zero))
+    once = {0: (0, 8), 1: (2, 4), 2: (2, 0), 3: (0, 0)}[zero]
+    each = {0: (0, 0), 1: (0, 0), 2: (0, 4), 3: (2, 6)}[zero]
+    assert costs.all_gather_s == pytest.approx(once[0] * expert / 2 / 100)
+    assert costs.reduce_scatter_s == pytest.approx(once[1] * expert / 2 / 100)
+    dp = costs.parts_s[:, PARTS.index("dp"), 0]
+    assert dp == pytest.approx(np.array(each) * expert[0] / 2 / 100)
+
+
 def test_groups_of_ranks():
     model_ = model(MIXED)
     assert model_.groups(plan(tp=2, cp=2, dp=4, ep=4)) == ((8, 2), (4, 4))

@@ -436,3 +436,10 @@ def test_tensor_parallel_ranks_route_a_part_each_and_gather_the_whole():
     for other in (ONE, replace(plan, sequence_parallel=True)):
         names = [w.name for w in layer_work(plain, layer_kind(plain, 0), other).forward]
         assert "experts-out" not in names
+
+
+def test_experts_in_fp8_are_cast_one_by_one():
+    """4 experts with 4 tokens of width 16 each: 6 bytes an element, in two kernels an expert."""
+    ops = layer(MOE, replace(ONE, precision="fp8"))
+    assert ops["expert-up-cast"].bytes == 6 * 4 * 4 * 16
+    assert ops["expert-up-cast"].kernels == ops["expert-up-cast-backward"].kernels == 2 * 4

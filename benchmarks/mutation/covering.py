@@ -1,8 +1,9 @@
 """Which tests run which line: measured once with coverage.py's contexts, then kept in a file.
 
 A mutant is judged by the tests that run its statement, those near it by name and quick ones first.
-A statement that runs at import (a constant, a table) is judged by the tests that run a line naming
-it or any line of its file; one that is only ever compiled, by those of the function around it.
+A statement that runs at import is judged by the tests that run a line naming what it assigns, else
+by those that run any line of its file; one that is only ever compiled, by those of the function
+around it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LEFT_OUT = re.compile(
     r"|cli_(serve|admin|monitor|record|hostile|public))"
 )
 
-#: Tests in files named like a mutant's that are run before all others.
-NEAR_TESTS = 20
+#: Tests in files named like a mutant's that are run before all others; seconds of a quick test.
+NEAR_TESTS, QUICK_S = 20, 0.05
 
 #: path -> line -> ids of the tests that run it.
 Lines = dict[str, dict[int, list[str]]]
@@ -49,21 +50,21 @@ class Tests:
     def judging(self, mutant: Mutant) -> list[str]:
         """Ids of the tests that may notice a mutant, in the order in which to run them.
 
-        First those in files named like the module or its package, quick ones first; then a test
-        of each file in turn, so that a limit of time leaves out no file.
+        First some in files named like the module or its package, then all quick ones, as they test
+        little and test that closely; then a test of each file in turn, so that a limit of time
+        leaves out no file.
         """
         path = Path(mutant.path)
         names = {path.stem, path.parent.name}
+        tests = sorted(self._running(mutant), key=self.seconds.__getitem__)
         files: dict[str, list[str]] = {}
-        for test in sorted(self._running(mutant), key=self.seconds.__getitem__):
+        for test in tests:
             files.setdefault(test.partition("::")[0], []).append(test)
         near = [file for file in files if any(name in file for name in names)]
-        first = sorted(
-            (test for file in near for test in files[file]), key=self.seconds.__getitem__
-        )
-        turns = zip_longest(*files.values())
-        others = [test for turn in turns for test in turn if test]
-        return list(dict.fromkeys([*first[:NEAR_TESTS], *others]))
+        nearby = [test for test in tests if test.partition("::")[0] in near]
+        quick = [test for test in tests if self.seconds[test] < QUICK_S]
+        turns = [test for turn in zip_longest(*files.values()) for test in turn if test]
+        return list(dict.fromkeys([*nearby[:NEAR_TESTS], *quick, *turns]))
 
     def _running(self, mutant: Mutant) -> set[str]:
         tree = ast.parse((self.root / mutant.path).read_text(encoding="utf-8"))
@@ -77,7 +78,7 @@ class Tests:
                 return tests
         # What runs at import counts wherever it is used.
         named = self._naming(around[0]) if isinstance(around[0], _ASSIGNED) else set()
-        return named | self._on(mutant.path, self.lines.get(mutant.path, ()))
+        return named or self._on(mutant.path, self.lines.get(mutant.path, ()))
 
     def _on(self, path: str, lines: Iterable[int]) -> set[str]:
         table = self.lines.get(path, {})
