@@ -13,8 +13,17 @@ from paceline.detect.bocd import Bocd
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
 from paceline.detect.job import job_events
-from paceline.detect.period import _damage, _near_diagonal, _without_head, find_period
+from paceline.detect.period import (
+    _candidates,
+    _damage,
+    _lag_edits,
+    _near,
+    _near_diagonal,
+    _without_head,
+    find_period,
+)
 from paceline.detect.step_starts import (
+    _agreement,
     _between,
     _first_whole,
     _phase,
@@ -604,3 +613,186 @@ def test_a_group_that_costs_under_one_percent_has_no_name(window_s, named):
     suspects = find_suspects(transfers, no_work, window_s, 1)
     assert [suspect.ranks for suspect in suspects] == ([(4, 5)] if named else [])
     assert len(find_suspects(transfers, no_work, window_s / 2, 2)) == named
+
+
+# Windows: more than half of a window's steps must be slow.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "step"),
+    [
+        ([1.3, 1.3, 1.3], 302),
+        ([1.3, 1.0, 1.3, 1.0, 1.3], 304),  # three of five
+        ([1.3, 1.3, 1.0, 1.0, 1.3], 304),
+        ([1.3, 1.3, 1.0, 1.0, 1.0, 1.3], None),  # two of five, three of seven
+        ([1.3, 1.0, 1.0] * 100, None),  # a third of any window
+        ([1.0, 1.3, 1.3, 1.0, 1.0, 1.3, 1.3], 305),  # three of the last five
+        ([1.3, 1.3, 1.0, 1.0, 1.0, 1.3, 1.3], 306),  # four of seven
+    ],
+)
+def test_more_than_half_of_a_window_is_slow(pattern, step):
+    x = np.concatenate([np.ones(300), pattern, np.ones(20)])[:, None]
+    events = events_of(x)
+    assert [e.step for e in events if e.kind == "onset"] == ([] if step is None else [step])
+
+
+@pytest.mark.parametrize(
+    ("before", "since"),
+    [
+        ([], 300),
+        ([4.0, 1.0, 1.0, 1.0], 304),  # one slow step before does not begin it
+        ([1.3, 1.0, 1.0, 1.0], 304),
+        ([1.3, 1.3, 1.0], 300),  # two slow steps do, beside one healthy
+    ],
+)
+def test_where_an_episode_began(before, since):
+    x = np.concatenate([np.ones(300), before, np.full(30, 1.3)])[:, None]
+    onset = next(e for e in events_of(x) if e.kind == "onset")
+    assert onset.since_step == since
+
+
+def test_an_onset_counts_the_seconds_since_its_begin():
+    """1.3, 1.3, 1.0, 1.3: sure with the fourth; its factor is their median's."""
+    x = np.concatenate([np.ones(300), [1.3, 1.3, 1.0, 1.3]])[:, None]
+    [found] = events_of(x)
+    assert found.factor == pytest.approx(1.3, rel=1e-4)
+    assert found.lost_s == pytest.approx(3 * 0.3, rel=1e-3)
+
+
+def test_samples_that_agree_stand_for_missing_ones():
+    """Three slow samples in a row with gaps of two: a missing one then counts as the last."""
+    slow = np.full(30, np.nan)
+    slow[::3] = 1.3
+    x = np.concatenate([np.ones(300), slow])[:, None]
+    found = [e for e in events_of(x) if e.kind == "onset"]
+    assert len(found) == 1
+    # samples at 300, 303, 306; from then on missing ones count: 303, 306 and 307 are three of five
+    assert found[0].step == 307
+    assert found[0].factor == pytest.approx(1.3, rel=1e-3)
+
+
+def test_a_sample_that_disagrees_starts_anew():
+    slow = np.full(12, np.nan)
+    slow[[0, 3, 6, 9]] = 1.3, 1.3, 1.0, 1.3
+    x = np.concatenate([np.ones(300), slow, np.ones(20)])[:, None]
+    assert [e for e in events_of(x) if e.kind == "onset"] == []
+
+
+def test_in_an_episode_missing_steps_cost_nothing():
+    whole = stream((200, 1.0), (100, 1.3), (30, 1.0))
+    gaps = whole.copy()
+    gaps[250:255] = np.nan
+    lost = [events_of(x)[-1].lost_s for x in (whole, gaps)]
+    assert lost[1] == pytest.approx(lost[0] - 5 * 0.3, rel=1e-4)
+
+
+def test_a_second_episode_has_its_own_losses():
+    x = stream((200, 1.0), (50, 1.3), (100, 1.0), (80, 1.5), (30, 1.0))
+    events = events_of(x)
+    assert [event.kind for event in events] == ["onset", "relief"] * 2
+    assert [event.since_step for event in events] == [200, 250, 350, 430]
+    assert events[1].lost_s == pytest.approx(50 * 0.3, rel=1e-3)
+    assert events[3].lost_s == pytest.approx(80 * 0.5, rel=1e-3)
+    assert events[3].factor == pytest.approx(1 + 80 * 0.5 / 87, rel=1e-3)
+
+
+def test_ranks_are_judged_each_on_its_own():
+    """Rank 0 is slow from 200 on, rank 2 from 300 on, by other factors; rank 1 never."""
+    x = np.ones((400, 3)) * [1.0, 2.0, 4.0]
+    x[200:, 0] *= 1.3
+    x[300:, 2] *= 1.5
+    events = events_of(x)
+    assert [(e.rank, e.step, e.since_step) for e in events] == [(0, 202, 200), (2, 302, 300)]
+    assert [e.factor for e in events] == pytest.approx([1.3, 1.5], rel=1e-4)
+    assert [e.healthy_s for e in events] == pytest.approx([1.0, 4.0], rel=1e-4)
+    assert events[1].lost_s == pytest.approx(3 * 2.0, rel=1e-3)
+
+
+# Agreement around a call, by a plain table.
+
+
+def agreement(names, template):
+    """Share of the calls around each that are as around the begin of a step.
+
+    The calls next to it count 0.85^0.5, those behind them 0.85 of that, up to 32 on either side
+    or half a step.
+    """
+    calls, n = len(template), len(names)
+    reach = min(calls // 2, 32)
+    table = np.zeros(n)
+    for place in range(n):
+        agree = weight = after = 0.0
+        for offset in range(-reach, reach):
+            if not 0 <= place + offset < n:
+                continue
+            counts = 0.85 ** abs(offset + 0.5)
+            weight += counts
+            if names[place + offset] == template[offset % calls]:
+                agree += counts
+                after += counts * (offset >= 0)
+        share = agree / weight
+        first = names[place] == template[0]
+        at_an_end = place < min(reach, 8) or place >= n - min(reach, 8)
+        if at_an_end and not first:
+            share = 0.0
+        if not first and after < 0.2 * agree:
+            share = 0.0
+        table[place] = share + 0.1 * first
+    return table
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("calls", [4, 9, 30, 80])
+def test_agreement_equals_a_plain_table(seed, calls):
+    rng = np.random.default_rng(seed)
+    template = rng.integers(0, 5, calls)
+    names = np.tile(template, 4)
+    damaged = rng.random(len(names)) < 0.1
+    names[damaged] = rng.integers(0, 5, damaged.sum())
+    names = np.delete(names, rng.integers(0, len(names), 3))
+    assert _agreement(names, template) == pytest.approx(agreement(names, template))
+
+
+def test_begins_are_found_in_a_damaged_log():
+    """Of a step of 12 calls: one call missing, one extra, an evaluation of 30 others between."""
+    step = np.array([0, 1, 1, 2, 3, 1, 1, 4, 5, 1, 6, 6])
+    names = np.tile(step, 10)
+    begins = np.arange(0, 120, 12)
+    pieces = [names[:29], names[30:67], [9], names[67:84], np.full(30, 8), names[84:]]
+    damaged = np.concatenate(pieces)
+    shift = np.array([0, 0, 0, -1, -1, -1, 0, 30, 30, 30])
+    time_s = np.arange(len(damaged), dtype=float)
+    time_s += np.cumsum(np.isin(np.arange(len(damaged)), begins + shift)) * 5.0
+    found = starts_of_steps(damaged, time_s, 12, None)
+    assert found.tolist() == time_s[begins + shift].tolist()
+
+
+def test_candidates_are_the_best_lag_and_its_parts():
+    """Lags 1 to 40; the best is 24: its halves, thirds ... within 8 calls or half of a lag."""
+    lags = np.arange(1, 41)
+    rate = np.full(40, 0.5)
+    rate[23] = 0.01
+    rate[[11, 12]] = 0.04, 0.09
+    chosen = _candidates(lags, rate).tolist()
+    assert 24 in chosen
+    assert 12 in chosen
+    assert 13 not in chosen  # over twice the rate of the best near it
+    assert set(chosen) <= set(range(1, 33))
+    assert np.flatnonzero(_near(lags, 24.0)).tolist() == list(range(15, 32))
+    assert lags[_near(lags, 6.0)].tolist() == [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_edits_between_a_sequence_and_itself_later(seed):
+    """Beside the whole table of distances; infinite for lags at which most calls differ."""
+    rng = np.random.default_rng(seed)
+    x = np.tile(rng.integers(0, 4, 10), 6)
+    x[rng.integers(0, 60, 2)] = 7
+    lags = np.arange(1, 31)
+    found = _lag_edits(x, lags)
+    best = found.min()
+    for lag in (10, 20, 30):
+        distance = edits(x[:-lag], x[lag:])
+        if distance <= 4 * best:
+            assert found[lag - 1] == distance
+    assert np.isinf(found[:3]).all()
