@@ -36,7 +36,7 @@ def log_of(rows, ops=("AllReduce", "Send", "Recv"), communicators=("a", "b")):
 def sequence(rank, calls, repetitions=10, apart_s=1.0):
     n = calls * repetitions
     names = np.tile(np.arange(calls), repetitions)
-    return rank, names, apart_s * np.arange(n), Period(calls, 1.0, float(repetitions))
+    return rank, names, 1e6 + apart_s * np.arange(n), Period(calls, 1.0, float(repetitions))
 
 
 @pytest.mark.parametrize(

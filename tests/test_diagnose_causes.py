@@ -13,6 +13,7 @@ from paceline.diagnose import diagnosis, microbatches
 from paceline.diagnose.diagnosis import MIN_OF_STEP, _Judge, _resamples, _worth_it
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.groups import group_causes
+from paceline.diagnose.levels import REPLICAS
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.remove import Effect, without
@@ -99,6 +100,16 @@ def test_a_slow_link(factor, named):
         assert candidate.text.endswith(f"of dp 2 is {factor:.1f}x slow")
         assert not candidate.ambiguous
         assert job.healed(candidate) == pytest.approx(job.sound.array)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_one_slow_side_makes_a_slow_link(side):
+    """Sends that take 3 times as long as usual while the recvs do not, or the other way round."""
+    job = Job()
+    job.array[job.link(1)[side::2], :, 2] *= 3.0
+    candidate = job.links()
+    assert candidate.where == {"link": [[2, 1], [2, 2]]}
+    assert candidate.evidence["median_over_usual"] == pytest.approx(3.0)
 
 
 def test_two_slow_links_the_slower_first():
@@ -284,6 +295,17 @@ def test_two_workers_the_slower_first():
     assert candidate.where["workers"] == [[1, 0], [2, 1]]
     assert candidate.evidence["factors"] == pytest.approx([1.5, 1.3])
     assert candidate.evidence["pattern"] == "several workers"
+
+
+@pytest.mark.parametrize(("slow", "mostly"), [(2, False), (3, True)])
+def test_most_replicas_are_more_than_half(slow, mostly):
+    """Of 4; slow by 30% on every stage."""
+    job = Job()
+    job.array[job.ops(FORWARD, BACKWARD), :, :slow] *= 1.3
+    assert (REPLICAS in job.fit.mostly_slow) == mostly
+    candidate = job.workers()
+    assert {dp for dp, _ in candidate.where["workers"]} == set(range(slow))
+    assert candidate.alternative == ("sequence-length" if mostly else "")
 
 
 # Stages.

@@ -211,7 +211,11 @@ def test_modules_for_more_tokens_are_of_the_last_layers_kind():
     assert mtp.parameters - plain.parameters == 2 * (layer + 2 * 4 * 4 + 3 * 8)
     assert mtp.parameters - mtp.active_parameters == (2 + 2) * 3 * 24
     # the last of two layers is dense here: nothing idles in the modules
-    dense_end = llm(layers=3, bias=False, moe=dataclasses.replace(moe, every=2), mtp_layers=2)
+    every_other = dataclasses.replace(moe, every=2)
+    dense_end = llm(layers=3, bias=False, moe=every_other, mtp_layers=2)
+    without = llm(layers=3, bias=False, moe=every_other)
+    dense_layer = 4 * 16 + 2 * 4 * 16 + 2 * 8
+    assert dense_end.parameters - without.parameters == 2 * (dense_layer + 2 * 4 * 4 + 3 * 8)
     assert dense_end.parameters - dense_end.active_parameters == 1 * 3 * 24
 
 

@@ -48,7 +48,11 @@ def test_what_a_grid_is(places, grid, on):
 
 @pytest.mark.parametrize(
     ("grid", "typical", "said"),
-    [(0.01, 19, True), (0.01, 21, False), (1e-5, 19, True), (1e-5, 21, False), (1.0, 3, True)],
+    [
+        *[(grid, 19, True) for grid in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)],
+        *[(grid, 21, False) for grid in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)],
+        (1e-6, 3, False),  # finer than clocks are rounded to
+    ],
 )
 def test_a_grid_of_five_percent_of_a_compute_is_coarse(grid, typical, said):
     values = (typical + np.array([-1.0, 0.0, 0.0, 1.0])) * grid
