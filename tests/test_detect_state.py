@@ -84,3 +84,54 @@ def test_texts():
             take("b")
     with pytest.raises(StateError, match="s: a must be an array"):
         reader.array("a", ArrayField("<f8", (1,)), {})
+
+
+@pytest.mark.parametrize(("value", "good"), [(3, True), (9, True), (2, False), (10, False)])
+def test_whole_numbers_between_bounds(value, good):
+    reader = StateReader({"schema": "s", "version": 1, "a": value}, "s", 1, ("a",))
+    if good:
+        assert reader.whole("a", 3, 9) == value
+        return
+    with pytest.raises(StateError, match="s: a must be a whole number >= 3"):
+        reader.whole("a", 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [(1, True), (-0.5, True), (1e300, False), (float("nan"), False), (True, False), ("1", False)],
+)
+def test_finite_numbers(value, good):
+    reader = StateReader({"schema": "s", "version": 1, "a": value}, "s", 1, ("a",))
+    if good:
+        assert reader.number("a") == value
+        return
+    with pytest.raises(StateError, match="s: a must be a finite number"):
+        reader.number("a")
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "good"),
+    [
+        ([0.0, 2.0], ArrayField("<f8", (2,), least=0.0, most=2.0), True),
+        ([-0.1, 2.0], ArrayField("<f8", (2,), least=0.0, most=2.0), False),
+        ([0.0, 2.1], ArrayField("<f8", (2,), least=0.0, most=2.0), False),
+        ([0.0, np.nan], ArrayField("<f8", (2,)), False),
+        ([0.0, np.nan], ArrayField("<f8", (2,), nan=True), True),
+        ([0.0, np.inf], ArrayField("<f8", (2,)), False),
+        ([0.0, np.inf], ArrayField("<f8", (2,), inf=True), True),
+        ([0.0, np.inf], ArrayField("<f8", (2,), inf=True, most=9.0), False),
+        ([0.0, 1.0], ArrayField("<f8", (3,)), False),
+        ([0.0, 1.0], ArrayField("<f8", ("n",)), True),
+        ([0.0, 1.0], ArrayField("<f4", (2,)), False),
+    ],
+)
+def test_arrays_within_bounds(values, field, good):
+    array = np.array(values)
+    reader = StateReader({"schema": "s", "version": 1, "a": array}, "s", 1, ("a",))
+    if not good:
+        with pytest.raises(StateError, match="s: a "):
+            reader.array("a", field, {"n": 2})
+        return
+    copy = reader.array("a", field, {"n": 2})
+    assert np.array_equal(copy, array, equal_nan=True)
+    assert copy is not array

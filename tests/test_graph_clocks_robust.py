@@ -169,3 +169,11 @@ def test_with_collectives_only_a_small_skew_stays_and_is_said():
     assert measured.clocks.doubt_s > 0.004
     (warning,) = [w for w in measured.warnings if "look alike" in w]
     assert "not corrected" in warning
+
+
+def test_two_replicas_show_their_offset_by_collectives_alone():
+    """8 ms apart: 4 ms ahead and behind; that they are clocks two members cannot tell."""
+    rows = make_rows(replace(EVEN, pp=1, microbatches=(4, 4), steps=4))
+    clocks = from_trace(trace_of(shifted(rows, {(1, 0): 0.008}))).clocks
+    np.testing.assert_allclose(clocks.offset_s, [[-0.004], [0.004]], atol=1e-4)
+    assert clocks.std_s == pytest.approx(0.004, rel=0.02)

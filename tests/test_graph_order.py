@@ -65,3 +65,29 @@ def test_no_row_is_handed_out_while_it_is_needed(seed):
             assert [holder[slot[d]] for d in before] == before.tolist()
             holder[slot[op]] = op
         assert [holder[slot[op]] for op in members] == members.tolist()
+
+
+def chain_of(n, per_node=1):
+    """Ops one after another, ``per_node`` of them in each node, which wait for the node before."""
+    node_ptr = np.arange(0, n + 1, per_node)
+    deps = [list(range(op // per_node * per_node - per_node, op // per_node * per_node))
+            if op >= per_node else [] for op in range(n)]  # fmt: skip
+    dep_ptr = np.append(0, np.cumsum([len(before) for before in deps]))
+    dep = np.array([op for before in deps for op in before], dtype=np.int64)
+    return np.arange(n), node_ptr, dep_ptr, dep
+
+
+@pytest.mark.parametrize(("per_node", "rows"), [(1, 2), (3, 6)])
+def test_rows_are_handed_back(per_node, rows):
+    """Of a long chain those of two nodes: the one that runs, and the one that it reads."""
+    slot, n_rows = slots(*chain_of(120, per_node))
+    assert n_rows == rows
+    assert set(slot.tolist()) == set(range(rows))
+
+
+def test_an_op_that_nothing_reads_keeps_no_row():
+    """One op that all others follow, which nothing follows."""
+    dep_ptr = np.append([0, 0], np.arange(1, 50))
+    slot, n_rows = slots(np.arange(50), np.arange(51), dep_ptr, np.zeros(49, dtype=np.int64))
+    assert n_rows == 2
+    assert (slot[1:] == 1).all()

@@ -247,3 +247,116 @@ def test_hostile_files(written, text, said):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"no\.yaml cannot be read: No such file"):
         load_cluster(tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "measure", "number"),
+    [
+        ("1 kB", "bytes", 1e3), ("1 MB", "bytes", 1e6), ("1 TB", "bytes", 1e12),
+        ("1 PB", "bytes", 1e15), ("1 KiB", "bytes", 2**10), ("1 MiB", "bytes", 2**20),
+        ("1 TiB", "bytes", 2**40), ("3 bytes", "bytes", 3), ("8 bit/s", "byte/s", 1),
+        ("1 Gbps", "byte/s", 125e6), ("1 GiB/s", "byte/s", 2**30), ("2 h", "seconds", 7200),
+        ("2 min", "seconds", 120), ("2 s", "seconds", 2), ("2 ms", "seconds", 2e-3),
+        ("2 ns", "seconds", 2e-9), ("2 µs", "seconds", 2e-6), ("2 GFLOPS", "FLOP/s", 2e9),
+        ("2 $/h", "dollars", 2), ("2 USD", "dollars", 2), ("2 k", "tokens", 2e3),
+        ("2 K", "tokens", 2e3), ("2 M", "tokens", 2e6), ("2 B", "tokens", 2e9),
+        ("2 million", "tokens", 2e6), ("2 billion", "tokens", 2e9),
+        ("2 trillion", "tokens", 2e12), ("2 tokens", "tokens", 2), ("1_000", "tokens", 1e3),
+        ("-3", "", -3), (".5", "", 0.5),
+    ],
+)  # fmt: skip
+def test_every_unit(text, measure, number):
+    assert parse_quantity(text, measure) == pytest.approx(number, rel=1e-15)
+
+
+def test_a_long_text_is_no_number():
+    assert parse_quantity("1" * 57 + " B", "bytes") == pytest.approx(1.1111e56, rel=1e-3)
+    with pytest.raises(ModelError, match="must be a number"):
+        parse_quantity("1" * 60 + " B", "bytes")
+
+
+def test_numbers_without_units_refuse_them():
+    with pytest.raises(ModelError, match=r"'s' is unexpected: it has no unit; write e\.g\. 0\.85"):
+        parse_quantity("3 s", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "measure", "text"),
+    [
+        (1.0, "bytes", "1 B"),
+        (999.0, "bytes", "999 B"),
+        (1000.0, "bytes", "1 kB"),
+        (1e18, "bytes", 1e18),  # beyond the prefixes
+        (0.0, "seconds", 0.0),
+        (90.0, "seconds", "90 s"),
+    ],
+)
+def test_texts_have_one_to_three_digits_before_the_point(number, measure, text):
+    assert format_quantity(number, measure) == text
+
+
+def test_nodes_that_gpus_take():
+    a100 = cluster_preset("a100")
+    assert [a100.nodes(gpus) for gpus in (1, 8, 9, 16)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": " "}, "the cluster's name must be a text"),
+        ({"gpu": None}, "the cluster's gpu must be a Gpu, not None"),
+        ({"node": 8}, "the cluster's node must be a Node, not 8"),
+        ({"price_per_gpu_hour": -1.0}, "price_per_gpu_hour must be a number >= 0"),
+    ],
+)
+def test_a_cluster_checks_its_parts(change, said):
+    with pytest.raises(ModelError, match=said):
+        replace(cluster_preset("a100"), **change)
+    assert replace(cluster_preset("a100"), price_per_gpu_hour=0.0).price_per_gpu_hour == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sms": 0}, {"sms": True}, {"sms": 1.0}, {"memory_bytes": 0.0}, {"memory_bandwidth": -1.0},
+        {"memory_bytes": float("inf")}, {"name": ""}, {"peak_flops": {}}, {"peak_flops": 1.0},
+        {"peak_flops": {"bf16": 0.0}}, {"memory_bytes": True},
+    ],
+)  # fmt: skip
+def test_a_gpu_checks_its_numbers(change):
+    with pytest.raises(ModelError, match=f"the GPU's {next(iter(change))}"):
+        replace(cluster_preset("a100").gpu, **change)
+
+
+def test_zero_latency_and_no_oversubscription_are_allowed():
+    assert Node(gpus=1, bandwidth=1.0, latency_s=0.0).gpus == 1
+    network = Network(nics=2, nic_bandwidth=10.0, latency_s=0.0, oversubscription=1.0)
+    assert network.node_bandwidth == 20
+    assert replace(network, oversubscription=4.0).node_bandwidth == 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "good"),
+    [
+        ("gemm", 1.0, True), ("gemm", 1.01, False), ("gemm", 0.0, False), ("gemm", -0.1, False),
+        ("gemm", True, False), ("gemm", "1", False), ("overlap", 0.0, True),
+        ("overlap", 1.5, False), ("launch_s", 0.0, True), ("launch_s", 5.0, True),
+        ("launch_s", float("inf"), False), ("compute", 2.0, True), ("compute", 0.0, False),
+    ],
+)  # fmt: skip
+def test_shares_of_peaks_have_bounds(field, value, good):
+    if good:
+        assert getattr(Efficiency(**{field: value}), field) == value
+        return
+    with pytest.raises(ModelError, match=f"the efficiency's {field} must be"):
+        Efficiency(**{field: value})
+
+
+@pytest.mark.parametrize(("gpus", "nics"), [(16, 16), (2, 2), (1, 1)])
+def test_adapters_change_with_the_node(gpus, nics):
+    assert cluster_preset("h100", gpus_per_node=gpus).network.nics == nics
+
+
+def test_a_node_with_fewer_adapters_than_gpus_keeps_one():
+    assert cluster_preset("a100-80g-4nic", gpus_per_node=1).network.nics == 1
+    assert cluster_preset("a100-80g-4nic", gpus_per_node=8).network.nics == 4

@@ -221,3 +221,83 @@ def test_a_missing_file_is_named(tmp_path):
         from_hf(tmp_path)
     with pytest.raises(ModelError, match="cannot read"):
         from_hf("a\0b")
+
+
+def without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "field", "value"),
+    [
+        # defaults of the transformers classes
+        (GPT2, {}, "tied", True),
+        (GPT2, {"tie_word_embeddings": False}, "tied", False),
+        (GPT2, {"n_inner": 100}, "ffn", 100),
+        (GPT2, {"n_inner": None}, "ffn", 4 * 768),
+        (GPT2, {}, "max_positions", 1024),
+        (OPT_6_7B, {}, "tied", True),
+        (OPT_6_7B, {}, "bias", True),
+        (OPT_6_7B, {"enable_bias": False}, "bias", False),
+        (OPT_6_7B, {}, "max_positions", 2050),
+        (NEOX_20B, {"tie_word_embeddings": None}, "tied", False),
+        (LLAMA31_405B, {"tie_word_embeddings": None}, "tied", False),
+        (LLAMA31_405B, {"num_key_value_heads": None}, "kv_heads", 128),
+        (LLAMA31_405B, {"attention_bias": True, "mlp_bias": True}, "bias", True),
+        (LLAMA31_405B, {"attention_bias": None, "mlp_bias": None}, "bias", False),
+        (LLAMA31_405B, {"rope_scaling": None}, "seq_len", 131072),
+        (
+            LLAMA31_405B,
+            {"rope_scaling": None, "rope_parameters": {"original_max_position_embeddings": 77}},
+            "seq_len",
+            77,
+        ),
+        (LLAMA31_405B, {"head_dim": 64}, "head_dim", 64),
+        (MISTRAL_7B, {"sliding_window": 0}, "window", None),
+        (QWEN2_7B, {}, "qkv_bias", True),
+        (QWEN2_7B, {}, "bias", False),
+        (QWEN3_8B, {}, "qk_norm", True),
+        (DEEPSEEK_V2_LITE, {}, "mtp_layers", 0),
+        (GPT_OSS_20B, {"layer_types": None}, "window_every", 2),
+        (GPT_OSS_20B, {"tie_word_embeddings": None}, "tied", False),
+        (GEMMA_2B, {}, "tied", True),
+        (GEMMA_2B, {"tie_word_embeddings": False}, "tied", False),
+    ],
+)
+def test_fields_and_their_defaults(config, change, field, value):
+    assert getattr(from_hf(config | change), field) == value
+
+
+def test_which_layers_of_a_config_are_mixtures():
+    assert from_hf(QWEN3_30B | {"decoder_sparse_step": 2}).moe.every == 2
+    assert from_hf(without(QWEN3_30B, "decoder_sparse_step")).moe.every == 1
+    lite = from_hf(DEEPSEEK_V2_LITE)
+    assert (lite.moe.dense_layers, lite.moe.shared_experts, lite.latent.q_rank) == (1, 2, None)
+    assert from_hf(without(DEEPSEEK_V3, "moe_layer_freq")).moe.every == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention is not modelled"),
+        (OPT_6_7B | {"do_layer_norm_before": False}, "do_layer_norm_before false is not"),
+        (OPT_6_7B | {"layer_norm_elementwise_affine": False}, "elementwise_affine false is not"),
+        (NEOX_20B | {"attention_bias": False}, "attention_bias false is not modelled"),
+        (QWEN3_8B | {"use_sliding_window": True}, "use_sliding_window true is not modelled"),
+        (GPT_OSS_20B | {"attention_bias": False}, "attention_bias false is not modelled"),
+        (GPT2 | {"n_layer": True}, "n_layer must be a whole number, not True"),
+        (GPT2 | {"n_layer": -1}, "n_layer must be a whole number, not -1"),
+        (without(QWEN2_7B, "num_key_value_heads"), "it lacks num_key_value_heads"),
+        (without(GPT_OSS_20B, "sliding_window"), "it lacks sliding_window"),
+    ],
+)
+def test_more_that_is_not_modelled(config, words):
+    with pytest.raises(ModelError, match=words):
+        from_hf(config)
+
+
+def test_long_names_are_cut():
+    assert from_hf(GPT2, name="x" * 100).name == "x" * 60
+    assert from_hf(GPT2, name="org/own/").name == "own"
+    assert from_hf(GPT2, name="\x00").name == "model"
+    assert from_hf({**GPT2, "architectures": 3}).name == "gpt2"

@@ -160,3 +160,160 @@ def test_options_that_contradict_each_other():
 def test_a_sequence_length_among_the_options():
     job = job_from_options(model="gpt3-175b", gpu="a100", seq_len=4096)
     assert (job.llm.seq_len, job.llm.max_positions) == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        # a width changed: the head and the MLP follow; heads changed: keys and values, too
+        ("hidden: 6144, heads: 96", {"head_dim": 64, "ffn": 24576, "kv_heads": 96}),
+        ("heads: 48", {"head_dim": 256, "ffn": 49152, "kv_heads": 48}),
+        ("hidden: 6144, ffn: 99", {"head_dim": 64, "ffn": 99, "kv_heads": 96}),
+        ("seq_len: 4096", {"max_positions": 4096}),
+        ("seq_len: 1024", {"max_positions": 2048}),
+        ("seq_len: 1e3", {"seq_len": 1000, "max_positions": 2048}),
+        ("layers: 3", {"ffn": 49152, "head_dim": 128}),
+    ],
+)
+def test_sizes_that_follow_from_others(written, change, expected):
+    llm = load_job(written(JOB.replace("gpt3-175b", f"{{preset: gpt3-175b, {change}}}"))).llm
+    assert {field: getattr(llm, field) for field in expected} == expected
+
+
+def test_sizes_that_never_followed_stay(written):
+    changed = "{preset: llama3-8b, hidden: 8192, heads: 64}"
+    llm = load_job(written(JOB.replace("gpt3-175b", changed))).llm
+    assert (llm.kv_heads, llm.ffn, llm.head_dim) == (8, 14336, 128)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "degrees", "words"),
+    [
+        (100, {"tp": 8}, "100 GPUs are no multiple of tp 8 x pp 1 = 8; 96 or 104 GPUs would be"),
+        (10, {"tp": 2, "cp": 4}, "of tp 2 x pp 1 x cp 4 = 8; 8 or 16 GPUs would be"),
+        (0, {}, "gpus must be a whole number >= 1, not 0"),
+        (8, {"tp": True}, "tp must be a whole number >= 1, not True"),
+        (8, {"pp": 0}, "pp must be a whole number >= 1, not 0"),
+        (8, {"cp": 1.0}, "cp must be a whole number >= 1, not 1.0"),
+    ],
+)
+def test_gpus_that_do_not_divide(gpus, degrees, words):
+    with pytest.raises(PlanError, match=words):
+        derive_dp(gpus, **degrees)
+    assert derive_dp(8, tp=2, pp=2, cp=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu": "a100", "cluster": "x.yaml"}, "either a GPU .* or a cluster file"),
+        ({}, "either a GPU .* or a cluster file"),
+        ({"cluster": cluster_preset("a100"), "gpus_per_node": 4}, "its own GPUs per node"),
+        ({"gpu": "a100", "tensor": 2}, "no field 'tensor'"),
+        ({"gpu": "a100", "micro_bach": 2}, "did you mean micro_batch"),
+        ({"gpu": "a100", "tp": 2}, "the plan lacks global_batch"),
+        ({"gpu": "a100", "tokens": 0.0}, "tokens must be above 0, not 0"),
+        ({"gpu": "a100", "tokens": float("inf")}, "tokens must be above 0, not inf"),
+    ],
+)
+def test_options_that_do_not_fit(options, words):
+    with pytest.raises(ModelError, match=words):
+        job_from_options(model="llama3-8b", **options)
+
+
+def test_options_of_the_machines_and_the_sequence():
+    job = job_from_options(model="llama3-8b", gpu="a100", gpus_per_node=4, seq_len=1024)
+    assert (job.cluster.node.gpus, job.llm.seq_len, job.plan) == (4, 1024, None)
+    priced = job_from_options(
+        model=job.llm, cluster=job.cluster, price_per_gpu_hour=1.5, gpus=8, global_batch=8, tp=2
+    )
+    assert (priced.cluster.price_per_gpu_hour, priced.cluster.price_source) == (1.5, "given")
+    assert (priced.plan.dp, priced.gpus) == (4, 8)
+    assert job_from_options(model="llama3-8b", gpu="a100", global_batch=8, dp=2).gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value"),
+    [
+        ("global_batch: 1536", "global_batch: 1536.0", "global_batch", 1536),
+        ("global_batch: 1536", "global_batch: 1536, bucket_bytes: 40 MB", "bucket_bytes", 40e6),
+        ("global_batch: 1536", "global_batch: 1536, bucket_bytes: null", "bucket_bytes", None),
+        (
+            "global_batch: 1536",
+            "global_batch: 1536, layers_per_stage: [12, 12, 12, 12, 12, 12, 12, 12]",
+            "layers_per_stage",
+            (12,) * 8,
+        ),
+    ],
+)
+def test_values_of_a_plan(written, old, new, field, value):
+    assert getattr(load_job(written(JOB.replace(old, new))).plan, field) == value
+
+
+@pytest.mark.parametrize(("depth", "good"), [(10, True), (11, False)])
+def test_values_nest_ten_deep(written, depth, good):
+    from paceline.model.marked_yaml import read_marked
+
+    section = read_marked(written("a: " + "[" * depth + "1" + "]" * depth))
+    if good:
+        assert str(section.plain("a")).count("[") == depth
+        return
+    with pytest.raises(ModelError, match="too many or too deeply nested"):
+        section.plain("a")
+
+
+@pytest.mark.parametrize(("values", "good"), [(9_999, True), (10_000, False)])
+def test_a_value_holds_ten_thousand_at_most(written, values, good):
+    """The list itself is one of them."""
+    from paceline.model.marked_yaml import read_marked
+
+    section = read_marked(written(f"a: [{', '.join(['1'] * values)}]"))
+    if good:
+        assert len(section.plain("a")) == values
+        return
+    with pytest.raises(ModelError, match="too many or too deeply nested"):
+        section.plain("a")
+
+
+def test_files_have_a_mebibyte_at_most(written):
+    from paceline.model.marked_yaml import read_marked
+
+    fits = "a: 1 #" + "x" * ((1 << 20) - 6)
+    assert read_marked(written(fits)).whole("a") == 1
+    with pytest.raises(ModelError, match="too long for a description"):
+        read_marked(written(fits + "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("300e9", 300e9), ("'300e9'", "300e9"), ("1e999", "1e999"), ("3e", "3e"), ("-2E3", -2000.0)],
+)
+def test_numbers_as_people_write_them(written, text, value):
+    from paceline.model.marked_yaml import read_marked
+
+    assert read_marked(written(f"a: {text}")).plain("a") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "good"), [("3", True), ("3.0", True), ("2", False), ("3.5", False), ("true", False)]
+)
+def test_whole_numbers_from_three_on(written, text, good):
+    from paceline.model.marked_yaml import read_marked
+
+    section = read_marked(written(f"\na: {text}"))
+    if good:
+        assert section.whole("a", 3) == 3
+        return
+    with pytest.raises(ModelError, match=r"line 2: a: must be a whole number >= 3"):
+        section.whole("a", 3)
+
+
+def test_a_date_is_neither_number_nor_text(written):
+    from paceline.model.marked_yaml import read_marked
+
+    with pytest.raises(ModelError, match="must be a number or a text"):
+        read_marked(written("a: 2026-01-01")).plain("a")
+    with pytest.raises(ModelError, match="a list"):
+        read_marked(written("a: [1]")).whole("a")
+    with pytest.raises(ModelError, match="a mapping"):
+        read_marked(written("a: {b: 1}")).whole("a")

@@ -169,3 +169,130 @@ def test_bad_mixtures_are_refused(fields, words):
 def test_a_bad_latent_attention_is_refused():
     with pytest.raises(ModelError, match="the latent attention: kv_rank must be"):
         LatentAttention(q_rank=None, kv_rank=0, nope_dim=2, rope_dim=1, value_dim=4)
+
+
+@pytest.mark.parametrize(
+    ("dense", "every", "mixtures"),
+    [(0, 1, [0, 1, 2, 3, 4, 5, 6]), (0, 3, [2, 5]), (2, 3, [4]), (1, 3, [3, 6]), (6, 1, [6])],
+)
+def test_which_layers_are_mixtures(dense, every, mixtures):
+    mixed = llm(layers=7, moe=MoE(experts=2, top_k=1, ffn=3, dense_layers=dense, every=every))
+    assert [i for i in range(7) if mixed.is_moe_layer(i)] == mixtures
+    assert mixed.moe_layers == len(mixtures)
+    assert not any(llm().is_moe_layer(i) for i in range(2))
+
+
+def test_biases_of_experts_and_their_router():
+    """Up and down of 3, with biases of 3 and 4; a router with a bias an expert."""
+    mixed = llm(moe=MoE(experts=4, top_k=2, ffn=3))
+    assert mixed.expert_parameters == 2 * 4 * 3 + 3 + 4
+    assert mixed.router_parameters == 4 * (4 + 1)
+    assert mixed.shared_expert_parameters == 0
+    assert llm().expert_parameters == llm().router_parameters == llm().moe_ffn_parameters == 0
+    gated = llm(gated=True, moe=MoE(experts=4, top_k=2, ffn=3))
+    assert gated.expert_parameters == 3 * 4 * 3 + 2 * 3 + 4
+
+
+def test_norms_of_queries_and_keys_and_of_latents():
+    plain = llm(norm="layernorm", bias=False)
+    assert (
+        llm(norm="layernorm", bias=False, qk_norm=True).parameters - plain.parameters == 2 * 2 * 4
+    )
+    latent = LatentAttention(q_rank=None, kv_rank=5, nope_dim=2, rope_dim=1, value_dim=4)
+    model = llm(bias=True, latent=latent)
+    assert model.attention_parameters == model.attention_matmul + 4 + 2 * 5
+
+
+def test_modules_for_more_tokens_are_of_the_last_layers_kind():
+    """Two modules: a mixture each, with its idle experts, a projection of 8 x 4 and three norms."""
+    moe = MoE(experts=4, top_k=1, ffn=3)
+    plain, mtp = llm(bias=False, moe=moe), llm(bias=False, moe=moe, mtp_layers=2)
+    layer = 4 * 16 + 4 * 24 + 4 * 4 + 2 * 8
+    assert mtp.parameters - plain.parameters == 2 * (layer + 2 * 4 * 4 + 3 * 8)
+    assert mtp.parameters - mtp.active_parameters == (2 + 2) * 3 * 24
+    # the last of two layers is dense here: nothing idles in the modules
+    every_other = dataclasses.replace(moe, every=2)
+    dense_end = llm(layers=3, bias=False, moe=every_other, mtp_layers=2)
+    without = llm(layers=3, bias=False, moe=every_other)
+    dense_layer = 4 * 16 + 2 * 4 * 16 + 2 * 8
+    assert dense_end.parameters - without.parameters == 2 * (dense_layer + 2 * 4 * 4 + 3 * 8)
+    assert dense_end.parameters - dense_end.active_parameters == 1 * 3 * 24
+
+
+def test_flops_of_modules_of_a_mixture():
+    """Of the last kind: 1 expert of 2 x 4 x 3 and a router of 4 x 4 in place of the MLP."""
+    moe = MoE(experts=4, top_k=1, ffn=3)
+    plain, mtp = llm(moe=moe), llm(moe=moe, mtp_layers=2)
+    matmul = 4 * 16 + 24 + 16 + 2 * 4 * 4 + 40
+    more = mtp.model_flops_per_token() - plain.model_flops_per_token()
+    assert more == 2 * (6 * matmul + 12 * 8 * 4)
+
+
+def test_flops_of_latent_attention_and_gated_mlps():
+    latent = LatentAttention(q_rank=3, kv_rank=5, nope_dim=2, rope_dim=1, value_dim=4)
+    model = llm(gated=True, bias=False, latent=latent)
+    matmul = 2 * (model.attention_matmul + 3 * 4 * 16) + 10 * 4
+    # 2 layers, 8 keys, 2 heads, queries 3 wide and values 4
+    assert model.model_flops_per_token() == 6 * matmul + 6 * 2 * 8 * 2 * (3 + 4)
+    assert (model.qk_dim, model.value_dim) == (3, 4)
+
+
+@pytest.mark.parametrize(("window", "keys"), [(8, 4), (7, 7 * (1 - 7 / 16)), (1, 15 / 16)])
+def test_keys_in_a_window(window, keys):
+    assert llm(window=window).attention_pairs(0, causal=True) == pytest.approx(keys)
+    assert llm(window=window).attention_pairs(0) == pytest.approx(2 * keys)
+
+
+@pytest.mark.parametrize(("vocab", "tp", "rows"), [(128, 1, 128), (129, 1, 256), (256, 2, 256)])
+def test_no_row_is_padded_that_need_not_be(vocab, tp, rows):
+    assert llm(vocab=vocab).padded_vocab(tp) == rows
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ffn": 1 << 40}, {"hidden": 6, "heads": 4, "head_dim": 2}, {"max_positions": 8},
+        {"kv_heads": 1}, {"window": 1}, {"positions": "none", "max_positions": 4},
+    ],
+)  # fmt: skip
+def test_values_at_their_bounds_are_taken(fields):
+    model = llm(**fields)
+    assert {name: getattr(model, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"heads": 3}, ("hidden", "heads")),
+        ({"heads": 4, "kv_heads": 3}, ("heads", "kv_heads")),
+        ({"max_positions": 4}, ("seq_len", "max_positions")),
+        ({"moe": {}}, ("moe",)),
+        ({"latent": 3}, ("latent",)),
+        ({"name": 3}, ("name",)),
+        ({"mtp_layers": -1}, ("mtp_layers",)),
+        ({"ffn": (1 << 40) + 1}, ("ffn",)),
+    ],
+)
+def test_an_error_carries_the_fields(fields, named):
+    with pytest.raises(ModelError) as caught:
+        llm(**fields)
+    assert caught.value.fields == named
+
+
+@pytest.mark.parametrize(
+    ("capacity", "good"),
+    [(0.1, True), (1, True), (True, False), (-1.0, False), (float("inf"), False), ("1", False)],
+)
+def test_capacities(capacity, good):
+    fields = {"experts": 4, "top_k": 4, "ffn": 3, "capacity": capacity}
+    if good:
+        assert MoE(**fields).capacity == capacity
+        return
+    with pytest.raises(ModelError, match="capacity must be a positive number"):
+        MoE(**fields)
+
+
+def test_shared_experts_have_a_width_each_unless_told():
+    assert MoE(experts=4, top_k=2, ffn=3, shared_experts=2).shared_ffn == 6
+    assert MoE(experts=4, top_k=2, ffn=3, shared_experts=2, shared_ffn=5).shared_ffn == 5
+    assert MoE(experts=4, top_k=2, ffn=3).shared_ffn == 0

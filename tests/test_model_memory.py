@@ -1,12 +1,22 @@
 """Memory against the closed forms of Korthikanti et al. 2022 (Table 2, Equations 1 to 6)."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import (
     FRAMEWORK_BYTES,
+    end_activations,
+    ends_in_flight,
+    gathered_bytes,
     in_flight,
     layer_activations,
+    model_states,
+    place_parameters,
+    stage_activations,
     stage_memory,
     stage_parameters,
 )
@@ -134,3 +144,212 @@ def test_context_parallel_ranks_hold_their_part_of_the_sequence():
         layer_activations(llm, layer_kind(llm, 0), Plan(cp=cp, global_batch=1))[0] for cp in (1, 2)
     )
     assert half == pytest.approx(whole / 2)
+
+
+# Small enough to count by hand: 8 tokens of width 16, 4 heads of width 4, dense MLP of 64.
+SMALL = LLM(name="small", layers=4, hidden=16, heads=4, vocab=128, seq_len=8)
+LLAMA = replace(
+    SMALL, kv_heads=2, ffn=32, gated=True, norm="rmsnorm", positions="rotary", bias=False,
+    qkv_bias=False, tied=False,
+)  # fmt: skip
+#: Words and their learned positions, a layer's matrices, its norms and biases.
+WORDS, POSITIONS = 128 * 16, 8 * 16
+MATRICES = 4 * 16 * 16 + 2 * 16 * 64
+
+
+def one(**fields):
+    return Plan(**({"global_batch": 8} | fields))
+
+
+def test_places_hold_embedding_layers_and_head():
+    """Tied ones are held by both ends, untied ones are different matrices."""
+    small = 2 * (2 * 16) + (3 * 16 + 16)  # two norms; biases of qkv and of the projection
+    layer = MATRICES + small + (64 + 16)
+    dense, expert = place_parameters(SMALL, one(pp=2))
+    assert dense.tolist() == [WORDS + POSITIONS + 2 * layer, 2 * layer + WORDS + 2 * 16]
+    assert expert.tolist() == [0, 0]
+    assert place_parameters(SMALL, one())[0].tolist() == [WORDS + POSITIONS + 4 * layer + 2 * 16]
+    untied = place_parameters(replace(SMALL, tied=False), one())[0]
+    assert untied.tolist() == [2 * WORDS + POSITIONS + 4 * layer + 2 * 16]
+    # the matrices and the MLP split over 2 ranks, the rest does not
+    halves = place_parameters(SMALL, one(tp=2, pp=4))[0]
+    assert halves[1] == MATRICES / 2 + small + (64 + 16) / 2
+    assert halves[0] == halves[1] + 256 * 16 / 2 + POSITIONS  # padded to 128 rows a rank
+
+
+def test_ranks_without_a_key_value_head_hold_a_copy():
+    """4 ranks share 2 heads: keys and values count twice."""
+    attention = 16 * (4 + 2 * 2) * 4 + 16 * 16
+    copies = 16 * (2 * 2) * 4
+    mlp, norms = 3 * 16 * 32, 2 * 16
+    [_, middle, _, _], _ = place_parameters(LLAMA, one(tp=4, pp=4))
+    assert middle == (attention + copies + mlp) / 4 + norms
+    [_, middle, _, _], _ = place_parameters(LLAMA, one(tp=2, pp=4))
+    assert middle == (attention + mlp) / 2 + norms
+    latent = LatentAttention(q_rank=6, kv_rank=5, nope_dim=4, rope_dim=2, value_dim=3)
+    [_, middle, _, _], _ = place_parameters(replace(LLAMA, latent=latent), one(tp=4, pp=4))
+    down_up = 6 * (16 + 4 * 6) + 16 * (5 + 2) + 5 * 4 * (4 + 3) + 4 * 3 * 16
+    assert middle == (down_up + mlp) / 4 + norms + (6 + 5)
+
+
+MIXED = replace(LLAMA, moe=MoE(experts=4, top_k=2, ffn=8, shared_experts=1, every=2))
+
+
+def test_experts_split_and_routers_do_not():
+    """Layers 1 and 3 are mixtures: 4 experts and a shared one of 8, a router of 4 x 16."""
+    expert, router = 3 * 16 * 8, 4 * 16
+    attention, norms = (16 * (4 + 2 * 2) * 4 + 16 * 16), 2 * 16
+    dense, experts = place_parameters(MIXED, one(pp=4, tp=2, dp=2, ep=2))
+    assert experts.tolist() == [0, 2 * expert, 0, 2 * expert]
+    assert dense[1] == (attention + expert) / 2 + norms + router
+    assert dense[2] == (attention + 3 * 16 * 32) / 2 + norms
+
+
+@pytest.mark.parametrize("llm", [LLAMA, MIXED])
+def test_modules_for_more_tokens_lie_on_the_last_place(llm):
+    """A layer of the last kind and a projection of 32 x 16 each."""
+    plain = place_parameters(llm, one(pp=4, ep=2, dp=2) if llm.moe else one(pp=4))
+    more = place_parameters(
+        replace(llm, mtp_layers=2), one(pp=4, ep=2, dp=2) if llm.moe else one(pp=4)
+    )
+    assert more[0][:3].tolist() == plain[0][:3].tolist()
+    layer = plain[0][3] - WORDS - 16  # the last place holds layer 3, the head and its norm
+    module = layer + 2 * 16 * 16
+    assert 2 * module <= more[0][3] - plain[0][3] <= 2 * (module + 3 * 16)  # and up to three norms
+    assert more[1][3] == 3 * plain[1][3]
+
+
+def test_states_over_the_ranks_that_share_them():
+    """dp 2 x cp 2; the experts of 2 ranks are shared by the other 2 x 2 x 2 / 2."""
+    dense, expert = np.array([100.0]), np.array([80.0])
+    spread = {"tp": 2, "dp": 2, "cp": 2, "ep": 2}
+    for zero, shares in enumerate([(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)]):
+        states = model_states(one(zero=zero, **spread), dense, expert)
+        held = [25 + 20 if share else 180 for share in shares]
+        assert [s.tolist() for s in states] == [[2 * held[0]], [4 * held[1]], [12 * held[2]]]
+    # in fp32 the weights are the master copy
+    wide = model_states(one(zero=0, precision="fp32", grad_bytes=2), dense, expert)
+    assert [s.tolist() for s in wide] == [[4 * 180], [2 * 180], [8 * 180]]
+
+
+def kept(llm, **fields):
+    return layer_activations(llm, layer_kind(llm, llm.layers - 1), one(**fields))
+
+
+WIDE = 2 * 8 * 16  # bytes of one tensor of the residual stream
+
+
+def test_a_gated_layer_with_few_key_value_heads():
+    """Inputs of two norms and two blocks; queries, keys, values, output, its fp32 statistics."""
+    core = 2 * 8 * (4 + 2 + 2) * 4 + 2 * 8 * 16 + 4 * 8 * 4
+    assert kept(LLAMA) == (4 * WIDE + core + 2 * 8 * 3 * 32, 0)
+    # selective, fused: the outputs of norms and of the activation are made again
+    cheap = 2 * WIDE + 2 * 8 * 32
+    assert kept(LLAMA, recompute="selective") == (4 * WIDE + core + 2 * 8 * 3 * 32 - cheap, cheap)
+    assert kept(LLAMA, recompute="full") == (WIDE, 4 * WIDE + core + 2 * 8 * 3 * 32)
+
+
+def test_a_layer_without_fused_attention_keeps_its_scores():
+    """Of 4 heads, 8 x 8 each: before and after the softmax in bf16, and a mask of a byte."""
+    fused, stored = kept(SMALL)[0], kept(SMALL, flash=False)[0]
+    assert stored - fused == 4 * 64 * (2 * 2 + 1) - 4 * 8 * 4
+    # without dropout the softmax's result is all
+    assert kept(LLAMA, flash=False)[0] - kept(LLAMA)[0] == 4 * 64 * 2 - 4 * 8 * 4
+
+
+def test_fp8_halves_the_inputs_of_products():
+    assert kept(LLAMA)[0] - kept(LLAMA, precision="fp8")[0] == 2 * WIDE / 2
+    assert kept(LLAMA, precision="fp32")[0] > 1.9 * kept(LLAMA)[0]
+
+
+def test_more_ranks_than_key_value_heads_keep_one_each():
+    core = 2 * 8 * (1 + 1 + 1) * 4 + 2 * 8 * 1 * 4 + 4 * 8 * 1
+    assert kept(LLAMA, tp=4)[0] == 4 * WIDE + core + 2 * 8 * 3 * 32 / 4
+
+
+def test_latent_attention_keeps_its_latents():
+    latent = LatentAttention(q_rank=6, kv_rank=5, nope_dim=4, rope_dim=2, value_dim=3)
+    llm = replace(LLAMA, kv_heads=4, latent=latent)
+    core = 2 * 8 * 4 * (6 + 6 + 3) + 2 * 8 * 4 * 3 + 4 * 8 * 4 + 2 * 8 * (6 + 5)
+    assert kept(llm)[0] == 4 * WIDE + core + 2 * 8 * 3 * 32
+    direct = replace(llm, latent=replace(latent, q_rank=None))
+    assert kept(llm)[0] - kept(direct)[0] == 2 * 8 * 6
+
+
+@pytest.mark.parametrize(("capacity", "routed"), [(None, 16), (0.5, 8), (1.0, 16), (2.0, 16)])
+def test_a_mixture_keeps_routed_tokens_and_the_router(capacity, routed):
+    """8 tokens to 2 experts of 8, a shared one of 8, 4 bytes of router a token and expert."""
+    llm = replace(MIXED, moe=replace(MIXED.moe, capacity=capacity))
+    core = 2 * 8 * (4 + 2 + 2) * 4 + 2 * 8 * 16 + 4 * 8 * 4
+    mixture = routed * (2 * 2 * 16 + 3 * 2 * 8) + 8 * 3 * 2 * 8 + 4 * 8 * 4
+    assert kept(llm)[0] == 4 * WIDE + core + mixture
+    again = 2 * (routed * 8 + 8 * 8) + 2 * WIDE
+    assert kept(llm, recompute="selective") == (4 * WIDE + core + mixture - again, again)
+
+
+def test_a_mixture_over_two_ranks():
+    """Each routes half of the tokens, and has half of the shared expert."""
+    core = 2 * 8 * (2 + 1 + 1) * 4 + 2 * 8 * 8 + 4 * 8 * 2
+    mixture = 8 * (2 * 2 * 16 + 3 * 2 * 8) + 8 * 3 * 2 * 8 / 2 + 4 * 8 * 4 / 2
+    assert kept(MIXED, tp=2)[0] == 4 * WIDE + core + mixture
+    again = 2 * (8 * 8 + 8 * 8 / 2) + 2 * WIDE
+    assert kept(MIXED, tp=2, recompute="selective")[1] == again
+
+
+def test_the_ends_keep_masks_and_logits():
+    """A byte a dropped element; two inputs in bf16, logits in fp32."""
+    assert end_activations(SMALL, one()) == (8 * 16, 4 * 8 * 16 + 4 * 8 * 128)
+    assert end_activations(LLAMA, one())[0] == 0
+    split = end_activations(SMALL, one(tp=2, sequence_parallel=True))
+    assert split == (8 * 16 / 2, 4 * 8 * 16 / 2 + 4 * 8 * 256 / 2)
+    assert end_activations(SMALL, one(tp=2)) == (8 * 16, 4 * 8 * 16 + 4 * 8 * 256 / 2)
+    assert end_activations(replace(LLAMA, mtp_layers=2), one())[1] == 3 * (512 + 4096)
+    assert end_activations(SMALL, one(cp=2))[0] == 8 * 16 / 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends"),
+    [
+        ({"pp": 4}, (4, 1)),
+        ({"pp": 4, "global_batch": 2}, (2, 1)),
+        ({"pp": 4, "schedule": "gpipe"}, (8, 8)),
+        ({"pp": 4, "vpp": 2}, (4, 1)),
+        ({"pp": 4, "vpp": 2, "global_batch": 4}, (4, 4)),  # all forwards come first
+        ({"pp": 1}, (1, 1)),
+    ],
+)
+def test_microbatches_held_at_the_ends(fields, ends):
+    assert ends_in_flight(one(**fields)) == ends
+
+
+def test_one_round_of_an_interleaved_schedule_holds_all():
+    assert in_flight(one(pp=4, vpp=2, global_batch=4)).tolist() == [8, 8, 8, 8]
+    assert in_flight(one(pp=2, vpp=3, global_batch=4)).tolist() == [7, 5]
+
+
+def test_activations_of_a_stage_are_those_of_its_chunks_in_flight():
+    """Two stages of two layers: 2 microbatches on the first, 1 on the last, and the ends."""
+    layer = kept(SMALL)[0]
+    activations, transient = stage_activations(SMALL, one(pp=2))
+    mask, logits = end_activations(SMALL, one(pp=2))
+    assert activations.tolist() == [2 * 2 * layer + 2 * mask, 2 * layer + logits]
+    assert transient.tolist() == [0, 0]
+    full = stage_activations(MIXED, one(pp=2, recompute="full"))[1]
+    of_kinds = [
+        layer_activations(MIXED, layer_kind(MIXED, i), one(recompute="full"))[1] for i in (0, 1)
+    ]
+    assert full.tolist() == [max(of_kinds)] * 2
+    more = stage_activations(replace(SMALL, mtp_layers=2), one(pp=2))[0]
+    assert more[1] == 2 * layer + 2 * layer + 3 * logits
+
+
+def test_zero_3_gathers_two_layers():
+    """Of 4 ranks; the larger kind of layer, in the precision that layers compute with."""
+    largest = max(MIXED.layer_parameters(0), MIXED.layer_parameters(3))
+    assert gathered_bytes(LLAMA, one(dp=4, zero=3)) == 2 * 2 * LLAMA.layer_parameters(0)
+    assert gathered_bytes(MIXED, one(dp=4, zero=3, ep=2, tp=2)) == 2 * 2 * largest / 2 / 2
+    assert gathered_bytes(LLAMA, one(cp=2, zero=3)) > 0
+    assert gathered_bytes(LLAMA, one(zero=3)) == 0
+    assert gathered_bytes(LLAMA, one(dp=4, zero=2)) == 0
+    transient = stage_activations(LLAMA, one(dp=4, zero=3))[1]
+    assert transient.tolist() == [gathered_bytes(LLAMA, one(dp=4, zero=3))]

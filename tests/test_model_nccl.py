@@ -91,3 +91,61 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match="is not a CSV file"):
         read_allreduce_table(tmp_path / "binary.csv")
+
+
+def test_ends_of_the_table_are_covered(table):
+    made = table("2,1000,9,400\n2,4000,9,800\n8,1000,9,800\n8,8000,9,1600\n")
+    for size, gpus, inside in [
+        (1000, 2, True), (4000, 2, True), (999, 2, False), (4001, 2, False),
+        (8000, 8, True), (4000, 4, True), (4001, 4, False), (2000, 16, False),
+    ]:  # fmt: skip
+        assert made.covers(size, gpus) == inside
+        assert made.interpolate(size, gpus)[1] == inside
+
+
+def test_more_and_fewer_gpus_than_measured_send_as_a_ring_does(table):
+    """2 (n - 1) / n: 1 for 2 ranks, 4/3 for 3, 3/2 for 4, 7/4 for 8, 15/8 for 16."""
+    made = table("4,1000,9,600\n4,4000,9,600\n8,1000,9,700\n8,4000,9,700\n")
+    assert made.interpolate(1000, 16) == (pytest.approx(700e-9 * (15 / 8) / (7 / 4)), False)
+    assert made.interpolate(1000, 2) == (pytest.approx(600e-9 * 1 / (3 / 2)), False)
+    assert made.interpolate(1000, 3) == (pytest.approx(600e-9 * (4 / 3) / (3 / 2)), False)
+
+
+def test_three_sizes_are_joined_by_two_lines(table):
+    made = table("2,1000,9,100\n2,4000,9,200\n2,16000,9,800\n")
+    assert made.interpolate(2000, 2)[0] == pytest.approx(100e-9 * math.sqrt(2))
+    assert made.interpolate(8000, 2)[0] == pytest.approx(400e-9)
+    assert made.interpolate(4000, 2)[0] == pytest.approx(200e-9)
+
+
+def test_blank_lines_spaces_and_a_mark_at_the_start_are_read(tmp_path):
+    path = tmp_path / "nccl.csv"
+    path.write_text(
+        "\ufeffgpus, bytes ,out_of_place_ns,in_place_ns\n\n 2 ,1000,9,400\n2,4000,9,800\n"
+    )
+    made = read_allreduce_table(path)
+    assert made.interpolate(1000, 2) == (pytest.approx(400e-9), True)
+    assert made.source == str(path)
+
+
+def test_one_missing_column_is_one(table):
+    with pytest.raises(ModelError, match="lacks the column bytes;"):
+        table("", "gpus,out_of_place_ns,in_place_ns\n")
+
+
+@pytest.mark.parametrize("text", ["0", "1" * 19, "²"])
+def test_numbers_out_of_range(table, text):
+    with pytest.raises(ModelError, match="line 2: bytes must be a positive whole number"):
+        table(f"2,{text},9,5\n")
+
+
+def test_the_line_of_a_wrong_row_counts_blank_ones(table):
+    with pytest.raises(ModelError, match="line 4: in_place_ns"):
+        table("2,1000,9,5\n\n2,2000,9,x\n")
+
+
+def test_times_that_fall_cannot_be_fitted_and_a_latency_is_not_negative(table):
+    with pytest.raises(ModelError, match="of 2 GPUs do not grow"):
+        table("2,1000,9,800\n2,4000,9,100\n").fit_latency_bandwidth(2)
+    # 1 ns a byte less 200 ns: the least-squares line starts below 0
+    assert table("2,1000,9,800\n2,4000,9,3800\n").fit_latency_bandwidth(2)[1] == 0.0

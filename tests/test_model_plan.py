@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from paceline.errors import PlanError
-from paceline.model.llm import LLM
+from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan, check, problems
 
@@ -143,3 +143,115 @@ def test_check_names_all_reasons_in_one_line():
         "kv_heads 8 and tp 3: neither divides the other; layers 8 not divisible by pp 3 (or give "
         "layers_per_stage)"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"vpp": 2, "pp": 2}, "tp1 pp2 dp1 mb1 vpp2"),
+        ({"recompute": "selective", "zero": 0}, "tp1 pp1 dp1 mb1 selective zero0"),
+        ({"tp": 2, "sequence_parallel": True}, "tp2 pp1 dp1 mb1 sp"),
+        ({"pp": 2, "layers_per_stage": (3, 5)}, "tp1 pp2 dp1 mb1 uneven"),
+        ({"pp": 2, "layers_per_stage": (4, 4)}, "tp1 pp2 dp1 mb1"),
+    ],
+)
+def test_describe_leaves_defaults_out(fields, words):
+    assert Plan(**({"global_batch": 8} | fields)).describe() == words
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("fp16", 2), ("bf16", 2), ("fp8", 2)])
+def test_bytes_of_an_activation(precision, size):
+    assert Plan(global_batch=1, precision=precision).element_bytes == size
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cp": 2},  # 32 tokens over 2 x 2 pieces
+        {"cp": 16},
+        {"tp": 8, "cp": 4, "sequence_parallel": True},  # 32 tokens over 32 ranks
+        {"pp": 2, "zero": 1},
+        {"zero": 3},
+        {"pp": 2, "vpp": 2, "global_batch": 4},
+        {"pp": 2, "layers_per_stage": (0, 8)},
+        {"tp": 4, "precision": "fp8"},  # hidden 16 a rank, ffn 64
+        {"tp": 1, "overlap_tp": True},
+        {"global_batch": 1, "grad_bytes": 2, "bucket_bytes": 1.0},
+    ],
+)
+def test_plans_at_their_bounds_are_legal(fields):
+    assert problems(Plan(**({"global_batch": 16} | fields)), GPT) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"tp": 8, "cp": 8, "sequence_parallel": True},
+            "seq_len 32 not divisible by cp 8 x tp 8, which sequence_parallel needs",
+        ),
+        ({"pp": 3, "vpp": 2, "global_batch": 3}, "layers 8 not divisible by pp 3 x vpp 2"),
+        ({"pp": 2, "zero": 2}, "zero 2 with pp 2"),
+        ({"pp": 2, "layers_per_stage": (8, 1)}, "layers_per_stage adds up to 9, not 8"),
+    ],
+)
+def test_more_reasons(fields, reason):
+    [said] = problems(Plan(**({"global_batch": 16} | fields)), GPT)
+    assert said.startswith(reason)
+
+
+def test_a_short_sequence_over_tensor_parallel_ranks():
+    short = dataclasses.replace(GPT, seq_len=12, max_positions=12)
+    plan = Plan(tp=8, sequence_parallel=True, global_batch=1)
+    assert problems(plan, short) == [
+        "seq_len 12 not divisible by tp 8, which sequence_parallel needs"
+    ]
+
+
+MIXED = dataclasses.replace(
+    GPT, moe=MoE(experts=4, top_k=2, ffn=24, shared_experts=1, shared_ffn=20)
+)
+
+
+def test_widths_of_a_mixture():
+    """Where all layers are mixtures, the dense width is nowhere; the shared one splits over tp."""
+    assert problems(Plan(tp=8, global_batch=1), MIXED) == ["shared_ffn 20 not divisible by tp 8"]
+    odd = dataclasses.replace(MIXED, ffn=100)
+    assert problems(Plan(tp=8, global_batch=1), odd) == ["shared_ffn 20 not divisible by tp 8"]
+    every_other = dataclasses.replace(odd, moe=dataclasses.replace(MIXED.moe, every=2))
+    assert "ffn 100 not divisible by tp 8" in problems(Plan(tp=8, global_batch=1), every_other)
+    assert problems(Plan(tp=4, precision="fp8", global_batch=1), MIXED) == [
+        "fp8 needs shared_ffn per rank (5) divisible by 16",
+        "fp8 needs expert ffn per rank (24) divisible by 16",
+    ]
+
+
+def test_latent_attention_has_no_key_value_heads_to_split():
+    latent = LatentAttention(q_rank=None, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=8)
+    grouped = dataclasses.replace(GPT, hidden=96, heads=24, kv_heads=6, head_dim=4, ffn=96)
+    assert problems(Plan(tp=4, global_batch=1), grouped) != []
+    assert problems(Plan(tp=4, global_batch=1), dataclasses.replace(grouped, latent=latent)) == []
+
+
+@pytest.mark.parametrize("word", ["zzz", 3])
+def test_a_word_like_no_other_gets_no_hint(word):
+    with pytest.raises(PlanError) as caught:
+        Plan(global_batch=1, recompute=word)
+    assert "did you mean" not in str(caught.value)
+    assert caught.value.fields == ("recompute",)
+
+
+@pytest.mark.parametrize("value", [True, -1, 4, "1"])
+def test_only_four_stages_of_zero(value):
+    with pytest.raises(PlanError, match="the plan's zero must be"):
+        Plan(global_batch=1, zero=value)
+
+
+@pytest.mark.parametrize("value", [(1.0,), (True,), "1", 1])
+def test_layers_of_stages_are_whole_numbers(value):
+    with pytest.raises(PlanError, match="layers_per_stage must be whole numbers"):
+        Plan(global_batch=1, layers_per_stage=value)
+
+
+def test_lists_of_layers_become_tuples():
+    assert Plan(global_batch=1, layers_per_stage=[8]).layers_per_stage == (8,)

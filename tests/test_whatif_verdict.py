@@ -72,6 +72,14 @@ def test_a_job_is_healthy_below_three_percent():
     assert "Stragglers make steps 1.03 times" in text_of(at)
 
 
+@pytest.mark.parametrize(("slowdown", "healthy"), [(0.9899, False), (0.99, True), (1.0, True)])
+def test_a_job_faster_than_its_reference_is_not_called_healthy(slowdown, healthy):
+    result = analyze(trace_of(make_rows(Spec(microbatches=(3,) * 3, spread=0.0, delays=False))))
+    assert replace(result, slowdown=slowdown).healthy == healthy
+    two_modes = np.repeat([1.0, 1.5], 10)
+    assert not replace(result, slowdown=slowdown, traced_s=two_modes).healthy
+
+
 def test_work_handed_out_unevenly_is_not_called_healthy():
     spec = Spec(pp=2, microbatches=(4, 4, 6), spread=0.0, delays=False, shared_transfers=True)
     result = analyze(trace_of(make_rows(spec)))

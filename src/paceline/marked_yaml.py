@@ -195,7 +195,7 @@ def _scalar(section: Section, field: str, node: Any) -> Any:
     kind = node.tag.rpartition(":")[2]
     if kind == "str":
         # YAML 1.1 wants a point in a float; people write 300e9. Quoted, it stays a text.
-        if node.style is None and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", node.value, re.ASCII):
+        if not node.style and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", node.value, re.ASCII):
             number = float(node.value)
             return number if math.isfinite(number) else node.value
         return node.value
