@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from paceline.detect.calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 
 from paceline.detect.arrivals import Arrivals
-from paceline.detect.calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 from paceline.detect.detector import Detector
 from paceline.detect.passes import ring_passes
 from paceline.detect.period import Period
