@@ -10,6 +10,7 @@ import pytest
 import paceline
 from import_files import dump
 from paceline.diagnose import diagnose
+from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.sources import kineto
 from paceline.trace import OpKind
@@ -103,6 +104,17 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
     assert result.discrepancy < 0.01
     assert result.replay_error < 0.001
     assert int(np.argmax(result.by_worker)) == 1
+
+
+def test_a_step_without_computes_is_refused(tmp_path: Path) -> None:
+    paths = ranks(tmp_path)
+    value = json.loads(paths[1].read_text())
+    computes = [e for e in value["traceEvents"] if e["name"] in ("gemm", "Optimizer.step#SGD.step")]
+    gone = [e for e in computes if e["ts"] >= 2 * STEP_MS * 1e3]
+    value["traceEvents"] = [e for e in value["traceEvents"] if e not in gone]
+    dump(value, paths[1])
+    with pytest.raises(TraceError, match="dp 1, stage 0 has no ops in step 2"):
+        kineto.read(paths)
 
 
 def test_gathers_within_a_pass_leave_passes_whole(tmp_path: Path) -> None:

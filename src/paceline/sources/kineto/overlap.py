@@ -77,6 +77,8 @@ def overlapped_ops(ops_of: Mapping[int, Sequence[RankOp]]) -> dict[int, list[Ran
 def _step(ops: Sequence[RankOp], step: int) -> list[RankOp]:
     here = sorted((op for op in ops if op.step == step), key=lambda op: op.start_s)
     passes = [op for op in here if op.kind in _PASSES]
+    if not passes:
+        return []  # which the check of the ranks' ops names
     begun = [op.start_s for op in passes]
     launched: list[list[RankOp]] = [[] for _ in passes]
     for op in here:
