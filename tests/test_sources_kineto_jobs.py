@@ -35,12 +35,17 @@ def measured(folder: Path) -> Measured:
 
 @pytest.mark.parametrize("case", ["ddp", "fsdp", "fsdp-accumulate"])
 def test_the_slow_rank_and_what_it_costs(tmp_path: Path, case: str) -> None:
-    """Truth: the same work on ranks that are alike, in the same minute, profiled as well."""
+    """Truth: the same work on ranks that are alike, profiled as well, before and after.
+
+    On a busy machine these two differ by 10% and more, so the truth is no better known than that.
+    """
+    before = run(case, tmp_path / "before", LEVEL, profiled=True)
     slow = run(case, tmp_path / "slow", SLOW, profiled=True)
-    level = run(case, tmp_path / "level", LEVEL, profiled=True)
+    after = run(case, tmp_path / "after", LEVEL, profiled=True)
+    truth = sorted(slow.step_s / level.step_s for level in (before, after))
     job = measured(tmp_path / "slow")
     result = paceline.analyze(job)
-    assert result.lasting.slowdown == pytest.approx(slow.step_s / level.step_s, rel=0.1)
+    assert 0.9 * truth[0] < result.lasting.slowdown < 1.1 * truth[1]
     assert result.discrepancy < 0.05
     assert result.replay_error < 0.05
     causes = [(f.cause, f.where) for f in diagnose(job, result).findings]

@@ -137,6 +137,7 @@ class Profile:
         transfers: sends and recvs by launch.
         collectives: all other communication by launch.
         work: computing.
+        copies: start and end of what the GPU copied or set, seconds.
         host: the thread that runs the steps, where nothing runs on a GPU; None otherwise.
         on_gpu: whether ``work`` holds kernels, not host operators.
         unplaced: why -> how many communication events were lost.
@@ -153,6 +154,7 @@ class Profile:
     transfers: tuple[Transfer, ...]
     collectives: tuple[Collective, ...]
     work: Work
+    copies: tuple[tuple[float, float], ...]
     host: Host | None
     on_gpu: bool
     unplaced: Mapping[str, int]

@@ -34,7 +34,9 @@ _IN_COMPUTE = {
 class RankOp(NamedTuple):
     """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds.
 
-    ``part``, ``issued`` and ``awaited`` as in a trace, where its rank's program is told.
+    ``launch_s`` is when the host launched it, the last of its kernels; ``tail_s`` when the GPU was
+    done with what follows a backward. ``part``, ``issued`` and ``awaited`` are those of a trace,
+    where its rank's program is told.
     """
 
     kind: OpKind | None
@@ -45,6 +47,8 @@ class RankOp(NamedTuple):
     microbatch: int = -1
     peer: int = -1
     sends: bool = False
+    launch_s: float = 0.0
+    tail_s: float = 0.0
     part: int = -1
     issued: int = -1
     awaited: int = -1
@@ -233,4 +237,10 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
             aside["too short"] += int((~long).sum())
             kind = OpKind.BACKWARD_COMPUTE if direction else OpKind.FORWARD_COMPUTE
             for run in runs[long]:
-                yield RankOp(kind, clock.steps[s].number, float(begin[run]), float(until[run]))
+                yield RankOp(
+                    kind,
+                    clock.steps[s].number,
+                    float(begin[run]),
+                    float(until[run]),
+                    launch_s=float(launch_s[first[run] + n_items[run] - 1]),
+                )

@@ -79,6 +79,8 @@ class _Reader:
             "cuda_driver": self._launch,
             "runtime": self._launch,
             "kernel": self._kernel,
+            "gpu_memcpy": self._copy,
+            "gpu_memset": self._copy,
         }
         self.steps: list[Span] = []
         self.step_thread, self.optimizer_thread = "", ""
@@ -94,6 +96,7 @@ class _Reader:
         self.launch_thread, self.kernels = array("i"), array("q")
         self.kernel_times = (array("d"), array("d"))
         self.threads: dict[str, int] = {}
+        self.copies: list[tuple[float, float]] = []
 
     def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         name = str(event.get("name"))
@@ -149,6 +152,9 @@ class _Reader:
         self.kernel_times[0].append(start_s)
         self.kernel_times[1].append(end_s)
 
+    def _copy(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
+        self.copies.append((start_s, end_s))
+
     def finish(self, header: Mapping[str, Any]) -> Profile:
         """The profile, on the host's clock."""
         info = mapping(header, "distributedInfo")
@@ -203,6 +209,7 @@ class _Reader:
             transfers=shifted(transfers, 3),
             collectives=shifted(collectives + launched, 3),
             work=self._work(base_s, unplaced) if on_gpu else self.host.work(base_s),
+            copies=tuple((low_s + base_s, high_s + base_s) for low_s, high_s in self.copies),
             host=None if on_gpu else self.host.host(self.step_thread, base_s, launched),
             on_gpu=on_gpu,
             unplaced=dict(unplaced),

@@ -10,7 +10,7 @@ communication. Places in the job are told by the names of the process groups in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from paceline.sources.json_stream import first_events
 from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.ops import RankOp, rank_ops
+from paceline.sources.kineto.overlap import overlapped_ops, overlaps, with_tails
 from paceline.sources.kineto.place import Places, find_places
 from paceline.sources.kineto.profile import read_profile
 from paceline.sources.kineto.programs import has_program, program_ops
@@ -78,8 +79,9 @@ def read(
         unplaced.update(profile.unplaced)
         spans, ways[profile.rank] = find_steps(profile)
         if not has_program(profile):
-            ops_of[profile.rank] = rank_ops(profile, spans, unplaced, aside)
-            profile = replace(profile, host=None)
+            ops = rank_ops(profile, spans, unplaced, aside)
+            ops_of[profile.rank] = with_tails(ops, profile)
+            profile = replace(profile, host=None, copies=())
         # Kernels are done with; the other ranks' need the memory.
         profiles.append(replace(profile, work=_NO_WORK, steps=spans))
     if len(set(ways.values())) > 1:
@@ -100,6 +102,9 @@ def read(
             op._replace(start_s=op.start_s - ahead_s, end_s=op.end_s - ahead_s)
             for op in with_direction(ops, profile.rank, places, unplaced)
         ]
+    overlapped = _overlapped(profiles, places, ops_of)
+    if overlapped:
+        ops_of = overlapped_ops(ops_of)
     on_host = not any(profile.on_gpu for profile in profiles)
     if on_host and not programmed:
         end_together(ops_of, places)
@@ -119,6 +124,11 @@ def read(
             "computes are runs of kernels between calls to send and receive; "
             f"{aside['too short']} short runs and {aside['after the last backward']} after a "
             "step's last backward are none"
+        )
+    if overlapped:
+        notes.append(
+            "buckets of gradients overlap backwards: these are cut where buckets start; that all "
+            "are awaited behind the backward is a rule (DDP), no stream event of the profile"
         )
     if programmed:
         notes.append(
@@ -153,6 +163,17 @@ def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
             f"with all others, but the job has {places.job.dp_size} data-parallel ranks"
         )
     return all(have)
+
+
+def _overlapped(
+    profiles: Sequence[Profile], places: Places, ops_of: Mapping[int, Sequence[RankOp]]
+) -> bool:
+    """Whether all are GPUs of a data-parallel job that exchange gradients during backwards."""
+    return (
+        places.job.pp_size == 1
+        and all(p.on_gpu and not p.transfers and not p.ranges for p in profiles)
+        and all(overlaps(ops) for ops in ops_of.values())
+    )
 
 
 def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> None:
@@ -196,7 +217,8 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
             (s.number for s in profile.steps if s.start_s <= item.launch_s < s.end_s), None
         )
         if kind is not None and number is not None:
-            ops.append(RankOp(kind, number, item.start_s, item.end_s))
+            op = RankOp(kind, number, item.start_s, item.end_s, launch_s=item.launch_s)
+            ops.append(op)
         elif kind is not None:
             unplaced["collectives outside of any step"] += 1
     return ops

@@ -1,0 +1,144 @@
+"""PyTorch profiles of data-parallel GPUs whose buckets of gradients overlap the backward."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import paceline
+from import_files import dump
+from paceline.diagnose import diagnose
+from paceline.errors import TraceError
+from paceline.graph import from_trace
+from paceline.sources import kineto
+from paceline.trace import OpKind
+from shared_data import DATA
+
+K = OpKind
+MAIN, AUTOGRAD = 1, 2
+GROUPS = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}]
+STEP_MS = 100.0
+
+
+class Gpu:
+    """A rank's events; milliseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+
+    def event(self, cat: str, name: str, begin: float, end: float, tid: int = MAIN, **args) -> None:
+        times = {"ts": begin * 1e3, "dur": (end - begin) * 1e3}
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "args": args} | times
+        )
+
+    def kernel(self, launch: float, begin: float, end: float, tid: int, **args) -> None:
+        name = "ncclDevKernel_AllReduce" if args else "gemm"
+        self.event("cuda_runtime", "cudaLaunchKernel", launch, launch + 0.1, tid)
+        self.events[-1]["args"] = {"correlation": len(self.events)}
+        self.event("kernel", name, begin, end, 7, correlation=len(self.events), **args)
+
+    def bucket(self, number: int, launch: float, begin: float, end: float) -> None:
+        names = {"Collective name": "allreduce", "Process Group Name": "0", "In msg nelems": 8}
+        self.kernel(launch, begin, end, AUTOGRAD, Seq=number, **names)
+
+
+def ranks(folder: Path, slow: float = 1.0) -> list[Path]:
+    """Forward 10 to 30 ms; backward of two kernels of 20 ms, a bucket behind each; an optimizer.
+
+    On rank 1 kernels take ``slow`` times as long; buckets end 5 ms behind the later rank's start.
+    A copy of reduced gradients follows, then the optimizer.
+    """
+    paths = []
+    later = 1 + max(0.0, slow - 1)
+    for rank, factor in enumerate((1.0, slow)):
+        gpu = Gpu()
+        for step in range(3):
+            t = step * STEP_MS * later
+            gpu.event("user_annotation", f"ProfilerStep#{step}", t, t + STEP_MS * later)
+            forward, half, full = (t + 10 + ms * factor for ms in (20, 40, 60))
+            one, two = (t + 10 + ms * later + 5 for ms in (40, 60))
+            gpu.kernel(t + 1, t + 10, forward, MAIN)
+            gpu.kernel(t + 2, forward, half, AUTOGRAD)
+            gpu.bucket(2 * step, t + 3, half, one)
+            gpu.kernel(t + 4, half, full, AUTOGRAD)
+            gpu.bucket(2 * step + 1, t + 5, full, two)
+            gpu.event("gpu_memcpy", "Memcpy DtoD", two + 1, two + 2, 7)
+            gpu.event("user_annotation", "Optimizer.step#SGD.step", t + 6, t + 8)
+            gpu.kernel(t + 7, two + 2, two + 4, MAIN)
+        info = {"rank": rank, "world_size": 2, "pg_config": GROUPS}
+        value = {"distributedInfo": info, "traceEvents": gpu.events}
+        paths.append(dump(value, folder / f"rank{rank}.json"))
+    return paths
+
+
+def test_the_backward_is_cut_where_buckets_start(tmp_path: Path) -> None:
+    imported = kineto.read(ranks(tmp_path))
+    trace = imported.trace
+    rows = np.flatnonzero((trace.step == 1) & (trace.dp == 0))
+    assert trace.program is not None
+    rows = rows[np.argsort(trace.program.issued[rows])]
+    ops = [
+        (K(trace.kind[row]).label, *np.round(1e3 * np.array([trace.start[row], trace.end[row]]), 2))
+        for row in rows
+    ]
+    assert ops == [
+        ("forward-compute", 0, 20),
+        ("backward-compute", 20, 40),
+        ("grads-reduce-scatter", 40, 45),
+        ("backward-compute", 40, 60),
+        ("grads-reduce-scatter", 60, 65),
+        ("backward-compute", 65, 67),  # the copy of reduced gradients, behind all buckets
+        ("optimizer", 67, 69),
+    ]
+    assert trace.program.awaited[rows].tolist() == [-1, -1, 4, -1, 4, -1, -1]
+    assert any("is a rule (DDP), no stream event" in note for note in imported.notes)
+
+
+def test_a_slow_gpu(tmp_path: Path) -> None:
+    """Truth: both at the mean take 15 ms more of 69; the slow one 30 ms more."""
+    result = paceline.analyze(from_trace(kineto.read(ranks(tmp_path, 1.5)).trace))
+    assert result.slowdown == pytest.approx((69 + 30) / (69 + 15), rel=0.005)
+    assert result.discrepancy < 0.01
+    assert result.replay_error < 0.001
+    assert int(np.argmax(result.by_worker)) == 1
+
+
+def test_a_step_without_computes_is_refused(tmp_path: Path) -> None:
+    paths = ranks(tmp_path)
+    value = json.loads(paths[1].read_text())
+    computes = [e for e in value["traceEvents"] if e["name"] in ("gemm", "Optimizer.step#SGD.step")]
+    gone = [e for e in computes if e["ts"] >= 2 * STEP_MS * 1e3]
+    value["traceEvents"] = [e for e in value["traceEvents"] if e not in gone]
+    dump(value, paths[1])
+    with pytest.raises(TraceError, match="dp 1, stage 0 has no ops in step 2"):
+        kineto.read(paths)
+
+
+def test_gathers_within_a_pass_leave_passes_whole(tmp_path: Path) -> None:
+    """What waits for them only stream events say."""
+    paths = ranks(tmp_path)
+    for path in paths:
+        text = path.read_text()
+        one = text.index("allreduce")
+        path.write_text(text[:one] + "allgather" + text[one + len("allreduce") :])
+    assert kineto.read(paths).trace.program is None
+
+
+def test_identical_ranks_of_a_real_nccl_job(tmp_path: Path) -> None:
+    """A profile of DDP on two GPUs, given twice."""
+    source = DATA / "real" / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
+    if not source.exists():
+        pytest.skip("the real profile is not here")
+    value = json.loads(gzip.decompress(source.read_bytes()))
+    paths = []
+    for rank in range(2):
+        value["distributedInfo"]["rank"] = rank
+        paths.append(dump(value, tmp_path / f"rank{rank}.json"))
+    measured = from_trace(kineto.read(paths).trace)
+    result = paceline.analyze(measured)
+    assert result.slowdown == pytest.approx(1.0, abs=0.005)
+    assert result.replay_error < 0.02
+    assert diagnose(measured, result).findings == ()
