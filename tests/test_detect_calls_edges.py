@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from paceline.detect.calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 
 from paceline.detect.arrivals import Arrivals
 from paceline.detect.detector import Detector
 from paceline.detect.passes import ring_passes
 from paceline.detect.period import Period
+from paceline.detect.steps_of_calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 from paceline.detect.verdict import Measurements, Place, judge
 from paceline.detect.who_calls import _count, _flows, _idle_s, _steps_of_calls, who_from_calls
-from paceline.detect.who_trace import _where
+from paceline.detect.who_trace import _place_text
 from paceline.errors import DetectError
 from paceline.trace.calls import CallLog
 
@@ -233,12 +233,12 @@ def test_a_rank_that_computes_longer():
     ],
 )  # fmt: skip
 def test_workers_in_words(workers, words):
-    assert _where(workers, SimpleNamespace(job=SimpleNamespace(dp_size=4))) == words
+    assert _place_text(workers, SimpleNamespace(job=SimpleNamespace(dp_size=4))) == words
 
 
 def test_the_only_replica_is_a_replica():
     job = SimpleNamespace(job=SimpleNamespace(dp_size=1))
-    assert _where([(0, 1)], job) == "stage 1 of replica 0"
+    assert _place_text([(0, 1)], job) == "stage 1 of replica 0"
 
 
 # Samples as they come.

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from paceline.detect.period import (
+    _banded_edits,
     _candidates,
     _damage,
     _lag_edits,
     _near,
-    _near_diagonal,
     _without_head,
     find_period,
 )
 from paceline.detect.step_starts import (
     _agreement,
-    _between,
+    _begins_between,
     _first_whole,
     _phase,
     _resume,
@@ -55,7 +55,7 @@ def test_distances_near_the_diagonal_are_those_of_the_whole_table(seed):
     a = [rng.randrange(3) for _ in range(n)]
     b = [x for x in a if rng.random() > 0.15] + [rng.randrange(3) for _ in range(3)]
     drift = len(a) + len(b)  # so wide that nothing is cut off
-    row = _near_diagonal(np.array(a), np.array(b), drift, 1e9, 0.0)
+    row = _banded_edits(np.array(a), np.array(b), drift, 1e9, 0.0)
     for d, cost in enumerate(row.tolist()):
         place = n + d - drift
         if 0 <= place <= len(b):
@@ -68,20 +68,20 @@ def test_distances_near_the_diagonal_are_those_of_the_whole_table(seed):
 def test_a_narrow_band_sees_no_more_than_its_drift(drift, cost):
     """Three calls lie in front: three edits where the band is wide enough."""
     a, b = np.arange(10), np.append([90, 91, 92], np.arange(10))
-    row = _near_diagonal(a, b, drift, 1e9, 0.0)
+    row = _banded_edits(a, b, drift, 1e9, 0.0)
     assert len(row) == 2 * drift + 1
     assert row[-1] == cost
-    same = _near_diagonal(a, a, drift, 1e9, 0.0)
+    same = _banded_edits(a, a, drift, 1e9, 0.0)
     assert same[drift] == 0
 
 
 def test_comparisons_are_given_up():
     """Every call differs: after i calls there are i edits, more than 2 with the third."""
     a, b = np.zeros(10), np.ones(10)
-    assert (_near_diagonal(a, b, 0, 2.0, 0.0) == 11).all()
-    assert _near_diagonal(a, b, 0, 10.0, 0.0).tolist() == [10]
-    assert _near_diagonal(a, b, 0, 0.0, 1.0).tolist() == [10]
-    assert _near_diagonal(a, b, 0, 0.0, 0.9).tolist() == [11]
+    assert (_banded_edits(a, b, 0, 2.0, 0.0) == 11).all()
+    assert _banded_edits(a, b, 0, 10.0, 0.0).tolist() == [10]
+    assert _banded_edits(a, b, 0, 0.0, 1.0).tolist() == [10]
+    assert _banded_edits(a, b, 0, 0.0, 0.9).tolist() == [11]
 
 
 @pytest.mark.parametrize(("at", "damage"), [(None, 0), (1, 1), (9, 1), (22, 1)])
@@ -214,7 +214,7 @@ def test_steps_too_damaged_to_be_seen(wrong, begins):
     """
     names = np.tile(np.arange(4), 4)
     names[1 : 1 + wrong] = 4
-    assert _between(0, 12, names, np.arange(4)) == begins
+    assert _begins_between(0, 12, names, np.arange(4)) == begins
 
 
 # Who.
@@ -256,7 +256,7 @@ def test_when_a_rank_is_slow(seconds, step_s, waited, named):
     if named:
         assert suspects[0].factor == pytest.approx(seconds)
         assert suspects[0].share == pytest.approx((seconds - 1) / step_s)
-    alone = replace(work, like=np.arange(3))
+    alone = replace(work, label=np.arange(3))
     assert find_suspects(nothing, alone, step_s, 1) == ()
 
 

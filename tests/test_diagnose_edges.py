@@ -136,7 +136,7 @@ def test_what_a_pause_is(factor, seconds, sigma, pause_s):
     residual[0, 0, 1] = math.log(factor)
     block = np.full((4, 1, 1), usual)
     block[1] = usual * factor
-    durations = SimpleNamespace(block=lambda v: block)
+    durations = SimpleNamespace(block=lambda v: block, graph=SimpleNamespace(has_parts=False))
     fit = fit_of(residual, sigma=sigma)
     [forward] = pauses(durations, fit, 0)
     [backward] = pauses(durations, fit, 1)

@@ -271,12 +271,14 @@ def test_every_unit(text, measure, number):
 
 def test_a_long_text_is_no_number():
     assert parse_quantity("1" * 57 + " B", "bytes") == pytest.approx(1.1111e56, rel=1e-3)
-    with pytest.raises(ModelError, match="must be a number"):
+    with pytest.raises(QuantityError, match="must be a number"):
         parse_quantity("1" * 60 + " B", "bytes")
 
 
 def test_numbers_without_units_refuse_them():
-    with pytest.raises(ModelError, match=r"'s' is unexpected: it has no unit; write e\.g\. 0\.85"):
+    with pytest.raises(
+        QuantityError, match=r"'s' is unexpected: it has no unit; write e\.g\. 0\.85"
+    ):
         parse_quantity("3 s", "")
 
 
