@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline.monitor.web.templating import cause
 from paceline.report.page.figures import figure_data
 from paceline.results.document import JobReport
+from paceline.results.words.names import OTHERS
 from paceline.units import percent, seconds
 
 Array = npt.NDArray[np.float64]
@@ -102,13 +103,7 @@ def _stage_lines(a: JobReport, b: JobReport) -> list[Line]:
 
 
 #: Drops that are no finding, as the report calls them.
-_DROPS = {
-    "launch-delay": "Launch delays",
-    "unexplained": "Other stragglers",
-    "p2p": "Transfers between stages",
-    "collectives": "Collectives, optimizer",
-    "bubble": "Pipeline bubble",
-}
+_DROPS = {name: label for name, (label, _) in OTHERS.items()}
 
 
 def _fall_lines(a: JobReport, b: JobReport) -> list[Line]:

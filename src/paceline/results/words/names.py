@@ -22,7 +22,10 @@ CAUSES = {
 #: Drops of the waterfall that are no finding: their names, and what they are.
 OTHERS = {
     "launch-delay": ("Launch delays", "time between operations"),
-    "passing-variation": ("Passing variation", "parts wait for whoever is slow at the moment"),
+    "passing-variation": (
+        "Passing variation",
+        "parts wait for the peer that is slow at the moment",
+    ),
     "unexplained": ("Other stragglers", "no known pattern"),
     "p2p": ("Transfers between stages", "sends and recvs"),
     "collectives": ("Collectives, optimizer", "and the rest of the tail"),
