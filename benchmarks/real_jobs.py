@@ -14,6 +14,7 @@ import paceline
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
+from paceline.sources import kineto
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
 
@@ -23,9 +24,13 @@ CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp
 CASES += ("1f1b", "interleaved")
 
 
-def analysed(folder):
-    """The analysis of a recording, the worst rank and the gain of its replacement."""
-    measured = from_trace(paceline.load(folder / "run"))
+def analysed(folder, profiled):
+    """The analysis of a recording, the causes and the gain of the worst rank's replacement."""
+    if profiled:
+        trace = kineto.read(sorted(folder.glob("rank*.json"))).trace
+    else:
+        trace = paceline.load(folder / "run")
+    measured = from_trace(trace)
     result = paceline.analyze(measured)
     diagnosis = diagnose(measured, result)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
@@ -38,7 +43,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
     parser.add_argument("--factor", type=float, default=2.0, help="of the slow rank's times")
+    parser.add_argument("--kineto", action="store_true", help="torch's profiler, not the recorder")
     args = parser.parse_args()
+    how = {"profiled": True} if args.kineto else {"recorded": True}
     print(
         f"{'case':16}{'true S':>8}{'S lasts':>9}{'S':>7}{'off':>7}{'gain':>7}{'said':>7}"
         f"{'discr.':>8}{'rank':>6}  healthy: S lasts, S, discr., findings"
@@ -47,11 +54,11 @@ def main():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             slow, level, healthy = factors_of(args.factor)
-            of_slow = run(case, folder / "slow", slow, recorded=True).step_s
-            of_level = run(case, folder / "level", level).step_s
-            of_healthy = run(case, folder / "healthy", healthy, recorded=True).step_s
-            result, _, said = analysed(folder / "slow")
-            other, causes, _ = analysed(folder / "healthy")
+            of_slow = run(case, folder / "slow", slow, **how).step_s
+            of_level = run(case, folder / "level", level, profiled=args.kineto).step_s
+            of_healthy = run(case, folder / "healthy", healthy, **how).step_s
+            result, _, said = analysed(folder / "slow", args.kineto)
+            other, causes, _ = analysed(folder / "healthy", args.kineto)
         true, lasts = of_slow / of_level, result.lasting.slowdown
         print(
             f"{case:16}{true:8.2f}{lasts:9.2f}{result.slowdown:7.2f}{lasts / true - 1:+7.0%}"

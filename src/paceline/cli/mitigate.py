@@ -177,7 +177,7 @@ def _strategies(
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
-    measured = TraceInput.of(args).measured()
+    measured = replace(TraceInput.of(args), by_rules=True).measured()
     return measured, Strategies(JobModel(measured), overhead_s)
 
 
@@ -187,7 +187,8 @@ def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> 
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
-    case = CaseInput.of(args).case()
+    inputs = CaseInput.of(args)
+    case = replace(inputs, trace=replace(inputs.trace, by_rules=True)).case()
     faults = faults_of(case)
     if not faults:
         if args.json:

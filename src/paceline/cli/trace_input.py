@@ -24,6 +24,7 @@ class TraceInput:
         steps: the steps to take, by number; None = all.
         ignore_kinds: kinds of operations to drop.
         keep_clocks: leave clock offsets between workers as they are.
+        by_rules: take the rules of pipelines where passes are whole, though programs are recorded.
     """
 
     path: Path
@@ -31,6 +32,7 @@ class TraceInput:
     steps: Sequence[int] | None = None
     ignore_kinds: tuple[str, ...] = ()
     keep_clocks: bool = False
+    by_rules: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> TraceInput:
@@ -50,7 +52,7 @@ class TraceInput:
         """
         from paceline.graph import from_trace
 
-        return from_trace(self.load(), keep_clocks=self.keep_clocks)
+        return from_trace(self.load(), keep_clocks=self.keep_clocks, by_rules=self.by_rules)
 
 
 def file_name(text: str) -> Path:

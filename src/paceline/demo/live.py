@@ -279,7 +279,8 @@ class _Story:
 
     def _plan(self, event: Event) -> None:
         """Ask the planner step by step until it moves microbatches."""
-        healthy = from_trace(load(self.job.folder, steps=range(SETTLE, WARM_UP_STEPS)))
+        trace = load(self.job.folder, steps=range(SETTLE, WARM_UP_STEPS))
+        healthy = from_trace(trace, by_rules=True)
         strategies = Strategies(JobModel(healthy), {"s2": OVERHEAD_S})
         self.planner = Planner(strategies, healthy_s=self.result.healthy_s)
         self.planner.onset(self.fault, event.since_step, event.lost_s)

@@ -16,6 +16,7 @@ from paceline.graph.late import settle_late_ends
 from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
+from paceline.trace.kinds import LOCAL_KINDS
 from paceline.trace.warning import (
     CLOCKS_CORRECTED,
     CLOCKS_KEPT,
@@ -77,17 +78,23 @@ class Measured:
         return microbatches_of(self.graph)
 
 
-def from_trace(trace: Trace, *, keep_clocks: bool = False) -> Measured:
+def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = False) -> Measured:
     """The step graph of a trace and the durations it measured.
 
     Args:
         trace: what happened.
         keep_clocks: do not correct clock offsets between workers.
+        by_rules: take the rules of pipelines where passes are whole, though programs are recorded:
+            for what makes another pipeline of the job.
 
     Raises:
         TraceError: no whole step is left.
         GraphError: the ops do not form a step (peers missing, a cycle).
     """
+    if by_rules and trace.program is not None:
+        local = np.isin(trace.kind, [int(kind) for kind in LOCAL_KINDS])
+        if not trace.program.part[local].any():
+            trace = replace(trace, program=None)
     structure = find_structure(trace)
     graph = build_graph(
         structure.variants, structure.replica_variant, trace.job, structure.families

@@ -14,12 +14,16 @@ _GERUNDS = (("move ", "moving "), ("swap ", "swapping "), ("checkpoint, and rest
 
 
 def advice(measured: Measured, result: WhatIf) -> str | None:
-    """The strategy that brings back most, a restart only failing others; None: nobody is slow.
+    """The strategy that brings back most, a restart only failing others.
+
+    None where nobody is slow, or where the job is known by its programs only.
 
     Args:
         measured: slow steps of the job.
         result: their analysis.
     """
+    if measured.graph.programmed:  # what another pipeline would do is not known
+        return None
     faults = faults_of(Case(measured, result, diagnose(measured, result)))
     if not faults:
         return None

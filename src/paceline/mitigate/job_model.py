@@ -95,6 +95,11 @@ class JobModel:
         if (dp is not None and dp < 1) or not 0 < scale < np.inf:
             raise MitigateError("a job needs one replica or more, and a scale above 0")
         graph = measured.graph
+        if graph.programmed:
+            raise MitigateError(
+                "passes were recorded in parts, between launches and waits; mitigation knows whole "
+                "passes only"
+            )
         self.dp = graph.n_dp if dp is None else dp
         self.pp = graph.n_pp
         variant = int(np.bincount(graph.replica_variant).argmax())

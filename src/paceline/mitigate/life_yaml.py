@@ -89,7 +89,7 @@ def _model(job: Section, step_s: float | None) -> JobModel:
         # Beside the scenario, wherever the command is run.
         folder = job.path.parent
         meta = folder / job.text("meta") if "meta" in job else None
-        measured = from_trace(load(folder / job.text("trace"), meta))
+        measured = from_trace(load(folder / job.text("trace"), meta), by_rules=True)
         model = JobModel(measured)
         return model if step_s is None else JobModel(measured, scale=step_s / model.healthy_s)
     values: dict[str, Any] = {name: job.whole(name) for name in _JOB[:5] if name in job}
