@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +215,6 @@ def _show(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault,
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from dataclasses import replace
 
     from paceline.cli.progress import ProgressBar
     from paceline.errors import MitigateError
