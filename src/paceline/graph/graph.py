@@ -17,7 +17,12 @@ from paceline.trace.kinds import LOCAL_KINDS, OpKind
 _CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
 
 #: Kinds whose duration is never negative, so that a dependent op of such a kind ends last.
-_LASTING = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
+_LASTING = (
+    OpKind.FORWARD_COMPUTE,
+    OpKind.BACKWARD_COMPUTE,
+    OpKind.WEIGHT_COMPUTE,
+    OpKind.OPTIMIZER,
+)
 
 
 @dataclass(frozen=True)

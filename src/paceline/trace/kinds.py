@@ -11,7 +11,8 @@ class OpKind(IntEnum):
     """One kind of operation; ``label`` is its name in trace files and results.
 
     The numbers are an internal order (ops of a worker are stored by kind, then by start); files
-    carry labels only.
+    carry labels only. Where a backward is split (zero bubble, DualPipe), ``BACKWARD_COMPUTE`` is
+    the gradient of the inputs and ``WEIGHT_COMPUTE`` that of the weights.
     """
 
     FORWARD_COMPUTE = 0
@@ -28,6 +29,10 @@ class OpKind(IntEnum):
     SEPARATE_GRADS_ALL_REDUCE = 11
     OPTIMIZER_CLIP_MAIN_GRAD = 12
     OPTIMIZER = 13
+    TENSOR_COMM = 14
+    EXPERT_COMM = 15
+    CONTEXT_COMM = 16
+    WEIGHT_COMPUTE = 17
 
     @property
     def label(self) -> str:
@@ -49,11 +54,25 @@ MICROBATCH_KINDS: Final = frozenset(
         OpKind.FORWARD_RECV,
         OpKind.BACKWARD_SEND,
         OpKind.BACKWARD_RECV,
+        OpKind.TENSOR_COMM,
+        OpKind.EXPERT_COMM,
+        OpKind.CONTEXT_COMM,
+        OpKind.WEIGHT_COMPUTE,
     }
 )
 
 #: Point-to-point transfers between neighbouring stages.
-P2P_KINDS: Final = MICROBATCH_KINDS - {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE}
+P2P_KINDS: Final = frozenset(
+    {
+        OpKind.FORWARD_SEND,
+        OpKind.FORWARD_RECV,
+        OpKind.BACKWARD_SEND,
+        OpKind.BACKWARD_RECV,
+    }
+)
+
+#: Collectives within a pass, among ranks that share its microbatch or its layers.
+PEER_KINDS: Final = frozenset({OpKind.TENSOR_COMM, OpKind.EXPERT_COMM, OpKind.CONTEXT_COMM})
 
 #: Send or recv -> the compute it serves, and whether it is the model's first stage that has none of
 #: it (the last stage otherwise).
@@ -75,6 +94,7 @@ LOCAL_KINDS: Final = frozenset(
         OpKind.GC,
         OpKind.LAYERNORM_GRADS_ALL_REDUCE,
         OpKind.OPTIMIZER,
+        OpKind.WEIGHT_COMPUTE,
     }
 )
 
@@ -91,7 +111,13 @@ DP_KINDS: Final = frozenset(
 #: Kinds whose ideal duration is the mean (work can be rebalanced); all others take the median
 #: (what-if paper, 3.2: a flapping link would drag a mean far up).
 MEAN_KINDS: Final = frozenset(
-    {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.GC, OpKind.OPTIMIZER}
+    {
+        OpKind.FORWARD_COMPUTE,
+        OpKind.BACKWARD_COMPUTE,
+        OpKind.WEIGHT_COMPUTE,
+        OpKind.GC,
+        OpKind.OPTIMIZER,
+    }
 )
 
 
