@@ -20,7 +20,6 @@ from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
 from paceline.trace import OpKind
-from paceline.trace.kinds import DP_KINDS
 from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
@@ -103,8 +102,6 @@ def _groups(durations: Durations, ideal: Array) -> list[_Group]:
     groups = []
     for members in graph.dp_groups:
         kind = OpKind(int(graph.kind[members[0]]))
-        if kind not in DP_KINDS:
-            continue
         usual_s = max(float(ideal[members[0]]), 1e-9)
         times = np.concatenate([durations.row(op) for op in members.tolist()], axis=1) / usual_s
         workers = [
