@@ -21,6 +21,7 @@ from paceline.detect.step_starts import (
     _first_whole,
     _phase,
     _resume,
+    _walk,
     nearest,
     starts_of_steps,
 )
@@ -32,6 +33,7 @@ from paceline.detect.who import (
     number,
     spans,
     spoken_span,
+    waited_for,
 )
 
 # The period of calls.
@@ -201,6 +203,8 @@ def test_the_next_undamaged_step():
     assert _resume(names, template, 5, -1) == 0
     assert _resume(names, template, 6, -1) == 6
     assert _resume(names, template, 10, 1) == -1
+    assert _resume(names[:10], template, 6, 1) == 6  # the last four calls are a whole step
+    assert _resume(names[:4], template, 0, -1) == 0
 
 
 @pytest.mark.parametrize(
@@ -362,3 +366,25 @@ def test_edits_between_a_sequence_and_itself_later(seed):
         if distance <= 4 * best:
             assert found[lag - 1] == distance
     assert np.isinf(found[:3]).all()
+
+
+@pytest.mark.parametrize(
+    ("own_s", "share"),
+    [(0.49, 1.0), (0.51, 0.0)],
+)
+def test_who_waits_under_half_as_long_as_the_median_is_waited_for(own_s, share):
+    """Of three that wait 1 s, ``own_s`` and 3 s the median is 1 s."""
+    found = waited_for(
+        np.zeros(3, dtype=np.int64), np.arange(3), np.zeros(3, dtype=np.int64),
+        np.array([1.0, own_s, 3.0]),
+    )  # fmt: skip
+    assert found == {0: 0.0, 1: share, 2: 0.0}
+
+
+def test_the_begin_nearest_to_where_it_is_due():
+    """Two places look alike, one call before and two after: the nearer one begins the step."""
+    template = np.arange(6)
+    names = np.concatenate([np.tile(template, 2), [9], np.tile(template, 2)])
+    score = np.zeros(len(names))
+    score[[0, 6, 11, 14, 18, 24]] = 1.0
+    assert _walk(names, template, 0, score, 1)[:3] == [0, 6, 11]

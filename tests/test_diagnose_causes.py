@@ -308,6 +308,29 @@ def test_most_replicas_are_more_than_half(slow, mostly):
     assert candidate.alternative == ("sequence-length" if mostly else "")
 
 
+def test_most_workers_of_a_stage_slow_beside_a_fast_one():
+    """3 of 4, by 30%: measured against the one that agrees with the other stages."""
+    job = Job()
+    job.array[job.ops(FORWARD, BACKWARD, stage=1), :, :3] *= 1.3
+    candidate = job.workers()
+    assert sorted(candidate.where["workers"]) == [[0, 1], [1, 1], [2, 1]]
+    assert candidate.evidence["factors"] == pytest.approx([1.3] * 3)
+    assert candidate.alternative == "stage-imbalance"
+    assert "most workers of stage 1" in candidate.ambiguous
+    assert stage_cause(job.durations, job.fit) is None
+
+
+def test_a_lasting_link_costs_more_than_a_flapping_one():
+    """1.35 times in all, against 30% late: what it exceeds by, and how often, are compared."""
+    job = Job()
+    job.array[job.link(0), :, 1] *= 1.35
+    job.array[job.link(1), :2, 2] *= 5.0
+    links = job.links().evidence["links"]
+    assert links == [[[1, 0], [1, 1]], [[2, 1], [2, 2]]]
+    job.array[job.link(1), :4, 2] *= 5.0
+    assert job.links().evidence["links"] == [[[2, 1], [2, 2]], [[1, 0], [1, 1]]]
+
+
 # Stages.
 
 

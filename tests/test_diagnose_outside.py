@@ -15,6 +15,7 @@ from paceline.diagnose.remove import Effect
 from paceline.diagnose.stages import _place
 from paceline.diagnose.workers import _chance, _pattern, _text
 from paceline.trace import OpKind
+from paceline.whatif.modes import TwoModes
 from paceline.whatif.result import LaunchDelay
 
 # Stages and workers.
@@ -331,3 +332,26 @@ def test_forwards_and_backwards_make_odd_steps_and_nothing_else(kind):
     block[kind, 4], block[2, 4] = 0.5, 5.0  # an optimizer is no compute
     life_ = life(block.sum(axis=(0, 2)))
     assert outside._odd_steps(measured, life_, MEAN[8]) is None
+
+
+def test_two_lengths_of_steps_cost_the_difference():
+    """3 of 8 steps take 1.5 s instead of 1: 1.5 of 9.5 s; their forwards take twice as long."""
+    slow = np.arange(8) < 3
+    times = np.where(slow, 1.5, 1.0)
+    kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER])
+    block = np.stack([np.where(slow, 1.0, 0.5), np.where(slow, 0.6, 0.5), np.zeros(8)])[..., None]
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3))
+    measured = SimpleNamespace(graph=graph, durations=SimpleNamespace(blocks=[block]))
+    modes = TwoModes(slow, 1.5)
+    found = outside._two_modes(measured, life(times, step_modes=modes), MEAN[8])
+    assert found.share_of_step == pytest.approx(1.5 / 9.5)
+    assert found.interval == pytest.approx((1.5 / 9.5,) * 2)
+    assert found.confidence == 1
+    evidence = found.evidence
+    assert (evidence["steps"], evidence["fast_s"], evidence["slow_s"]) == ([100, 101, 102], 1, 1.5)
+    growth = evidence["slow_over_fast_by_kind"]
+    assert growth == pytest.approx({"forward-compute": 2.0, "backward-compute": 1.2})
+    assert list(growth) == ["forward-compute", "backward-compute"]
+    assert found.text.startswith("3 of 8 steps take 1.5")
+    assert found.text.endswith("; longer then: forward-compute")
+    assert outside._two_modes(measured, life(times, step_modes=None), MEAN[8]) is None

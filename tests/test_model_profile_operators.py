@@ -96,6 +96,7 @@ FOUR = replace(ONE, tp=4)
         ("embedding-positions", GPT, ONE, [(8, 16)]),
         ("embedding-dropout", GPT, ONE, [(8, 16)]),
         ("loss", GPT, ONE, [(8, 128)]),
+        ("loss", GPT, replace(ONE, tp=2), [(8, 128)]),  # 256 padded columns over 2 ranks
         ("router-topk", MIXED, ONE, [(8, 4)]),
         ("router-topk", MIXED, FOUR, [(2, 4)]),
         ("permute", MIXED, ONE, [(8, 16)]),

@@ -13,10 +13,11 @@ from paceline.graph.clocks import ClockOffsets, _centred, _contradicted, _fit, _
 from paceline.graph.lanes import Lanes, lane_blocks
 from paceline.graph.structure import _difference, _hashes, _renumber, _variants
 from paceline.simulate import Rules, _Prepared, all_lanes, step_times, timeline
+from paceline.synth import SynthSpec, synthesize
 from paceline.trace import OpKind
 from paceline.whatif.analysis import _Shares, _slowest
 from paceline.whatif.doubts import _on_grid, delay_doubts, reference_notes, resolution_doubts
-from paceline.whatif.ideal import Reference, _is_material
+from paceline.whatif.ideal import Reference, _is_material, reference
 from paceline.whatif.layout import MAX_IDEAL_LANES, _Layout, ideal_lane_error_s
 from paceline.whatif.modes import TwoModes, two_modes
 from paceline.whatif.result import LaunchDelay
@@ -422,3 +423,21 @@ def test_the_first_difference_of_counts():
     assert _difference(np.zeros_like(usual), usual, 3) == "dp 3 has no rows"
     have[0] = 0
     assert _difference(have, usual, 3) == "dp 3, stage 0 has no rows"
+
+
+# References of a kind that is slow everywhere at once.
+
+
+@pytest.mark.parametrize(("slow", "paper"), [(9, 1.0), (11, 3.0)])
+def test_a_kind_slow_in_most_steps_is_judged_by_its_fast_ones(slow, paper):
+    """Of 20; three times as long on all ranks. The paper's median is the slow time with 11."""
+    spec = SynthSpec(dp=2, pp=2, microbatches=4, steps=20, noise=0.0)
+    durations = from_trace(synthesize(spec)).durations
+    ops = np.flatnonzero(durations.graph.kind == OpKind.GRADS_REDUCE_SCATTER)
+    usual = float(durations.array[ops[0], 0, 0])
+    durations.array[ops, :slow] *= 3.0
+    found = reference(durations)
+    assert found.paper[ops] == pytest.approx(paper * usual)
+    assert found.seconds[ops] == pytest.approx(usual)
+    assert found.differs == (paper > 1)
+    assert set(found.modes) == ({OpKind.GRADS_REDUCE_SCATTER} if paper > 1 else set())

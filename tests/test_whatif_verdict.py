@@ -80,6 +80,14 @@ def test_a_job_faster_than_its_reference_is_not_called_healthy(slowdown, healthy
     assert not replace(result, slowdown=slowdown, traced_s=two_modes).healthy
 
 
+def test_an_analysis_is_doubtful_above_five_percent():
+    result = analyze(trace_of(make_rows(Spec(microbatches=(3,) * 3, spread=0.0, delays=False))))
+    assert not replace(result, discrepancy=0.05).doubtful
+    assert replace(result, discrepancy=0.0501).doubtful
+    assert replace(result, slowdown=1.03).straggling
+    assert not replace(result, slowdown=1.0299).straggling
+
+
 def test_work_handed_out_unevenly_is_not_called_healthy():
     spec = Spec(pp=2, microbatches=(4, 4, 6), spread=0.0, delays=False, shared_transfers=True)
     result = analyze(trace_of(make_rows(spec)))

@@ -6,9 +6,10 @@ cosmic-ray's operators do the changes. Chosen are those whose mutants are quiet:
 in place of 0.05 is no hard test of a threshold.
 
 Also left out are places that no test should notice: annotations, decorators (caches, frozen
-dataclasses), ``assert``, the ``strict`` of ``zip``, texts for people (f-strings), seeds, numbers
-that only keep a divisor from being 0, and lines that decide how fast an answer comes, not which. So
-are three files of ``detect`` whose tests start processes and measure them, alone on the machine.
+dataclasses) and how dataclasses compare, ``assert``, the ``strict`` of ``zip``, texts for people
+(f-strings), seeds, numbers that only keep a divisor from being 0, and lines that decide how fast an
+answer comes, not which. So are three files of ``detect`` whose tests start processes and measure
+them, alone on the machine.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ def _unnoticed(tree: ast.Module) -> list[tuple[tuple[int, int], tuple[int, int]]
                 nodes += node.decorator_list
             case ast.arg() | ast.AnnAssign():
                 nodes.append(node.annotation)
-            case ast.keyword(arg="strict") | ast.Assert() | ast.JoinedStr():
+            case ast.keyword(arg="strict" | "repr" | "compare" | "hash"):
+                nodes.append(node)
+            case ast.Assert() | ast.JoinedStr():
                 nodes.append(node)
             case ast.Call(func=ast.Name(id="cast")):
                 nodes.append(node.args[0])
