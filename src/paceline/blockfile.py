@@ -38,6 +38,10 @@ KINDS: Final = (
     "separate-grads-all-reduce",
     "optimizer-clip-main-grad",
     "optimizer",
+    "tensor-comm",
+    "expert-comm",
+    "context-comm",
+    "weight-compute",
 )
 
 #: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all

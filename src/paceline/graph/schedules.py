@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError
 from paceline.graph.replica import ReplicaOps
-from paceline.trace.kinds import TRANSFERS, OpKind
+from paceline.trace.kinds import PEER_KINDS, TRANSFERS, OpKind
 
 
 @dataclass(frozen=True)
@@ -166,5 +166,6 @@ def _ops_of_kind(
     present = {
         OpKind.SEPARATE_GRADS_ALL_REDUCE: overlap,
         OpKind.EMBEDDING_GRADS_ALL_REDUCE: n_pp > 1 and pp in (0, n_pp - 1),
-    }.get(kind, True)
+        OpKind.WEIGHT_COMPUTE: False,
+    }.get(kind, kind not in PEER_KINDS)
     return (np.full(int(present), -1), np.full(int(present), -1), np.zeros(int(present), np.int64))

@@ -35,6 +35,7 @@ COMPUTES = frozenset(
         "gc",
         "layernorm-grads-all-reduce",
         "optimizer",
+        "weight-compute",
     )
 )
 

@@ -34,7 +34,15 @@ THREADS = 100
 
 Ints = npt.NDArray[np.int64]
 
-_STREAMS = ("compute", "DP comm", "forward-send", "forward-recv", "backward-send", "backward-recv")
+_STREAMS = (
+    "compute",
+    "DP comm",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "peer comm",
+)
 _STREAM_OF = {
     OpKind.PARAMS_ALL_GATHER: 1,
     OpKind.GRADS_REDUCE_SCATTER: 1,
@@ -43,6 +51,9 @@ _STREAM_OF = {
     OpKind.FORWARD_RECV: 3,
     OpKind.BACKWARD_SEND: 4,
     OpKind.BACKWARD_RECV: 5,
+    OpKind.TENSOR_COMM: 6,
+    OpKind.EXPERT_COMM: 6,
+    OpKind.CONTEXT_COMM: 6,
 }
 
 #: Names of colours that chrome://tracing knows; Perfetto colours by the name of the event.
@@ -61,6 +72,10 @@ _COLOURS = {
     OpKind.EMBEDDING_GRADS_ALL_REDUCE: "generic_work",
     OpKind.OPTIMIZER_CLIP_MAIN_GRAD: "grey",
     OpKind.OPTIMIZER: "good",
+    OpKind.TENSOR_COMM: "rail_idle",
+    OpKind.EXPERT_COMM: "rail_idle",
+    OpKind.CONTEXT_COMM: "rail_idle",
+    OpKind.WEIGHT_COMPUTE: "cq_build_passed",
 }
 
 

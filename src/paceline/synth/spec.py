@@ -28,6 +28,10 @@ BASE_S: dict[OpKind, float] = {
     OpKind.SEPARATE_GRADS_ALL_REDUCE: 0.005,
     OpKind.OPTIMIZER_CLIP_MAIN_GRAD: 0.004,
     OpKind.OPTIMIZER: 0.020,
+    OpKind.TENSOR_COMM: 0.001,
+    OpKind.EXPERT_COMM: 0.001,
+    OpKind.CONTEXT_COMM: 0.001,
+    OpKind.WEIGHT_COMPUTE: 0.060,
 }
 
 #: More operations than this would fill the memory of any machine.

@@ -16,6 +16,7 @@
     "backward-recv": { colour: "--k-backward-comm", part: [0.86, 0.14] },
     gc: { colour: "--k-gc", part: BAND },
     optimizer: { colour: "--k-optimizer", part: BAND },
+    "weight-compute": { colour: "--k-weight", part: BAND },
   };
   const OTHER = { colour: "--k-collective", part: [0.1, 0.46] };
   const lookOf = (kind) => LOOKS[kind] ?? OTHER;
@@ -31,6 +32,7 @@
     ["--k-backward-comm", "backward transfer, waiting included"],
     ["--k-collective", "collectives"],
     ["--k-optimizer", "optimizer"],
+    ["--k-weight", "gradient of the weights (W)"],
     ["--k-gc", "garbage collection"],
   ];
 
