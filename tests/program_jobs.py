@@ -66,12 +66,14 @@ class Run:
     """One step of a job: ``rows`` are its operations, ``step_s`` its time.
 
     Args:
-        programs: (dp, pp) -> the list of its instructions.
+        programs: (dp, pp) -> the list of its instructions; with peers, dp counts dp * peers + peer.
         seconds: (dp, pp, n-th op of the program) -> its compute or transfer time.
         pause: (dp, pp, n-th op) -> host time before it is launched.
+        peers: tensor-parallel ranks, which meet in tensor-comm; others meet across data parallel.
     """
 
-    def __init__(self, programs, seconds, pause=lambda key: 0.0):
+    def __init__(self, programs, seconds, pause=lambda key: 0.0, peers=1):
+        self.peers = peers
         self.n_dp = 1 + max(dp for dp, _ in programs)
         self.n_pp = 1 + max(pp for _, pp in programs)
         self.seconds, self.pause = seconds, pause
@@ -154,7 +156,10 @@ class Run:
             return (kind, nth), kind, len(self.workers)
         if kind == EMBEDDING:
             return (kind, dp, nth), (kind, dp), 2 if self.n_pp > 1 else 1
-        return (kind, pp, nth), (kind, pp), self.n_dp
+        if kind == "tensor-comm":
+            return (kind, pp, dp // self.peers, nth), (kind, pp, dp // self.peers), self.peers
+        peer = dp % self.peers
+        return (kind, pp, peer, nth), (kind, pp, peer), self.n_dp // self.peers
 
     def _start(self, now, transfer, queue):
         """Start a transfer that all have reached and that nothing is in front of."""
@@ -205,9 +210,12 @@ def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
     number = np.array([number for number, _ in rows])
     start, end = (np.array([row[name] for _, row in rows]) for name in ("start", "end"))
     n_pp = 1 + int(table["pp"].max())
+    replica, peers = table["dp"], getattr(steps[0], "peers", 1)
+    if peers > 1:
+        table |= {"dp": replica // peers, "peer": replica % peers}
     table |= {
         "step": number,
-        "rank": table["dp"] * n_pp + table["pp"],
+        "rank": replica * n_pp + table["pp"],
         "kind": np.array([OpKind.from_label(r["kind"]) for _, r in rows], dtype=np.int8),
         "start": start + base_s * number,
         "duration": end - start,
@@ -237,6 +245,8 @@ class Spec:
         embedding: tied embeddings on the first and last stage.
         pauses: whether the host dawdles before some launches.
         wild: whether transfers between stages are awaited anywhere, even where that blocks all.
+        peers: tensor-parallel ranks of each dp rank; ``microbatches`` has an entry for every one.
+        layers: of a chunk, each with a compute and a collective among the peers.
     """
 
     pp: int = 1
@@ -249,6 +259,8 @@ class Spec:
     embedding: bool = False
     pauses: bool = False
     wild: bool = False
+    peers: int = 1
+    layers: int = 0
     seed: int = 0
 
 
@@ -328,6 +340,9 @@ class _Body:
                 self.steps.append(Compute("backward-compute", microbatch, 0))
                 self._launch("grads-reduce-scatter")
             self.steps.append(Compute(f"{way}-compute", microbatch, 0))
+            for _ in range(spec.layers):
+                self._wait(self._launch("tensor-comm"))
+                self.steps.append(Compute(f"{way}-compute", microbatch, 0))
             if unit is not None and way == "backward":
                 self._launch("grads-reduce-scatter", unit)
         if leave:
@@ -364,4 +379,4 @@ def random_run(spec, programs, step, factors=None):
         rng = random.Random(f"pause/{spec.seed}/{step}/{key}")
         return rng.uniform(0.0, 0.3) if spec.pauses and rng.random() < 0.3 else 0.0
 
-    return Run(programs, seconds, pause)
+    return Run(programs, seconds, pause, spec.peers)

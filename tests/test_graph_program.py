@@ -33,11 +33,11 @@ FEW = settings(max_examples=40, deadline=None, derandomize=True)
 @st.composite
 def specs(draw, wild=False):
     n_dp, pp = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    units = draw(st.integers(0, 3))
+    units, peers = draw(st.integers(0, 3)), draw(st.sampled_from((1, 1, 2, 3)))
     n = draw(st.integers(1, 4))
     # Gathers and scatters come with each microbatch: then all replicas have as many.
     own = st.lists(st.integers(1, 4), min_size=n_dp, max_size=n_dp).map(tuple)
-    microbatches = (n,) * n_dp if units else draw(own)
+    microbatches = (n,) * n_dp * peers if units or peers > 1 else draw(own)
     return Spec(
         pp=pp,
         microbatches=microbatches,
@@ -49,6 +49,8 @@ def specs(draw, wild=False):
         embedding=draw(st.booleans()),
         pauses=draw(st.booleans()),
         wild=wild,
+        peers=peers,
+        layers=draw(st.integers(1, 2)) if peers > 1 else 0,
         seed=draw(st.integers(0, 10**6)),
     )
 
@@ -280,7 +282,8 @@ def test_slowdowns_of_workers_are_those_of_event_by_event(spec):
         def seconds(step):
             return lambda key: (took if key[:2] == worker else usual)[step, *key[:2], *name[key]]
 
-        return np.mean([Run(programs, seconds(step)).step_s for step in range(2)])
+        steps = [Run(programs, seconds(step), peers=spec.peers) for step in range(2)]
+        return np.mean([run.step_s for run in steps])
 
     ideal_s = mean_step_s(None)
     for (pp, dp), slowdown in np.ndenumerate(result.by_worker):

@@ -19,7 +19,7 @@ from paceline.graph.program import launch_numbers, program_edges, program_pairs
 from paceline.graph.program_check import check_passes
 from paceline.graph.replica import ReplicaOps
 from paceline.trace.job import Job
-from paceline.trace.kinds import DP_KINDS, TRANSFERS, OpKind
+from paceline.trace.kinds import DP_KINDS, PEER_KINDS, TRANSFERS, OpKind
 
 K = OpKind
 Ops = npt.NDArray[np.int64]
@@ -303,7 +303,7 @@ def _groups(
     """[op] group and [group] whether it spans the data-parallel ranks."""
     group = np.full(len(kind), -1, dtype=np.int64)
     group[pairs] = np.arange(len(pairs))[:, None]
-    wide = np.flatnonzero(np.isin(kind, [int(k) for k in DP_KINDS]))
+    wide = np.flatnonzero(np.isin(kind, [int(k) for k in DP_KINDS | PEER_KINDS]))
     # The clip's norm is over the whole model: all stages are one group.
     stage = np.where(kind[wide] == K.OPTIMIZER_CLIP_MAIN_GRAD, 0, pp[wide])
     key = np.stack([kind[wide], stage, seq[wide]], axis=1)

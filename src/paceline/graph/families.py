@@ -51,7 +51,7 @@ def with_families(
     sets = np.stack(
         [np.unique(numbers, return_inverse=True)[1].reshape(-1) for numbers in distinct]
     )
-    no_sets = np.zeros((1, trace.job.dp_size), dtype=np.int64)
+    no_sets = np.zeros((1, trace.job.replicas), dtype=np.int64)
     families, number = np.unique(np.concatenate([no_sets, sets]), axis=0, return_inverse=True)
     # Sorted, all ranks in one set come first.
     family = number.reshape(-1)[1:][index.reshape(-1)]

@@ -86,7 +86,7 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
         replicas: data-parallel ranks to take; None takes all.
     """
     chunk, microbatch = _served_rows(trace)
-    dp = trace.dp
+    dp = trace.replica
     keep = np.full(len(trace), True) if replicas is None else np.isin(dp, list(replicas))
     labels = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
     columns: list[npt.NDArray[Any]] = [*labels, trace.start, trace.end]

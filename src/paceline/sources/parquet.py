@@ -38,7 +38,7 @@ COLUMNS = {
 }
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
-PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late")
+PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late", "peer")
 
 
 def matches(path: Path) -> bool:
@@ -274,11 +274,11 @@ def writer(trace: Trace) -> Writer:
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
     gmc[~compute] = -1
-    dp, pp = trace.dp, trace.pp
+    replica, pp = trace.replica, trace.pp
     arrays = {
-        "dp_rank": dp,
+        "dp_rank": replica // np.int32(trace.job.peers),
         "stage": pp,
-        "rank": trace.rank.astype(np.int32)[dp, pp],
+        "rank": trace.rank.astype(np.int32)[replica, pp],
         "step": trace.step,
         "optype": pa.DictionaryArray.from_arrays(
             pa.array(trace.kind), pa.array([kind.label for kind in OpKind])
@@ -295,6 +295,8 @@ def writer(trace: Trace) -> Writer:
         arrays |= {"part": program.part, "issued": program.issued, "awaited": program.awaited}
         if program.group is not None:
             arrays["group"] = program.group
+    if trace.job.peers > 1:
+        arrays["peer"] = replica % np.int32(trace.job.peers)
     if trace.late is not None:
         arrays["late"] = trace.late.astype(np.int8)
     table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))

@@ -33,6 +33,8 @@ class Columns:
         group: a number that, of a collective, only ranks of the stage have which communicate with
             each other in it; -1 = all of them. None: all do in every collective.
         late: whether the recorded end is an upper bound; None: no row's is.
+        peer: number of the rank among the tensor- and context-parallel ranks of its (dp, pp); None:
+            they are numbered by their global ranks.
     """
 
     step: npt.NDArray[Any]
@@ -50,6 +52,7 @@ class Columns:
     awaited: npt.NDArray[Any] | None = None
     group: npt.NDArray[Any] | None = None
     late: npt.NDArray[Any] | None = None
+    peer: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.step)
@@ -62,7 +65,8 @@ class Columns:
 
 def describe(columns: Columns, row: int) -> str:
     """A row in words, for messages."""
+    peer = "" if columns.peer is None else f"peer {columns.peer[row]}, "
     return (
-        f"step {columns.step[row]}, dp {columns.dp[row]}, stage {columns.pp[row]}, "
+        f"step {columns.step[row]}, dp {columns.dp[row]}, stage {columns.pp[row]}, {peer}"
         f"{OpKind(int(columns.kind[row])).label} {columns.seq[row]}"
     )

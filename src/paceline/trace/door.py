@@ -13,6 +13,7 @@ from paceline.trace.columns import Columns, describe
 from paceline.trace.job import Job
 from paceline.trace.kinds import OpKind
 from paceline.trace.peers import has_peers, merge_peers
+from paceline.trace.peers_apart import has_inner, peers_apart, with_groups
 from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
@@ -49,6 +50,7 @@ _WHOLE = (
     "issued",
     "awaited",
     "group",
+    "peer",
 )
 
 #: From here on a float64 does not hold every whole number.
@@ -76,6 +78,7 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     if len(columns) == 0:
         raise TraceError(f"{where} has no rows; is it the right file?")
     columns = _whole_numbers(columns, where)
+    job = None if job is None else replace(job, peers=1)  # the data tells
     _check_times(columns, where)
     job, warnings = _job_of(_extremes(columns), job, where)
     every = max(1, len(columns) // _SAMPLED)
@@ -101,11 +104,12 @@ def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
     Raises:
         TraceError: ranks or stages that contradict the job.
     """
+    job = None if job is None else replace(job, peers=1)
     job, warnings = _job_of(parts.extremes, job, where)
-    placed = place_parts(parts, job.dp_size, job.pp_size)
+    placed = place_parts(parts, job.replicas, job.pp_size)
     if placed is None:
         return None
-    shape = (len(placed.steps), job.dp_size, job.pp_size, N_KINDS)
+    shape = (len(placed.steps), job.replicas, job.pp_size, N_KINDS)
     every = max(1, parts.n_rows // _SAMPLED)
     rows = np.arange(0, parts.n_rows, every)
     cell = np.searchsorted(np.cumsum(placed.counts, dtype=np.int64), rows, side="right")
@@ -124,7 +128,7 @@ def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
         start=placed.start,
         end=placed.end,
         step_start_s=step_start_s,
-        rank=placed.rank.reshape(job.dp_size, job.pp_size),
+        rank=placed.rank.reshape(job.replicas, job.pp_size),
     )
     try:
         strange = bool(check_lengths(trace, where, longest))
@@ -147,14 +151,21 @@ def _place(
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
-    merged = bool((np.take(rank, worker) != columns.rank).any()) and has_peers(columns.rank, cell)
+    merged = _has_peers(columns, rank, worker, cell)
+    if merged:
+        apart = peers_apart(columns, worker, job, where)
+        columns, job, merged = apart.columns, apart.job, bool(apart.reason)
+        worker, cell, steps = _cells(columns, job, where)
+        rank = _ranks(columns, worker, job)
     if merged:
         columns, left_out, note = merge_peers(columns, worker, cell, job.workers, where)
-        warnings.append(note)
+        warnings.append(f"{note}; {apart.reason}")
         if len(columns) == 0:
             raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
         _, cell, steps = _cells(columns, job, where)
-    shape = (len(steps), job.dp_size, job.pp_size, N_KINDS)
+    if has_inner(columns):
+        columns = with_groups(columns)
+    shape = (len(steps), job.replicas, job.pp_size, N_KINDS)
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)
     if renumbered:
@@ -173,12 +184,24 @@ def _place(
         start=start,
         end=end,
         step_start_s=step_start_s,
-        rank=rank.reshape(job.dp_size, job.pp_size),
+        rank=rank.reshape(job.replicas, job.pp_size),
         left_out=left_out,
         program=program_of(columns, cell, place, where),
         late=late_of(columns, place, where),
     )
     return trace, None if merged else place
+
+
+def _has_peers(
+    columns: Columns,
+    rank: npt.NDArray[np.int64],
+    worker: npt.NDArray[np.int32],
+    cell: npt.NDArray[np.int32],
+) -> bool:
+    """Whether several ranks recorded one (dp, pp)."""
+    if columns.peer is not None:
+        return bool((columns.peer != columns.peer[0]).any())
+    return bool((np.take(rank, worker) != columns.rank).any()) and has_peers(columns.rank, cell)
 
 
 def _whole_numbers(columns: Columns, where: str) -> Columns:
@@ -325,6 +348,9 @@ def _cells(
             f"be told from {len(columns)} rows; is a dp_rank or stage corrupt?"
         )
     worker = columns.dp.astype(np.int32)
+    if job.peers > 1 and columns.peer is not None:
+        worker *= job.peers
+        worker += columns.peer.astype(np.int32, copy=False)
     worker *= job.pp_size
     worker += columns.pp.astype(np.int32, copy=False)
     cell = index.astype(np.int32)

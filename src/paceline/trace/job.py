@@ -20,11 +20,14 @@ class Job:
     Attributes:
         dp_size: data-parallel ranks, each with its own row of workers in the trace.
         pp_size: pipeline stages.
-        tp_size: tensor-parallel ranks (not seen in the trace: one rank stands for them).
+        tp_size: tensor-parallel ranks.
         dsp_size: further ranks that share a data-parallel group (sequence or context parallel).
         vpp_size: model chunks per stage (virtual pipeline).
         world_size: ranks in all; 0 = the product of the degrees.
         name: what the job is called, for the reader.
+        peers: tensor- and context-parallel ranks that a trace shows apart; 1 = one rank stands for
+            all of a (dp, pp). A replica is then the pipeline of one data-parallel rank and peer,
+            numbered dp * peers + peer, with peer = tp + tp_size * cp.
     """
 
     dp_size: int
@@ -34,9 +37,10 @@ class Job:
     vpp_size: int = 1
     world_size: int = 0
     name: str = ""
+    peers: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size"):
+        for field in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "peers"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 shown = reprlib.repr(value)
@@ -48,6 +52,11 @@ class Job:
             raise TraceError(f"the job's world_size must not be negative ({self.world_size})")
         if self.world_size == 0:
             object.__setattr__(self, "world_size", self.ranks)
+        if self.peers not in (1, self.tp_size * self.dsp_size):
+            raise TraceError(
+                f"the job shows {self.peers} ranks of each (dp, stage) apart, but has tp "
+                f"{self.tp_size} x dsp {self.dsp_size} of them"
+            )
 
     @property
     def ranks(self) -> int:
@@ -55,9 +64,29 @@ class Job:
         return self.dp_size * self.pp_size * self.tp_size * self.dsp_size
 
     @property
+    def replicas(self) -> int:
+        """Pipelines that a trace shows: one per data-parallel rank and peer."""
+        return self.dp_size * self.peers
+
+    @property
     def workers(self) -> int:
-        """Workers (dp, pp) that a trace shows."""
-        return self.dp_size * self.pp_size
+        """Workers (replica, pp) that a trace shows."""
+        return self.replicas * self.pp_size
+
+    def place(self, replica: int, pp: int) -> tuple[int, ...]:
+        """The place of a worker: (dp, pp), or (dp, pp, peer) where peers are shown apart."""
+        dp, peer = divmod(int(replica), self.peers)
+        return (dp, int(pp)) if self.peers == 1 else (dp, int(pp), peer)
+
+    def replica_name(self, replica: int) -> str:
+        """``dp 3``, or ``dp 3, peer 1``."""
+        dp, peer = divmod(int(replica), self.peers)
+        return f"dp {dp}" if self.peers == 1 else f"dp {dp}, peer {peer}"
+
+    def worker_name(self, replica: int, pp: int) -> str:
+        """``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
+        dp, stage, *peer = self.place(replica, pp)
+        return f"dp {dp}, stage {stage}" + "".join(f", peer {number}" for number in peer)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "job") -> Job:
@@ -86,4 +115,7 @@ class Job:
 
     def to_mapping(self) -> dict[str, Any]:
         """The job as ``from_mapping`` takes it."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.peers == 1:
+            del values["peers"]
+        return values

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.trace.columns import Columns, describe
-from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS
+from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS
 from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
@@ -49,6 +49,13 @@ def program_of(
             raise TraceError(
                 f"{where} has the column part but not issued and awaited, which it needs"
             )
+        inner = np.flatnonzero(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]))
+        if len(inner):
+            raise TraceError(
+                f"{where} has {len(inner)} collectives within passes, the first is row {inner[0]} "
+                f"({describe(columns, int(inner[0]))}); these need the columns issued and awaited, "
+                "or drop them with --ignore-kinds"
+            )
         return None
     if issued is None or awaited is None:
         lacking, other = ("issued", "awaited") if issued is None else ("awaited", "issued")
@@ -67,7 +74,7 @@ def program_of(
 
     group = columns.group
     if group is not None:
-        wide = np.isin(columns.kind, [int(kind) for kind in DP_KINDS])
+        wide = np.isin(columns.kind, [int(kind) for kind in DP_KINDS | PEER_KINDS])
         group = np.where(wide, group, -1)
         _check_range(rows, (group < -1) | (group > LARGEST), "a group that is no number", where)
     return Program(

@@ -45,7 +45,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Trace:
-    """Operations of some steps of one job, sorted by (step, dp, pp, kind, start).
+    """Operations of some steps of one job, sorted by (step, replica, pp, kind, start).
 
     Which row belongs to which worker follows from ``counts``, so five of the nine columns are not
     stored but derived when asked for (``step``, ``dp``, ``pp``, ``kind``, ``seq``); a row costs 22
@@ -55,13 +55,14 @@ class Trace:
     Attributes:
         job: degrees of parallelism.
         steps: [step] step numbers, ascending.
-        counts: [step, dp, pp, kind] how many ops.
+        counts: [step, replica, pp, kind] how many ops; replicas are data-parallel ranks, or data-
+            parallel ranks and peers (:attr:`Job.peers`).
         chunk: [row] model chunk on the stage (virtual stage), -1 = not applicable.
         microbatch: [row] microbatch (compute only), -1 = not applicable.
         start: [row] seconds since the step's first start.
         end: [row] seconds since the step's first start.
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
-        rank: [dp, pp] global rank recorded for the worker, -1 = unknown.
+        rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
         warnings: what the reader noticed.
         left_out: step number -> why it is not in here.
         program: where each op stands in its worker's program; None: not recorded, the order of ops
@@ -103,9 +104,14 @@ class Trace:
         return self._per_row(self.steps[:, None, None, None])
 
     @property
+    def replica(self) -> npt.NDArray[np.int32]:
+        """[row] replica: dp * peers + peer, the data-parallel rank where no peers are apart."""
+        return self._per_row(np.arange(self.job.replicas, dtype=np.int32)[:, None, None])
+
+    @property
     def dp(self) -> npt.NDArray[np.int32]:
         """[row] data-parallel rank."""
-        return self._per_row(np.arange(self.job.dp_size, dtype=np.int32)[:, None, None])
+        return self.replica // np.int32(self.job.peers)
 
     @property
     def pp(self) -> npt.NDArray[np.int32]:
@@ -131,7 +137,7 @@ class Trace:
         return np.where(self.microbatch >= 0, place, -1).astype(np.int32)
 
     def lane_rows(self) -> npt.NDArray[np.int64]:
-        """[step, dp] the first row of each lane; its rows are contiguous."""
+        """[step, replica] the first row of each lane; its rows are contiguous."""
         per_lane = self.counts.sum(axis=(2, 3), dtype=np.int64)
         ends = np.cumsum(per_lane.ravel()).reshape(per_lane.shape)
         first: npt.NDArray[np.int64] = ends - per_lane

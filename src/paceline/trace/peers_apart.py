@@ -1,0 +1,122 @@
+"""Tensor- and context-parallel ranks as workers of their own, where a trace tells their waits.
+
+A pipeline of one (dp, peer) is a replica; peers meet in the collectives within their passes, as
+data-parallel ranks meet in theirs. So groups of replicas say all, and one simulator does for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.trace.columns import Columns, describe
+from paceline.trace.job import Job
+from paceline.trace.kinds import DP_KINDS, PEER_KINDS, OpKind
+
+Ints = npt.NDArray[np.int64]
+
+#: Collectives whose members are spread over the data-parallel ranks of one peer, unless a group is
+#: told. The clip's norm is over all ranks of a job, so it is not among them.
+_OF_ONE_PEER = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
+
+#: Collectives among the peers of one data-parallel rank, unless a group is told.
+_OF_ONE_DP = PEER_KINDS - {OpKind.EXPERT_COMM}
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Columns with the number of each row's peer, the job with them; or why they are not apart.
+
+    Attributes:
+        columns: with ``peer``.
+        job: with ``peers``.
+        reason: why peers must be merged, empty where they are apart.
+    """
+
+    columns: Columns
+    job: Job
+    reason: str = ""
+
+
+def peers_apart(columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str) -> Apart:
+    """Each rank of a (dp, pp) as a worker, where that can be.
+
+    Args:
+        columns: the raw columns, of several ranks per (dp, pp).
+        worker: [row] number of its (dp, pp).
+        job: its degrees.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: a ``peer`` outside the job's degrees.
+    """
+    peer, n_peers, reason = _numbered(columns, worker, job, where)
+    if not reason and (columns.issued is None or not has_inner(columns)):
+        reason = "no collectives within the passes are recorded, so it is not known who waited"
+    if reason:
+        return Apart(columns, job, reason)
+    return Apart(replace(columns, peer=peer), _with_peers(job, n_peers))
+
+
+def _numbered(
+    columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str
+) -> tuple[Ints, int, str]:
+    """[row] the number of its rank among its peers, how many there are, why not all are there."""
+    degrees = job.tp_size * job.dsp_size
+    if columns.peer is not None:
+        peer = columns.peer.astype(np.int64)
+        wrong = (peer < 0) | ((peer >= degrees) & (degrees > 1))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise TraceError(
+                f"{where}: {int(wrong.sum())} rows have a peer outside 0 to {max(degrees, 1) - 1} "
+                f"(tp {job.tp_size} x dsp {job.dsp_size}), the first is row {row} "
+                f"({describe(columns, row)}: peer {peer[row]})"
+            )
+        cells = np.unique(np.stack([worker.astype(np.int64), peer]), axis=1)
+    else:
+        key = worker.astype(np.int64) << 32 | columns.rank.astype(np.int64)
+        distinct, index = np.unique(key, return_inverse=True)
+        of_rank = distinct >> 32
+        number = np.arange(len(distinct)) - np.searchsorted(of_rank, of_rank)
+        peer, cells = number[index.reshape(-1)], np.stack([of_rank, number])
+    n_peers = int(peer.max()) + 1
+    expected = degrees if degrees > 1 else n_peers
+    have = np.bincount(cells[0], minlength=job.workers)
+    short = np.flatnonzero(have != expected)
+    if not len(short):
+        return peer, n_peers, ""
+    dp, pp = divmod(int(short[0]), job.pp_size)
+    reason = (
+        f"dp {dp}, stage {pp} has {have[short[0]]} of {expected} of them"
+        + (f" (and {len(short) - 1} more workers)" if len(short) > 1 else "")
+        + ", so no single GPU can be named"
+    )
+    return peer, n_peers, reason
+
+
+def has_inner(columns: Columns) -> bool:
+    """Whether collectives within passes are recorded."""
+    return bool(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]).any())
+
+
+def with_groups(columns: Columns) -> Columns:
+    """The columns with the ``group`` of each collective: as told, else that usual for its kind."""
+    group = np.full(len(columns), -1, dtype=np.int64)
+    peer = np.zeros(len(columns), dtype=np.int64) if columns.peer is None else columns.peer
+    of_one_peer = np.isin(columns.kind, [int(kind) for kind in _OF_ONE_PEER])
+    of_one_dp = np.isin(columns.kind, [int(kind) for kind in _OF_ONE_DP])
+    group[of_one_peer] = peer[of_one_peer]
+    group[of_one_dp] = columns.dp[of_one_dp]
+    if columns.group is not None:
+        group = np.where(columns.group >= 0, columns.group, group)
+    return replace(columns, group=group)
+
+
+def _with_peers(job: Job, n_peers: int) -> Job:
+    if job.tp_size * job.dsp_size == n_peers:
+        return replace(job, peers=n_peers)
+    return replace(job, peers=n_peers, tp_size=n_peers, world_size=0)  # the data tells the degrees
