@@ -55,14 +55,13 @@ def test_some_stages_of_one_rank():
 
 def test_sentences_name_six_steps():
     steps = np.arange(10, 20)
-    assert _text([[3, 1]], 1.5, None, steps) == "worker dp 3, stage 1 is 1.50x slow"
+    name = "dp 3, stage 1"
+    assert _text(name, 1, 1.5, None, steps) == "worker dp 3, stage 1 is 1.50x slow"
     some = np.arange(10) < 6
-    assert _text([[3, 1]], 1.5, some, steps).endswith(" in 6 of 10 steps (10, 11, 12, 13, 14, 15)")
+    assert _text(name, 1, 1.5, some, steps).endswith(" in 6 of 10 steps (10, 11, 12, 13, 14, 15)")
     more = np.arange(10) < 7
-    assert _text([[3, 1]], 1.5, more, steps).endswith("7 of 10 steps (10, 11, 12, 13, 14, 15, ...)")
-    assert _text([[3, 1], [4, 1]], 1.5, None, steps).startswith(
-        "2 workers are slow, the worst (dp 3"
-    )
+    assert _text(name, 1, 1.5, more, steps).endswith("7 of 10 steps (10, 11, 12, 13, 14, 15, ...)")
+    assert _text(name, 2, 1.5, None, steps).startswith("2 workers are slow, the worst (dp 3")
 
 
 def test_the_chance_of_a_slow_worker():

@@ -24,7 +24,7 @@ def result() -> WhatIf:
 
 def screen(result: WhatIf, width: int = 200) -> list[str]:
     path = PathSummary.of(result.critical_path)
-    return [line.plain for line in path_lines(path, result.job.workers, width)]
+    return [line.plain for line in path_lines(path, result.job, width)]
 
 
 def test_the_terminal_says_what_the_step_consists_of(result: WhatIf) -> None:
@@ -43,7 +43,7 @@ def test_the_terminal_says_what_the_step_consists_of(result: WhatIf) -> None:
 def test_a_job_of_one_worker_and_one_step_has_nobody_to_name() -> None:
     alone = analyze(synthesize(SynthSpec(dp=1, pp=1, microbatches=4, steps=1)))
     assert len(screen(alone)) == 2
-    page = path_html(PathSummary.of(alone.critical_path), 1)
+    page = path_html(PathSummary.of(alone.critical_path), alone.job)
     assert "path_text" in page
     assert "worker" not in page["path_text"]
 
@@ -74,7 +74,7 @@ def test_json_has_shares_that_sum_to_one(result: WhatIf) -> None:
 
 
 def test_the_page_names_the_workers_on_the_path(result: WhatIf) -> None:
-    page = path_html(PathSummary.of(result.critical_path), result.job.workers)
+    page = path_html(PathSummary.of(result.critical_path), result.job)
     assert page["path_workers"].index("dp 2, stage 1") < page["path_workers"].index("dp 2, stage 0")
     assert "2 of 2 steps" in page["path_workers"]
     assert page["path_kinds"].index("backward-compute") < page["path_kinds"].index(">optimizer<")

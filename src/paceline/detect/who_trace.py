@@ -90,11 +90,11 @@ def _place_text(workers: Sequence[Worker], measured: Measured) -> str:
     """Workers in words: a stage, a link, or a list."""
     stages = sorted({pp for _, pp in workers})
     replicas = sorted({dp for dp, _ in workers})
-    if len(stages) == 1 and len(replicas) == measured.job.dp_size > 1:
+    if len(stages) == 1 and len(replicas) == measured.job.replicas > 1:
         return f"all replicas of stage {stages[0]}"
     if len(replicas) == 1:
         plural = "s" * (len(stages) > 1)
         return f"stage{plural} {', '.join(map(str, stages))} of replica {replicas[0]}"
-    names = [f"dp {dp} stage {pp}" for dp, pp in workers[:4]]
+    names = [measured.job.worker_name(*w).replace(",", "") for w in workers[:4]]
     n_others = len(workers) - len(names)
     return ", ".join(names) + (f" and {n_others} more" if n_others else "")

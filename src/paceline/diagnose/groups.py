@@ -236,12 +236,12 @@ def _late_members(groups: Sequence[_Group]) -> list[tuple[_Group, int, float]]:
 
 def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]]) -> Candidate:
     group, member, seconds = late[0]
-    dp, pp = group.workers[member]
+    name = durations.graph.worker_name(*group.workers[member])
     workers = list(dict.fromkeys(group.workers[member] for group, member, _ in late))
     others = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
     return Candidate(
         "dp-network",
-        f"worker dp {dp}, stage {pp} ends {group.kind.label} {units.seconds(seconds)} after the "
+        f"worker {name} ends {group.kind.label} {units.seconds(seconds)} after the "
         f"other members of its group{others}",
         {"workers": [list(worker) for worker in workers[:MAX_LISTED]]},
         {

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from paceline import robust
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.remove import Effect, Scaled
-from paceline.graph import Durations
+from paceline.graph import Durations, StepGraph
+from paceline.trace.job import place_of
 from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
@@ -105,7 +106,7 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
     worst = int(blamed[0])
     return Candidate(
         "link",
-        _text(links, worst, len(blamed), slow[worst], relative[worst]),
+        _text(durations.graph, links, worst, len(blamed), slow[worst], relative[worst]),
         {"link": links.name(worst)},
         {
             "median_over_usual": float(relative[worst]),
@@ -120,12 +121,14 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
     )
 
 
-def _text(links: _Links, worst: int, n: int, slow: bool, relative: float) -> str:
-    (dp, low), (_, high) = links.name(worst)
+def _text(graph: StepGraph, links: _Links, worst: int, n: int, slow: bool, relative: float) -> str:
+    (replica, low), (_, high) = links.name(worst)
+    dp, _, *peers = place_of(replica, low, graph.peers)
+    of_peer = "".join(f", peer {peer}" for peer in peers)
     share = links.late[worst] / links.n[worst]
     symptom = f"{relative:.1f}x slow" if slow else f"flapping ({share:.0%} of transfers late)"
     others = f" (and {n - 1} more)" if n > 1 else ""
-    return f"the link between stages {low} and {high} of dp {dp} is {symptom}{others}"
+    return f"the link between stages {low} and {high} of dp {dp}{of_peer} is {symptom}{others}"
 
 
 def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:

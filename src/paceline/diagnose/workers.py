@@ -94,9 +94,10 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
         "steps": "all" if slow_steps[0] is None else steps[slow_steps[0]].tolist(),
         "source": "what-if paper, 5.1",
     }
+    worst = durations.graph.worker_name(*workers[0])
     return Candidate(
         "worker",
-        _text(workers, factors[0], slow_steps[0], steps),
+        _text(worst, len(workers), factors[0], slow_steps[0], steps),
         {"workers": workers},
         evidence,
         Effect(factor=effects),
@@ -125,24 +126,22 @@ def _while_slow(deviations: Array) -> float:
 
 
 def _text(
-    workers: Sequence[Sequence[int]],
+    worst: str,
+    n_workers: int,
     factor: float,
     slow_steps: Mask | None,
     steps: npt.NDArray[np.int64],
 ) -> str:
-    dp, stage = workers[0]
+    """The finding in words: ``worst`` is the name of the slowest worker."""
     steps_in = ""
     if slow_steps is not None:
         numbers = steps[slow_steps].tolist()
         listed = ", ".join(map(str, numbers[:MAX_NAMED]))
         ellipsis = ", ..." if len(numbers) > MAX_NAMED else ""
         steps_in = f" in {len(numbers)} of {len(steps)} steps ({listed}{ellipsis})"
-    if len(workers) == 1:
-        return f"worker dp {dp}, stage {stage} is {factor:.2f}x slow{steps_in}"
-    return (
-        f"{len(workers)} workers are slow, the worst (dp {dp}, stage {stage}) "
-        f"{factor:.2f}x{steps_in}"
-    )
+    if n_workers == 1:
+        return f"worker {worst} is {factor:.2f}x slow{steps_in}"
+    return f"{n_workers} workers are slow, the worst ({worst}) {factor:.2f}x{steps_in}"
 
 
 def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str]:

@@ -99,6 +99,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
     graph = build_graph(
         structure.variants, structure.replica_variant, trace.job, structure.families
     )
+    graph = replace(graph, peers=trace.job.peers)
     traced = trace.traced_step_s()[structure.kept]
     start, end = _tables(graph, structure.kept, trace, (trace.start, trace.end))
     estimated = 0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.errors import SimulationError
 from paceline.graph.order import slots, topological
+from paceline.trace.job import place_name, place_of
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 _CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
@@ -55,6 +56,7 @@ class StepGraph:
         replica_variant: [dp] the variant of each data-parallel rank.
         order: [op] a topological order with the members of a group next to each other.
         node_ptr: [node + 1] where a node (an op alone, or a whole group) starts in ``order``.
+        peers: replicas of one data-parallel rank (:attr:`paceline.trace.Job.peers`).
     """
 
     kind: npt.NDArray[np.int8]
@@ -75,6 +77,11 @@ class StepGraph:
     replica_variant: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64]
     node_ptr: npt.NDArray[np.int64]
+    peers: int = 1
+
+    def worker_name(self, replica: int, pp: int) -> str:
+        """What messages call a worker: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
+        return place_name(place_of(replica, pp, self.peers))
 
     @property
     def n_ops(self) -> int:

@@ -17,7 +17,8 @@ from paceline.remedies.healthy import Worker
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import MOVED_MARGIN, copy_of, finding_of, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
-from paceline.remedies.replace import blamed_workers, links_of
+from paceline.remedies.replace import blamed_workers, links_of, name_workers
+from paceline.trace import Job
 
 #: A stage with this much more to do than is usual may be heavy, not its workers slow.
 HEAVY_SHARE = 0.05
@@ -73,7 +74,7 @@ def propose(case: Case) -> Remedy:
     return outcome(
         case,
         KIND,
-        "swap " + ", ".join(f"{_name(a)} with {_name(b)}" for a, b in swaps),
+        f"swap {_named(case.measured.job, swaps)}",
         after,
         {"swaps": [[list(a), list(b)] for a, b in swaps]},
         causes=causes,
@@ -135,8 +136,8 @@ ONE_LINK = (
 )
 
 
-def _name(worker: Worker) -> str:
-    return f"dp {worker[0]} stage {worker[1]}"
+def _named(job: Job, swaps: Sequence[tuple[Worker, Worker]]) -> str:
+    return ", ".join(f"{name_workers(job, [a])} with {name_workers(job, [b])}" for a, b in swaps)
 
 
 def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:

@@ -18,6 +18,8 @@ from paceline.remedies.healthy import Worker, healthy_workers
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, needed_finding, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.trace import Job
+from paceline.trace.job import place_name
 from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
@@ -27,7 +29,9 @@ MAX_NAMED = 4
 
 
 def blamed_workers(case: Case) -> list[Worker]:
-    """Slow workers (dp, pp), the slowest first: the option ``workers``, or those of the finding.
+    """Slow workers (replica, pp), the slowest first: the option ``workers``, or the finding's.
+
+    The option holds places, (dp, pp) or (dp, pp, peer); without a peer all of them are meant.
 
     Raises:
         NotApplicableError: there is no such finding.
@@ -35,23 +39,30 @@ def blamed_workers(case: Case) -> list[Worker]:
     """
     if (places := case.options.get("workers")) is None:
         finding = needed_finding(case, "worker", "slow worker")
-        places = finding.where["workers"]
-    workers = [(int(dp), int(pp)) for dp, pp in places]
-    graph = case.measured.graph
-    for dp, pp in workers:
-        if not (0 <= dp < graph.n_dp and 0 <= pp < graph.n_pp):
-            raise RemedyError(
-                f"there is no worker dp {dp}, stage {pp}; the job has dp 0 to {graph.n_dp - 1}, "
-                f"stages 0 to {graph.n_pp - 1}"
-            )
+        return [(int(dp), int(pp)) for dp, pp in finding.where["workers"]]
+    job = case.measured.job
+    workers = [worker for place in places for worker in _workers_at(job, place)]
     if not workers:
         raise RemedyError("name at least one worker to replace")
     return workers
 
 
-def name_workers(workers: Sequence[Worker]) -> str:
+def _workers_at(job: Job, place: Sequence[int]) -> list[Worker]:
+    dp, pp, *peers = (int(number) for number in place)
+    limits = (job.dp_size, job.pp_size, *[job.peers] * len(peers))
+    if len(peers) > 1 or not all(0 <= n < m for n, m in zip((dp, pp, *peers), limits, strict=True)):
+        apart = f", peers 0 to {job.peers - 1}" if job.peers > 1 else ""
+        raise RemedyError(
+            f"there is no worker {place_name(place)}; the job has dp 0 to {job.dp_size - 1}, "
+            f"stages 0 to {job.pp_size - 1}{apart}"
+        )
+    return [job.worker_at((dp, pp, peer)) for peer in peers or range(job.peers)]
+
+
+def name_workers(job: Job, workers: Sequence[Worker]) -> str:
     """Workers in words."""
-    names = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers[:MAX_NAMED])
+    chosen = workers[:MAX_NAMED]
+    names = ", ".join(job.worker_name(*worker).replace(",", "") for worker in chosen)
     return names + (f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else "")
 
 
@@ -77,7 +88,7 @@ def replace_worker(case: Case) -> Remedy:
     return outcome(
         case,
         WORKER,
-        f"replace {noun} {name_workers(workers)}",
+        f"replace {noun} {name_workers(case.measured.job, workers)}",
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
         notes=(
@@ -102,7 +113,11 @@ def fix_link(case: Case) -> Remedy:
     links = links_of(needed_finding(case, "link", "slow link"))
     changed = copy_of(case.measured.durations)
     heal_links(changed, links)
-    names = ", ".join(f"dp {dp} stages {low}-{high}" for dp, low, high in links[:MAX_NAMED])
+    job = case.measured.job
+    names = ", ".join(
+        f"{job.replica_name(replica).replace(',', '')} stages {low}-{high}"
+        for replica, low, high in links[:MAX_NAMED]
+    )
     others = f" and {len(links) - MAX_NAMED} more" if len(links) > MAX_NAMED else ""
     return outcome(
         case,
@@ -156,7 +171,7 @@ def _on_time(case: Case, finding: Finding, changed: Durations) -> Remedy:
     return outcome(
         case,
         NIC,
-        f"find what makes {name_workers(workers)} end collectives late",
+        f"find what makes {name_workers(case.measured.job, workers)} end collectives late",
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers], "kinds": finding.evidence["kinds"]},
         notes=("a healthy member ends with the middle one of its group; its own jitter stays",),

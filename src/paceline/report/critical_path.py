@@ -7,18 +7,19 @@ from rich.text import Text
 from paceline.report.layout import wrap
 from paceline.results.path import PathSummary
 from paceline.results.words.path import kinds_text, leader_text, near_text
+from paceline.trace import Job
 
 
-def path_lines(path: PathSummary | None, workers: int, width: int) -> list[Text]:
+def path_lines(path: PathSummary | None, job: Job, width: int) -> list[Text]:
     """What the step consists of, and which worker it mostly waits for."""
     if path is None:  # an older document
         return []
     title = Text().append("critical path", style="bold")
     title.append(": what makes up the step", style="dim")
     lines = [title, *wrap(kinds_text(path), width)]
-    if workers > 1:
-        text = leader_text(path)
+    if job.workers > 1:
+        text = leader_text(path, job)
         if path.slack is not None:
-            text += f"; {near_text(path.slack, workers)}"
+            text += f"; {near_text(path.slack, job.workers)}"
         lines += wrap(text, width)
     return lines

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
+from paceline.trace.job import place_of
+
 MAX_ROWS = 16  # more would push the rest off one screen
 
 #: The scale never ends below this, or noise would look like fire in a healthy job.
@@ -37,17 +39,26 @@ class _Map:
     label: int  # characters of the row labels
     top: float  # upper end of the scale
     colour: bool
+    peers: int
+
+    def name(self, column: int) -> str:
+        """``3``, or ``3.1`` of dp 3 and peer 1."""
+        dp, _, *peers = place_of(self.dps[column], 0, self.peers)
+        return ".".join(map(str, (dp, *peers)))
 
 
-def heatmap(slowdown: npt.NDArray[np.float64], width: int, *, colour: bool) -> list[Text]:
+def heatmap(
+    slowdown: npt.NDArray[np.float64], width: int, *, colour: bool, peers: int = 1
+) -> list[Text]:
     """The lines of the map.
 
     Args:
-        slowdown: [pp, dp] S_w.
+        slowdown: [pp, replica] S_w.
         width: characters there are.
         colour: whether the terminal shows at least 256 colours; digits stand for them otherwise.
+        peers: replicas of one data-parallel rank.
     """
-    grid = _choose(slowdown, width, colour)
+    grid = _choose(slowdown, width, colour, peers)
     lines = [_title(slowdown.shape, grid), _ruler(grid)]
     for stage, row in zip(grid.stages, grid.values.tolist(), strict=True):
         line = Text(f"{stage:>{grid.label}} ", no_wrap=True)
@@ -57,7 +68,7 @@ def heatmap(slowdown: npt.NDArray[np.float64], width: int, *, colour: bool) -> l
     return [*lines, *_legend(grid, float(slowdown.max()))]
 
 
-def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool) -> _Map:
+def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool, peers: int) -> _Map:
     n_pp, n_dp = slowdown.shape
     label = max(len("stage"), len(str(n_pp - 1)))
     room = width - label - 2
@@ -66,11 +77,11 @@ def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool) -> _Map
         columns, cell = np.arange(n_dp), min(_MAX_CELL_WIDTH, room // n_dp)
         cell = cell if cell >= _VALUE_WIDTH else min(cell, 2)
     else:
-        cell = max(_VALUE_WIDTH, len(str(n_dp - 1)) + 1)
+        cell = max(_VALUE_WIDTH, len(str(n_dp - 1)) + 1 + 2 * (peers > 1))
         columns = _worst(slowdown.max(axis=0), max(1, room // cell))
     values = slowdown[np.ix_(rows, columns)]
     top = max(MIN_TOP, float(slowdown.max()))
-    return _Map(values, rows.tolist(), columns.tolist(), cell, label, top, colour)
+    return _Map(values, rows.tolist(), columns.tolist(), cell, label, top, colour, peers)
 
 
 def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
@@ -81,10 +92,11 @@ def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
 def _title(shape: tuple[int, ...], grid: _Map) -> Text:
     n_pp, n_dp = shape
     title = Text().append("workers", style="bold")
-    title.append(": S of each with only it as measured; stages down, dp ranks across", style="dim")
+    across = "dp ranks" if grid.peers == 1 else "dp.peer"
+    title.append(f": S of each with only it as measured; stages down, {across} across", style="dim")
     cuts = []
     if len(grid.dps) < n_dp:
-        cuts.append(f"{len(grid.dps)} of {n_dp} dp ranks")
+        cuts.append(f"{len(grid.dps)} of {n_dp} {'dp ranks' if grid.peers == 1 else 'replicas'}")
     if len(grid.stages) < n_pp:
         cuts.append(f"{len(grid.stages)} of {n_pp} stages")
     if cuts:
@@ -94,13 +106,13 @@ def _title(shape: tuple[int, ...], grid: _Map) -> Text:
 
 def _ruler(grid: _Map) -> Text:
     """Numbers of the dp ranks, as many as there is room for."""
-    digits = len(str(grid.dps[-1])) + 1
+    digits = len(grid.name(len(grid.dps) - 1)) + 1
     steps = (m * 10**e for e in range(5) for m in (1, 2, 5))
     every = next(n for n in steps if n * grid.cell >= digits or n >= len(grid.dps))
     wide = grid.cell >= _VALUE_WIDTH
     text = ""
     for place in range(0, len(grid.dps), every):
-        number = str(grid.dps[place])
+        number = grid.name(place)
         if wide:
             text += number.center(grid.cell)
         else:

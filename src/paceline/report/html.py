@@ -97,7 +97,7 @@ def _html(page: _Page) -> str:
 def _data(page: _Page) -> dict[str, object]:
     return {
         **figure_data(page.report),
-        "blamed": blamed_workers(page.report.diagnosis),
+        "blamed": blamed_workers(page.report.job, page.report.diagnosis),
         "timeline": page.drawings.timeline,
         "scatter": page.drawings.scatter,
     }
@@ -116,10 +116,10 @@ def _figures(page: _Page) -> str:
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     return Template(static("figures.html")).substitute(
-        heatmaps="columns" if report.job.dp_size <= MAX_SIDE_BY_SIDE else "",
+        heatmaps="columns" if report.job.replicas <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
-        **path_html(report.critical_path, report.job.workers),
+        **path_html(report.critical_path, report.job),
         waterfall=waterfall_html(report, page.gpu_hour_cost),
         perfetto=_perfetto(page.perfetto),
     )

@@ -313,7 +313,7 @@ def _names(
     before = f"{scene}: " if scene else ""
     for process in np.unique(slices.pid).tolist():
         dp, pp = divmod(process - first_pid, job.pp_size)
-        replica = replica_names.get(dp, f"dp {dp}")
+        replica = replica_names.get(dp, job.replica_name(dp))
         yield meta("process_name", process, 0, name=f"{before}{replica} · stage {pp}")
         yield meta("process_sort_index", process, 0, sort_index=process + 1)
     for thread in np.unique(slices.row).tolist():

@@ -33,15 +33,20 @@ def json_writer(report: JobReport) -> Callable[[BinaryIO], None]:
 
 
 def worker_csv_writer(report: JobReport) -> Callable[[BinaryIO], None]:
-    """What writes ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first."""
+    """What writes ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first.
+
+    Where peers are apart, the column peer stands behind pp.
+    """
     n_dp = report.by_worker.shape[1]
     flat = report.by_worker.ravel()
     worst = np.argsort(-np.round(flat, 12), kind="stable")  # ties by (pp, dp), as for M_W
-    pp, dp = np.divmod(worst, n_dp)
+    pp, replica = np.divmod(worst, n_dp)
+    peers = report.job.peers
+    places = [replica // peers, pp] + ([replica % peers] if peers > 1 else [])
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("dp", "pp", "slowdown"))
-    rows.writerows(zip(dp.tolist(), pp.tolist(), flat[worst].tolist(), strict=True))
+    rows.writerow(("dp", "pp", *(["peer"] if peers > 1 else []), "slowdown"))
+    rows.writerows(zip(*(column.tolist() for column in (*places, flat[worst])), strict=True))
     return lambda file: _write(file, text.getvalue())
 
 

@@ -16,6 +16,7 @@ from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper, of_which_lasts
+from paceline.trace import Job
 from paceline.trace.warning import STEPS_LEFT_OUT, USUAL, Warning
 from paceline.units import count, seconds
 from paceline.whatif import WhatIf
@@ -78,10 +79,10 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
     blocks = [
         _head(report, width),
         why_lines(report, width),
-        path_lines(report.critical_path, report.job.workers, width),
+        path_lines(report.critical_path, report.job, width),
         _worst(report, width),
         _shares(report, width),
-        heatmap(report.by_worker, full_width, colour=colour) if report.by_worker.size > 1 else [],
+        _map(report, full_width, colour=colour),
         _notes(report, width),
     ]
     lines: list[Text] = []
@@ -193,16 +194,31 @@ class _Table:
         return lines
 
 
+def _map(report: JobReport, width: int, *, colour: bool) -> list[Text]:
+    if report.by_worker.size == 1:
+        return []
+    return heatmap(report.by_worker, width, colour=colour, peers=report.job.peers)
+
+
+def _replica(job: Job, name: str) -> str:
+    """``3``, or ``3,1`` of dp 3 and peer 1."""
+    dp, _, *peers = job.place(int(name), 0)
+    return ",".join(map(str, (dp, *peers)))
+
+
 def _worst(report: JobReport, width: int) -> list[Text]:
     """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
     n_pp, n_dp = report.by_worker.shape
     flat = report.by_worker.ravel()
     worst = (-flat).argsort(kind="stable")[:MAX_ROWS].tolist()
-    workers = [(f"{i % n_dp},{i // n_dp}", float(flat[i])) for i in worst]
+    job = report.job
+    workers = [(",".join(map(str, job.place(i % n_dp, i // n_dp))), float(flat[i])) for i in worst]
+    peer = ",peer" if job.peers > 1 else ""
+    replicas = [(_replica(job, name), s) for name, s in _top(report.by_replica)]
     tables = [_Table("kind", _top(report.by_kind))]
     tables += [_Table("stage", _top(report.by_stage))] if n_pp > 1 else []
-    tables += [_Table("dp", _top(report.by_replica))] if n_dp > 1 else []
-    tables += [_Table("dp,stage", workers)] if n_pp > 1 and n_dp > 1 else []
+    tables += [_Table(f"dp{peer}", replicas)] if n_dp > 1 else []
+    tables += [_Table(f"dp,stage{peer}", workers)] if n_pp > 1 and n_dp > 1 else []
     steps = _Table("step", _top(report.by_step))
     below: list[Text] = []
     if len(steps.rows) > 1:

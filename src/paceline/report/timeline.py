@@ -108,7 +108,7 @@ def draw(
         OutputError: too many events for a viewer.
     """
     names = scenarios_of(scenario)
-    _check_replicas(replicas, trace.job.dp_size)
+    _check_replicas(replicas, trace.job.replicas)
     notes: tuple[str, ...] = ()
     measured = None
     if steps is None or names != (TRACED,):

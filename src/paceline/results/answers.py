@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from paceline.results.forms import (
     tuple_of,
 )
 from paceline.results.record import Key, read_record, record, record_schema, write_record
+from paceline.trace import Job
 
 INTERVAL: Form[Any] = tuple_of(NUMBER, NUMBER)
 
@@ -114,17 +115,30 @@ EXPECTATION: Form[Expectation] = record(
 )
 
 
-def plain_finding(finding: Finding) -> Finding:
+def plain_finding(finding: Finding, job: Job) -> Finding:
     """The finding as JSON holds it: lists for tuples, texts for keys, no table of costs."""
-    where, evidence = plain(finding.where), plain(finding.evidence)
+    where, evidence = plain(_places(finding.where, job)), plain(_places(finding.evidence, job))
     low, high = finding.interval
     interval = (float(low), float(high))
     return replace(finding, where=where, evidence=evidence, interval=interval, cost_s=None)
 
 
-def plain_remedy(remedy: Remedy) -> Remedy:
+def plain_remedy(remedy: Remedy, job: Job) -> Remedy:
     """The remedy as JSON holds it."""
-    return replace(remedy, change=plain(remedy.change))
+    return replace(remedy, change=plain(_places(remedy.change, job)))
+
+
+def _places(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The same with places (dp, pp, peer) for workers (replica, pp), where peers are apart."""
+    if job.peers == 1:
+        return dict(values)
+    placed = dict(values)
+    for key in ("workers", "link"):
+        if isinstance(values.get(key), Sequence):
+            placed[key] = [job.place(*worker) for worker in values[key]]
+    if isinstance(values.get("links"), Sequence):
+        placed["links"] = [[job.place(*end) for end in ends] for ends in values["links"]]
+    return placed
 
 
 def plain(value: Any) -> Any:

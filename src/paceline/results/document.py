@@ -47,7 +47,8 @@ class JobReport:
         job, steps: the job's degrees, and the numbers of the steps analysed.
         slowdown, waste, discrepancy, launch_slowdown: of the what-if analysis.
         step_time_s: traced, simulated and ideal.
-        by_step, by_kind, by_stage, by_replica, by_worker: S of each part; by_worker is [pp, dp].
+        by_step, by_kind, by_stage, by_replica: S of each part.
+        by_worker: [pp, replica] S of each worker.
         by_kind_by_step, by_stage_by_step, by_replica_by_step: step -> part -> S.
         slowdown_lasting, by_worker_lasting: those of the typical step; None where passes are whole.
         by_worker_by_step: step -> [pp, dp]; None where only stages and replicas are kept.
@@ -127,7 +128,7 @@ class JobReport:
         return cls(
             **numbers_of(result),
             **tables_of(result, per_step_workers=per_step_workers),
-            **({} if advice is None else answers_of(advice)),
+            **({} if advice is None else answers_of(advice, result.job)),
             expected=expectation,
             hosts={place: host_of(name) for place, name in (hosts or {}).items()},
         )
@@ -262,7 +263,7 @@ def _check_version(mapping: Mapping[str, Any]) -> None:
 
 def _check_shapes(report: JobReport) -> None:
     """Tables have the steps, stages and ranks of the job: pages rely on it."""
-    n_steps, shape = len(report.steps), (report.job.pp_size, report.job.dp_size)
+    n_steps, shape = len(report.steps), (report.job.pp_size, report.job.replicas)
     times, by_worker = report.step_time_s, report.by_worker_by_step
     lengths: dict[str, tuple[object, object]] = {
         "steps": (n_steps, max(n_steps, 1)),

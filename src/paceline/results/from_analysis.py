@@ -12,6 +12,7 @@ from paceline.remedies import Advice
 from paceline.results.answers import plain_finding, plain_remedy
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
+from paceline.trace import Job
 from paceline.whatif import WhatIf
 from paceline.whatif.modes import two_modes
 
@@ -63,15 +64,15 @@ def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:
     }
 
 
-def answers_of(advice: Advice) -> dict[str, Any]:
+def answers_of(advice: Advice, job: Job) -> dict[str, Any]:
     """Fields of the diagnosis."""
     low, high = advice.diagnosis.slowdown_interval
     return {
         "slowdown_interval": (float(low), float(high)),
-        "findings": tuple(map(plain_finding, advice.diagnosis.findings)),
+        "findings": tuple(plain_finding(f, job) for f in advice.diagnosis.findings),
         "waterfall": advice.fall,
-        "remedies": tuple(map(plain_remedy, advice.remedies)),
-        "architecture": tuple(map(plain_remedy, advice.architecture)),
+        "remedies": tuple(plain_remedy(r, job) for r in advice.remedies),
+        "architecture": tuple(plain_remedy(r, job) for r in advice.architecture),
         "not_applicable": dict(advice.not_applicable),
         "hints": advice.hints,
     }

@@ -25,8 +25,8 @@ def check_peers(trace: Trace, where: str) -> None:
     if len(silent):
         s, dp, pp = silent[0]
         raise TraceError(
-            f"{where}: dp {dp}, stage {pp} has no ops in step {steps[s]}, others have; is a "
-            f"rank's file missing or cut off? Else {ADVICE}"
+            f"{where}: {trace.job.worker_name(dp, pp)} has no ops in step {steps[s]}, others have; "
+            f"is a rank's file missing or cut off? Else {ADVICE}"
         )
     _check_computes(trace, where)
     for send, recv, direction in (
@@ -47,9 +47,10 @@ def check_peers(trace: Trace, where: str) -> None:
     for kind in sorted(DP_KINDS):
         of_kind = counts[..., kind]
         for s, dp, pp in np.argwhere(of_kind != of_kind[:, :1])[:1]:
+            one, other = trace.job.replica_name(0), trace.job.replica_name(dp)
             raise TraceError(
                 f"{where}: stage {pp} ran {of_kind[s, 0, pp]} {kind.label} in step {steps[s]} on "
-                f"dp 0, but {of_kind[s, dp, pp]} on dp {dp}; {ADVICE}"
+                f"{one}, but {of_kind[s, dp, pp]} on {other}; {ADVICE}"
             )
 
 
@@ -76,4 +77,4 @@ def _check_computes(trace: Trace, where: str) -> None:
 
 
 def _replica(trace: Trace, dp: int) -> str:
-    return f"dp {dp}, " if trace.job.dp_size > 1 else ""
+    return f"{trace.job.replica_name(dp)}, " if trace.job.replicas > 1 else ""

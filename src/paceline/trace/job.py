@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.errors import TraceError
 
 MAX_NAME = 60  # characters of a job's name that are kept
+
+
+def place_of(replica: int, pp: int, peers: int) -> tuple[int, ...]:
+    """The place of a worker: (dp, pp), or (dp, pp, peer) where peers are shown apart."""
+    dp, peer = divmod(int(replica), peers)
+    return (dp, int(pp)) if peers == 1 else (dp, int(pp), peer)
+
+
+def place_name(place: Sequence[int]) -> str:
+    """``dp 3, stage 0`` of (dp, pp); ``dp 3, stage 0, peer 1`` of (dp, pp, peer)."""
+    dp, pp, *peers = (int(number) for number in place)
+    return f"dp {dp}, stage {pp}" + "".join(f", peer {peer}" for peer in peers)
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,12 @@ class Job:
 
     def place(self, replica: int, pp: int) -> tuple[int, ...]:
         """The place of a worker: (dp, pp), or (dp, pp, peer) where peers are shown apart."""
-        dp, peer = divmod(int(replica), self.peers)
-        return (dp, int(pp)) if self.peers == 1 else (dp, int(pp), peer)
+        return place_of(replica, pp, self.peers)
+
+    def worker_at(self, place: Sequence[int]) -> tuple[int, int]:
+        """(replica, pp) of a place (dp, pp) or (dp, pp, peer); peer 0 where none is given."""
+        dp, pp, *peer = (int(number) for number in place)
+        return dp * self.peers + (peer[0] if peer else 0), pp
 
     def replica_name(self, replica: int) -> str:
         """``dp 3``, or ``dp 3, peer 1``."""
@@ -85,8 +101,7 @@ class Job:
 
     def worker_name(self, replica: int, pp: int) -> str:
         """``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
-        dp, stage, *peer = self.place(replica, pp)
-        return f"dp {dp}, stage {stage}" + "".join(f", peer {number}" for number in peer)
+        return place_name(self.place(replica, pp))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "job") -> Job:

@@ -117,10 +117,11 @@ def _check_pauses(trace: Trace, duration: Array, where: str) -> None:
     if not len(paused):
         return
     worst = int(paused[np.argmax(span[paused] - busy[paused])])
-    step, dp, pp = np.unravel_index(present[worst], counts.shape)
+    step, replica, pp = (int(i) for i in np.unravel_index(present[worst], counts.shape))
+    name = trace.job.worker_name(replica, pp)
     raise TraceError(
         f"{where}: {len(paused)} workers pause inside a step for longer than any job does, for "
-        f"example dp {dp}, stage {pp} in step {trace.steps[step]}: {busy[worst]:.3g} s of "
+        f"example {name} in step {trace.steps[step]}: {busy[worst]:.3g} s of "
         f"operations within {span[worst]:.4g} s. Drop the rows that start too early or too late, "
         "leave the step out (--steps), or check the unit: times are seconds"
     )
@@ -129,6 +130,7 @@ def _check_pauses(trace: Trace, duration: Array, where: str) -> None:
 def _describe(trace: Trace, row: int) -> str:
     """An operation in words."""
     cell = int(np.searchsorted(np.cumsum(trace.counts.ravel()), row, side="right"))
-    step, dp, pp, kind = np.unravel_index(cell, trace.counts.shape)
+    step, replica, pp, kind = (int(i) for i in np.unravel_index(cell, trace.counts.shape))
     seq = row - int(trace.counts.ravel()[:cell].sum())
-    return f"step {trace.steps[step]}, dp {dp}, stage {pp}, {OpKind(int(kind)).label} {seq},"
+    name = trace.job.worker_name(replica, pp)
+    return f"step {trace.steps[step]}, {name}, {OpKind(kind).label} {seq},"

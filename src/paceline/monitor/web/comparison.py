@@ -162,5 +162,5 @@ def _mean(values: Array) -> float | None:
 def _worker_figures(reports: Sequence[JobReport]) -> list[dict[str, Any]]:
     figures = [figure_data(report) for report in reports]
     top = max(float(np.nanmax(report.by_worker)) for report in reports)
-    names = ("n_pp", "n_dp", "workers", "hosts")
+    names = ("n_pp", "n_dp", "workers", "hosts", "replicas")
     return [{**{name: data[name] for name in names}, "top": top} for data in figures]

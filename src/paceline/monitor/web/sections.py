@@ -45,7 +45,7 @@ def sections(report: JobReport) -> Sections:
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     data = figure_data(report)
-    both = ("n_pp", "n_dp", "hosts")
+    both = ("n_pp", "n_dp", "hosts", "replicas")
     by_step = ("steps", "by_step", "traced_s", "workers_by_step")
     return Sections(
         details=details_html(details(report)),
@@ -57,7 +57,7 @@ def sections(report: JobReport) -> Sections:
         remedies=remedies_html(report),
         workers={name: data[name] for name in (*both, "workers")},
         workers_by_step={name: data[name] for name in (*both, *by_step)},
-        few=report.job.dp_size <= MAX_SIDE_BY_SIDE,
+        few=report.job.replicas <= MAX_SIDE_BY_SIDE,
         exact=report.by_worker_by_step is not None,
         healthy=is_healthy(report),
         warnings=report.warning_texts,

@@ -10,6 +10,7 @@ from paceline.diagnose import Diagnosis
 from paceline.report.page.pack import round_values, slowdowns
 from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
+from paceline.trace import Job
 
 #: Up to this many replicas the two heatmaps have room beside each other.
 MAX_SIDE_BY_SIDE = 10
@@ -33,7 +34,15 @@ def figure_data(report: JobReport) -> dict[str, Any]:
         "workers": slowdowns(report.by_worker),
         "workers_by_step": _by_step(report),
         "hosts": _hosts(report.hosts, n_pp, n_dp),
+        "replicas": replica_numbers(report.job),
     }
+
+
+def replica_numbers(job: Job) -> list[str] | None:
+    """What follows "dp" in the name of each replica, where it is more than its number."""
+    if job.peers == 1:
+        return None
+    return [job.replica_name(r).removeprefix("dp ") for r in range(job.replicas)]
 
 
 def _by_step(report: JobReport) -> dict[str, Any]:
@@ -48,15 +57,15 @@ def _by_step(report: JobReport) -> dict[str, Any]:
     return {"index": index.tolist(), **slowdowns(report.workers_by_step[index])}
 
 
-def blamed_workers(diagnosis: Diagnosis) -> list[list[int]]:
-    """Workers (dp, pp) that findings blame."""
+def blamed_workers(job: Job, diagnosis: Diagnosis) -> list[list[int]]:
+    """Workers (replica, pp) that findings blame."""
     worker_lists = (f.where.get("workers") or [] for f in diagnosis.findings if f.cause == "worker")
-    return [[int(dp), int(pp)] for workers in worker_lists for dp, pp in workers]
+    return [list(job.worker_at(place)) for workers in worker_lists for place in workers]
 
 
-def host_name(hosts: Hosts, dp: int, pp: int) -> str:
+def host_name(hosts: Hosts, replica: int, pp: int) -> str:
     """``node-7, GPU 3``; empty where it is not known."""
-    name, gpu = hosts.get((dp, pp), ("", ""))
+    name, gpu = hosts.get((replica, pp), ("", ""))
     return f"{name}, GPU {gpu}" if gpu else name
 
 

@@ -11,11 +11,11 @@ from paceline.report.page.figures import host_name
 from paceline.report.page.markup import bar, escape, foreign, pairs
 from paceline.results.document import JobReport
 from paceline.results.headline import is_small
-from paceline.results.keys import Hosts
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
 from paceline.results.words.readings import other_reading
+from paceline.trace.job import place_name
 from paceline.units import percent, seconds
 
 _MAX_WORKERS = 12
@@ -55,7 +55,7 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
         _size(finding),
         f"<p>{_capital(text)}</p>",
         f'<p class="note">{_capital(reading)}.</p>' if reading else "",
-        _location(finding.where, report.hosts),
+        _location(finding.where, report),
         _phrases(evidence_phrases(finding)),
         _links(ranks),
         _raw(finding.evidence),
@@ -103,15 +103,14 @@ def _capital(text: str) -> str:
     return foreign(text[:1].upper() + text[1:])
 
 
-def _location(where: Mapping[str, Any], hosts: Hosts) -> str:
+def _location(where: Mapping[str, Any], report: JobReport) -> str:
     """The workers that a finding blames, with their machines."""
     workers = where.get("workers") or where.get("link") or []
     items = []
-    for dp, pp in workers[:_MAX_WORKERS]:
-        host = host_name(hosts, dp, pp)
-        items.append(
-            f"dp&nbsp;{int(dp)}, stage&nbsp;{int(pp)}" + (f" ({foreign(host)})" if host else "")
-        )
+    for place in workers[:_MAX_WORKERS]:
+        host = host_name(report.hosts, *report.job.worker_at(place))
+        name = ", ".join(word.replace(" ", "&nbsp;") for word in place_name(place).split(", "))
+        items.append(name + (f" ({foreign(host)})" if host else ""))
     if not items:
         return ""
     overflow = f" and {len(workers) - _MAX_WORKERS:,} more" if len(workers) > _MAX_WORKERS else ""

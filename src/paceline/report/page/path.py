@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from paceline.report.page.markup import bar, escape, table
 from paceline.results.path import PathSummary, SlackSummary
 from paceline.results.words.path import leader_text, near_text
+from paceline.trace import Job
 from paceline.units import percent, seconds
 from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
@@ -15,7 +16,7 @@ from paceline.whatif.segments import Sort
 MAX_WORKERS = 8
 
 
-def path_html(path: PathSummary | None, workers: int) -> dict[str, str]:
+def path_html(path: PathSummary | None, job: Job) -> dict[str, str]:
     """The pieces that ``figures.html`` asks for; empty where the document has no path."""
     if path is None:
         return dict.fromkeys(("path_text", "path_kinds", "path_stages", "path_workers"), "")
@@ -24,20 +25,20 @@ def path_html(path: PathSummary | None, workers: int) -> dict[str, str]:
     names = {("between operations" if k == LAUNCH_DELAY else k): v for k, v in ranked.items()}
     stages = {f"stage {stage}": share for stage, share in path.by_stage.items()}
     return {
-        "path_text": _text(path, workers),
+        "path_text": _text(path, job),
         "path_kinds": _shares(names, "kind"),
         "path_stages": _shares(stages, "stage"),
-        "path_workers": _workers(path),
+        "path_workers": _workers(path, job),
     }
 
 
-def _text(path: PathSummary, workers: int) -> str:
+def _text(path: PathSummary, job: Job) -> str:
     sentences = []
-    if workers > 1:
-        text = leader_text(path)
+    if job.workers > 1:
+        text = leader_text(path, job)
         sentences.append(f"{text[0].upper()}{text[1:]}.")
         if path.slack is not None:
-            sentences.append(f"{near_text(path.slack, workers)}.")
+            sentences.append(f"{near_text(path.slack, job.workers)}.")
     occupied = path.by_sort[Sort.OCCUPIED.label]
     if occupied >= 0.005:
         sentences.append(
@@ -56,14 +57,14 @@ def _shares(shares: Mapping[str, float], head: str) -> str:
     return table([head, "", "share of the step"], rows, name="parts", numeric_from=2)
 
 
-def _workers(path: PathSummary) -> str:
+def _workers(path: PathSummary, job: Job) -> str:
     """The workers with the largest shares, and how much longer their computes could take."""
     head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
     rows = []
     for dp, pp, share in path.by_worker[:MAX_WORKERS]:
         rows.append(
             [
-                escape(f"dp {dp}, stage {pp}"),
+                escape(job.worker_name(dp, pp)),
                 percent(share),
                 f"{path.steps_led_by(dp, pp)} of {len(path.by_step)} steps",
                 *_slack(path.slack, dp, pp),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.trace.job import place_name
 from paceline.units import percent, several
 
 CAUSES = {
@@ -91,8 +92,7 @@ def hedge(confidence: float) -> str:
 
 def worker(place: Sequence[int]) -> str:
     """``dp 3, stage 1``."""
-    dp, pp = place
-    return f"dp {int(dp)}, stage {int(pp)}"
+    return place_name(place)
 
 
 def workers(places: Sequence[Sequence[int]], most: int) -> str:
@@ -102,8 +102,9 @@ def workers(places: Sequence[Sequence[int]], most: int) -> str:
 
 def link(ends: Sequence[Sequence[int]]) -> str:
     """``dp 0, stages 1 and 2``."""
-    (dp, low), (_, high) = ends
-    return f"dp {int(dp)}, stages {int(low)} and {int(high)}"
+    (dp, low, *peers), (_, high, *_) = ends
+    of_peer = "".join(f", peer {int(peer)}" for peer in peers)
+    return f"dp {int(dp)}{of_peer}, stages {int(low)} and {int(high)}"
 
 
 def hosts(where: Mapping[str, Any], most: int) -> str:
@@ -111,16 +112,21 @@ def hosts(where: Mapping[str, Any], most: int) -> str:
     return several([str(host) for host in where.get("hosts") or ()], most)
 
 
+def _short(place: Sequence[int]) -> str:
+    """``dp 3 stage 1``."""
+    return place_name(place).replace(",", "")
+
+
 def place(where: Mapping[str, Any], most: int = 4) -> str:
     """``worker dp 3 stage 1; host node-7``: where a finding is; empty where it is nowhere."""
     phrases = []
     if where.get("workers"):
-        names = [f"dp {dp} stage {pp}" for dp, pp in where["workers"]]
+        names = [_short(place) for place in where["workers"]]
         phrases.append(f"worker {several(names, most)}")
     if "stage" in where:
         phrases.append(f"stage {where['stage']}")
     if where.get("link"):
-        phrases.append(f"link {' to '.join(f'dp {dp} stage {pp}' for dp, pp in where['link'])}")
+        phrases.append(f"link {' to '.join(map(_short, where['link']))}")
     if where.get("hosts"):
         phrases.append(f"host {', '.join(map(str, where['hosts'][:most]))}")
     return "; ".join(phrases)

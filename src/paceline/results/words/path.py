@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.results.path import PathSummary, SlackSummary
+from paceline.trace import Job
 from paceline.whatif.critical_path import LAUNCH_DELAY
 
 #: Kinds that a line of the terminal names, and the least share worth naming.
@@ -22,12 +23,13 @@ def kinds_text(path: PathSummary) -> str:
     )
 
 
-def leader_text(path: PathSummary) -> str:
+def leader_text(path: PathSummary, job: Job) -> str:
     """``worker dp 3, stage 1 has 62% of it, the most in 9 of 10 steps``."""
     leader = path.leading_worker
     n_steps = len(path.by_step)
     steps = f", the most in {leader.steps} of {n_steps} steps" if n_steps > 1 else ""
-    return f"worker dp {leader.dp}, stage {leader.pp} has {leader.share:.0%} of it{steps}"
+    name = job.worker_name(leader.dp, leader.pp)
+    return f"worker {name} has {leader.share:.0%} of it{steps}"
 
 
 def near_text(slack: SlackSummary, workers: int) -> str:

@@ -24,7 +24,7 @@ const PacelineFigures = {};
 
   const describer = (data, what) => (row, col, value) => {
     const host = data.hosts?.[row * data.n_dp + col];
-    return [`dp ${col}, stage ${row}: S ${ratio(value)}`, ...(host ? [host] : []), ...what()];
+    return [`dp ${Paceline.replica(data, col)}, stage ${row}: S ${ratio(value)}`, ...(host ? [host] : []), ...what()];
   };
 
   const ranking = (data, values) => () =>
@@ -32,7 +32,7 @@ const PacelineFigures = {};
       .sort((a, b) => values[b] - values[a])
       .slice(0, 100)
       .map((i) => {
-        const place = [String(i % data.n_dp), String(Math.floor(i / data.n_dp)), ratio(values[i])];
+        const place = [Paceline.replica(data, i % data.n_dp), String(Math.floor(i / data.n_dp)), ratio(values[i])];
         return data.hosts ? [...place, data.hosts[i]] : place;
       });
 
@@ -51,7 +51,7 @@ const PacelineFigures = {};
   const slowestOf = (data, k, values) => {
     const step = data.workers_by_step.index[k];
     const worst = values.reduce((best, value, i) => (values[best] >= value ? best : i), 0);
-    const place = [worst % data.n_dp, Math.floor(worst / data.n_dp)].map(String);
+    const place = [Paceline.replica(data, worst % data.n_dp), String(Math.floor(worst / data.n_dp))];
     const told = [String(data.steps[step]), ratio(data.by_step[step]), ...place, ratio(values[worst])];
     return data.hosts ? [...told, data.hosts[worst]] : told;
   };

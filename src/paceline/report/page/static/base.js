@@ -1,6 +1,9 @@
 "use strict";
 /* Numbers, elements, the tooltip and the theme: what all figures use. */
 const Paceline = {};
+
+/** What follows "dp": the number of a data-parallel rank, and of its peer where these are apart. */
+Paceline.replica = (data, number) => data?.replicas?.[number] ?? String(number);
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
 

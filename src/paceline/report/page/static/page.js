@@ -3,11 +3,12 @@
 (() => {
   const { el, seconds, ratio } = Paceline;
   const data = JSON.parse(document.getElementById("data").textContent) ?? {}; // a healthy job has none
+  Paceline.replicas = data.replicas; // timelines name them, too
   const box = (name) => document.getElementById(`fig-${name}`);
 
   const describer = (what) => (row, col, value) => {
     const host = data.hosts?.[row * data.n_dp + col];
-    return [`dp ${col}, stage ${row}: S ${ratio(value)}`, ...(host ? [host] : []), ...what()];
+    return [`dp ${Paceline.replica(data, col)}, stage ${row}: S ${ratio(value)}`, ...(host ? [host] : []), ...what()];
   };
 
   const ranking = (values) => () =>
@@ -15,7 +16,7 @@
       .sort((a, b) => values[b] - values[a])
       .slice(0, 100)
       .map((i) => {
-        const place = [String(i % data.n_dp), String(Math.floor(i / data.n_dp)), ratio(values[i])];
+        const place = [Paceline.replica(data, i % data.n_dp), String(Math.floor(i / data.n_dp)), ratio(values[i])];
         return data.hosts ? [...place, data.hosts[i]] : place;
       });
   const head = ["dp", "stage", "S", ...(data.hosts ? ["host"] : [])];
@@ -146,7 +147,7 @@
     const nameOf = (i) => (data.blamed.some(([d, p]) => d === dp[i] && p === stage) ? "dot blamed" : "dot");
     const dots = [...x.keys()].sort((a, b) => x[a] - x[b]).map((i) => ({ i, x: x[i] * 1e3, y: y[i] * 1e3, name: nameOf(i) }));
     const blamed = x.length && dots.some((dot) => dot.name !== "dot");
-    const linesOf = (i) => [`dp ${dp[i]}, step ${step[i]}, microbatch ${microbatch[i]}`, `forward ${seconds(x[i])}`, `backward ${seconds(y[i])}`];
+    const linesOf = (i) => [`dp ${Paceline.replica(data, dp[i])}, step ${step[i]}, microbatch ${microbatch[i]}`, `forward ${seconds(x[i])}`, `backward ${seconds(y[i])}`];
     const stops = dots.map((dot) => ({ ...dot, lines: linesOf(dot.i) }));
     const sample = x.length < all ? `, a sample of ${x.length.toLocaleString("en")} of ${all.toLocaleString("en")}` : "";
     const text = `One point per microbatch on stage ${stage}${sample}. A narrow rising line that is long says: the microbatches differ in work (sequence lengths). A round cloud says they do not; a second cloud up and to the right is a slow worker.${blamed ? " Ringed points are of workers that a finding blames." : ""}`;
@@ -154,7 +155,7 @@
     const label = "Forward against backward time of microbatches; arrow keys go from point to point";
     Paceline.chart(box("scatter"), { label, xLabel: "forward (ms)", yLabel: "backward (ms)", dots, stops });
     const rows = () =>
-      stops.slice(-100).reverse().map(({ i }) => [String(dp[i]), String(step[i]), String(microbatch[i]), seconds(x[i]), seconds(y[i])]);
+      stops.slice(-100).reverse().map(({ i }) => [Paceline.replica(data, dp[i]), String(step[i]), String(microbatch[i]), seconds(x[i]), seconds(y[i])]);
     const columns = ["dp", "step", "microbatch", "forward", "backward"];
     box("scatter").append(Paceline.tableOf("Table: the 100 longest forwards drawn", columns, rows));
   };

@@ -47,7 +47,7 @@
   const describe = (data, i) => {
     const { events, rows, kinds } = data;
     const row = rows[events.row[i]];
-    const who = row.ideal ? `ideal, stage ${row.pp}` : `dp ${row.dp}, stage ${row.pp}`;
+    const who = row.ideal ? `ideal, stage ${row.pp}` : `dp ${Paceline.replica(Paceline, row.dp)}, stage ${row.pp}`;
     const number = events.microbatch[i] === 65535 ? "" : ` of microbatch ${events.microbatch[i]}`;
     const end = events.start[i] + events.length[i];
     const path = events.critical[i] ? ["on the critical path"] : [];
@@ -77,14 +77,14 @@
     const top = computes.sort((a, b) => events.length[b] - events.length[a]).slice(0, 30);
     return top.map((i) => {
       const row = data.rows[events.row[i]];
-      const cells = [data.kinds[events.kind[i]], row.dp, row.pp, events.microbatch[i]];
+      const cells = [data.kinds[events.kind[i]], Paceline.replica(Paceline, row.dp), row.pp, events.microbatch[i]];
       return [...cells, seconds(events.start[i]), seconds(events.length[i])].map(String);
     });
   };
 
   const pathRows = (data) =>
     data.path.map((segment) => {
-      const cells = [Paceline.segmentName(data, segment), segment.dp, segment.pp];
+      const cells = [Paceline.segmentName(data, segment), Paceline.replica(Paceline, segment.dp), segment.pp];
       return [...cells, seconds(segment.start), seconds(segment.end - segment.start)].map(String);
     });
 

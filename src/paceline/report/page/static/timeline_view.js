@@ -61,7 +61,7 @@
 
   const headOf = (row) => {
     if (row.ideal) return "Ideal: the same step without stragglers";
-    return `Actual: dp ${row.dp}${row.what ? ` (${row.what})` : ""}`;
+    return `Actual: dp ${Paceline.replica(Paceline, row.dp)}${row.what ? ` (${row.what})` : ""}`;
   };
 
   const brightOf = (colour) => {
