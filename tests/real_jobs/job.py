@@ -50,13 +50,14 @@ def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
 class Loop:
     """Runs and times steps, recorded or profiled or neither."""
 
-    def __init__(self, folder, rank, steps, seen):
+    def __init__(self, folder, rank, steps, seen, degrees):
         self.steps, self.times, self.losses = steps, [], []
         self.recorder = self.profiler = None
         if seen == "recorded":
             import paceline.record as record
 
-            self.recorder = record.start(folder / "run", steps=range(2, steps), sync_every=2)
+            options = {"steps": range(2, steps), "sync_every": 2, **degrees}
+            self.recorder = record.start(folder / "run", **options)
         elif seen == "profiled":
             from torch import profiler
 
@@ -144,6 +145,157 @@ def ddp(case, rank, world, factor, loop):
     loop.run(step)
 
 
+class Block(nn.Module):
+    """A tensor-parallel block: up, its rank's work, down."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.seconds = seconds
+
+    def forward(self, x):
+        return self.down(Sleep.apply(torch.tanh(self.up(x)), self.seconds, 2 * self.seconds))
+
+
+def tensor(case, rank, world, factor, loop):
+    """Tensor parallelism by torch's DTensor; beside FSDP2 in fsdp-tp."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import parallel
+
+    sharded = case == "tp-fsdp"
+    shape = (world // 2, 2) if sharded else (1, world)
+    mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(*(Block(LAYER_S * factor) for _ in range(LAYERS)))
+    for block in model:
+        plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+        parallel.parallelize_module(block, mesh["tp"], plan)
+    if sharded:
+        for block in model:
+            fully_shard(block, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        (record.instrument_fsdp if sharded else record.instrument_model)(model)
+        record.instrument_groups(tensor=mesh["tp"])
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = torch.randn(ROWS, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    loop.run(step)
+
+
+class Experts(nn.Module):
+    """A layer of experts, one a rank: tokens go to them and come back, as torchtitan sends them."""
+
+    def __init__(self, seconds, group):
+        super().__init__()
+        self.linear, self.seconds, self.group = nn.Linear(WIDTH, WIDTH), seconds, group
+
+    def forward(self, x):
+        from torch.distributed import _functional_collectives as funcol
+
+        sent = funcol.all_to_all_single_autograd(x, None, None, self.group)
+        done = Sleep.apply(torch.tanh(self.linear(sent)), self.seconds, 2 * self.seconds)
+        return funcol.all_to_all_single_autograd(done, None, None, self.group)
+
+
+def experts(case, rank, world, factor, loop):
+    """Expert parallelism beside DDP, whose parameters are all alike here."""
+    groups = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    group = groups[rank // 2]
+    model = nn.Sequential(*(Experts(LAYER_S * factor, group) for _ in range(LAYERS)))
+    model = nn.parallel.DistributedDataParallel(model)
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_ddp(model)
+        record.instrument_groups(expert=group)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = torch.randn(ROWS, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    loop.run(step)
+
+
+class Ring(torch.autograd.Function):
+    """Keys go once around the ring of context-parallel ranks, a sleep for each of them."""
+
+    @staticmethod
+    def forward(ctx, x, seconds, group):
+        ctx.seconds, ctx.group = seconds, group
+        return ring(x, seconds, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ring(gradient.contiguous(), 2 * ctx.seconds, ctx.group), None, None
+
+
+def ring(x, seconds, group):
+    ranks = dist.get_process_group_ranks(group)
+    place, total, held = ranks.index(dist.get_rank()), torch.zeros_like(x), x.clone()
+    for turn in range(len(ranks)):
+        works, taken = [], torch.empty_like(held)
+        if turn < len(ranks) - 1:
+            onwards, back = ranks[(place + 1) % len(ranks)], ranks[place - 1]
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, held, onwards, group),
+                    dist.P2POp(dist.irecv, taken, back, group),
+                ]
+            )
+        time.sleep(seconds / len(ranks))
+        total = total + held
+        for work in works:
+            work.wait()
+        held = taken
+    return total / len(ranks)
+
+
+class Attention(nn.Module):
+    def __init__(self, seconds, group):
+        super().__init__()
+        self.linear, self.seconds, self.group = nn.Linear(WIDTH, WIDTH), seconds, group
+
+    def forward(self, x):
+        return Ring.apply(torch.tanh(self.linear(x)), self.seconds, self.group)
+
+
+def context(case, rank, world, factor, loop):
+    """Context parallelism by a ring of transfers, and DDP over all ranks."""
+    group = dist.new_group(list(range(world)))
+    model = nn.Sequential(*(Attention(LAYER_S * factor, group) for _ in range(LAYERS)))
+    model = nn.parallel.DistributedDataParallel(model)
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_ddp(model)
+        record.instrument_groups(context=group)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = torch.randn(ROWS, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    loop.run(step)
+
+
 SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
 
@@ -188,7 +340,7 @@ def main(case, rank, world, folder, factors, steps, seen):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    loop = Loop(folder, rank, int(steps), seen)
+    loop = Loop(folder, rank, int(steps), seen, DEGREES.get(case, {}))
     factor = float(factors.split(",")[rank])
     kind = next(f for name, f in KINDS.items() if case.startswith(name))
     kind(case, rank, world, factor, loop)
@@ -199,7 +351,18 @@ def main(case, rank, world, folder, factors, steps, seen):
     os._exit(0)  # past torch's teardown, which aborts now and then
 
 
-KINDS = {"fsdp": fsdp, "hsdp": fsdp, "ddp": ddp, "1f1b": pipeline, "interleaved": pipeline}
+DEGREES = {"tp": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
+
+KINDS = {
+    "tp": tensor,
+    "ep": experts,
+    "cp": context,
+    "fsdp": fsdp,
+    "hsdp": fsdp,
+    "ddp": ddp,
+    "1f1b": pipeline,
+    "interleaved": pipeline,
+}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

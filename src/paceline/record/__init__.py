@@ -31,7 +31,9 @@ __all__ = [
     "current",
     "instrument_ddp",
     "instrument_fsdp",
+    "instrument_groups",
     "instrument_megatron",
+    "instrument_model",
     "instrument_torch_pipelining",
     "start",
 ]
@@ -141,6 +143,30 @@ def instrument_ddp(model: Any) -> None:
 def instrument_fsdp(model: Any) -> None:
     """Record a model sharded by ``fully_shard``: passes, first gather, last scatter, optimizers."""
     _instrument("hooks_fsdp", model)
+
+
+def instrument_groups(*, tensor: Any = None, context: Any = None, expert: Any = None) -> None:
+    """Record the collectives within passes, so that each rank of a group is a worker of its own.
+
+    Beside the hooks of the framework, and on every rank. Tell :func:`start` the degrees ``tp`` and
+    ``cp``. Collectives inside a compiled model (torch.compile) are not seen.
+
+    Args:
+        tensor: this rank's tensor-parallel process group, or a device mesh of one dimension.
+        context: its context-parallel group.
+        expert: its expert-parallel group.
+    """
+    groups = {"tensor": tensor, "context": context, "expert": expert}
+    told = {name: group for name, group in groups.items() if group is not None}
+    _instrument("hooks_groups", told)
+
+
+def instrument_model(model: Any) -> None:
+    """Record forwards and backwards of a module without data parallelism, and torch's optimizers.
+
+    Of a model that is only tensor-, context- or expert-parallel.
+    """
+    _instrument("hooks_groups", {}, model)
 
 
 def instrument_megatron() -> None:

@@ -85,6 +85,11 @@ HOSTS: Form[Hosts] = Form(
     _HOSTS.schema,
 )
 
+
+def _has_peers(job: Any) -> bool:
+    return job.peers > 1
+
+
 _BY_STEP = object_of(int, NUMBER)
 _BY_KIND = object_of(str, NUMBER)
 _BY_NUMBER = object_of(int, NUMBER)
@@ -94,6 +99,7 @@ _JOB = record(
         *(Key(name, WHOLE) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")),
         Key("world_size", WHOLE),
         Key("name", TEXT),
+        Key("peers", WHOLE, "ranks of each (dp, stage) that are apart", written=_has_peers),
     ),
 )
 
@@ -135,8 +141,8 @@ KEYS: tuple[Key, ...] = (
     Key("by_step", _BY_STEP, "step -> S"),
     Key("by_kind", _BY_KIND, "kind -> S"),
     Key("by_stage", _BY_NUMBER, "stage -> S"),
-    Key("by_replica", _BY_NUMBER, "DP rank -> S"),
-    Key("by_worker", array(2), "[pp][dp] S"),
+    Key("by_replica", _BY_NUMBER, "replica -> S: a DP rank, or dp * peers + peer"),
+    Key("by_worker", array(2), "[pp][replica] S"),
     Key("by_kind_by_step", object_of(int, _BY_KIND), "step -> kind -> S"),
     Key("by_stage_by_step", object_of(int, _BY_NUMBER), "step -> stage -> S"),
     Key("by_replica_by_step", object_of(int, _BY_NUMBER), "step -> DP rank -> S"),

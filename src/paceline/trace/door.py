@@ -164,7 +164,7 @@ def _place(
             raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
         _, cell, steps = _cells(columns, job, where)
     if has_inner(columns):
-        columns = with_groups(columns)
+        columns = with_groups(columns, job)
     shape = (len(steps), job.replicas, job.pp_size, N_KINDS)
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)

@@ -18,12 +18,9 @@ from paceline.trace.kinds import DP_KINDS, PEER_KINDS, OpKind
 
 Ints = npt.NDArray[np.int64]
 
-#: Collectives whose members are spread over the data-parallel ranks of one peer, unless a group is
-#: told. The clip's norm is over all ranks of a job, so it is not among them.
-_OF_ONE_PEER = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
-
-#: Collectives among the peers of one data-parallel rank, unless a group is told.
-_OF_ONE_DP = PEER_KINDS - {OpKind.EXPERT_COMM}
+#: Collectives whose members share a tensor-parallel rank, unless a group is told: ranks that differ
+#: in data or context hold the same parameters. The clip's norm is over all ranks of a job.
+_OF_ONE_TENSOR_RANK = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
 
 
 @dataclass(frozen=True)
@@ -103,17 +100,22 @@ def has_inner(columns: Columns) -> bool:
     return bool(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]).any())
 
 
-def with_groups(columns: Columns) -> Columns:
+def with_groups(columns: Columns, job: Job) -> Columns:
     """The columns with the ``group`` of each collective: as told, else that usual for its kind."""
-    group = np.full(len(columns), -1, dtype=np.int64)
     peer = np.zeros(len(columns), dtype=np.int64) if columns.peer is None else columns.peer
-    of_one_peer = np.isin(columns.kind, [int(kind) for kind in _OF_ONE_PEER])
-    of_one_dp = np.isin(columns.kind, [int(kind) for kind in _OF_ONE_DP])
-    group[of_one_peer] = peer[of_one_peer]
-    group[of_one_dp] = columns.dp[of_one_dp]
+    context, tensor = np.divmod(peer, job.tp_size)
+    dp = columns.dp.astype(np.int64)
+    usual = np.full(len(columns), -1, dtype=np.int64)
+    for kinds, group in (
+        (_OF_ONE_TENSOR_RANK, tensor),
+        ({OpKind.TENSOR_COMM}, dp * job.dsp_size + context),
+        ({OpKind.CONTEXT_COMM}, dp * job.tp_size + tensor),
+    ):
+        rows = np.isin(columns.kind, [int(kind) for kind in kinds])
+        usual[rows] = group[rows]
     if columns.group is not None:
-        group = np.where(columns.group >= 0, columns.group, group)
-    return replace(columns, group=group)
+        usual = np.where(columns.group >= 0, columns.group, usual)
+    return replace(columns, group=usual)
 
 
 def _with_peers(job: Job, n_peers: int) -> Job:

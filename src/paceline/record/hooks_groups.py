@@ -1,0 +1,211 @@
+"""Hooks for the collectives within passes: tensor, context and expert parallelism.
+
+Read at torch 2.13: ``torch.distributed`` (eager calls, as Megatron makes them) and
+``torch.ops._c10d_functional`` (DTensor, ``_functional_collectives``), whose results are waited for
+where they are first used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.record.passes import NoExchange, Passes, record_optimizers
+from paceline.record.patching import wrap
+from paceline.record.recorder import Recorder
+from paceline.record.steps import Step
+
+#: What a group is for -> the kind of its collectives.
+KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
+
+#: Functions of ``torch.distributed`` that take a ``group``. Not ``isend`` and ``irecv``: ``P2POp``
+#: asks for these very functions.
+_EAGER = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "broadcast"),
+    *("reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    *("_all_gather_base", "_reduce_scatter_base"),
+)
+
+#: Operators whose last argument names the group.
+_FUNCTIONAL = (
+    *("all_reduce", "all_reduce_", "all_gather_into_tensor", "reduce_scatter_tensor"),
+    *("all_to_all_single", "broadcast"),
+)
+
+
+def instrument(recorder: Recorder, groups: Mapping[str, Any], model: Any = None) -> None:
+    """Record the collectives of some process groups, and the passes of a plain module.
+
+    Args:
+        recorder: the recorder.
+        groups: what for (a key of :data:`KINDS`) -> a process group, or a mesh of one dimension.
+        model: its forwards and backwards are recorded, too; None: other hooks do that.
+
+    Raises:
+        ValueError: a group is for something else, or the recorder times a GPU's streams.
+    """
+    if not recorder.on_host:
+        raise ValueError("collectives within passes are recorded on the host only")
+    unknown = [name for name in groups if name not in KINDS]
+    if unknown:
+        raise ValueError(f"groups are for {', '.join(KINDS)}, not {', '.join(unknown)}")
+    if model is not None and recorder.is_new(model):
+        Passes(recorder, model, NoExchange())
+        record_optimizers(recorder)
+    if groups:
+        _Collectives(recorder, groups).install()
+
+
+class _Collectives:
+    """Collectives of known groups, as operations."""
+
+    def __init__(self, recorder: Recorder, groups: Mapping[str, Any]) -> None:
+        import torch.distributed as dist
+
+        self._recorder = recorder
+        self._of: dict[Any, tuple[str, int]] = {}  # id or name of a group -> kind, lowest rank
+        for name, group in groups.items():
+            process_group = group.get_group() if hasattr(group, "get_group") else group
+            entry = (KINDS[name], min(dist.get_process_group_ranks(process_group)))
+            self._of[id(process_group)] = entry
+            self._of[str(process_group.group_name)] = entry
+        self._groups = list(groups.values())  # so that no other object takes an id
+        self._results: dict[int, Any] = {}  # memory of a result -> the operation that fills it
+        self._step: Step | None = None
+        self._inside = False
+
+    def install(self) -> None:
+        """Put the wrappers in the place of torch's functions."""
+        import torch
+        import torch.distributed as dist
+
+        for name in _EAGER:
+            if hasattr(dist, name):
+                wrap(dist, name, self._eager)
+        wrap(dist, "batch_isend_irecv", self._ring)
+        functional = torch.ops._c10d_functional
+        for name in _FUNCTIONAL:
+            _replace(functional, name, self._functional)
+        _replace(functional, "wait_tensor", self._wait)
+
+    def _kind(self, group: Any) -> tuple[str, int] | None:
+        """Kind and number of a group's collectives; None for groups that are not known."""
+        if self._inside or not self._recorder.is_profiling:
+            return None
+        if group is None:
+            import torch.distributed as dist
+
+            group = dist.group.WORLD
+        return self._of.get(group if isinstance(group, str) else id(group))
+
+    def _eager(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(function).parameters)
+        of_group = names.index("group")
+        of_async = names.index("async_op") if "async_op" in names else len(names)
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            known = self._kind(kwargs.get("group", _at(args, of_group)))
+            if known is None:
+                return function(*args, **kwargs)
+            kind, group = known
+            if not kwargs.get("async_op", _at(args, of_async)):
+                with self._recorder.op(kind, group=group):
+                    return self._quietly(function, *args, **kwargs)
+            op = self._recorder.launch(kind, group=group)
+            work = self._quietly(function, *args, **kwargs)
+            return work if work is None else op.track(work)
+
+        return collective
+
+    def _ring(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A step of a ring: sends and receives among neighbours, as one collective of the group."""
+
+        def batch_isend_irecv(p2p_op_list: Any) -> Any:
+            known = self._kind(p2p_op_list[0].group) if p2p_op_list else None
+            if known is None:
+                return function(p2p_op_list)
+            kind, group = known
+            op = self._recorder.launch(kind, group=group)
+            return [op.track(work) for work in self._quietly(function, p2p_op_list)]
+
+        return batch_isend_irecv
+
+    def _functional(self, function: Any) -> Callable[..., Any]:
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            known = self._kind(kwargs.get("group_name", args[-1] if args else ""))
+            if known is None:
+                return function(*args, **kwargs)
+            kind, group = known
+            if self._step is not self._recorder.running_step:
+                self._step = self._recorder.running_step
+                self._results.clear()  # never waited for
+            op = self._recorder.launch(kind, group=group)
+            result = self._quietly(function, *args, **kwargs)
+            self._results[_memory(result)] = op
+            return result
+
+        return collective
+
+    def _wait(self, function: Any) -> Callable[..., Any]:
+        def wait_tensor(tensor: Any) -> Any:
+            op = self._results.pop(_memory(tensor), None) if self._results else None
+            if op is None or not self._recorder.is_profiling:
+                return function(tensor)
+            return op.track(_Result(function, tensor)).wait()
+
+        return wait_tensor
+
+    def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call it; collectives that it is made of are no others."""
+        self._inside = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._inside = False
+
+
+class _Result:
+    """A result that is on its way, as a work."""
+
+    def __init__(self, wait: Callable[[Any], Any], tensor: Any) -> None:
+        self._wait, self._tensor = wait, tensor
+
+    def wait(self) -> Any:
+        """The result, complete."""
+        return self._wait(self._tensor)
+
+
+class _Operator:
+    """An operator of torch whose calls are recorded; in all else it is the operator."""
+
+    def __init__(self, operator: Any, call: Callable[..., Any]) -> None:
+        self.__paceline_wraps__ = operator
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__paceline_wraps__, name)
+
+
+def _replace(namespace: Any, name: str, wrapper: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put a recorded operator in the place of ``namespace.name``, where there is one."""
+    try:
+        operator = getattr(namespace, name)
+    except AttributeError:
+        return
+    operator = getattr(operator, "__paceline_wraps__", operator)
+    setattr(namespace, name, _Operator(operator, wrapper(operator)))
+
+
+def _memory(tensor: Any) -> int:
+    """Where a tensor's values lie: the same for all that stand for one result."""
+    elem = getattr(tensor, "elem", tensor)
+    pointer: int = elem.untyped_storage().data_ptr()
+    return pointer
+
+
+def _at(args: tuple[Any, ...], place: int) -> Any:
+    return args[place] if place < len(args) else None
