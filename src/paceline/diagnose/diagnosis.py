@@ -18,6 +18,7 @@ from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.outside import outside_causes
+from paceline.diagnose.peer_groups import peer_causes
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
@@ -117,6 +118,7 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
         garbage_cause(durations, fit),
         link_cause(durations, ideal),
         *group_causes(durations, ideal, result.steps),
+        *peer_causes(durations, ideal, result.steps),
     )
     candidates = [pattern for pattern in patterns if pattern is not None]
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]

@@ -20,6 +20,7 @@ from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
 from paceline.trace import OpKind
+from paceline.trace.kinds import PEER_KINDS
 from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
@@ -38,11 +39,11 @@ MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
-class _Group:
-    """One collective of a stage.
+class Group:
+    """One collective of a stage, or all of one kind among the same members.
 
     Attributes:
-        kind, stage, seq: which.
+        kind, stage: which.
         ops: members' ops, of all variants.
         times: [step, member] transfer times over the usual one of the kind.
         workers: [member] (dp, pp).
@@ -51,7 +52,6 @@ class _Group:
 
     kind: OpKind
     stage: int
-    seq: int
     ops: npt.NDArray[np.int64]
     times: Array
     workers: Sequence[tuple[int, int]]
@@ -65,10 +65,10 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Slow:
+class SlowGroup:
     """A group that is slow: always, or in some steps."""
 
-    group: _Group
+    group: Group
     factor: float
     steps: npt.NDArray[np.bool_]
     lasting: bool
@@ -91,17 +91,19 @@ def group_causes(
         steps: [step] step numbers.
     """
     groups = list(_groups(durations, ideal))
-    slow = _slow_groups(groups)
+    slow = slow_groups(groups)
     late = [] if slow else _late_members(groups)
     candidates = [_of_groups(durations, slow, steps, len(groups))] if slow else []
     return candidates + ([_of_members(durations, late)] if late else [])
 
 
-def _groups(durations: Durations, ideal: Array) -> list[_Group]:
+def _groups(durations: Durations, ideal: Array) -> list[Group]:
     graph = durations.graph
     groups = []
     for members in graph.dp_groups:
         kind = OpKind(int(graph.kind[members[0]]))
+        if kind in PEER_KINDS:
+            continue
         usual_s = max(float(ideal[members[0]]), 1e-9)
         times = np.concatenate([durations.row(op) for op in members.tolist()], axis=1) / usual_s
         workers = [
@@ -110,16 +112,16 @@ def _groups(durations: Durations, ideal: Array) -> list[_Group]:
             for dp in graph.variant_dps[int(graph.variant[op])]
         ]
         first = int(members[0])
-        stage, seq = int(graph.pp[first]), int(graph.seq[first])
+        stage = int(graph.pp[first])
         sets = graph.sets_of(first)[[dp for dp, _ in workers]]
         for number in np.unique(sets).tolist():
             own = np.flatnonzero(sets == number)
             met = [workers[at] for at in own.tolist()]
-            groups.append(_Group(kind, stage, seq, members, times[:, own], met, usual_s))
+            groups.append(Group(kind, stage, members, times[:, own], met, usual_s))
     return groups
 
 
-def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
+def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
     """The slow groups, those that cost most first; none where most of a kind are slow alike."""
     slow = []
     for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
@@ -132,7 +134,7 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
     return sorted(slow, key=lambda entry: -entry.excess_s)
 
 
-def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
+def _judge(group: Group, others: Sequence[Group]) -> SlowGroup | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     level = group.level
     levels = np.array([np.median(peer.level) for peer in others])
@@ -142,7 +144,7 @@ def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))
     if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))):
-        return _Slow(group, factor, np.ones(len(level), dtype=bool), True)
+        return SlowGroup(group, factor, np.ones(len(level), dtype=bool), True)
     late = level > LATE_TIMES * usual
     if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
         return None
@@ -153,11 +155,11 @@ def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     # Alone, a group shows no usual share of late steps: only a mode of their own does.
     if not (two_apart or (others and chance < MAX_CHANCE)):
         return None
-    return _Slow(group, float(np.median(level[late])) / usual, late, False)
+    return SlowGroup(group, float(np.median(level[late])) / usual, late, False)
 
 
 def _of_groups(
-    durations: Durations, slow: Sequence[_Slow], steps: npt.NDArray[np.int64], n_groups: int
+    durations: Durations, slow: Sequence[SlowGroup], steps: npt.NDArray[np.int64], n_groups: int
 ) -> Candidate:
     worst = slow[0]
     stage, label = worst.group.stage, worst.group.kind.label
@@ -186,24 +188,31 @@ def _of_groups(
         f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{steps_in} ({label})",
         {"group": {"stage": stage, "kind": label}},
         evidence,
-        Effect(scaled=tuple(scaling for entry in slow for scaling in _healthy(durations, entry))),
+        Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
         _ambiguity(worst),
     )
 
 
-def _ambiguity(worst: _Slow) -> str:
+def _ambiguity(worst: SlowGroup) -> str:
     if not worst.lasting or worst.factor >= LATE_TIMES:
         return ""
     return "a stage with more parameters (embedding, output layer) takes longer in all steps, too"
 
 
-def _healthy(durations: Durations, entry: _Slow) -> list[Scaled]:
-    """What the group's members would take."""
-    level = entry.group.level
+def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
+    """What the collectives of a slow group's members would take, were it like the others."""
+    graph, level = durations.graph, entry.group.level
     by_step = np.where(entry.steps, 1 / (entry.factor if entry.lasting else level), 1.0)
+    factor = by_step[None, :, None]
+    members = {replica for replica, _ in entry.group.workers}
+    rows = _rows(durations, entry.group.ops)
+    if len(members) == graph.n_dp:
+        return [Scaled(variant, ops, None, factor) for variant, ops in rows]
     return [
-        Scaled(variant, rows, None, by_step[None, :, None])
-        for variant, rows in _rows(durations, entry.group.ops)
+        Scaled(variant, ops, int(graph.dp_index[replica]), factor)
+        for variant, ops in rows
+        for replica in sorted(members)
+        if graph.replica_variant[replica] == variant
     ]
 
 
@@ -216,7 +225,7 @@ def _rows(
     return [(int(v), ops[variants == v] - int(graph.variant_ptr[v])) for v in np.unique(variants)]
 
 
-def _late_members(groups: Sequence[_Group]) -> list[tuple[_Group, int, float]]:
+def _late_members(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
     """(group, member, seconds) of members that end a collective after the others, worst first."""
     late = []
     for group in groups:
@@ -234,7 +243,7 @@ def _late_members(groups: Sequence[_Group]) -> list[tuple[_Group, int, float]]:
     return sorted(late, key=lambda entry: -entry[2])
 
 
-def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]]) -> Candidate:
+def _of_members(durations: Durations, late: Sequence[tuple[Group, int, float]]) -> Candidate:
     group, member, seconds = late[0]
     name = durations.graph.worker_name(*group.workers[member])
     workers = list(dict.fromkeys(group.workers[member] for group, member, _ in late))
@@ -257,12 +266,12 @@ def _of_members(durations: Durations, late: Sequence[tuple[_Group, int, float]])
     )
 
 
-def _member_entry(group: _Group, member: int, seconds: float) -> dict[str, Any]:
+def _member_entry(group: Group, member: int, seconds: float) -> dict[str, Any]:
     dp, stage = group.workers[member]
     return {"dp": dp, "stage": stage, "kind": group.kind.label, "late_s": seconds}
 
 
-def _on_time(durations: Durations, group: _Group, member: int) -> Scaled:
+def _on_time(durations: Durations, group: Group, member: int) -> Scaled:
     """The member ends with the middle one, its jitter kept."""
     graph = durations.graph
     dp, pp = group.workers[member]

@@ -3,6 +3,7 @@
 from paceline.remedies import (
     data_loading,
     microbatches,
+    peer_groups,
     placement,
     planned_gc,
     replace,
@@ -17,6 +18,7 @@ from paceline.remedies.remedy import Case, Remedy, RemedyKind
 #: All remedies there are, in the order in which they are listed.
 REMEDIES: tuple[RemedyKind, ...] = (
     *replace.KINDS,
+    *peer_groups.KINDS,
     stage_layout.KIND,
     sequence_balance.KIND,
     microbatches.KIND,

@@ -191,6 +191,8 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "gc": lambda *_: "garbage collection pauses its workers",
     "link": _link,
     "dp-network": _network,
+    "expert-imbalance": lambda *_: "experts get unlike numbers of tokens",
+    "context-imbalance": lambda *_: "context-parallel ranks get unlike work",
     "launch-delay": _delay,
     "drift": _drift,
 }

@@ -87,7 +87,7 @@ HOSTS: Form[Hosts] = Form(
 
 
 def _has_peers(job: Any) -> bool:
-    return job.peers > 1
+    return bool(job.peers > 1)
 
 
 _BY_STEP = object_of(int, NUMBER)

@@ -235,6 +235,20 @@ def _network(finding: Finding) -> Phrases:
         yield steps_text(steps)
 
 
+def _uneven(finding: Finding) -> Phrases:
+    evidence = finding.evidence
+    busiest, elsewhere = _number(evidence, "busiest_over_mean"), _number(evidence, "elsewhere")
+    bar, computes = _number(evidence, "threshold"), _number(evidence, "computes")
+    if busiest is not None and computes is not None:
+        counts = "" if bar is None else f" (counts from {times(bar)})"
+        yield (
+            f"in {count(int(computes), 'compute')} of a replica the busiest member takes "
+            f"{times(busiest)} the mean of its group{counts}; what lasts on a member is left out"
+        )
+    if elsewhere is not None:
+        yield f"in all other computes it takes {times(elsewhere)} the mean"
+
+
 def _late_members(evidence: Evidence, late_s: float) -> Phrases:
     share, least = _number(evidence, "late_share"), _number(evidence, "threshold")
     of = "" if share is None else f", {_share_or_times(share)} what the collective takes"
@@ -319,6 +333,9 @@ OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {
     "gc": _gc,
     "link": _link,
     "dp-network": _network,
+    "peer-network": _network,
+    "expert-imbalance": _uneven,
+    "context-imbalance": _uneven,
     "launch-delay": _delay,
     "drift": _drift,
 }
