@@ -38,7 +38,7 @@ const PacelineFigures = {};
 
   const workers = (box, data) => {
     const values = Paceline.slowdowns(data.workers);
-    const shape = { rows: data.n_pp, cols: data.n_dp };
+    const shape = { rows: data.n_pp, cols: data.n_dp, nameOf: Paceline.replicaName(data) };
     const label = `Slowdown of ${values.length} workers, ${data.n_pp} stages by ${data.n_dp} data-parallel ranks. Arrow keys move, Home goes to the slowest.`;
     const options = { ...shape, values, top: data.top ?? top(values), label };
     Paceline.heatmap(box, { ...options, describe: describer(data, () => []) });
@@ -69,7 +69,7 @@ const PacelineFigures = {};
     const part = shown.length < data.steps.length ? ` (${shown.length} of ${data.steps.length} steps: the worst, and others evenly)` : "";
     const label = "Slowdown of every worker in one step; the slider below chooses the step";
     const describe = describer(data, () => [`step ${data.steps[shown[at]]}`]);
-    const options = { rows: data.n_pp, cols: data.n_dp, values: valuesOf(at), top: top(all), label, describe };
+    const options = { rows: data.n_pp, cols: data.n_dp, nameOf: Paceline.replicaName(data), values: valuesOf(at), top: top(all), label, describe };
     const update = Paceline.heatmap(box, options);
     box.append(el("p", { class: "slider" }, el("label", { for: "step" }, `Step${part} `), slider, said));
     const tell = () => {

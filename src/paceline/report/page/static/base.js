@@ -4,6 +4,9 @@ const Paceline = {};
 
 /** What follows "dp": the number of a data-parallel rank, and of its peer where these are apart. */
 Paceline.replica = (data, number) => data?.replicas?.[number] ?? String(number);
+
+/** The same in short, for axes: "3", or "3.1" of dp 3 and peer 1. */
+Paceline.replicaName = (data) => (number) => Paceline.replica(data, number).replace(", peer ", ".");
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
 

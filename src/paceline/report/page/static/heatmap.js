@@ -26,14 +26,14 @@
 
   const every = (n, size, needed) => [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].find((k) => k * size >= needed) ?? n;
 
-  const axes = (rows, cols, { w, h, per, bands, band, place }) => {
+  const axes = (rows, cols, nameOf, { w, h, per, bands, band, place }) => {
     const nodes = [];
     const text = (x, y, content, anchor) =>
       nodes.push(svg("text", { x, y, "text-anchor": anchor, class: "tick" }, content));
     const across = every(cols, w, 26);
     for (let c = 0; c < cols; c++) {
       const at = place(0, c);
-      if ((c % per) % across === 0) text(at.x + w / 2, at.y - 7, c, "middle");
+      if ((c % per) % across === 0) text(at.x + w / 2, at.y - 7, nameOf(c), "middle");
     }
     const down = every(rows, h, 13);
     for (let b = 0; b < bands; b++) {
@@ -81,7 +81,7 @@
   /**
    * Draws a heatmap into box.
    * options: rows, cols, values (row by row), top (end of the scale), label (for screen readers),
-   * describe(row, col, value) -> lines of text.
+   * describe(row, col, value) -> lines of text; nameOf(col) -> what stands above a column.
    * Returns update(values): other values, same scale.
    */
   Paceline.heatmap = (box, options) => {
@@ -155,7 +155,7 @@
       picture = svg(
         "svg",
         { ...attributes, ...access, class: "heatmap drawing", "aria-label": options.label },
-        ...axes(rows, cols, size),
+        ...axes(rows, cols, options.nameOf ?? String, size),
         ...made.flatMap(({ rect, text }) => (text ? [rect, text] : [rect])),
         frame,
       );

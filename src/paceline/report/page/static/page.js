@@ -21,7 +21,7 @@
       });
   const head = ["dp", "stage", "S", ...(data.hosts ? ["host"] : [])];
 
-  const shape = { rows: data.n_pp, cols: data.n_dp };
+  const shape = { rows: data.n_pp, cols: data.n_dp, nameOf: Paceline.replicaName(data) };
   const many = data.n_pp * data.n_dp;
 
   const workers = () => {
