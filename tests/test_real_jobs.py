@@ -22,7 +22,14 @@ from harness import factors_of, run
 pytestmark = pytest.mark.alone
 
 #: Case -> whether stages, not replicas, are the workers.
-CASES = {"hsdp": False, "ddp": False, "interleaved": True}
+CASES = {
+    "hsdp": False,
+    "ddp": False,
+    "interleaved": True,
+    "tp-fsdp": False,
+    "ep": False,
+    "cp": False,
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,7 +41,8 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path
     measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
     result = paceline.analyze(measured)
     assert measured.graph.programmed
-    assert result.replay_error < 0.01
+    # A turn of a ring waits for one neighbour; the graph lets it wait for all of them.
+    assert result.replay_error < (0.05 if case == "cp" else 0.01)
     assert result.discrepancy < 0.05
     by_rank = result.lasting.by_worker.ravel()
     assert by_rank.argmax() == 1
@@ -45,3 +53,6 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path
     if case == "hsdp":
         kinds = {family: measured.graph.families[family].tolist() for family in (1, 2)}
         assert sorted(kinds.values()) == [[0, 0, 1, 1], [0, 1, 0, 1]]
+    if case == "tp-fsdp":
+        assert measured.job.peers == 2
+        assert "dp 0, stage 0, peer 1" in first.text
