@@ -229,7 +229,9 @@ class Assembly:
         """The fields of :class:`_Shards` for one plan."""
         model = self.model
         dense, expert = self._place_parameters(plan)
-        work = StageWork(np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert)
+        work = StageWork(
+            np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert, np.zeros(plan.chunks)
+        )
         gather, reduce = model.gradients_s(plan, work)
         return (
             *(gather, reduce, model.repeated_s(plan, dense, expert)),
