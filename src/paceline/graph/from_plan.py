@@ -108,9 +108,10 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
         ops = graph.kind == kind
         seconds[ops] = each[graph.pp[ops]]
     if plan.splits_backward:
-        for stage in range(plan.pp):
+        passes = (costs.forward_s, costs.backward_s - costs.weight_s, costs.weight_s)
+        for stage, place in enumerate(np.array(plan.places).T):
             order = SPLIT_SCHEDULES[plan.schedule](stage, plan.pp, plan.microbatches)
-            of_order = split_seconds(order, stage, plan, costs)
+            of_order = split_seconds(order, place, *passes, costs.exchange_s)
             for kind in (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE):
                 seconds[(graph.kind == kind) & (graph.pp == stage)] = of_order[order.kind == kind]
     # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
@@ -123,22 +124,37 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
     return seconds
 
 
-def split_seconds(order: SplitOrder, stage: int, plan: Plan, costs: PlanCosts) -> Array:
-    """[compute] modelled seconds of one stage's computes, in their order.
+def split_seconds(
+    order: SplitOrder,
+    place: npt.NDArray[np.int64],
+    forward_s: Array,
+    inputs_s: Array,
+    weight_s: Array,
+    exchange_s: tuple[Array, Array],
+) -> Array:
+    """[..., compute] seconds of one stage's computes, in their order.
 
     Where a forward overlaps with a backward, the exchanges of both (experts' tokens) run beside
     their other work, and each compute keeps its share of the time.
+
+    Args:
+        order: the computes.
+        place: [chunk] the model's chunk.
+        forward_s: [..., place] seconds of a microbatch.
+        inputs_s: [..., place] of the gradient of the inputs.
+        weight_s: [..., place] of the gradient of the weights.
+        exchange_s: [..., place] of forward and backward, seconds of them that exchange tokens.
     """
-    place = np.array(plan.places)[order.chunk, stage]
-    inputs_s = costs.backward_s - costs.weight_s
-    of_kind = (costs.forward_s, inputs_s, costs.weight_s)
-    alone = np.choose(_DIRECTION[order.kind], [values[place] for values in of_kind])
-    exchange = np.choose(
-        _DIRECTION[order.kind], [costs.exchange_s[0][place], costs.exchange_s[1][place], 0.0]
-    )
-    whole = np.bincount(order.block, alone)
-    hidden = np.bincount(order.block, exchange)
+    at = place[order.chunk]
+    direction = _DIRECTION[order.kind]
+    alone = np.choose(direction, [v[..., at] for v in (forward_s, inputs_s, weight_s)])
+    if not order.overlaps.any():
+        return np.asarray(alone, dtype=np.float64)
+    exchange = np.choose(direction, [exchange_s[0][..., at], exchange_s[1][..., at], 0.0])
+    begins = np.flatnonzero(np.diff(order.block, prepend=-1))
+    whole = np.add.reduceat(alone, begins, axis=-1)
+    hidden = np.add.reduceat(exchange, begins, axis=-1)
     both = np.maximum(whole - hidden, hidden)
-    share = np.divide(both, whole, out=np.ones_like(whole), where=whole > 0)[order.block]
+    share = np.divide(both, whole, out=np.ones_like(whole), where=whole > 0)[..., order.block]
     seconds: Array = alone * np.where(order.overlaps, share, 1.0)
     return seconds

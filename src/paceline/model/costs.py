@@ -107,10 +107,9 @@ class PlanCosts:
     weight_s: Array = field(default_factory=lambda: np.zeros(1))
 
     @property
-    def exchange_s(self) -> Array:
-        """[direction, place] seconds in which experts' tokens are exchanged."""
-        exchange: Array = self.parts_s[:, EXCHANGE]
-        return exchange
+    def exchange_s(self) -> tuple[Array, Array]:
+        """[place] seconds of a forward and of a backward in which experts' tokens are exchanged."""
+        return self.parts_s[0, EXCHANGE], self.parts_s[1, EXCHANGE]
 
     @property
     def forward_s(self) -> Array:
