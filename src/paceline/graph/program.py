@@ -23,6 +23,7 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.graph.replica import ReplicaOps
 from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS, OpKind
+from paceline.trace.program import turns_back
 
 K = OpKind
 Ops = npt.NDArray[np.int64]
@@ -68,13 +69,13 @@ def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
 def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
     """[pair, 2] the n-th send of a stage with its neighbour's n-th recv, by launches.
 
-    Chunk after chunk goes down the stages; where the chunks lie as a V (:func:`turns_back`), odd
-    ones come back up.
+    Chunk after chunk goes down the stages; where the chunks lie as a V (``turns_back``), odd ones
+    come back up.
 
     Raises:
         GraphError: a stage receives more or fewer than is sent to it.
     """
-    by_chunk = turns_back(ops, n_pp)
+    by_chunk = turns_back(ops.kind, ops.pp, ops.chunk, n_pp)
 
     def of(kind: OpKind, stage: int, odd: int | None = None) -> Ops:
         chosen = (ops.kind == kind) & (ops.pp == stage)
@@ -98,18 +99,6 @@ def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
         ends = of(embedding, 0), of(embedding, last)
         pairs.append(_matched(*ends, (embedding, 0), (embedding, last)))
     return pairs
-
-
-def turns_back(ops: ReplicaOps, n_pp: int) -> bool:
-    """Whether chunks lie as a V: the last stage sends activations of chunk 1, none of chunk 0.
-
-    So do ZBV and DualPipeV, whose last stage hands chunk 0 on to itself, and DualPipe, whose second
-    model begins there. Under interleaving the last stage sends those of chunk 0 to the first.
-    """
-    if n_pp == 1:
-        return False
-    sends = (ops.kind == K.FORWARD_SEND) & (ops.pp == n_pp - 1)
-    return bool((ops.chunk[sends] == 1).any()) and not (ops.chunk[sends] == 0).any()
 
 
 def _matched(ones: Ops, others: Ops, one: tuple[OpKind, int], other: tuple[OpKind, int]) -> Ops:
