@@ -1,6 +1,7 @@
 """What-if and diagnosis of pipelines with split backwards, on traces whose answers are known."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import paceline
@@ -116,5 +117,7 @@ def test_a_trace_file_keeps_the_weights_microbatches(tmp_path):
     again = paceline.load(tmp_path / "trace.parquet")
     weights = again.kind == OpKind.WEIGHT_COMPUTE
     assert set(again.microbatch[weights].tolist()) == set(range(M))
+    gmc = pq.read_table(tmp_path / "trace.parquet", columns=["gmc"])["gmc"].to_numpy()
+    assert (gmc == -1).all()  # the column knows rounds only
     one, two = paceline.analyze(trace), paceline.analyze(again)
     assert one.slowdown == pytest.approx(two.slowdown, rel=1e-12)
