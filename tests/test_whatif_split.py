@@ -8,14 +8,14 @@ import paceline
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.graph.from_plan import from_plan
-from paceline.graph.split_replica import split_replica_ops
 from paceline.model.costs import PARTS, PlanCosts
 from paceline.model.plan import Plan
 from paceline.simulate import timeline
 from paceline.sources.parquet import write
-from paceline.trace import Columns, OpKind, arrange
+from paceline.trace import OpKind
+from split_jobs import recorded
 
-PP, M, STEPS = 4, 8, 5
+PP, M = 4, 8
 SPLIT = ("zb-h1", "zbv", "dualpipev", "dualpipe")
 
 
@@ -45,29 +45,7 @@ def trace_of(schedule, factors=(1, 1, 1, 1), change=None):
     step = planned(schedule, factors)
     if change is not None:
         change(step.graph, step.durations.values)
-    line, graph = timeline(step.durations), step.graph
-    ops = split_replica_ops(schedule, PP, M)
-    n = graph.n_ops
-    start, end = line.start.array[:, 0, 0], line.end.array[:, 0, 0]
-    once = {
-        "pp": graph.pp,
-        "rank": graph.pp,
-        "kind": graph.kind,
-        "start": start,
-        "duration": end - start,
-        "seq": graph.seq,
-        "chunk": graph.chunk,
-        "microbatch": graph.microbatch,
-        "issued": ops.rank,
-        "awaited": ops.awaited,
-    }
-    columns = {name: np.tile(values, STEPS) for name, values in once.items()}
-    columns["start"] = columns["start"] + np.repeat(10.0 * np.arange(STEPS), n)
-    return arrange(
-        Columns(step=np.repeat(np.arange(STEPS), n), dp=np.zeros(n * STEPS, dtype=int), **columns),
-        job=step.job,
-        where="test",
-    )
+    return recorded(step, Plan(pp=PP, global_batch=M, schedule=schedule))
 
 
 def step_s(schedule, factors):
