@@ -5,7 +5,7 @@ import pytest
 
 import requires
 from paceline.errors import GraphError
-from paceline.graph import build_graph
+from paceline.graph import build_graph, from_trace
 from paceline.graph.from_plan import from_plan
 from paceline.graph.replica import ReplicaOps
 from paceline.graph.split_replica import split_replica_ops
@@ -21,6 +21,7 @@ from paceline.model.costs import PARTS, PlanCosts
 from paceline.model.plan import Plan
 from paceline.simulate import timeline
 from paceline.trace import Job, OpKind
+from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
 
 LETTER = {
     OpKind.FORWARD_COMPUTE: "F",
@@ -242,6 +243,63 @@ def test_an_overlapped_pair_hides_exchanges_behind_work():
         OpKind.BACKWARD_COMPUTE: [1.5, 3.0],
         OpKind.WEIGHT_COMPUTE: [0.5, 1.0],
     }
+
+
+KINDS = {"F": "forward", "I": "backward"}
+
+
+def program_of(name, pp, n_pp, m):
+    """A stage's program for the tests' own event simulator, written from the blocks.
+
+    Places of the model: chunk 0 of a stage, then on the way back chunk 1. DualPipe has two models.
+    """
+    program = [Launch("params-all-gather", "gather"), Wait("gather")]
+
+    def place(stage, chunk):
+        return 2 * n_pp - 1 - stage if chunk else stage
+
+    def crosses(letter, chunk, receives):
+        """The place of the one that gives, where it is another stage's."""
+        here = place(pp, chunk)
+        other = here + (-1 if (letter == "F") == receives else 1)
+        if not 0 <= other < n_pp * SPLIT_CHUNKS[name]:
+            return None
+        same = n_pp - 1 in (here, other) and n_pp in (here, other)  # the turn of the V
+        return None if same else (other if receives else here)
+
+    for block in blocks_of(SPLIT_SCHEDULES[name](pp, n_pp, m)):
+        for letter, chunk, batch in block:
+            source = None if letter == "W" else crosses(letter, chunk, receives=True)
+            if source is not None:
+                own = (letter, chunk, batch)
+                meeting = (letter, batch, source)
+                program += [Launch(f"{KINDS[letter]}-recv", own, -1, chunk, meeting), Wait(own)]
+        for letter, chunk, batch in block:
+            kind = {"W": "weight"}.get(letter) or KINDS[letter]
+            program.append(Compute(f"{kind}-compute", batch, chunk))
+        for letter, chunk, batch in block:
+            source = None if letter == "W" else crosses(letter, chunk, receives=False)
+            if source is not None:
+                sent = ("sent", letter, chunk, batch)
+                meeting = (letter, batch, source)
+                program.append(Launch(f"{KINDS[letter]}-send", sent, -1, chunk, meeting))
+    return [*program, Compute("optimizer")]
+
+
+@pytest.mark.parametrize("name", SPLIT_SCHEDULES)
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_run_as_an_independent_simulation_has_them(name, seed):
+    """Random times; receives are posted in front of their compute, as many frameworks do."""
+    n_pp, m = (2, 4, 4)[seed], (4, 8, 10)[seed]
+    programs = {(0, pp): program_of(name, pp, n_pp, m) for pp in range(n_pp)}
+    rng = np.random.default_rng(seed)
+    times = {}
+    run = Run(programs, lambda key: times.setdefault(key, float(rng.uniform(0.1, 1.0))))
+    measured = from_trace(trace_of_runs([run]), keep_clocks=True)
+    assert measured.graph.programmed
+    assert len(measured.graph.pairs) == sum(row["kind"].endswith("-send") for row in run.rows)
+    simulated = timeline(measured.durations).step_times()[0]
+    assert simulated == pytest.approx(run.step_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SPLIT_SCHEDULES)
