@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
 from harness import factors_of, run
 
 CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
-CASES += ("1f1b", "interleaved", "tp", "tp-fsdp", "ep", "cp")
+CASES += ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "tp", "tp-fsdp", "ep", "cp")
 
 
 def analysed(folder, profiled):

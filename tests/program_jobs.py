@@ -31,11 +31,16 @@ class Compute:
 
 @dataclass(frozen=True)
 class Launch:
-    """Posts communication; ``name`` is what a :class:`Wait` of the same program refers to."""
+    """Posts communication; ``name`` is what a :class:`Wait` of the same program refers to.
+
+    Of a pair, both members may name the ``meeting``; else it is the n-th between neighbours.
+    """
 
     kind: str
     name: object
     part: int = -1
+    chunk: int = -1
+    meeting: object = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class Run:
                 row["end"] = now + row["took"]
                 self._at(row["end"], self._resume, place)
                 return
+            row |= {"chunk": step.chunk, "meeting": step.meeting}
             worker.of_name[step.name] = nth
             self._post(now, row)
 
@@ -147,6 +153,8 @@ class Run:
     def _meeting(self, row):
         """The transfer of an op, the queue it stands in, and how many are members."""
         dp, pp, kind, nth = row["dp"], row["pp"], row["kind"], row["seq"]
+        if row["meeting"] is not None:
+            return (dp, row["meeting"]), None, 2
         for send, recv, onwards in TRANSFERS:
             if kind == send:
                 return (send, dp, pp, nth), None, 2

@@ -50,21 +50,25 @@ def pipeline(kind, rank, world, folder):
     pp = 2
     groups = [dist.new_group(list(range(first, first + pp))) for first in range(0, world, pp)]
     group, stage_rank = groups[rank // pp], rank % pp
-    chunks = 2 if kind == "interleaved" else 1
+    chunks = 2 if kind in ("interleaved", "zbv", "dualpipev") else 1
     parts = [Slowed(0.004 if stage_rank else 0.008) for _ in range(chunks)]
+    places = [chunk * pp + stage_rank for chunk in range(chunks)]
+    if kind in ("zbv", "dualpipev"):
+        places = [stage_rank, 2 * pp - 1 - stage_rank]
     stages = [
-        pipelining.PipelineStage(
-            part, chunk * pp + stage_rank, chunks * pp, torch.device("cpu"), group=group
-        )
-        for chunk, part in enumerate(parts)
+        pipelining.PipelineStage(part, place, chunks * pp, torch.device("cpu"), group=group)
+        for place, part in zip(places, parts, strict=True)
     ]
     names = {
         "1f1b": "Schedule1F1B",
         "gpipe": "ScheduleGPipe",
         "interleaved": "ScheduleInterleaved1F1B",
+        "zb-h1": "ScheduleInterleavedZeroBubble",
+        "zbv": "ScheduleZBVZeroBubble",
+        "dualpipev": "ScheduleDualPipeV",
     }
-    made = getattr(pipelining, names[kind])(
-        stages if chunks > 1 else stages[0], n_microbatches=MICROBATCHES, loss_fn=nn.MSELoss()
+    made = getattr(pipelining.schedules, names[kind])(
+        stages[0] if kind in ("1f1b", "gpipe") else stages, MICROBATCHES, loss_fn=nn.MSELoss()
     )
     recorder = record.start(folder, every=2, sync_every=2)
     record.instrument_torch_pipelining(made)
@@ -73,7 +77,8 @@ def pipeline(kind, rank, world, folder):
     for number in range(STEPS):
         with recorder.step(number):
             optimizer.zero_grad()
-            made.step(*([x] if stage_rank == 0 else []), **({"target": x} if stage_rank else {}))
+            target = {"target": x} if chunks * pp - 1 in places else {}
+            made.step(*([x] if stage_rank == 0 else []), **target)
             with recorder.op("optimizer"):
                 optimizer.step()
 

@@ -70,6 +70,17 @@ def test_the_timeline_shows_the_schedule(capsys, job, tmp_path):
     assert "exists" in err
 
 
+def test_the_timeline_shows_split_backwards(capsys, job, tmp_path):
+    path = tmp_path / "step.json.gz"
+    assert run(["predict", str(job), "--schedule", "zb-h1", "--timeline", str(path)]) == 0
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    computes = [e for e in events if e["ph"] == "X" and e["cat"].endswith("-compute")]
+    last_stage = sorted((e for e in computes if e["pid"] == 2), key=lambda e: e["ts"])
+    names = " ".join(e["name"] for e in last_stage)
+    assert names.startswith("F0 B0 F1 B1 W0 F2 B2 W1")
+    assert names.endswith("F7 B7 W6 W7")
+
+
 def test_runs_with_their_errors(capsys, tmp_path):
     runs, out = tmp_path / "runs.csv", tmp_path / "predicted.csv"
     runs.write_text(
@@ -141,6 +152,8 @@ def test_expecting_a_synthesised_job(capsys, job, tmp_path):
         (["predict", "none.yaml"], "none.yaml"),
         (["synth", "--scale", "2", "-o", "x.parquet"], "--scale is for --from-plan"),
         ([*FLAGS, "--profile", "none.json"], "none.json"),
+        ([*FLAGS, "--schedule", "zbv", "--vpp", "4"], "zbv has vpp 2, not 4"),
+        ([*FLAGS, "--schedule", "dualpipev", "--dp", "16", "--pp", "1"], "vpp 2 needs pp > 1"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(capsys, args, words, monkeypatch, tmp_path):

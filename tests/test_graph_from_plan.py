@@ -123,6 +123,35 @@ def test_the_recurrence_equals_the_simulation(seed):
     assert step_time_s(costs, plan) == pytest.approx(simulated(plan, costs), rel=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])
+def test_the_recurrence_equals_the_simulation_with_split_backwards(schedule):
+    rng = np.random.default_rng(len(schedule))
+    for overlapped in (False, True) * 5:
+        pp = 2 * int(rng.integers(1, 4))
+        m = 2 * pp + 2 * int(rng.integers(0, 4))
+        plan = Plan(pp=pp, dp=2, global_batch=2 * m, schedule=schedule)
+        draw, places = rng.uniform, plan.chunks
+        backward, exchange = draw(0.5, 3, places), draw(0, 0.5, (2, places))
+        costs = costs_of(
+            plan,
+            draw(0.5, 2, places),
+            backward,
+            draw(0, 0.3),
+            all_gather_s=draw(0, 1, places),
+            reduce_scatter_s=draw(0, 1, places),
+            layernorm_grads_s=draw(0, 0.2, pp),
+            embedding_grads_s=draw(0, 0.5) if schedule == "zb-h1" else 0.0,
+            clip_s=draw(0, 0.1),
+            optimizer_s=draw(0, 0.5, pp),
+            overlapped=overlapped,
+            weight_s=backward * draw(0.1, 0.6, places),
+        )
+        costs.parts_s[:, PARTS.index("ep")] = exchange
+        for fast in (False, True):
+            alone = step_time_s(costs, plan, fast=fast)
+            assert alone == pytest.approx(simulated(plan, costs), rel=1e-12)
+
+
 def test_a_stage_runs_its_schedule_in_order():
     plan = Plan(pp=2, global_batch=3)
     planned = from_plan(plan, costs_of(plan, 1.0, 2.0))

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from paceline.model.cluster import Cluster, Gpu, Network, Node
+from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import gemm_shape_efficiency, roofline
 from paceline.model.costs import PARTS, CostModel
 from paceline.model.efficiency import Efficiency
 from paceline.model.llm import LLM, MoE
+from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import place_parameters
 from paceline.model.operators import Operator, layer_kind
 from paceline.model.plan import Plan
@@ -386,3 +388,13 @@ def test_attention_has_rates_of_its_own():
     assert cost_of(backward) == pytest.approx(1e6 / (1e3 * 0.5))
     batched = Operator("core-scores", "attention", 1e6, 1.0, 256, 128, 192, 2)
     assert cost_of(batched) == pytest.approx(1e6 / (1e3 * 0.4 * 3 / 4))
+
+
+def test_gradients_of_weights_take_a_product_as_large_as_the_forward():
+    """With seconds that are FLOPs; attention has no weights, so it is none of them."""
+    llm = llm_preset("gpt3-175b")
+    plan = Plan(tp=8, pp=8, global_batch=16, schedule="zb-h1")
+    costs = CostModel(llm, cluster_preset("a100-80g"), lambda op: op.flops).costs(plan)
+    products = costs.parts_s[0, PARTS.index("gemm")]
+    assert costs.weight_s == pytest.approx(products)
+    assert costs.parts_s[1, PARTS.index("gemm")] == pytest.approx(2 * products)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.graph.zero_bubble import SPLIT_SCHEDULES
 from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import (
@@ -22,6 +23,7 @@ from paceline.model.memory import (
 )
 from paceline.model.operators import layer_kind
 from paceline.model.plan import Plan
+from paceline.trace import OpKind
 
 #: Its Table 3: model, a, h, L, t, p, v, micro batch.
 MODELS = {
@@ -353,3 +355,55 @@ def test_zero_3_gathers_two_layers():
     assert gathered_bytes(LLAMA, one(dp=4, zero=2)) == 0
     transient = stage_activations(LLAMA, one(dp=4, zero=3))[1]
     assert transient.tolist() == [gathered_bytes(LLAMA, one(dp=4, zero=3))]
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])
+@pytest.mark.parametrize(("pp", "m"), [(2, 4), (2, 1), (4, 3), (4, 6), (4, 8), (4, 20), (8, 18)])
+def test_split_backwards_hold_what_their_orders_hold(schedule, pp, m):
+    """A chunk is held from its forward until the gradient of its weights is done."""
+    plan = Plan(pp=pp, global_batch=m, schedule=schedule)
+    if m < 2 * pp and schedule.startswith("dual"):
+        return  # not legal
+    peaks = []
+    for stage in range(pp):
+        order = SPLIT_SCHEDULES[schedule](stage, pp, m)
+        begins, ends = order.kind == OpKind.FORWARD_COMPUTE, order.kind == OpKind.WEIGHT_COMPUTE
+        held = np.cumsum(begins.astype(int) - ends)
+        peaks.append(held.max())
+        for places, count in zip((0, plan.chunks - 1), ends_in_flight(plan), strict=True):
+            for chunk, row in enumerate(plan.places):
+                if row[stage] == places:
+                    own = np.cumsum((begins.astype(int) - ends) * (order.chunk == chunk))
+                    assert own.max() <= count
+    assert in_flight(plan).tolist() == peaks
+
+
+def test_the_published_memory_of_split_backwards():
+    """ZB-H1 within 1F1B's peak, ZBV alike on all stages, DualPipe PP + 1 and twice the parameters.
+
+    (Qi et al. 2024, 3 and 6; deepseek-ai/DualPipe, README.)
+    """
+    llm = LLM(name="x", layers=16, hidden=512, heads=8, vocab=32000, seq_len=1024, tied=False)
+    plans = {
+        name: Plan(pp=8, global_batch=32, schedule=name) for name in ("1f1b", *SPLIT_SCHEDULES)
+    }
+    one = in_flight(plans["1f1b"]).max()
+    assert (in_flight(plans["zb-h1"]) == one).all()
+    assert (in_flight(plans["zbv"]) / 2 == one).all()  # a chunk is half of a stage
+    assert (in_flight(plans["dualpipe"]) == 8 + 1).all()
+    assert (in_flight(plans["dualpipev"]) == 16 + 1).all()
+    whole, twice = (sum(map(sum, stage_parameters(llm, plans[n]))) for n in ("1f1b", "dualpipe"))
+    assert twice == 2 * whole
+    # Optimizer states are shared out over both copies (ZeRO 1).
+    states = [sum(s.optimizer for s in stage_memory(llm, plans[n])) for n in ("1f1b", "dualpipe")]
+    assert states[1] == pytest.approx(states[0])
+
+
+def test_a_tied_embedding_is_held_once_where_a_stage_has_both_ends():
+    llm = LLM(name="x", layers=8, hidden=512, heads=8, vocab=32000, seq_len=1024)
+    rows = llm.padded_vocab(1) * 512
+    for schedule, copies in (("1f1b", 2), ("zbv", 1), ("dualpipe", 1)):
+        plan = Plan(pp=4, global_batch=8, schedule=schedule)
+        untied = replace(llm, tied=False)
+        more = place_parameters(untied, plan)[0].sum() - place_parameters(llm, plan)[0].sum()
+        assert more == (2 - copies) * rows

@@ -57,7 +57,10 @@ def test_describe():
         ({"zero": 4}, "the plan's zero must be 0 .* not 4"),
         ({"recompute": "ful"}, "recompute must be .*, not 'ful' .did you mean full"),
         ({"precision": "BF16"}, "precision must be .*, not 'BF16' .did you mean bf16"),
-        ({"schedule": ["1f1b"]}, "schedule must be one of 1f1b, gpipe, interleaved, not"),
+        (
+            {"schedule": ["1f1b"]},
+            "schedule must be one of 1f1b, gpipe, interleaved, zb-h1, zbv, dualpipev, dualpipe",
+        ),
         ({"flash": 1}, "the plan's flash must be true or false, not 1"),
         ({"grad_bytes": 3}, "the plan's grad_bytes must be 2 or 4"),
         ({"bucket_bytes": 0}, "the plan's bucket_bytes must be a positive number or nothing"),

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import ModelError, SynthError
 from paceline.graph import from_trace
+from paceline.graph.from_plan import from_plan
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import plan_costs
 from paceline.model.llm_presets import llm_preset
@@ -15,6 +16,7 @@ from paceline.plan.step import step_time_s
 from paceline.synth import SlowWorker, SynthSpec
 from paceline.synth.from_plan import synthesize_plan
 from paceline.whatif import analyze
+from split_jobs import recorded
 
 LLM, CLUSTER = llm_preset("megatron-18.4b"), cluster_preset("a100-80g")
 PLAN = Plan(tp=8, pp=4, dp=4, micro_batch=2, global_batch=64, sequence_parallel=True)
@@ -68,3 +70,15 @@ def test_another_job_is_refused():
 def test_a_scale_must_be_positive():
     with pytest.raises(SynthError, match="scale must be above 0"):
         synthesize_plan(PLAN, plan_costs(LLM, PLAN, CLUSTER), scale=0.0)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipe"])
+def test_split_backwards_are_compared_with_their_own_places(schedule):
+    plan = replace(PLAN, dp=1, schedule=schedule)
+    step = from_plan(plan, plan_costs(LLM, plan, CLUSTER))
+    step.durations.values[:] *= 1.15
+    measured = from_trace(recorded(step, plan))
+    expectation = expect(measured, analyze(measured), LLM, plan, CLUSTER)
+    assert expectation.hardware_ratio == pytest.approx(1.15, rel=0.01)
+    assert expectation.compute_ratio == pytest.approx(1.15, rel=1e-6)
+    assert expectation.by_stage == pytest.approx([1.15] * 4, rel=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import paceline
 from paceline.errors import ModelError, PlanError
 from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm import LLM, MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan
 from paceline.plan.predict import predict
@@ -135,3 +136,37 @@ def test_an_unknown_field_of_a_plan():
 def test_more_microbatches_than_a_simulation_takes():
     with pytest.raises(PlanError, match="is global_batch 100,000,000 meant"):
         predict("gpt3-13b", {"global_batch": 100_000_000}, "h100")
+
+
+def test_split_backwards_shrink_the_bubble_of_the_same_plan():
+    """Equal stages but for the ends; compute, and so the bubble, in the order of the papers."""
+    plan = Plan(tp=8, pp=8, dp=16, global_batch=1536)
+    bubble = {
+        name: predict("gpt3-175b", replace(plan, schedule=name), "a100-80g").breakdown["bubble"]
+        for name in ("1f1b", "zb-h1", "zbv")
+    }
+    assert bubble["zbv"] < bubble["zb-h1"] < bubble["1f1b"]
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])
+def test_overlapped_pairs_hide_exchanges_of_tokens(schedule):
+    """All but the first and last forwards and backwards of DualPipe overlap; no others do."""
+    llm = LLM(
+        name="mixture",
+        layers=16,
+        hidden=2048,
+        heads=16,
+        vocab=32000,
+        seq_len=4096,
+        moe=MoE(experts=64, top_k=6, ffn=1408),
+    )
+    plan = Plan(pp=4, dp=8, ep=8, global_batch=8 * 64, schedule=schedule)
+    prediction = predict(llm, plan, "h100")
+    assert sum(prediction.breakdown.values()) == pytest.approx(prediction.step_time_s)
+    assert prediction.step_time_s == pytest.approx(step_time_s(prediction.costs, plan), rel=1e-12)
+    exchanged = sum(seconds.sum() for seconds in prediction.costs.exchange_s) / 4 * 64
+    shown = prediction.breakdown["ep"] / exchanged
+    if schedule.startswith("dual"):
+        assert 0.0 < shown < 0.35
+    else:
+        assert shown == pytest.approx(1.0)

@@ -46,6 +46,16 @@ CASES: dict[str, Case] = {
     "mixture": (MIXED, Space(gpus=(8, 16, 24), base=Plan(global_batch=48, grad_bytes=2))),
     "buckets": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, bucket_bytes=1e6))),
     "nothing hidden": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, overlap_dp=False))),
+    "zb-h1": (SMALL, Space(gpus=(8, 12), base=Plan(global_batch=24, schedule="zb-h1"))),
+    "zbv": (SMALL, Space(gpus=(8, 16), base=Plan(global_batch=32, schedule="zbv"))),
+    "dualpipev": (
+        MIXED,
+        Space(gpus=(8,), base=Plan(global_batch=32, schedule="dualpipev"), micro_batches=(1, 2)),
+    ),
+    "dualpipe": (
+        MIXED,
+        Space(gpus=(8,), base=Plan(global_batch=32, schedule="dualpipe"), micro_batches=(1, 2)),
+    ),
     "fp32": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, precision="fp32"))),
 }
 
@@ -103,6 +113,24 @@ def test_every_legal_plan_is_found_and_no_other() -> None:
     plans = [found.plan(i) for i in range(len(found))]
     assert len(set(plans)) == len(plans)
     assert set(plans) == set(every_plan(space, SMALL))
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])
+def test_every_legal_plan_with_split_backwards_is_found_and_no_other(schedule: str) -> None:
+    base = Plan(global_batch=24, schedule=schedule)
+    fixed = {"zeros": (1,), "sequence_parallels": (False,), "recomputes": ("none",)}
+    space = Space(gpus=(8, 12), base=base, uneven=False, micro_batches=(1, 2), **fixed)
+    listed = candidates(SMALL, space)
+    plans = [listed.plan(i) for i in range(len(listed))]
+    assert {plan.schedule for plan in plans} == {schedule}
+    legal = set()
+    for tp, pp, mb in itertools.product((1, 2, 4, 8), range(1, 13), (1, 2)):
+        for gpus in space.gpus:
+            plan = replace(base, tp=tp, pp=pp, dp=gpus // (tp * pp) or 1, micro_batch=mb)
+            if plan.gpus == gpus and not problems(plan, SMALL):
+                legal.add(plan)
+    assert set(plans) == legal
+    assert len(plans) == len(legal)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -56,3 +56,26 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path
     if case == "tp-fsdp":
         assert measured.job.peers == 2
         assert "dp 0, stage 0, peer 1" in first.text
+
+
+def test_a_zero_bubble_pipeline_against_the_measured_job(tmp_path):
+    """ZBV on four ranks: S is the slow job's step over that of the same work shared by all."""
+    slow, level, healthy = factors_of(2.0)
+    recorded = run("zbv", tmp_path / "slow", slow, steps=4, recorded=True)
+    levelled = run("zbv", tmp_path / "level", level, steps=4)
+    run("zbv", tmp_path / "healthy", healthy, steps=4, recorded=True)
+    assert recorded.losses == levelled.losses  # bit by bit, with and without the recorder
+
+    measured = from_trace(paceline.load(tmp_path / "slow" / "run"))
+    result = paceline.analyze(measured)
+    assert result.lasting.by_worker.ravel().argmax() == 1
+    assert result.lasting.slowdown == pytest.approx(recorded.step_s / levelled.step_s, rel=0.1)
+    assert result.replay_error < 0.05
+    assert result.discrepancy < 0.05
+    first = diagnose(measured, result).findings[0]
+    assert (first.cause, first.where["stage"]) == ("stage-imbalance", 1)
+
+    measured = from_trace(paceline.load(tmp_path / "healthy" / "run"))
+    result = paceline.analyze(measured)
+    assert result.lasting.by_worker.max() < 1.05
+    assert diagnose(measured, result).findings == ()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import requires
 from paceline import analyze, load
 from paceline.graph import from_trace
 from paceline.graph.computes import whole_passes
+from paceline.graph.zero_bubble import dualpipev
+from paceline.record.hooks_pipelining import instrument
 from paceline.record.steps import COMPUTES
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
@@ -22,6 +25,7 @@ requires.installed("torch.distributed")
 
 HERE = Path(__file__).parent
 K = OpKind
+SPLIT = ("zb-h1", "zbv", "dualpipev")
 
 
 def run_jobs(kinds, world, folder):
@@ -51,7 +55,7 @@ def run_jobs(kinds, world, folder):
 def jobs(tmp_path_factory):
     """The recordings of two ranks, a folder per kind: each process imports torch once for all."""
     folder = tmp_path_factory.mktemp("jobs")
-    run_jobs(("1f1b", "gpipe", "interleaved", "ddp", "fsdp"), 2, folder)
+    run_jobs(("1f1b", "gpipe", "interleaved", "ddp", "fsdp", *SPLIT), 2, folder)
     return folder
 
 
@@ -82,6 +86,48 @@ def test_pipelining_schedules(jobs, kind, chunks):
     analyze(trace)  # the graph is whole, the simulation runs
     assert all(file.residual_ns is not None for file in read_files(jobs / kind))
     assert load_recorded_step_times(jobs / kind).duration_s.shape == (6, 2)
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_pipelining_schedules_that_split_the_backward(jobs, kind):
+    trace = load(jobs / kind)
+    chunks = 1 if kind == "zb-h1" else 2
+    assert (trace.job.dp_size, trace.job.pp_size, trace.job.vpp_size) == (1, 2, chunks)
+    computes = 4 * chunks
+    for step in trace.counts[:, 0]:
+        assert step[:, [K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE]].tolist() == [[computes] * 2] * 2
+        # Forward and backward of a V cross between the two ranks twice, by the turn once in memory.
+        sent = [4, 0] if kind == "zb-h1" else [4, 4]
+        assert step[:, K.FORWARD_SEND].tolist() == sent
+        assert step[:, K.FORWARD_RECV].tolist() == sent[::-1]
+        assert step[:, K.BACKWARD_SEND].tolist() == sent[::-1]
+        assert step[:, K.BACKWARD_RECV].tolist() == sent
+    weights = trace.counts[0, 0][:, K.WEIGHT_COMPUTE].tolist()
+    # DualPipeV runs some backwards whole: only those that it splits have a weight gradient.
+    assert weights == ([computes] * 2 if kind != "dualpipev" else weights_of_dualpipev())
+    graph = from_trace(trace).graph
+    sends = graph.pairs[graph.kind[graph.pairs[:, 0]] == K.FORWARD_SEND]
+    onwards = graph.pp[sends[:, 1]] - graph.pp[sends[:, 0]]
+    assert (onwards == np.where(graph.chunk[sends[:, 0]] == 1, -1, 1)).all()
+    assert analyze(trace).replay_error < 0.02
+
+
+def test_stages_in_another_place_are_refused():
+    stages = [SimpleNamespace(stage_index=i, group_size=4, group_rank=1) for i in (1, 4)]
+    with pytest.raises(
+        ValueError, match="rank 1 of 4 has the stages 1, 4; only one stage per rank"
+    ):
+        instrument(None, SimpleNamespace(_stages=stages))
+
+
+def weights_of_dualpipev():
+    """[stage] gradients of weights that the order of 2 stages and 4 microbatches runs apart."""
+    apart = []
+    for stage in range(2):
+        order = dualpipev(stage, 2, 4)
+        alone = np.bincount(order.block)[order.block] == 1
+        apart.append(int((alone & (order.kind == K.WEIGHT_COMPUTE)).sum()))
+    return apart
 
 
 def test_two_replicas_of_a_pipeline(tmp_path):

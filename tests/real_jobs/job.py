@@ -43,6 +43,15 @@ class Layer(nn.Module):
         return Sleep.apply(torch.tanh(self.linear(x)), self.seconds, 2 * self.seconds)
 
 
+class SplitLayer(Layer):
+    """Takes as long for the gradient of its weights as for that of its input."""
+
+    def forward(self, x):
+        weight = Sleep.apply(self.linear.weight, 0.0, self.seconds)
+        y = torch.tanh(nn.functional.linear(x, weight, self.linear.bias))
+        return Sleep.apply(y, self.seconds, self.seconds)
+
+
 def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
     return nn.Sequential(*(Layer(seconds * factor, width) for _ in range(n)))
 
@@ -296,32 +305,44 @@ def context(case, rank, world, factor, loop):
     loop.run(step)
 
 
-SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+#: Case -> schedule of torch, chunks of a stage.
+SCHEDULES = {
+    "1f1b": ("Schedule1F1B", 1),
+    "interleaved": ("ScheduleInterleaved1F1B", 2),
+    "zb-h1": ("ScheduleInterleavedZeroBubble", 1),
+    "zbv": ("ScheduleZBVZeroBubble", 2),
+    "dualpipev": ("ScheduleDualPipeV", 2),
+}
 
 
 def pipeline(case, rank, world, factor, loop):
-    from torch.distributed import pipelining
+    from torch.distributed.pipelining import PipelineStage, schedules
 
-    chunks = 2 if case == "interleaved" else 1
-    parts = [layers(factor, n=1) for _ in range(chunks)]
+    name, chunks = SCHEDULES[case]
+    layer = Layer if case in ("1f1b", "interleaved") else SplitLayer
+    parts = [nn.Sequential(layer(LAYER_S * factor)) for _ in range(chunks)]
+    places = [chunk * world + rank for chunk in range(chunks)]
+    if case in ("zbv", "dualpipev"):
+        places = [rank, 2 * world - 1 - rank]
     stages = [
-        pipelining.PipelineStage(part, chunk * world + rank, chunks * world, torch.device("cpu"))
-        for chunk, part in enumerate(parts)
+        PipelineStage(part, place, chunks * world, torch.device("cpu"))
+        for place, part in zip(places, parts, strict=True)
     ]
-    schedule = getattr(pipelining, SCHEDULES[case])(
-        stages if chunks > 1 else stages[0], n_microbatches=world, loss_fn=nn.MSELoss()
+    microbatches = 2 * world if case == "dualpipev" else world
+    schedule = getattr(schedules, name)(
+        stages[0] if case == "1f1b" else stages, microbatches, loss_fn=nn.MSELoss()
     )
     if loop.recorder is not None:
         import paceline.record as record
 
         record.instrument_torch_pipelining(schedule)
     optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], 1e-2)
-    x = torch.randn(ROWS * world, WIDTH)
+    x = torch.randn(ROWS * microbatches, WIDTH)
 
     def step():
         optimizer.zero_grad()
         losses = []
-        last = {"target": x, "losses": losses} if rank == world - 1 else {}
+        last = {"target": x, "losses": losses} if chunks * world - 1 in places else {}
         schedule.step(*([x] if rank == 0 else []), **last)
         if loop.recorder is None:
             optimizer.step()
@@ -360,8 +381,7 @@ KINDS = {
     "fsdp": fsdp,
     "hsdp": fsdp,
     "ddp": ddp,
-    "1f1b": pipeline,
-    "interleaved": pipeline,
+    **dict.fromkeys(SCHEDULES, pipeline),
 }
 
 if __name__ == "__main__":

@@ -108,7 +108,12 @@ def add_space(parser: argparse.ArgumentParser) -> None:
     )
     space.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"), help="of all plans")
     space.add_argument("--no-flash", action="store_true", help="attention is not fused")
-    space.add_argument("--schedule", choices=("1f1b", "gpipe"), help="of all plans")
+    space.add_argument(
+        "--schedule",
+        choices=("1f1b", "gpipe", "zb-h1", "zbv", "dualpipev", "dualpipe"),
+        help="of all plans; zb-h1, zbv, dualpipev and dualpipe split the backward (default: 1f1b, "
+        "interleaved where vpp > 1)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

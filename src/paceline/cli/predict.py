@@ -78,7 +78,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
     plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"))
-    plan.add_argument("--schedule", choices=("1f1b", "gpipe", "interleaved"))
+    plan.add_argument(
+        "--schedule",
+        choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
+        help="zb-h1, zbv, dualpipev and dualpipe split the backward (default: 1f1b)",
+    )
     plan.add_argument(
         "--layers", metavar="N,N,...", type=_layers, help="layers of each stage (and chunk)"
     )

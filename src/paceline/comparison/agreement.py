@@ -10,6 +10,7 @@ import numpy.typing as npt
 from paceline.errors import ComparisonError
 from paceline.graph import Measured, StepGraph
 from paceline.trace import OpKind
+from paceline.trace.kinds import PASSES
 
 #: Tokens per step may differ by this share: packing rarely fills every step alike.
 TOKENS_AGREE = 0.01
@@ -169,7 +170,7 @@ def same_operations(first: StepGraph, second: StepGraph) -> bool:
 def _order(graph: StepGraph, pp: int) -> npt.NDArray[np.int64]:
     """[compute, 3] kind, chunk and microbatch of a stage's computes in the order they run."""
     ops = graph.order[(graph.pp[graph.order] == pp) & (graph.variant[graph.order] == 0)]
-    ops = ops[graph.kind[ops] <= OpKind.BACKWARD_COMPUTE]
+    ops = ops[np.isin(graph.kind[ops], PASSES)]
     return np.stack([graph.kind[ops], graph.chunk[ops], graph.microbatch[ops]], axis=1).astype(
         np.int64
     )

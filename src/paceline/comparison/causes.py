@@ -21,7 +21,7 @@ from paceline.graph import Measured
 from paceline.remedies import Advice
 from paceline.simulate import Lanes, Rules, step_times
 from paceline.trace import OpKind
-from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS
+from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS, PASSES
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -99,7 +99,7 @@ def _below_ideal(measured: Measured) -> dict[str, Array]:
     """[step] the drops below T_ideal and ``compute``, each step with its own ideal durations."""
     kind, graph = measured.graph.kind, measured.graph
     ideal = _ideal_by_step(measured)
-    computes = kind <= OpKind.BACKWARD_COMPUTE
+    computes = np.isin(kind, PASSES)
     p2p = np.isin(kind, [int(k) for k in P2P_KINDS])
     lanes = _one_lane_each(measured)
 

@@ -14,6 +14,7 @@ from paceline.comparison.result import Change, PartChange
 from paceline.graph import Measured
 from paceline.simulate import Progress
 from paceline.trace import KIND_GROUPS, OpKind
+from paceline.trace.kinds import PASSES
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -126,6 +127,6 @@ def _stage_compute_s(measured: Measured) -> Array:
     graph, total = measured.graph, np.zeros(measured.graph.n_pp)
     for v, block in enumerate(measured.durations.blocks):
         ops = graph.variant_ops(v)
-        computes = np.flatnonzero(graph.kind[ops] <= OpKind.BACKWARD_COMPUTE)
+        computes = np.flatnonzero(np.isin(graph.kind[ops], PASSES))
         np.add.at(total, graph.pp[ops][computes], block[computes].sum(axis=(1, 2)))
     return total / (measured.durations.n_steps * graph.n_dp)

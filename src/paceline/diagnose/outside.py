@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.graph import Measured
 from paceline.trace import OpKind
+from paceline.trace.kinds import PASSES
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 
@@ -148,7 +149,7 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     """Warm-up, checkpoint or evaluation: a few steps unlike the others in all they do."""
     if len(result.steps) < MIN_STEPS:
         return None
-    computes = measured.graph.kind <= OpKind.BACKWARD_COMPUTE
+    computes = np.isin(measured.graph.kind, PASSES)
     work = np.zeros(len(result.steps))
     for v, block in enumerate(measured.durations.blocks):
         work += block[computes[measured.graph.variant_ops(v)]].sum(axis=(0, 2))

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from paceline.diagnose.finding import Finding
 from paceline.graph import Durations, Measured
 from paceline.simulate import Rules, all_lanes, step_times
-from paceline.trace import OpKind
-from paceline.trace.kinds import P2P_KINDS
+from paceline.trace.kinds import P2P_KINDS, PASSES
 from paceline.whatif import WhatIf, ideal_durations
 
 Array = npt.NDArray[np.float64]
@@ -74,7 +73,7 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     ideal = ideal_durations(measured.durations)
     kind = measured.graph.kind
     no_p2p = np.where(np.isin(kind, [int(k) for k in P2P_KINDS]), 0.0, ideal)
-    computes = kind <= OpKind.BACKWARD_COMPUTE
+    computes = np.isin(kind, PASSES)
     only_compute = np.where(computes, ideal, 0.0)
     without_p2p = _ideal_step(measured.durations, no_p2p)
     without_tail = _ideal_step(measured.durations, only_compute)

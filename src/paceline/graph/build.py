@@ -170,6 +170,11 @@ class _Dependencies:
 
 def _of_pipeline(ops: ReplicaOps, job: Job) -> _Dependencies:
     """By the rules of pipelines of whole passes (what-if paper, 3.2)."""
+    if (ops.kind == K.WEIGHT_COMPUTE).any():
+        raise GraphError(
+            f"{K.WEIGHT_COMPUTE.label} ops without the columns issued and awaited: a pipeline with "
+            "split backwards needs the launches and waits of its workers (docs/trace-format.md)"
+        )
     stages = [_Stage(ops, pp, job.pp_size, job.vpp_size) for pp in range(job.pp_size)]
     _check_microbatches(stages)
     for stage in stages:

@@ -15,12 +15,18 @@ import numpy.typing as npt
 from paceline.graph.build import build_graph
 from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.schedules import SCHEDULES, replica_ops
+from paceline.graph.split_replica import split_replica_ops
+from paceline.graph.zero_bubble import SPLIT_CHUNKS, SPLIT_SCHEDULES, SplitOrder
 from paceline.model.costs import PlanCosts
 from paceline.model.plan import Plan
 from paceline.trace import Job, OpKind
 
 Array = npt.NDArray[np.float64]
 K = OpKind
+
+#: [kind] forward 0, gradient of inputs 1, of weights 2.
+_DIRECTION = np.zeros(len(OpKind), dtype=np.int64)
+_DIRECTION[[K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE]] = 1, 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def job_of(plan: Plan, name: str = "") -> Job:
         pp_size=plan.pp,
         tp_size=plan.tp,
         dsp_size=plan.cp,
-        vpp_size=plan.vpp,
+        vpp_size=len(plan.places),
         name=name,
     )
 
@@ -72,7 +78,11 @@ def plan_graph(
     schedule: str, pp: int, microbatches: int, vpp: int, overlapped: bool, dp: int = 1
 ) -> StepGraph:
     """The ops of ``dp`` equal replicas, and what waits for what."""
-    ops = replica_ops(SCHEDULES[schedule], pp, microbatches, vpp, overlap=overlapped)
+    if schedule in SPLIT_SCHEDULES:
+        ops = split_replica_ops(schedule, pp, microbatches, overlap=overlapped)
+        vpp = SPLIT_CHUNKS[schedule]
+    else:
+        ops = replica_ops(SCHEDULES[schedule], pp, microbatches, vpp, overlap=overlapped)
     job = Job(dp_size=dp, pp_size=pp, vpp_size=vpp)
     return build_graph([ops], np.zeros(dp, dtype=np.int64), job)
 
@@ -80,7 +90,7 @@ def plan_graph(
 def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
     """[op] modelled seconds."""
     seconds = np.zeros(graph.n_ops)
-    place = np.maximum(graph.chunk, 0) * plan.pp + graph.pp
+    place = np.array(plan.places)[np.maximum(graph.chunk, 0), graph.pp]
     of_place = {
         K.FORWARD_COMPUTE: costs.forward_s,
         K.BACKWARD_COMPUTE: costs.backward_s,
@@ -97,6 +107,13 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
     for kind, each in of_stage.items():
         ops = graph.kind == kind
         seconds[ops] = each[graph.pp[ops]]
+    if plan.splits_backward:
+        passes = (costs.forward_s, costs.backward_s - costs.weight_s, costs.weight_s)
+        for stage, place in enumerate(np.array(plan.places).T):
+            order = SPLIT_SCHEDULES[plan.schedule](stage, plan.pp, plan.microbatches)
+            of_order = split_seconds(order, place, *passes, costs.exchange_s)
+            for kind in (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE):
+                seconds[(graph.kind == kind) & (graph.pp == stage)] = of_order[order.kind == kind]
     # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
     transfer = np.isin(
         graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV]
@@ -104,4 +121,40 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
     seconds[transfer & ~graph.noop] = costs.p2p_s.max()
     seconds[graph.kind == K.EMBEDDING_GRADS_ALL_REDUCE] = costs.embedding_grads_s
     seconds[graph.kind == K.OPTIMIZER_CLIP_MAIN_GRAD] = costs.clip_s
+    return seconds
+
+
+def split_seconds(
+    order: SplitOrder,
+    place: npt.NDArray[np.int64],
+    forward_s: Array,
+    inputs_s: Array,
+    weight_s: Array,
+    exchange_s: tuple[Array, Array],
+) -> Array:
+    """[..., compute] seconds of one stage's computes, in their order.
+
+    Where a forward overlaps with a backward, the exchanges of both (experts' tokens) run beside
+    their other work, and each compute keeps its share of the time.
+
+    Args:
+        order: the computes.
+        place: [chunk] the model's chunk.
+        forward_s: [..., place] seconds of a microbatch.
+        inputs_s: [..., place] of the gradient of the inputs.
+        weight_s: [..., place] of the gradient of the weights.
+        exchange_s: [..., place] of forward and backward, seconds of them that exchange tokens.
+    """
+    at = place[order.chunk]
+    direction = _DIRECTION[order.kind]
+    alone = np.choose(direction, [v[..., at] for v in (forward_s, inputs_s, weight_s)])
+    if not order.overlaps.any():
+        return np.asarray(alone, dtype=np.float64)
+    exchange = np.choose(direction, [exchange_s[0][..., at], exchange_s[1][..., at], 0.0])
+    begins = np.flatnonzero(np.diff(order.block, prepend=-1))
+    whole = np.add.reduceat(alone, begins, axis=-1)
+    hidden = np.add.reduceat(exchange, begins, axis=-1)
+    both = np.maximum(whole - hidden, hidden)
+    share = np.divide(both, whole, out=np.ones_like(whole), where=whole > 0)[..., order.block]
+    seconds: Array = alone * np.where(order.overlaps, share, 1.0)
     return seconds

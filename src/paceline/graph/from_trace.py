@@ -93,7 +93,8 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
     """
     if by_rules and trace.program is not None:
         local = np.isin(trace.kind, [int(kind) for kind in LOCAL_KINDS])
-        if not trace.program.part[local].any():
+        split = bool(trace.counts[..., OpKind.WEIGHT_COMPUTE].any())  # only programs know these
+        if not split and not trace.program.part[local].any():
             trace = replace(trace, program=None)
     structure = find_structure(trace)
     graph = build_graph(

@@ -215,14 +215,19 @@ class StepGraph:
 
     @cached_property
     def pass_of(self) -> npt.NDArray[np.int64]:
-        """[op] the first part of the compute's pass; the op itself where passes are whole."""
+        """[op] the first part of the compute's pass; the op itself where passes are whole.
+
+        The gradient of the weights is the last part of the backward that it completes.
+        """
         own = np.arange(self.n_ops)
-        if not self.part.any():
+        split = (self.kind == OpKind.WEIGHT_COMPUTE) & (self.microbatch >= 0)
+        if not self.part.any() and not split.any():
             return own
         parted = np.flatnonzero(np.isin(self.kind, [int(kind) for kind in LOCAL_KINDS]))
-        fields = (self.variant, self.kind, self.pp, self.chunk, self.microbatch)
+        kind = np.where(split, OpKind.BACKWARD_COMPUTE, self.kind)
+        fields = (self.variant, kind, self.pp, self.chunk, self.microbatch)
         keys = np.stack([values[parted] for values in fields])
-        order = np.lexsort((self.part[parted], *keys))
+        order = np.lexsort((self.part[parted], self.kind[parted], *keys))
         begins = np.ones(len(order), dtype=bool)
         begins[1:] = (np.diff(keys[:, order], axis=1) != 0).any(axis=0)
         own[parted[order]] = parted[order][begins][np.cumsum(begins) - 1]

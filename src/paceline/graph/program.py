@@ -23,6 +23,7 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.graph.replica import ReplicaOps
 from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS, OpKind
+from paceline.trace.program import turns_back
 
 K = OpKind
 Ops = npt.NDArray[np.int64]
@@ -68,13 +69,20 @@ def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
 def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
     """[pair, 2] the n-th send of a stage with its neighbour's n-th recv, by launches.
 
+    Chunk after chunk goes down the stages; where the chunks lie as a V (``turns_back``), odd ones
+    come back up.
+
     Raises:
         GraphError: a stage receives more or fewer than is sent to it.
     """
+    by_chunk = turns_back(ops.kind, ops.pp, ops.chunk, n_pp)
 
-    def of(kind: OpKind, stage: int) -> Ops:
-        chosen = np.flatnonzero((ops.kind == kind) & (ops.pp == stage))
-        return chosen[np.argsort(ops.rank[chosen], kind="stable")]
+    def of(kind: OpKind, stage: int, odd: int | None = None) -> Ops:
+        chosen = (ops.kind == kind) & (ops.pp == stage)
+        if odd is not None:
+            chosen &= ops.chunk % 2 == odd
+        rows = np.flatnonzero(chosen)
+        return rows[np.argsort(ops.rank[rows], kind="stable")]
 
     pairs = []
     for send, recv, onwards in (
@@ -82,8 +90,10 @@ def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
         (K.BACKWARD_SEND, K.BACKWARD_RECV, -1),
     ):
         for stage in range(n_pp):
-            peer = (stage + onwards) % n_pp
-            pairs.append(_matched(of(send, stage), of(recv, peer), (send, stage), (recv, peer)))
+            for odd in (0, 1) if by_chunk else (None,):
+                peer = (stage + (-onwards if odd else onwards)) % n_pp
+                ends = of(send, stage, odd), of(recv, peer, odd)
+                pairs.append(_matched(*ends, (send, stage), (recv, peer)))
     if n_pp > 1:
         embedding, last = K.EMBEDDING_GRADS_ALL_REDUCE, n_pp - 1
         ends = of(embedding, 0), of(embedding, last)

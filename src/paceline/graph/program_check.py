@@ -19,9 +19,12 @@ _PASSES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 def check_passes(ops: ReplicaOps, n_pp: int) -> None:
     """Every stage and chunk has as many forward as backward passes, and as many as the others.
 
+    Where a backward is split, its weight gradients come once, behind those of the inputs.
+
     Raises:
-        GraphError: passes are missing.
+        GraphError: passes are missing, or a weight gradient has no backward in front of it.
     """
+    _check_weights(ops)
     counts = _n_passes(ops, n_pp)
     expected = counts[0, 0, 0]
     wrong = np.argwhere((counts != expected) | (counts == 0))
@@ -36,6 +39,27 @@ def check_passes(ops: ReplicaOps, n_pp: int) -> None:
         f"{where} has {counts[kind, stage, chunk]} {label} passes where {expected} belong (as many "
         f"as {_PASSES[0].label} passes of stage 0); ops are missing from the trace"
     )
+
+
+def _check_weights(ops: ReplicaOps) -> None:
+    """Each W pass runs behind the B pass of its microbatch."""
+    weight = np.flatnonzero(ops.kind == OpKind.WEIGHT_COMPUTE)
+    weight = weight[ops.microbatch[weight] >= 0]
+    if not len(weight):
+        return
+    backward = np.flatnonzero(ops.kind == OpKind.BACKWARD_COMPUTE)
+    begins: dict[tuple[int, ...], int] = {}
+    keys = np.stack([ops.pp, ops.chunk, ops.microbatch], axis=1)
+    for key, position in zip(keys[backward].tolist(), ops.rank[backward].tolist(), strict=True):
+        begins[tuple(key)] = min(position, begins.get(tuple(key), position))
+    for op in weight.tolist():
+        stage, chunk, microbatch = key = tuple(keys[op].tolist())
+        if key not in begins or begins[key] > ops.rank[op]:
+            lack = "none" if key not in begins else "its only behind it"
+            raise GraphError(
+                f"{_label(ops, op)} of stage {stage}, chunk {chunk} needs the backward-compute of "
+                f"microbatch {microbatch} in front of it, but the trace has {lack}"
+            )
 
 
 def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost, roofline
 from paceline.model.llm import LLM
-from paceline.model.memory import place_parameters
+from paceline.model.memory import by_stage, ends_meet, place_parameters
 from paceline.model.network import Fabric, Group
 from paceline.model.operators import (
     Collective,
@@ -26,6 +26,7 @@ from paceline.model.operators import (
     Work,
     embedding_work,
     head_work,
+    is_weight_gradient,
     layer_kind,
     layer_work,
     mtp_work,
@@ -37,6 +38,7 @@ Array = npt.NDArray[np.float64]
 #: What the duration of a compute is made of.
 PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
 _DP = PARTS.index("dp")
+EXCHANGE = PARTS.index("ep")
 
 #: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
 #: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
@@ -56,12 +58,14 @@ class StageWork:
             included.
         parameters: [place] parameters on one GPU that all data-parallel ranks share.
         expert_parameters: [place] parameters on one GPU of its experts.
+        weight_s: [place] as in :class:`PlanCosts`.
     """
 
     parts_s: Array
     flops: Array
     parameters: Array
     expert_parameters: Array
+    weight_s: Array
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class PlanCosts:
         fixed_s: seconds of each step that no op accounts for (data loading, logging, ...).
         overlapped: whether gradients are reduced during the backward pass.
         flops: [direction, place] as in :class:`StageWork`.
+        weight_s: [place] seconds of the backward that are gradients of weights: what schedules with
+            split backwards run apart. Attention has no weights; recomputation comes with the
+            gradients of the inputs.
     """
 
     parts_s: Array
@@ -97,6 +104,12 @@ class PlanCosts:
     fixed_s: float
     overlapped: bool
     flops: Array = field(default_factory=lambda: np.zeros((2, 1)))
+    weight_s: Array = field(default_factory=lambda: np.zeros(1))
+
+    @property
+    def exchange_s(self) -> tuple[Array, Array]:
+        """[place] seconds of a forward and of a backward in which experts' tokens are exchanged."""
+        return self.parts_s[0, EXCHANGE], self.parts_s[1, EXCHANGE]
 
     @property
     def forward_s(self) -> Array:
@@ -133,6 +146,7 @@ class CostModel:
         self.efficiency = cluster.efficiency
         self.cost = cost or roofline(cluster.gpu, cluster.efficiency)
         self._layers: dict[object, tuple[Array, Array]] = {}
+        self._weights: dict[object, float] = {}
         self._stages: dict[object, StageWork] = {}
 
     @cached_property
@@ -153,11 +167,13 @@ class CostModel:
         llm = self.llm
         parts_s = np.zeros((2, len(PARTS), plan.chunks))
         flops = np.zeros((2, plan.chunks))
+        weight_s = np.zeros(plan.chunks)
 
         def add(place: int, name: object, times: int = 1) -> None:
             seconds, counted = self.layer(name, plan)
             parts_s[:, :, place] += times * seconds
             flops[:, place] += times * counted
+            weight_s[place] += times * self.layer_weight_s(name, plan)
 
         for place, layers in enumerate(plan.chunk_layers(llm)):
             for kind, times in Counter(layer_kind(llm, i) for i in layers).items():
@@ -167,22 +183,40 @@ class CostModel:
         if llm.mtp_layers:
             add(plan.chunks - 1, layer_kind(llm, llm.layers - 1), llm.mtp_layers)
             add(plan.chunks - 1, "mtp", llm.mtp_layers)
-        return StageWork(parts_s, flops, *place_parameters(llm, plan))
+        return StageWork(parts_s, flops, *place_parameters(llm, plan), weight_s)
 
     def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
         """[direction, part] seconds and [direction] FLOPs of a layer or an end of the model."""
         key = (name, *_layer_key(plan))
         if key not in self._layers:
-            if name == "embedding":
-                work = embedding_work(self.llm, plan)
-            elif name == "head":
-                work = head_work(self.llm, plan)
-            elif name == "mtp":
-                work = mtp_work(self.llm, plan)
-            else:
-                work = layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
+            work = self._work(name, plan)
             self._layers[key] = self._seconds(work, plan), np.array(work.flops())
         return self._layers[key]
+
+    def _work(self, name: object, plan: Plan) -> LayerWork:
+        if name == "embedding":
+            return embedding_work(self.llm, plan)
+        if name == "head":
+            return head_work(self.llm, plan)
+        if name == "mtp":
+            return mtp_work(self.llm, plan)
+        return layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
+
+    def layer_weight_s(self, name: object, plan: Plan) -> float:
+        """Seconds of a layer's backward, or an end's, that are gradients of weights.
+
+        With their share of what the host needs longer to launch the backward's kernels.
+        """
+        key = (name, *_layer_key(plan))
+        if key not in self._weights:
+            backward = self._work(name, plan).directions()[1]
+            operators = [entry for entry in backward if isinstance(entry, Operator)]
+            weights = [entry for entry in operators if is_weight_gradient(entry)]
+            launch_s = float(self.layer(name, plan)[0][1, PARTS.index("launch")])
+            kernels = sum(entry.kernels for entry in operators)
+            share = sum(entry.kernels for entry in weights) / max(1, kernels)
+            self._weights[key] = sum(map(self.cost, weights)) + share * launch_s
+        return self._weights[key]
 
     def _seconds(self, work: LayerWork, plan: Plan) -> Array:
         return np.stack([self._direction(direction, plan) for direction in work.directions()])
@@ -245,14 +279,15 @@ class CostModel:
             clip_s=self.fabric.all_reduce(4.0, Group(plan.gpus, 1)),
             optimizer_s=self.optimizer_s(plan, work),
             fixed_s=self.efficiency.fixed_s,
-            overlapped=plan.overlap_dp and plan.dp * plan.cp > 1,
+            overlapped=plan.overlap_dp and plan.dp * plan.cp * plan.copies > 1,
             flops=work.flops,
+            weight_s=work.weight_s,
         )
 
     def groups(self, plan: Plan) -> tuple[Group, Group]:
         """Ranks that share the dense parameters, and those that share one rank's experts."""
-        dense = Group(plan.dp * plan.cp, plan.tp)
-        return dense, Group(max(1, plan.dp * plan.cp * plan.tp // plan.ep), plan.ep)
+        ranks = plan.dp * plan.cp * plan.copies
+        return Group(ranks, plan.tp), Group(max(1, ranks * plan.tp // plan.ep), plan.ep)
 
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
@@ -368,13 +403,13 @@ class CostModel:
         if not plan.sequence_parallel:
             return np.zeros(plan.pp)
         layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
-        size = 4.0 * self.llm.norm_parameters * layers.reshape(plan.vpp, plan.pp).sum(axis=0)
+        size = 4.0 * self.llm.norm_parameters * by_stage(plan, layers).sum(axis=0)
         group = Group(plan.tp, 1)
         return np.array([self.fabric.all_reduce(float(x), group) for x in size])
 
     def embedding_s(self, plan: Plan) -> float:
         """Both copies of a tied embedding take the sum of their gradients (Megatron-LM)."""
-        if plan.pp == 1 or not self.llm.tied:
+        if plan.pp == 1 or not self.llm.tied or ends_meet(plan):
             return 0.0
         size = plan.grad_bytes * self.llm.padded_vocab(plan.tp) * self.llm.hidden / plan.tp
         last = (plan.pp - 1) * plan.tp * plan.cp * plan.dp
@@ -382,10 +417,10 @@ class CostModel:
 
     def optimizer_s(self, plan: Plan, work: StageWork) -> Array:
         """[pp] seconds of the update; it is memory-bound."""
-        ranks = 1 if plan.zero == 0 else plan.dp * plan.cp
+        ranks = 1 if plan.zero == 0 else self.groups(plan)[0].size
         expert_ranks = 1 if plan.zero == 0 else self.groups(plan)[1].size
         count = work.parameters / ranks + work.expert_parameters / expert_ranks
-        size = _ADAM_BYTES * count.reshape(plan.vpp, plan.pp).sum(axis=0)
+        size = _ADAM_BYTES * by_stage(plan, count).sum(axis=0)
         seconds = [
             self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4))
             for amount in size.tolist()

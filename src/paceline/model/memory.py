@@ -95,7 +95,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
     learned = llm.embedding_parameters - llm.vocab * llm.hidden
     dense[0] += rows + learned
-    if plan.chunks > 1 or not llm.tied:
+    if not (llm.tied and ends_meet(plan)):
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
@@ -122,13 +122,23 @@ def _layer_parameters(llm: LLM, moe: bool, plan: Plan) -> tuple[float, float]:
 def stage_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     """[stage] parameters on one GPU: those that all DP ranks share, and those of experts."""
     dense, expert = place_parameters(llm, plan)
-    by_chunk = dense.reshape(plan.vpp, plan.pp), expert.reshape(plan.vpp, plan.pp)
-    return by_chunk[0].sum(axis=0), by_chunk[1].sum(axis=0)
+    return by_stage(plan, dense).sum(axis=0), by_stage(plan, expert).sum(axis=0)
+
+
+def by_stage(plan: Plan, values: Array) -> Array:
+    """[..., chunk, stage] values of the chunks that a stage holds, from [..., place]."""
+    held: Array = values[..., np.array(plan.places)]
+    return held
+
+
+def ends_meet(plan: Plan) -> bool:
+    """Whether each stage with the model's first chunk has its last one, too: one of all, or a V."""
+    return plan.chunks == 1 or plan.places[0][0] == plan.chunks - 1 - plan.places[-1][0]
 
 
 def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array, Array]:
     """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5)."""
-    ranks = plan.dp * plan.cp
+    ranks = plan.dp * plan.cp * plan.copies
     expert_ranks = max(1, ranks * plan.tp // plan.ep)
     weight = plan.element_bytes
     optimizer = 8 if plan.precision == "fp32" else OPTIMIZER_BYTES
@@ -193,16 +203,32 @@ def in_flight(plan: Plan) -> Array:
     """[stage] chunks of microbatches whose activations a stage holds at once, at its peak.
 
     1F1B: as many as there are stages from it on (Korthikanti et al., 4.2.1, for the first);
-    interleaved: L (1 + (p - 1) / (p v)) layers' worth (4.2.3); GPipe: all.
+    interleaved: L (1 + (p - 1) / (p v)) layers' worth (4.2.3); GPipe: all. Where the backward is
+    split, until the gradient of the weights is done, as the orders of ``graph.zero_bubble`` have it
+    (ZB-H1: what the first stage of 1F1B holds, on all stages; DualPipe: PP + 1, by its README).
     """
     p, v, m = plan.pp, plan.vpp, plan.microbatches
     stage = np.arange(p)
+    if plan.splits_backward:
+        return split_in_flight(plan.schedule, p, m)
     if plan.schedule == "gpipe":
         return np.full(p, float(m * v))
     ahead = 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage
     if v > 1 and m == p:
         ahead = np.full(p, m * v)
     return np.minimum(ahead, m * v).astype(np.float64)
+
+
+def split_in_flight(schedule: str, p: int, m: int) -> Array:
+    """[stage] the same where the backward is split; a test counts the orders."""
+    stage = np.arange(p)
+    held = {
+        "zb-h1": np.full(p, min(p, m)),
+        "zbv": np.minimum(min(2 * p, 2 * m), m + 1 + stage),
+        "dualpipev": np.full(p, 2 * p + 1),
+        "dualpipe": np.full(p, p + 1),
+    }[schedule]
+    return held.astype(np.float64)
 
 
 def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
@@ -217,13 +243,21 @@ def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
             kept_bytes[place] += of_kind[kind][0]
             work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
     kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
-    transient = work_bytes.reshape(plan.vpp, plan.pp).max(axis=0) + gathered_bytes(llm, plan)
-    activations = kept_bytes.reshape(plan.vpp, plan.pp).mean(axis=0) * in_flight(plan)
+    transient = by_stage(plan, work_bytes).max(axis=0) + gathered_bytes(llm, plan)
+    activations = by_stage(plan, kept_bytes).mean(axis=0) * in_flight(plan)
     first, last = end_activations(llm, plan)
     of_first, of_last = ends_in_flight(plan)
-    activations[0] += first * of_first
-    activations[-1] += last * of_last
+    firsts, lasts = end_stages(plan)
+    activations[firsts] += first * of_first
+    activations[lasts] += last * of_last
     return activations, transient
+
+
+def end_stages(plan: Plan) -> tuple[list[int], list[int]]:
+    """Stages that hold the model's first chunk, and those that hold its last."""
+    places = np.array(plan.places)
+    first, last = (np.argwhere(places == place)[:, 1] for place in (0, plan.chunks - 1))
+    return first.tolist(), last.tolist()
 
 
 def end_activations(llm: LLM, plan: Plan) -> tuple[float, float]:
@@ -241,7 +275,14 @@ def end_activations(llm: LLM, plan: Plan) -> tuple[float, float]:
 
 def ends_in_flight(plan: Plan) -> tuple[int, int]:
     """Microbatches whose embedding, and whose logits, are held at once."""
-    m = plan.microbatches
+    m, p = plan.microbatches, plan.pp
+    if plan.splits_backward:
+        return {
+            "zb-h1": (min(p, m), min(p, m)),
+            "zbv": (min(2 * p, m), 1),
+            "dualpipev": (2 * p, 1),
+            "dualpipe": (p, 1),
+        }[plan.schedule]
     if plan.schedule == "gpipe" or (plan.vpp > 1 and m == plan.pp):
         return m, m  # all forwards come first
     return min(plan.pp, m), 1

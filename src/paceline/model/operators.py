@@ -435,6 +435,13 @@ class _Maker:
             self.memory("shared-add", 3 * size, 3 * size)
 
 
+def is_weight_gradient(operator: Operator) -> bool:
+    """Whether nothing but the gradient of weights comes of it: a product of a linear, a lookup."""
+    if operator.part == "gemm":
+        return operator.name.endswith("-wgrad")
+    return operator.name in ("embedding-backward", "embedding-positions-backward")
+
+
 def all_operators(work: LayerWork) -> Iterator[Operator]:
     """The operators of both passes, once each."""
     for entry in (*work.forward, *work.backward):

@@ -6,14 +6,20 @@ import reprlib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
 
-Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+
+#: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
+SPLIT_SCHEDULES = MappingProxyType({"zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualpipe": 1})
+#: Those that overlap a forward with a backward.
+OVERLAPPING = ("dualpipev", "dualpipe")
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "global_batch")
 _SWITCHES = ("sequence_parallel", "flash", "overlap_dp", "overlap_tp", "overlap_pp")
@@ -45,7 +51,9 @@ class Plan:
         micro_batch: samples of one microbatch.
         global_batch: samples of one step, over all replicas.
         schedule: "1f1b", "gpipe" or "interleaved"; "1f1b" becomes "interleaved" where vpp > 1
-            (so ``dataclasses.replace`` to ``vpp=1`` has to name the schedule, too).
+            (so ``dataclasses.replace`` to ``vpp=1`` has to name the schedule, too). With split
+            backwards: "zb-h1", "zbv", "dualpipev" (vpp becomes 2) or "dualpipe" (two copies of the
+            model, microbatches in both directions; vpp stays 1).
         recompute: activations computed again in the backward: "none", "selective" (the attention's
             scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
@@ -131,6 +139,14 @@ class Plan:
         return 4 if self.precision == "fp32" else 2
 
     def _settle_schedule(self) -> None:
+        if self.schedule in SPLIT_SCHEDULES:
+            chunks = SPLIT_SCHEDULES[self.schedule]
+            if self.vpp not in (1, chunks):
+                raise PlanError(
+                    f"{self.schedule} has vpp {chunks}, not {self.vpp}", fields=("vpp", "schedule")
+                )
+            object.__setattr__(self, "vpp", chunks)
+            return
         if self.vpp > 1 and self.schedule == "gpipe":
             raise PlanError(
                 f"gpipe has one chunk per stage, not vpp {self.vpp}; use interleaved",
@@ -185,8 +201,32 @@ class Plan:
         return self.tp * self.cp * self.dp // self.ep
 
     def stage_of(self, place: int) -> int:
-        """Stage that holds the ``place``-th chunk of the model."""
-        return place % self.pp
+        """Stage that holds the ``place``-th chunk of the model; of two copies the first one's."""
+        return next(row.index(place) for row in self.places if place in row)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of inputs and of weights are computes of their own."""
+        return self.schedule in SPLIT_SCHEDULES
+
+    @property
+    def copies(self) -> int:
+        """Stages that hold each chunk of the model: 2 under DualPipe."""
+        return 2 if self.schedule == "dualpipe" else 1
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """[chunk, stage] which of the model's chunks, in its order, a stage has there.
+
+        Round after round; under ZBV and DualPipeV the second chunk comes back as a V; DualPipe
+        has a second copy of the model that begins at the last stage.
+        """
+        p = self.pp
+        if self.copies == 2:
+            return tuple(range(p)), tuple(reversed(range(p)))
+        if self.splits_backward and self.vpp == 2:
+            return tuple(range(p)), tuple(reversed(range(p, 2 * p)))
+        return tuple(tuple(range(c * p, c * p + p)) for c in range(self.vpp))
 
     def chunk_layers(self, llm: LLM) -> tuple[range, ...]:
         """Layers of each chunk in model order: entry ``chunk * pp + stage``.
@@ -206,8 +246,8 @@ class Plan:
         words = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         words += [f"{key}{n}" for key, n in (("cp", self.cp), ("ep", self.ep)) if n > 1]
         words.append(f"mb{self.micro_batch}")
-        words += [f"vpp{self.vpp}"] if self.vpp > 1 else []
-        words += ["gpipe"] if self.schedule == "gpipe" else []
+        words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
+        words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
         words += [self.recompute] if self.recompute != "none" else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
         words += ["sp"] if self.sequence_parallel else []
@@ -299,6 +339,8 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
             f"global_batch {plan.global_batch} not divisible by dp {plan.dp} x micro_batch "
             f"{plan.micro_batch} = {samples}"
         )
+    elif plan.splits_backward:
+        reasons += _split_problems(plan)
     elif plan.vpp > 1 and plan.microbatches % plan.pp:
         reasons.append(
             f"{plan.microbatches} microbatches not divisible by pp {plan.pp}, which the "
@@ -311,6 +353,18 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
             f"zero {plan.zero} with pp {plan.pp}: DeepSpeed and Megatron shard gradients and "
             "parameters only without a pipeline; use zero 1 or pp 1"
         )
+    return reasons
+
+
+def _split_problems(plan: Plan) -> list[str]:
+    """What schedules with split backwards need (torch 2.13; deepseek-ai/DualPipe)."""
+    name, m = plan.schedule, plan.microbatches
+    reasons = []
+    if name in OVERLAPPING and m < 2 * plan.pp:
+        reasons.append(f"{m} microbatches are fewer than 2 x pp {plan.pp}, which {name} needs")
+    if name == "dualpipe":
+        numbers = ((plan.pp, "pp"), (m, "microbatches"))
+        reasons += [f"{what} {n} is odd; dualpipe needs it even" for n, what in numbers if n % 2]
     return reasons
 
 

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.model.costs import BUCKET_ELEMENTS, CostModel, StageWork
+from paceline.model.costs import BUCKET_ELEMENTS, EXCHANGE, CostModel, StageWork
 from paceline.model.memory import (
     FRAMEWORK_BYTES,
+    by_stage,
     end_activations,
+    end_stages,
     ends_in_flight,
     gathered_bytes,
     in_flight,
@@ -32,6 +34,8 @@ from paceline.model.operators import LayerKind, layer_kind
 from paceline.model.plan import Plan
 from paceline.plan.pipeline import Pipelines
 from paceline.plan.space import Candidates
+from paceline.plan.split_pipeline import SplitPipelines
+from paceline.plan.step import in_queue, meets_at_ends
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -113,9 +117,7 @@ class Assembly:
         held_layers[-1, self.distinct.index(self.kinds[-1])] += self.llm.mtp_layers
         kept_bytes, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
         flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.legal.plan(i)))
-        held_bytes = (
-            kept_bytes.reshape(len(rows), shape.vpp, shape.pp).mean(axis=1) * np.stack(flight)[mb]
-        )
+        held_bytes = by_stage(shape, kept_bytes).mean(axis=1) * np.stack(flight)[mb]
         ends, end = self._shared(
             rows, _ENDS, lambda _, i: end_activations(self.llm, self.legal.plan(i))
         )
@@ -124,9 +126,10 @@ class Assembly:
             rows, _FLIGHT, lambda _, i: ends_in_flight(self.legal.plan(i))
         )
         of_first, of_last = np.array(counted).T
-        held_bytes[:, 0] += first[end] * of_first[count]
-        held_bytes[:, -1] += last[end] * of_last[count]
-        present = counts.reshape(shape.vpp, shape.pp, -1).max(axis=0) > 0  # [stage, kind]
+        firsts, lasts = end_stages(shape)
+        held_bytes[:, firsts] += (first[end] * of_first[count])[:, None]
+        held_bytes[:, lasts] += (last[end] * of_last[count])[:, None]
+        present = by_stage(shape, counts.T).max(axis=1).T > 0  # [stage, kind]
         largest = np.where(present, work[:, None, :], 0.0).max(axis=2)
         states, shard = self._shared(
             rows, _SHARDS, lambda _, i: self._state_bytes(self.legal.plan(i))
@@ -147,12 +150,12 @@ class Assembly:
     def _state_bytes(self, plan: Plan) -> Array:
         """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
         places = self._place_parameters(plan)
-        dense, expert = (x.reshape(plan.vpp, plan.pp).sum(axis=0) for x in places)
+        dense, expert = (by_stage(plan, x).sum(axis=0) for x in places)
         states: Array = np.sum(model_states(plan, dense, expert), axis=0)
         return states + gathered_bytes(self.llm, plan)
 
     def _place_parameters(self, plan: Plan) -> tuple[Array, Array]:
-        key = (plan.tp, plan.ep, plan.pp, plan.vpp, plan.layers_per_stage)
+        key = (plan.tp, plan.ep, plan.pp, plan.vpp, plan.schedule, plan.layers_per_stage)
         if key not in self._parameters:
             self._parameters[key] = place_parameters(self.llm, plan)
         return self._parameters[key]
@@ -173,26 +176,52 @@ class Assembly:
             rows, _SHARDS, lambda _, i: self._shard(self.legal.plan(i))
         )
         shards = _Shards(*(np.stack(column)[shard] for column in zip(*shard_values, strict=True)))
-        gather, reduce = self._exposed(shape, shards, forward, backward)
+        gather, reduce = (
+            by_stage(shape, x) for x in self._exposed(shape, shards, forward, backward)
+        )
         for direction, seconds in enumerate((forward, backward)):
             seconds += self.model.exposed(shape, shards.repeated[:, direction], seconds)
         hand, pair = self._shared(
             rows, _HAND_OVER, lambda _, i: self.model.p2p_s(self.legal.plan(i))
         )
-        by_chunk = (len(rows), shape.vpp, shape.pp)
-        pipelines = Pipelines(
-            shape.schedule,
-            *(shape.pp, shape.vpp, self._microbatches(rows), forward, backward),
-            np.stack(hand)[pair],
-            np.cumsum(gather.reshape(by_chunk), axis=1).reshape(forward.shape),
-        )
+        ready, p2p = np.cumsum(gather, axis=1), np.stack(hand)[pair]
+        if shape.splits_backward:
+            ends = self._split_ends(rows, shape, forward, backward, p2p, ready, fast)
+        else:
+            pipelines = Pipelines(
+                shape.schedule,
+                *(shape.pp, shape.vpp, self._microbatches(rows), forward, backward),
+                *(p2p, ready.reshape(forward.shape)),
+            )
+            ends = pipelines.ends(fast).reshape(gather.shape)
         norms, norm = self._shared(
             rows, _NORMS, lambda _, i: self.model.layernorm_s(self.legal.plan(i))
         )
-        ends = pipelines.ends(fast).reshape(by_chunk)
-        overlapped = shape.overlap_dp & (self._ranks(rows) > 1)
-        times = (gather.reshape(by_chunk), reduce.reshape(by_chunk), np.stack(norms)[norm])
-        return _tail(ends, *times, shards, overlapped) + self.model.efficiency.fixed_s
+        overlapped = shape.overlap_dp & (self._ranks(rows) * shape.copies > 1)
+        times = _tail(shape, ends, gather, reduce, np.stack(norms)[norm], shards, overlapped)
+        return times + self.model.efficiency.fixed_s
+
+    def _split_ends(
+        self,
+        rows: Ints,
+        shape: Plan,
+        forward: Array,
+        backward: Array,
+        p2p: Array,
+        ready: Array,
+        fast: bool | None,
+    ) -> Array:
+        """[row, chunk, stage] ends where the backward is split."""
+        layer_seconds, layer = self._shared(rows, _LAYER, self._layer_parts)
+        counts = self._layer_counts(shape)
+        weight, *exchange = np.moveaxis(np.stack(layer_seconds)[layer] @ counts.T, 1, 0)
+        return SplitPipelines(
+            shape.schedule,
+            np.array(shape.places),
+            self._microbatches(rows),
+            *(forward, backward, weight, (exchange[0], exchange[1])),
+            *(p2p.max(axis=1), ready),
+        ).ends(fast)
 
     def _microbatches(self, rows: Ints) -> Ints:
         c = self.legal.columns
@@ -206,15 +235,30 @@ class Assembly:
 
     def _compute_s(self, rows: Ints, shape: Plan) -> tuple[Array, Array]:
         """[row, place] seconds of a forward and of a backward compute."""
+        counts = self._layer_counts(shape)
+        layer_seconds, layer = self._shared(rows, _LAYER, self._layer)
+        seconds = np.stack(layer_seconds)[layer]  # [row, direction, kind]
+        return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
+
+    def _layer_counts(self, shape: Plan) -> Array:
+        """[place, kind] layers, the embedding and the output among them."""
         mtp = self.llm.mtp_layers
         counts = np.zeros((shape.chunks, len(self.distinct) + 3))
         counts[:, :-3] = self._counts(shape)
         counts[0, -3] += 1
         counts[-1, -2:] += (1 + mtp, mtp)
         counts[-1, self.distinct.index(self.kinds[-1])] += mtp
-        layer_seconds, layer = self._shared(rows, _LAYER, self._layer)
-        seconds = np.stack(layer_seconds)[layer]  # [row, direction, kind]
-        return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
+        return counts
+
+    def _layer_parts(self, key: tuple[int, ...], row: int) -> Array:
+        """[gradients of weights, forward's exchange, backward's; kind] seconds."""
+        plan = self.legal.plan(row)
+        names: list[LayerKind | str] = [*self.distinct, "embedding", "head", "mtp"]
+        parts = [
+            [self.model.layer_weight_s(name, plan), *self.model.layer(name, plan)[0][:, EXCHANGE]]
+            for name in names
+        ]
+        return np.array(parts).T
 
     def _layer(self, key: tuple[int, ...], row: int) -> Array:
         """[direction, kind] seconds of each kind of layer, the embedding and the output."""
@@ -229,7 +273,9 @@ class Assembly:
         """The fields of :class:`_Shards` for one plan."""
         model = self.model
         dense, expert = self._place_parameters(plan)
-        work = StageWork(np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert)
+        work = StageWork(
+            np.zeros((2, 1, plan.chunks)), np.zeros((2, 1)), dense, expert, np.zeros(plan.chunks)
+        )
         gather, reduce = model.gradients_s(plan, work)
         return (
             *(gather, reduce, model.repeated_s(plan, dense, expert)),
@@ -254,6 +300,7 @@ class Assembly:
 
 
 def _tail(
+    shape: Plan,
     ends: Array,
     gather: Array,
     reduce: Array,
@@ -264,6 +311,7 @@ def _tail(
     """[row] seconds until the last stage has updated its parameters, as in ``plan.step``.
 
     Args:
+        shape: a plan of this shape.
         ends: [row, chunk, stage] end of the last backward; ``gather`` and ``reduce`` alike.
         gather: seconds before the first forward.
         reduce: seconds after the last backward.
@@ -273,10 +321,11 @@ def _tail(
     """
     time: Array = ends.max(axis=1)
     stream = gather.sum(axis=1)
-    for chunk in reversed(range(ends.shape[1])):
-        stream = np.maximum(stream, ends[:, chunk]) + reduce[:, chunk]
+    queue = in_queue(np.moveaxis(ends, 1, 0), np.moveaxis(reduce, 1, 0))
+    for end, scatter in zip(*queue, strict=True):
+        stream = np.maximum(stream, end) + scatter
     time = np.where(overlapped[:, None], np.maximum(time, stream), time) + norms
-    if time.shape[1] > 1:
+    if meets_at_ends(shape):
         both = np.maximum(time[:, :1], time[:, -1:]) + shards.embedding
         time[:, :1], time[:, -1:] = both, both
     time = time + np.where(overlapped[:, None], 0.0, reduce.sum(axis=1))

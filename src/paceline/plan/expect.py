@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from paceline.errors import ModelError
 from paceline.graph import Measured
-from paceline.graph.computes import computes_of
+from paceline.graph.computes import computes_of, whole_passes
 from paceline.model.cluster import Cluster
 from paceline.model.costs import PlanCosts, plan_costs
 from paceline.model.llm import LLM
+from paceline.model.memory import by_stage
 from paceline.model.plan import Plan, check
 from paceline.plan.step import step_time_s
 from paceline.trace import OpKind
@@ -98,8 +99,9 @@ def expect(
     # A trace has no op for the fixed time of a step; it counts as launch delay there.
     costs = replace(plan_costs(llm, plan, cluster), fixed_s=0.0)
     modelled_s = step_time_s(costs, plan)
-    typical = computes_of(measured.graph).typical(measured.durations)  # [kind, stage x chunk]
-    typical = typical.reshape(2, plan.pp, plan.vpp)
+    passes = whole_passes(measured.durations)  # a backward with the gradients of its weights
+    typical = computes_of(measured.graph).typical(passes)  # [kind, stage x chunk]
+    typical = typical.reshape(2, plan.pp, len(plan.places))
     model = np.stack([_by_stage(x, plan) for x in (costs.forward_s, costs.backward_s)])
     if measured.job.dp_size <= 2 and plan.chunks > 2:
         # Two replicas cannot outvote a slow worker; the other stages can.
@@ -127,21 +129,22 @@ def expect(
 
 
 def _by_stage(place: Array, plan: Plan) -> Array:
-    """[stage, chunk] of [chunk * pp + stage]."""
-    return place.reshape(plan.vpp, plan.pp).T
+    """[stage, chunk] of [place]."""
+    return by_stage(plan, place).T
 
 
 def _same_job(measured: Measured, plan: Plan) -> None:
     job, counts = measured.job, sorted(set(measured.microbatches.tolist()))
+    passes = plan.microbatches // plan.copies  # under DualPipe half of them take each direction
     # A trace may count the context-parallel ranks among the replicas, apart, or not at all.
     dp = plan.dp if job.dp_size == plan.dp else plan.dp * plan.cp
     different = [
         f"{name} is {planned} in the plan, {traced} in the trace"
         for name, planned, traced in (
             ("pp", plan.pp, job.pp_size),
-            ("vpp", plan.vpp, job.vpp_size),
+            ("vpp", len(plan.places), job.vpp_size),
             ("dp", dp, job.dp_size),
-            ("microbatches", plan.microbatches, counts[0] if len(counts) == 1 else counts),
+            ("microbatches", passes, counts[0] if len(counts) == 1 else counts),
         )
         if planned != traced
     ]
@@ -160,6 +163,7 @@ def _scaled(costs: PlanCosts, by_kind: Mapping[str, float | None]) -> PlanCosts:
     return replace(
         costs,
         parts_s=costs.parts_s * factors[:, None, None],
+        weight_s=costs.weight_s * factors[1],
         p2p_s=costs.p2p_s * ratio(OpKind.FORWARD_SEND),
         all_gather_s=costs.all_gather_s * ratio(OpKind.PARAMS_ALL_GATHER),
         reduce_scatter_s=costs.reduce_scatter_s * ratio(OpKind.GRADS_REDUCE_SCATTER),

@@ -17,11 +17,11 @@ from paceline.graph.from_plan import Planned, from_plan
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import ComputeCost
-from paceline.model.costs import PARTS, CostModel, PlanCosts
+from paceline.model.costs import EXCHANGE, PARTS, CostModel, PlanCosts
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import StageMemory, stage_memory
-from paceline.model.plan import Plan, check, problems
+from paceline.model.plan import OVERLAPPING, Plan, check, problems
 from paceline.plan.cost import dollars_per_day, training_days, training_steps
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
@@ -29,14 +29,15 @@ from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 
-_COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+_COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 _DP_KINDS = (
     OpKind.PARAMS_ALL_GATHER,
     OpKind.GRADS_REDUCE_SCATTER,
     OpKind.SEPARATE_GRADS_ALL_REDUCE,
 )
 
-#: Forward and backward computes of a step that are simulated; its graph has some three times as
+#: Forward and backward computes of a step that are simulated (those of weights counted, too, where
+#: they are apart); its graph has some three times as
 #: many ops, 100 bytes each.
 MAX_COMPUTES = 5_000_000
 
@@ -186,7 +187,7 @@ def predict(
     if price is not None:
         cluster = replace(cluster, price_per_gpu_hour=price, price_source="given")
     check(plan, llm)
-    computes = 2 * plan.chunks * plan.microbatches
+    computes = (3 if plan.splits_backward else 2) * plan.chunks * plan.microbatches
     if computes > MAX_COMPUTES:
         raise PlanError(
             f"{plan.microbatches:,} microbatches on {plan.chunks} chunks are {computes:,} "
@@ -245,6 +246,9 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     own = Rules.own(graph)
     times = step_times(scenarios, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
+    # What passes that overlap hide of the exchange of experts' tokens.
+    if plan.schedule in OVERLAPPING:
+        mean[EXCHANGE] -= float(mean.sum() - seconds[computes].sum() / plan.pp)
     seconds_of = dict(zip(PARTS, mean.tolist(), strict=True))
     repeated = seconds_of.pop("dp")
     seconds_of["bubble"] = max(0.0, times[0] - float(mean.sum()))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
-from paceline.model.plan import Plan, Recompute, problems
+from paceline.model.plan import OVERLAPPING, Plan, Recompute, Schedule, problems
 
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, Ints]
@@ -113,12 +113,17 @@ class Candidates:
             ep=row["ep"],
             vpp=row["vpp"],
             micro_batch=row["micro_batch"],
-            schedule="1f1b" if row["vpp"] > 1 else self.base.schedule,
+            schedule=self._schedule(row["vpp"]),
             recompute=RECOMPUTES[row["recompute"]],
             zero=row["zero"],
             sequence_parallel=bool(row["sequence_parallel"]),
             layers_per_stage=self.layouts[row["layout"]],
         )
+
+    def _schedule(self, vpp: int) -> Schedule:
+        if vpp > 1 and not self.base.splits_backward:
+            return "1f1b"  # becomes interleaved
+        return self.base.schedule
 
     @property
     def gpus(self) -> Ints:
@@ -193,6 +198,8 @@ class _Listing:
         self.pruned: dict[str, int] = {}
         self.layers: list[tuple[int, ...] | None] = [None]
         self.vpps = range(1, space.max_vpp + 1)
+        if space.base.splits_backward:
+            self.vpps = range(space.base.vpp, space.base.vpp + 1)
         self.combinations = len(space.micro_batches) * len(self.vpps) * len(space.zeros)
         self.combinations *= len(space.sequence_parallels) * len(space.recomputes)
 
@@ -301,10 +308,26 @@ class _Listing:
         layout = [self._layout(pp * vpp, vpp) for pp, vpp in distinct.T.tolist()]
         columns["layout"] = np.array(layout, dtype=np.int64)[index.reshape(-1)]
         columns = self._drop(columns, columns["layout"] < 0, "layers not divisible by pp x vpp")
+        if self.space.base.splits_backward:
+            return self._split(columns)
         samples = columns["dp"] * columns["micro_batch"]
         odd = self.space.base.global_batch // samples % columns["pp"] != 0
         reason = "microbatches not divisible by pp, which the interleaved schedule needs"
         return self._drop(columns, odd & (columns["vpp"] > 1), reason)
+
+    def _split(self, columns: Columns) -> Columns:
+        """What schedules with split backwards need of stages and microbatches."""
+        name, batch = self.space.base.schedule, self.space.base.global_batch
+        if name in OVERLAPPING:
+            few = batch // (columns["dp"] * columns["micro_batch"]) < 2 * columns["pp"]
+            columns = self._drop(
+                columns, few, f"microbatches fewer than 2 x pp, which {name} needs"
+            )
+        if name == "dualpipe":
+            m = batch // (columns["dp"] * columns["micro_batch"])
+            odd = (columns["pp"] % 2 == 1) | (m % 2 == 1)
+            columns = self._drop(columns, odd, "pp or microbatches odd; dualpipe needs them even")
+        return columns
 
     def _layout(self, chunks: int, vpp: int) -> int:
         """Index of the layers of this number of chunks; -1 = there is none."""
@@ -328,7 +351,9 @@ class _Listing:
         self.combinations //= len(space.zeros)
         bad = (columns["zero"] > 1) & (columns["pp"] > 1)
         columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
-        single = columns["dp"] * columns["cp"] == 1  # legal, but one plan several times
+        copies = space.base.copies
+        # Legal, but one plan several times.
+        single = columns["dp"] * columns["cp"] * copies == 1
         usual = 1 if 1 in space.zeros else space.zeros[0]
         bad = single & (columns["zero"] != usual)
         columns = self._drop(columns, bad, "zero makes no difference with one replica")

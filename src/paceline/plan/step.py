@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.model.costs import PlanCosts
+from paceline.model.memory import by_stage, ends_meet
 from paceline.model.plan import Plan
 from paceline.plan.pipeline import Pipelines
+from paceline.plan.split_pipeline import SplitPipelines
 
 Array = npt.NDArray[np.float64]
 
@@ -24,7 +26,20 @@ def step_time_s(costs: PlanCosts, plan: Plan, *, fast: bool | None = None) -> fl
         plan: the plan.
         fast: use the compiled recurrence; None = where this plan alone repays loading it.
     """
-    gathers = costs.all_gather_s.reshape(plan.vpp, plan.pp)
+    ready = np.cumsum(by_stage(plan, costs.all_gather_s), axis=0)
+    if plan.splits_backward:
+        split = SplitPipelines(
+            plan.schedule,
+            np.array(plan.places),
+            np.array([plan.microbatches]),
+            costs.forward_s[None],
+            costs.backward_s[None],
+            costs.weight_s[None],
+            (costs.exchange_s[0][None], costs.exchange_s[1][None]),
+            costs.p2p_s.max(keepdims=True),
+            ready[None],
+        )
+        return float(_tail(costs, plan, split.ends(fast=fast)[0])) + costs.fixed_s
     pipeline = Pipelines(
         plan.schedule,
         plan.pp,
@@ -33,7 +48,7 @@ def step_time_s(costs: PlanCosts, plan: Plan, *, fast: bool | None = None) -> fl
         costs.forward_s[None],
         costs.backward_s[None],
         costs.p2p_s[None],
-        np.cumsum(gathers, axis=0).reshape(1, -1),
+        ready.reshape(1, -1),
     )
     ends = pipeline.ends(fast=fast).reshape(plan.vpp, plan.pp)
     return float(_tail(costs, plan, ends)) + costs.fixed_s
@@ -47,17 +62,28 @@ def _tail(costs: PlanCosts, plan: Plan, ends: Array) -> float:
         plan: the plan.
         ends: [chunk, stage] end of the last backward.
     """
-    scatters = costs.reduce_scatter_s.reshape(plan.vpp, plan.pp)
+    scatters = by_stage(plan, costs.reduce_scatter_s)
     time: Array = ends.max(axis=0)
     if costs.overlapped:
-        stream = costs.all_gather_s.reshape(plan.vpp, plan.pp).sum(axis=0)
-        for chunk in reversed(range(plan.vpp)):
-            stream = np.maximum(stream, ends[chunk]) + scatters[chunk]
+        stream = by_stage(plan, costs.all_gather_s).sum(axis=0)
+        for end, scatter in zip(*in_queue(ends, scatters), strict=True):
+            stream = np.maximum(stream, end) + scatter
         time = np.maximum(time, stream)
     time = time + costs.layernorm_grads_s
-    if plan.pp > 1:
+    if meets_at_ends(plan):
         time[[0, -1]] = max(time[0], time[-1]) + costs.embedding_grads_s
     if not costs.overlapped:
         time = time + scatters.sum(axis=0)
     updated: Array = time.max() + costs.clip_s + costs.optimizer_s
     return float(updated.max())
+
+
+def in_queue(ends: Array, scatters: Array) -> tuple[Array, Array]:
+    """[chunk, ...] ends of the chunks and their reductions, in the order in which they end."""
+    order = np.argsort(ends, axis=0, kind="stable")
+    return np.take_along_axis(ends, order, axis=0), np.take_along_axis(scatters, order, axis=0)
+
+
+def meets_at_ends(plan: Plan) -> bool:
+    """Whether the first stage and the last one share out the gradients of a tied embedding."""
+    return plan.pp > 1 and not ends_meet(plan)

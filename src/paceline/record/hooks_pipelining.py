@@ -22,27 +22,31 @@ Tag = tuple[str, int, int]
 def instrument(recorder: Recorder, schedule: Any) -> None:
     """Record a schedule's forwards, backwards, sends and recvs.
 
+    Where it splits the backward (zero bubble, DualPipeV), the gradients of inputs and of weights
+    are operations of their own; stages on one rank that follow each other hand over in memory.
+
     Args:
         recorder: the recorder.
-        schedule: of ``torch.distributed.pipelining``, with one stage per rank or interleaved ones.
+        schedule: of ``torch.distributed.pipelining``, with one stage per rank, interleaved ones, or
+            two that lie as a V.
 
     Raises:
-        ValueError: the stages do not lie as Paceline knows them, or the backward is split in two.
+        ValueError: the stages do not lie as Paceline knows them.
     """
     stages = sorted(_stages(schedule), key=lambda stage: int(stage.stage_index))
-    n_pp = int(stages[0].group_size)
-    for chunk, stage in enumerate(stages):
-        if stage.stage_index != chunk * n_pp + stage.group_rank:
-            raise ValueError(
-                f"stage {stage.stage_index} is the {chunk + 1}. of rank {stage.group_rank} of "
-                f"{n_pp}; only one stage per rank and interleaved stages are known"
-            )
-    if any("ZeroBubble" in cls.__name__ or "Dual" in cls.__name__ for cls in type(schedule).mro()):
-        raise ValueError(f"{type(schedule).__name__} splits the backward; that is not known here")
+    n_pp, rank = int(stages[0].group_size), int(stages[0].group_rank)
+    places = [int(stage.stage_index) for stage in stages]
+    rounds = [chunk * n_pp + rank for chunk in range(len(stages))]
+    if places not in (rounds, [rank, 2 * n_pp - 1 - rank]):
+        raise ValueError(
+            f"rank {rank} of {n_pp} has the stages {', '.join(map(str, places))}; only one stage "
+            "per rank, interleaved ones and two as a V are known"
+        )
     recorder.locate(_place(stages, n_pp))
     for chunk, stage in enumerate(stages):
         wrap(stage, "forward_one_chunk", _compute(recorder, "forward-compute", chunk))
         wrap(stage, "backward_one_chunk", _compute(recorder, "backward-compute", chunk))
+        wrap(stage, "backward_weight_one_chunk", _compute(recorder, "weight-compute", chunk))
         for name, kind in _TRANSFERS:
             wrap(stage, name, _tagged(recorder, kind, chunk))
     import torch.distributed.pipelining.schedules as schedules

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.graph.served import served
 from paceline.simulate import Timeline
 from paceline.trace import OpKind, Trace
-from paceline.trace.kinds import TRANSFERS
+from paceline.trace.kinds import PASSES, TRANSFERS
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -116,9 +116,9 @@ def label(kind: OpKind, microbatch: int, chunk: int, seq: int) -> str:
 
     ``chunk`` is to be -1 where the job has one per stage.
     """
-    if kind not in TRANSFERS and kind > OpKind.BACKWARD_COMPUTE:
+    if kind not in TRANSFERS and kind not in PASSES:
         return kind.label if chunk < 0 else f"{kind.label} c{chunk}"
-    direction = "F" if kind.name.startswith("FORWARD") else "B"
+    direction = kind.name[0]  # forward, backward, weight
     prefix = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
     number = f"{direction}{microbatch}" if microbatch >= 0 else f"{direction} #{seq}"
     return prefix + number + (f" c{chunk}" if chunk >= 0 else "")

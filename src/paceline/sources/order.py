@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.errors import TraceError
 from paceline.trace import Columns, OpKind
+from paceline.trace.kinds import PASSES
 
 _COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 _OF_CHUNKS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER)
@@ -32,7 +33,7 @@ def number_by_order(columns: Columns, pp_size: int, vpp_size: int, where: str) -
         TraceError: several chunks, but the computes of a step are no multiple of a whole round.
     """
     chunk, microbatch = columns.chunk.copy(), columns.microbatch.copy()
-    for kind in _COMPUTES:
+    for kind in PASSES if vpp_size == 1 else _COMPUTES:
         rows = (columns.kind == kind) & (microbatch < 0)
         seq = columns.seq[rows]
         if vpp_size == 1:

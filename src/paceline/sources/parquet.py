@@ -21,6 +21,7 @@ from paceline.sources.parquet_metadata import metadata_of, stored_in, with_store
 from paceline.sources.parquet_parts import OtherTableError, parts_of
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
+from paceline.trace.program import turns_back
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
 COLUMNS = {
@@ -275,6 +276,8 @@ def writer(trace: Trace) -> Writer:
     gmc = trace.gmc
     gmc[~compute] = -1
     replica, pp = trace.replica, trace.pp
+    if turns_back(trace.kind, pp, trace.chunk, trace.job.pp_size):
+        gmc[:] = -1  # chunks of a V lie otherwise, and the column knows rounds only
     arrays = {
         "dp_rank": replica // np.int32(trace.job.peers),
         "stage": pp,

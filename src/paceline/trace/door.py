@@ -427,7 +427,8 @@ def _scatter(
 def _microbatches(columns: Columns, place: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Microbatches in canonical order; only computes have one, whatever the file says of others."""
     microbatch = columns.microbatch.astype(np.int32)
-    microbatch[columns.kind > OpKind.BACKWARD_COMPUTE] = -1
+    passes = (columns.kind <= OpKind.BACKWARD_COMPUTE) | (columns.kind == OpKind.WEIGHT_COMPUTE)
+    microbatch[~passes] = -1
     return _scatter(microbatch, place, np.int32)
 
 

@@ -61,6 +61,9 @@ MICROBATCH_KINDS: Final = frozenset(
     }
 )
 
+#: What a microbatch computes on a stage; the last one where the backward is split.
+PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
+
 #: Point-to-point transfers between neighbouring stages.
 P2P_KINDS: Final = frozenset(
     {

@@ -18,6 +18,9 @@ import numpy.typing as npt
 from paceline.jit import compiled
 from paceline.trace.kinds import OpKind
 
+#: Number of the kind of gradients of weights, for the compiled loops.
+WEIGHT = int(OpKind.WEIGHT_COMPUTE)
+
 #: Smaller tables are done before the compiled loops are loaded (benchmarks/analyze.py).
 PLACE_ABOVE = 2_000_000
 
@@ -199,8 +202,9 @@ def _fill(
             return False
         taken[at] = True
         to_chunk[at] = chunk[row]
-        # Only computes have a microbatch (kinds 0 and 1), whatever the file says of others.
-        to_microbatch[at] = microbatch[row] if number % n_kinds <= 1 else -1
+        # Only passes have a microbatch, whatever the file says of others.
+        kind = number % n_kinds
+        to_microbatch[at] = microbatch[row] if kind <= 1 or kind == WEIGHT else -1
         to_start[at] = start[row]
         to_end[at] = duration[row]
     return True

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.trace.columns import Columns, describe
-from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS
+from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS, OpKind
 from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
@@ -155,6 +155,26 @@ def late_of(columns: Columns, place: Ints, where: str) -> npt.NDArray[np.bool_] 
     out = np.empty(len(place), dtype=np.bool_)
     out[place] = late
     return out
+
+
+def turns_back(
+    kind: npt.NDArray[Any], pp: npt.NDArray[Any], chunk: npt.NDArray[Any], n_pp: int
+) -> bool:
+    """Whether chunks lie as a V: the last stage sends activations of chunk 1, none of chunk 0.
+
+    So do ZBV and DualPipeV, whose last stage hands chunk 0 on to itself, and DualPipe, whose second
+    model begins there. Under interleaving the last stage sends those of chunk 0 to the first.
+
+    Args:
+        kind: [op] kinds.
+        pp: [op] stages.
+        chunk: [op] chunks.
+        n_pp: stages.
+    """
+    if n_pp == 1:
+        return False
+    chunks = chunk[(kind == OpKind.FORWARD_SEND) & (pp == n_pp - 1)]
+    return bool((chunks == 1).any()) and not (chunks == 0).any()
 
 
 def _parts(rows: _Rows, issued: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> Ints:

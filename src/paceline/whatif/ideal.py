@@ -24,6 +24,8 @@ MAX_SAMPLES = 2048
 #: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
 MIN_SLOW_SHARE = 0.2
 
+_BACKWARDS = (OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
+
 #: Passes that take less have no shares.
 TINY_S = 1e-12
 
@@ -99,6 +101,11 @@ def _usual_of_ops(
     graph = durations.graph
     if not graph.programmed or kind in P2P_KINDS:
         return _usual(durations, ops, kind, steps)
+    if kind in _BACKWARDS and (graph.kind == OpKind.WEIGHT_COMPUTE).any():
+        both = np.flatnonzero(np.isin(graph.kind, _BACKWARDS))
+        usual_of_both = _share_among_parts(durations, both, steps)
+        usual_of_kind: Array = usual_of_both[graph.kind[both] == kind]
+        return usual_of_kind
     if kind in MEAN_KINDS:
         return _share_among_parts(durations, ops, steps)
     usual = np.empty(len(ops))
@@ -109,7 +116,12 @@ def _usual_of_ops(
 
 
 def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
-    """[op] what parts of passes take, all of one kind."""
+    """[op] what parts of passes take, all of one kind.
+
+    Where the backward is split, the gradients of inputs and of weights are parts of one pass: not
+    every stage splits it alike (torch's first one does all behind the others), nor every microbatch
+    (DualPipe runs some in one).
+    """
     graph = durations.graph
     chosen = slice(None) if steps is None else steps
     n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[ops]]
@@ -118,7 +130,7 @@ def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Ar
     whole, weights = np.bincount(passes, mean), np.bincount(passes, n_replicas)
     usual_pass = float(np.average(whole, weights=weights / np.bincount(passes)))
     n_parts = np.bincount(passes)[passes]
-    keys = np.stack([graph.pp[ops], graph.chunk[ops], n_parts, graph.part[ops]])
+    keys = np.stack([graph.pp[ops], graph.chunk[ops], graph.kind[ops], n_parts, graph.part[ops]])
     _, alike = np.unique(keys, axis=1, return_inverse=True)
     alike = alike.reshape(-1)
     typical = (np.bincount(alike, mean) / np.bincount(alike))[alike]

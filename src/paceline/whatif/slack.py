@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.simulate import ends
-from paceline.trace import KIND_GROUPS, OpKind
+from paceline.trace import KIND_GROUPS
+from paceline.trace.kinds import PASSES
 
 T = TypeVar("T", bound=np.generic)
 Ints = npt.NDArray[np.int64]
@@ -148,7 +149,7 @@ def slack_summary(measured: Measured, step_s: Floats) -> Slack:
     index = _typical(step_s, max(1, MAX_OPS // max(1, per_step)))
     table = slack_of(measured, index)
     blocks = table.blocks
-    computes = np.isin(graph.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
+    computes = np.isin(graph.kind, PASSES)
     least, median = np.zeros((2, graph.n_pp, graph.n_dp))
     for v, dps in enumerate(graph.variant_dps):
         for pp in range(graph.n_pp):

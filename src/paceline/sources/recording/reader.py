@@ -15,6 +15,7 @@ from paceline.errors import TraceError
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
+from paceline.trace.program import turns_back
 
 Ints = npt.NDArray[np.int64]
 
@@ -310,7 +311,10 @@ def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
         return []
     numbers = {name: np.unique(rows[name], return_inverse=True)[1] for name in ("step", "rank")}
     peer = _peer_numbers(rows)[numbers["rank"]]
-    place = rows["chunk"].astype(np.int64) * n_pp + rows["pp"]
+    along = rows["pp"]
+    if turns_back(rows["kind"], rows["pp"], rows["chunk"], n_pp):
+        along = np.where(rows["chunk"] % 2, n_pp - 1 - rows["pp"], rows["pp"])
+    place = rows["chunk"].astype(np.int64) * n_pp + along
     key = numbers["step"].astype(np.int64)
     for values in (rows["dp"], peer, rows["seq_of_chunk"], place + 1):
         key = key * (int(values.max()) + 3) + values
