@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -265,8 +266,6 @@ def _split_by_interval(
 
     The temporary files have no names: they vanish with the process, however it ends.
     """
-    import pyarrow as pa
-
     files: list[IO[bytes] | None] = [None] * len(intervals)
     try:
         for group in groups:
@@ -274,25 +273,37 @@ def _split_by_interval(
             for number, interval in enumerate(intervals):
                 if _meets(group, interval):
                     files[number] = _append(files[number], _within(table, interval))
-    except OSError as error:
-        raise no_room(error) from None
-    for file in files:
-        if file is None:
-            continue
-        file.seek(0)
-        tables = []
-        while file.peek(1):  # type: ignore[attr-defined]
-            with pa.ipc.open_stream(file) as reader:
-                tables.append(reader.read_all())
-        file.close()
-        yield _concat(tables, dataset)
+        for file in files:
+            if file is not None:
+                yield _concat(_tables_in(file), dataset)
+                file.close()
+    finally:
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+
+def _tables_in(file: IO[bytes]) -> list[Any]:
+    """The tables that were appended to a temporary file."""
+    import pyarrow as pa
+
+    size = file.tell()
+    file.seek(0)
+    tables = []
+    while file.tell() < size:
+        with pa.ipc.open_stream(file) as reader:
+            tables.append(reader.read_all())
+    return tables
 
 
 def _append(file: IO[bytes] | None, table: Any) -> IO[bytes]:
     import pyarrow as pa
 
-    file = file or tempfile.TemporaryFile()
-    with pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
+    try:
+        file = file or tempfile.TemporaryFile()
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    except OSError as error:
+        raise no_room(error) from None
     return file
-

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import IO, Any
@@ -92,7 +93,13 @@ class SpillFile:
         except OSError as error:
             raise no_room(error) from None
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.close()  # the map keeps what is in it
         return np.frombuffer(self._map, dtype=np.float64)
+
+    def close(self) -> None:
+        """No value can be added any more; without a map of it the file is gone."""
+        with suppress(OSError):  # what could not be written is told already
+            self._file.close()
 
     def release(self) -> None:
         """Let go of the memory that values were read into."""
@@ -138,11 +145,15 @@ def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
         OutputError: temporary files cannot be written.
     """
     collector = _Collector(job)
-    for block in blocks:
-        collector.add(block)
-    if not collector.steps:
-        raise TraceError(f"{where} has no rows; is it the right file?")
-    return collector.finish()
+    try:
+        for block in blocks:
+            collector.add(block)
+        if not collector.steps:
+            raise TraceError(f"{where} has no rows; is it the right file?")
+        return collector.finish()
+    finally:
+        collector.start.close()
+        collector.end.close()
 
 
 class _Collector:
