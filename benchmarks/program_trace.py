@@ -1,6 +1,6 @@
 """A large job whose programs are recorded layer by layer, as a dataset of one file per step.
 
-    python benchmarks/program_trace.py FOLDER --dp 128 --pp 8 --microbatches 32 --layers 10 --steps 10
+    python benchmarks/program_trace.py FOLDER --dp 128 --pp 8 --microbatches 32 --steps 10
 
 1F1B; a layer is two computes, each with a tensor-parallel collective behind it; weights are
 gathered and gradients reduced layer by layer. One worker is slow, all durations vary by 2%.
@@ -124,9 +124,7 @@ def write_dataset(
     rng = np.random.default_rng(0)
     cell = ops.pp * N_KINDS + ops.kind
     counts = np.bincount(cell, minlength=pp * N_KINDS).reshape(1, 1, pp, N_KINDS)
-    program = Program(
-        *(np.tile(v, dp).astype(np.int32) for v in (ops.part, ops.rank, ops.awaited))
-    )
+    program = Program(*(np.tile(v, dp).astype(np.int32) for v in (ops.part, ops.rank, ops.awaited)))
     paths = []
     at = 0.0
     for step in range(steps):

@@ -4,6 +4,7 @@ import errno
 import os
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -122,9 +123,7 @@ def test_a_step_of_another_structure_is_left_out_alike(trace, tmp_path):
 def test_late_ends_are_estimated_alike(programmed, tmp_path):
     late = programmed.kind == OpKind.GRADS_REDUCE_SCATTER
     assert late.any()
-    folder = split(
-        table_of(replace(programmed, late=late), tmp_path), tmp_path / "split", "step"
-    )
+    folder = split(table_of(replace(programmed, late=late), tmp_path), tmp_path / "split", "step")
     one = from_trace(load_stored(folder))
     same_measured(one, from_trace(load(tmp_path / "trace.parquet")))
     assert any(doubt.code == "late-ends" for doubt in one.doubts)
@@ -293,7 +292,9 @@ def test_files_of_two_jobs(programmed, whole_passes, tmp_path, capsys):
     paceline.write(plain, folder / "a.parquet")
     paceline.write(whole_passes, folder / "b.parquet")
     line = refused(folder, capsys)
-    assert f"{folder / 'a.parquet'} and {folder / 'b.parquet'} are of two jobs: dp_size is 2" in line
+    assert (
+        f"{folder / 'a.parquet'} and {folder / 'b.parquet'} are of two jobs: dp_size is 2" in line
+    )
 
 
 def test_empty_and_other_files_are_left_out_with_a_note(trace, tmp_path):
@@ -361,10 +362,10 @@ def large(trace, tmp_path, monkeypatch):
 def test_temporary_files_have_no_names(large):
     folder, temporary = large
     names = []
-    trace = load_stored(folder, progress=lambda done, total: names.extend(os.listdir(temporary)))
+    trace = load_stored(folder, progress=lambda done, total: names.extend(temporary.iterdir()))
     assert names == []
     assert trace.start.shape == (trace.counts.sum(),)
-    assert os.listdir(temporary) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_progress_reaches_the_end(large, trace):
@@ -391,7 +392,7 @@ def test_a_disk_that_becomes_full(large, capsys, monkeypatch):
         def __init__(self):
             super().__init__()
             self._file.close()
-            self._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+            self._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
 
     monkeypatch.setattr(stored, "SpillFile", Full)
     line = refused(folder, capsys)

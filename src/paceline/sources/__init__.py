@@ -132,9 +132,7 @@ def load_stored(
         TraceError: as :func:`load` does.
         OutputError: temporary files (16 bytes a row) cannot be written.
     """
-    return dataset_steps.load_stored(
-        paths_of(path), options_of(job, steps, ignore_kinds), progress
-    )
+    return dataset_steps.load_stored(paths_of(path), options_of(job, steps, ignore_kinds), progress)
 
 
 def _import_trace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,7 @@ def _check_copies(dataset: Dataset) -> None:
     ranges_of = _file_ranges(dataset)
     for files in by_place.values():
         files.sort(key=lambda file: ranges_of[file]["step"])
-        for one, other in zip(files, files[1:], strict=False):
+        for one, other in pairwise(files):
             if ranges_of[other]["step"][0] <= ranges_of[one]["step"][1]:
                 _check_pair(dataset, one, other)
 
@@ -429,7 +430,9 @@ def _uniform(table: Any) -> Any:
     for field in table.schema:
         kind = field.type
         if field.name == "optype" and (
-            pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            pa.types.is_dictionary(kind)
+            or pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
         ):
             kind = kinds
         elif pa.types.is_boolean(kind):

@@ -85,6 +85,8 @@ def load_stored(
         TraceError: as :func:`load` does.
         OutputError: temporary files cannot be written.
     """
+    import pyarrow as pa
+
     dataset = open_dataset(paths, forgive=options.job is not None)
     job = _job(dataset, options)
     check_ranks(dataset, job)
@@ -122,6 +124,7 @@ def load_stored(
                 progress(min(done, n_rows), n_rows)
 
     trace = store(blocks(), job, dataset.where)
+    pa.default_memory_pool().release_unused()  # what is made of the trace needs it
     return _finished(trace, dataset, ignored[0], options)
 
 
@@ -237,9 +240,7 @@ def _within(table: Any, interval: Range) -> Any:
     import pyarrow.compute as pc
 
     step = table.column("step")
-    inside = pc.and_(
-        pc.greater_equal(step, interval[0]), pc.less_equal(step, interval[1])
-    )
+    inside = pc.and_(pc.greater_equal(step, interval[0]), pc.less_equal(step, interval[1]))
     return table if pc.all(inside).as_py() else table.filter(inside)
 
 
@@ -301,7 +302,7 @@ def _append(file: IO[bytes] | None, table: Any) -> IO[bytes]:
     import pyarrow as pa
 
     try:
-        file = file or tempfile.TemporaryFile()
+        file = file or tempfile.TemporaryFile()  # noqa: SIM115 - it lives on
         with pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
     except OSError as error:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from paceline.sources.parquet_parts import OtherTableError, parts_of
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
 from paceline.trace.placing import Extremes
+
+T = TypeVar("T", bound=Trace)
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
 COLUMNS = {
@@ -133,7 +135,7 @@ def trace_of(
     return trace, n_ignored
 
 
-def with_dropped(trace: Trace, n_ignored: int, ignore_kinds: frozenset[str]) -> Trace:
+def with_dropped(trace: T, n_ignored: int, ignore_kinds: frozenset[str]) -> T:
     """The trace with a note on the kinds that were dropped."""
     if not ignore_kinds:
         return trace

@@ -75,14 +75,14 @@ class SpillFile:
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
         try:
-            self._file: IO[bytes] = tempfile.TemporaryFile()
+            self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on
         except OSError as error:
             raise no_room(error) from None
 
     def append(self, values: npt.NDArray[Any]) -> None:
         """Write values behind those that are there."""
         try:
-            self._file.write(memoryview(np.ascontiguousarray(values)).cast("B"))
+            self._file.write(np.ascontiguousarray(values).data)
         except OSError as error:
             raise no_room(error) from None
 
@@ -198,15 +198,16 @@ class _Collector:
 
     def _structure(self, block: Trace, step: int, rows: slice, lanes: Ints) -> int:
         """The first row of a step's structure among those that are kept."""
-        columns = [block.chunk[rows], _from_zero(block.microbatch[rows], lanes)]
+        chunk, microbatch = block.chunk[rows], _from_zero(block.microbatch[rows], lanes)
         program = block.program
         if program is not None:
             program = program.take(np.arange(rows.start, rows.stop))
+            columns: list[npt.NDArray[Any]] = [chunk, microbatch]
             columns += [program.part, program.issued, program.awaited]
-            columns += [program.group] * (program.group is not None)
+            columns += [] if program.group is None else [program.group]
             digest = blake2b(block.counts[step].tobytes(), digest_size=16)
             for column in columns:
-                digest.update(np.ascontiguousarray(column))
+                digest.update(np.ascontiguousarray(column).data)
             known = self.known.get(digest.digest())
             if known is not None:
                 return known
@@ -214,8 +215,8 @@ class _Collector:
             self.programs.append(program)
         # Where passes are whole the order of ops is voted on by start times: no two steps are one.
         first, self.n_rows = self.n_rows, self.n_rows + rows.stop - rows.start
-        self.chunk.append(columns[0])
-        self.microbatch.append(columns[1])
+        self.chunk.append(chunk)
+        self.microbatch.append(microbatch)
         return first
 
     def finish(self) -> StoredTrace:
