@@ -3,13 +3,15 @@
     python benchmarks/program_trace.py FOLDER --dp 128 --pp 8 --microbatches 32 --steps 10
 
 1F1B; a layer is two computes, each with a tensor-parallel collective behind it; weights are
-gathered and gradients reduced layer by layer. One worker is slow, all durations vary by 2%.
+gathered and gradients reduced layer by layer, over all replicas or over ``--shard`` of them. One
+worker is slow, all durations vary by 2%.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,16 +117,23 @@ def durations_of_step(
 
 
 def write_dataset(
-    folder: Path, dp: int, pp: int, microbatches: int, layers: int, steps: int
+    folder: Path, dp: int, pp: int, microbatches: int, layers: int, steps: int, shard: int = 0
 ) -> list[Path]:
     """Write one file per step, ``step-00000.parquet`` on; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     ops, job = one_replica(pp, microbatches, layers), Job(dp, pp)
-    graph = build_graph([ops], np.zeros(dp, dtype=np.int64), job)
+    families, group = None, None
+    if shard:
+        families = np.stack([np.zeros(dp, dtype=np.int64), np.arange(dp) // shard])
+        sharded = np.isin(ops.kind, (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER))
+        ops = replace(ops, family=sharded.astype(np.int64))
+        group = np.where(sharded, families[1][:, None], -1).ravel().astype(np.int32)
+    graph = build_graph([ops], np.zeros(dp, dtype=np.int64), job, families)
     rng = np.random.default_rng(0)
     cell = ops.pp * N_KINDS + ops.kind
     counts = np.bincount(cell, minlength=pp * N_KINDS).reshape(1, 1, pp, N_KINDS)
-    program = Program(*(np.tile(v, dp).astype(np.int32) for v in (ops.part, ops.rank, ops.awaited)))
+    columns = (np.tile(v, dp).astype(np.int32) for v in (ops.part, ops.rank, ops.awaited))
+    program = Program(*columns, group)
     paths = []
     at = 0.0
     for step in range(steps):
@@ -154,6 +163,7 @@ def main() -> None:
     for name, default in (("dp", 128), ("pp", 8), ("microbatches", 32), ("layers", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--shard", type=int, default=0, help="replicas that share weights; 0: all")
     args = vars(parser.parse_args())
     paths = write_dataset(**args)
     print(json.dumps({"files": len(paths), "bytes": sum(p.stat().st_size for p in paths)}))
