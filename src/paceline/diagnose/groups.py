@@ -125,12 +125,9 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
     slow = []
     for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
         of_kind = [group for group in groups if group.kind == kind]
-        levels = np.stack([group.level for group in of_kind])
-        middle = np.median(levels, axis=1)
-        judged = [
-            _judge(group, np.delete(middle, at), _Others(levels, at))
-            for at, group in enumerate(of_kind)
-        ]
+        table = np.stack([group.level for group in of_kind])
+        typical = np.median(table, axis=1)
+        judged = [_judge(g, _Others(table, typical, at)) for at, g in enumerate(of_kind)]
         blamed = [entry for entry in judged if entry is not None]
         if len(of_kind) > 2 and 2 * len(blamed) > len(of_kind):
             continue
@@ -140,25 +137,33 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
 
 @dataclass(frozen=True)
 class _Others:
-    """The groups of a kind beside one of them."""
+    """The groups of a kind beside one of them.
 
-    levels: Array  # [group, step]
+    Attributes:
+        table: [group, step] levels of all groups, the one included.
+        typical: [group] medians over the steps.
+        one: the group that the others are beside.
+    """
+
+    table: Array
+    typical: Array
     one: int
+
+    @property
+    def levels(self) -> Array:
+        """[other] median level over the steps."""
+        levels: Array = np.delete(self.typical, self.one)
+        return levels
 
     def late_share(self, limit: float) -> float:
         """The largest share of steps in which another one is above a limit."""
-        shares = np.delete((self.levels > limit).mean(axis=1), self.one)
+        shares = np.delete((self.table > limit).mean(axis=1), self.one)
         return float(shares.max(initial=0.0))
 
 
-def _judge(group: _Group, levels: Array, others: _Others) -> _Slow | None:
-    """Whether a group is slow beside the others of its kind, or beside itself over time.
-
-    Args:
-        group: which.
-        levels: [other] median over the steps of each other group's level.
-        others: their levels in the steps.
-    """
+def _judge(group: _Group, others: _Others) -> _Slow | None:
+    """Whether a group is slow beside the others of its kind, or beside itself over time."""
+    levels = others.levels
     level = group.level
     usual = float(np.median(levels)) if len(levels) else 1.0
     factor = float(np.median(level)) / max(usual, 1e-9)
