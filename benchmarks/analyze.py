@@ -1,12 +1,16 @@
-"""Whole analysis of one large trace: rows, seconds per phase, peak memory, ns per simulated op.
+"""Whole analysis of large traces: rows, seconds per phase, peak memory, ns per simulated op.
 
     python benchmarks/analyze.py                       # dp 128, pp 16, 64 microbatches, 10 steps
     python benchmarks/analyze.py --dp 512 --microbatches 128 --steps 4
     python benchmarks/analyze.py --trace trace.parquet --job meta.yaml
+    python benchmarks/analyze.py --cases               # 16,384 workers; programs layer by layer
 
 The trace is synthesised by one process; each analysis runs in a process of its own, as a user's
 would, first without numba's cache, then with it. The peer: the public what-if artifact takes 119 s
 and 3.2 GB for its approximation on the default size (2 cores), 1.7 s on the real job AR.
+
+``--cases`` runs ``paceline analyze`` with diagnosis and remedies, and prints beside it what the
+machine allows: the time to read the files' bytes, and the time to copy the analysed times once.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ def measure(trace: str, job: str | None) -> dict[str, float]:
     """One analysis in this process, phase by phase; seconds but for rows, ops and bytes."""
     begin = time.perf_counter()
     from paceline.graph import from_trace
-    from paceline.sources import load
+    from paceline.sources import is_large, load, load_stored
     from paceline.whatif import analyze
 
     marks = [time.perf_counter()]
-    loaded = load(trace, job=job)
+    loaded = load_stored(trace, job=job) if is_large(trace) else load(trace, job=job)
     marks.append(time.perf_counter())
     measured = from_trace(loaded)
     marks.append(time.perf_counter())
@@ -47,7 +51,7 @@ def measure(trace: str, job: str | None) -> dict[str, float]:
     simulated_ops = lanes[0] * measured.graph.n_ops
     spent = last_lane[0] - marks[2]
     return {
-        "rows": len(loaded),
+        "rows": len(loaded.start),
         "import": marks[0] - begin,
         "read": marks[1] - marks[0],
         "graph": marks[2] - marks[1],
@@ -83,6 +87,56 @@ def child(trace: str, job: str | None, cache: str) -> dict[str, float]:
     return dict(result)
 
 
+#: Name -> options of benchmarks/program_trace.py, and of ``paceline synth`` where passes are whole.
+PROGRAMS = {
+    "1,024 workers, layers, 10 steps": {"dp": 128, "steps": 10},
+    "the same, weights sharded by 8": {"dp": 128, "steps": 10, "shard": 8},
+    "1,024 workers, layers, 40 steps": {"dp": 128, "steps": 40},
+}
+WHOLE = {"16,384 workers, whole passes, 1 step": {"dp": 1024, "pp": 16, "steps": 1}}
+
+
+def cases() -> None:
+    """Print a row for each large job."""
+    print(f"{'':38}{'rows':>13}{'CPU s':>8}{'wall s':>8}{'GB':>6}{'read s':>8}{'copy s':>8}")
+    for name, options in {**WHOLE, **PROGRAMS}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.parquet"
+            flags = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+            if name in WHOLE:
+                make = ["-m", "paceline", "synth", "-o", str(trace), "--microbatches", "32"]
+            else:
+                make = [str(Path(__file__).with_name("program_trace.py")), str(trace)]
+            subprocess.run([sys.executable, *make, *flags], check=True, capture_output=True)
+            print(f"{name:38}{one_case(trace)}", flush=True)
+
+
+def one_case(trace: Path) -> str:
+    """Rows, CPU and wall seconds, peak memory; seconds to read the bytes and to copy the times."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    files = sorted(trace.iterdir()) if trace.is_dir() else [trace]
+    n_rows = sum(pq.read_metadata(file).num_rows for file in files)
+    begin = time.perf_counter()
+    for file in files:
+        file.read_bytes()
+    read_s = time.perf_counter() - begin
+    times = np.ones(1 << 24)
+    begin = time.perf_counter()
+    times.copy()
+    copy_s = (time.perf_counter() - begin) * 2 * n_rows / len(times)
+    command = [sys.executable, "-m", "paceline", "analyze", str(trace)]
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - begin
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    cpu_s, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+    return f"{n_rows:13,}{cpu_s:8.1f}{wall_s:8.1f}{peak:6.2f}{read_s:8.2f}{copy_s:8.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dp", type=int, default=128)
@@ -92,10 +146,14 @@ def main() -> None:
     parser.add_argument("--trace", help="analyse this file instead")
     parser.add_argument("--job")
     parser.add_argument("--runs", type=int, default=3, help="runs with a warm cache")
+    parser.add_argument("--cases", action="store_true", help="large jobs, whole command")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(args.trace, args.job)))
+        return
+    if args.cases:
+        cases()
         return
     with tempfile.TemporaryDirectory() as folder:
         trace = args.trace or f"{folder}/trace.parquet"

@@ -30,6 +30,7 @@ PUBLIC = {
     "from_trace",
     "llm_preset",
     "load",
+    "measure",
     "plot",
     "predict",
     "synthesize",

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.diagnose import garbage
 from paceline.diagnose.fit import Fit, VariantFit, _slopes, pause_residual, pauses
-from paceline.diagnose.groups import _Group, _judge, _late_members, _slow_groups
+from paceline.diagnose.groups import Group, _judge, _late_members, _Others, slow_groups
 from paceline.diagnose.levels import (
     from_the_fast,
     inner_median,
@@ -271,7 +271,12 @@ def group(times, kind=OpKind.GRADS_REDUCE_SCATTER, usual_s=1.0):
     if times.ndim == 1:
         times = np.repeat(times[:, None], 3, axis=1)
     workers = [(dp, 0) for dp in range(times.shape[1])]
-    return _Group(kind, 0, 0, np.arange(times.shape[1]), times, workers, usual_s)
+    return Group(kind, 0, np.arange(times.shape[1]), times, workers, usual_s)
+
+
+def judge(one, others):
+    table = np.stack([entry.level for entry in (one, *others)])
+    return _judge(one, _Others(table, np.median(table, axis=1), 0))
 
 
 def steps_of(n, *, late=0, at=2.1):
@@ -281,7 +286,7 @@ def steps_of(n, *, late=0, at=2.1):
 @pytest.mark.parametrize(("factor", "lasting"), [(1.29, False), (1.31, True)])
 def test_a_group_is_slow_from_1_3_times_on(factor, lasting):
     others = [group(np.ones(10))] * 3
-    slow = _judge(group(np.full(10, factor)), others)
+    slow = judge(group(np.full(10, factor)), others)
     assert (slow is not None) == lasting
     if slow:
         assert slow.lasting
@@ -295,10 +300,10 @@ def test_a_slow_group_stands_out_of_the_spread_of_the_others():
     x = 0.05
     others = [group(np.full(10, level)) for level in (math.exp(-x), 1.0, math.exp(x))]
     bar = math.exp(6 * 1.4826 * x)
-    assert _judge(group(np.full(10, bar * 0.99)), others) is None
-    assert _judge(group(np.full(10, bar * 1.01)), others) is not None
+    assert judge(group(np.full(10, bar * 0.99)), others) is None
+    assert judge(group(np.full(10, bar * 1.01)), others) is not None
     # two others have no spread to speak of
-    assert _judge(group(np.full(10, 1.31)), [others[0], others[2]]) is not None
+    assert judge(group(np.full(10, 1.31)), [others[0], others[2]]) is not None
 
 
 @pytest.mark.parametrize(
@@ -311,7 +316,7 @@ def test_a_slow_group_stands_out_of_the_spread_of_the_others():
     ],
 )
 def test_a_group_flaps(n, late, at, flaps):
-    slow = _judge(group(steps_of(n, late=late, at=at)), [group(np.ones(n))] * 3)
+    slow = judge(group(steps_of(n, late=late, at=at)), [group(np.ones(n))] * 3)
     assert (slow is not None) == flaps
     if slow:
         assert not slow.lasting
@@ -322,11 +327,11 @@ def test_a_group_flaps(n, late, at, flaps):
 
 def test_most_of_a_kind_slow_alike_are_not_blamed():
     one = [group(np.full(10, 1.5)), *[group(np.ones(10)) for _ in range(3)]]
-    assert [entry.factor for entry in _slow_groups(one)] == pytest.approx([1.5])
+    assert [entry.factor for entry in slow_groups(one)] == pytest.approx([1.5])
     two = [group(np.full(10, factor)) for factor in (1.5, 1.8, 1.0, 1.0, 1.0)]
-    assert [entry.factor for entry in _slow_groups(two)] == pytest.approx([1.8, 1.5])
+    assert [entry.factor for entry in slow_groups(two)] == pytest.approx([1.8, 1.5])
     clips = [group(np.full(10, f), OpKind.OPTIMIZER_CLIP_MAIN_GRAD) for f in (1.5, 1.0, 1.0)]
-    assert _slow_groups(clips) == []
+    assert slow_groups(clips) == []
 
 
 @pytest.mark.parametrize(

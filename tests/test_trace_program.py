@@ -121,6 +121,16 @@ def second_backwards(table):
     return rows & (column(table, "mb_id") == 1)
 
 
+def groups_of_some(table):
+    """Rank 1 names a group in a collective of which rank 0 says that all meet in it."""
+    return with_column(table, "group", np.where(on_rank_1(table, "params-all-gather"), 3, -1))
+
+
+def groups_that_change(table):
+    step, dp = column(table, "step"), column(table, "dp_rank")
+    return with_column(table, "group", np.where(step == 2, 0, dp))
+
+
 def of_kind(label):
     return lambda table: column(table, "optype") == label
 
@@ -162,6 +172,12 @@ PROGRAMS = [
     (without_rows(second_backwards), "stage 0 has 1 backward-compute passes where 2 belong"),
     (without_rows(of_kind("backward-compute")), "stage 0 has no backward-compute op"),
     (without_rows(of_kind("forward-compute")), "stage 0 has no forward-compute op"),
+    (
+        groups_of_some,
+        "the groups of params-all-gather 0 of stage 0 are no partition of the data-parallel ranks: "
+        "dp 1 names group 3, dp 0 says -1",
+    ),
+    (groups_that_change, "of stage 0 change from step to step"),
 ]
 
 

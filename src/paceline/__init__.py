@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
-    from paceline.graph import from_trace
+    from paceline.graph.from_files import measure
+    from paceline.graph.from_trace import from_trace
     from paceline.model.cluster import Cluster
     from paceline.model.cluster_presets import cluster_preset
     from paceline.model.llm import LLM
@@ -61,6 +62,7 @@ __all__ = [
     "from_trace",
     "llm_preset",
     "load",
+    "measure",
     "plot",
     "predict",
     "synthesize",
@@ -89,6 +91,7 @@ _HOME = {
     "from_trace": "paceline.graph",
     "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
+    "measure": "paceline.graph",
     "plot": "paceline.plot",
     "predict": "paceline.plan.predict",
     "synthesize": "paceline.synth",

@@ -11,6 +11,9 @@ from paceline.cli.case_input import CaseInput
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from paceline.files import Writer
     from paceline.model.cluster import Cluster
     from paceline.model.llm import LLM
@@ -26,6 +29,7 @@ examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
   paceline analyze trace.parquet --steps 10-20,25 --json
   paceline analyze trace.parquet --expect job.yaml
+  paceline analyze traces/ --steps 100-119
 """
 
 
@@ -42,7 +46,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    trace_input.add_arguments(parser)
+    trace_input.add_arguments(
+        parser,
+        help_text="the trace: a parquet file, a folder of such files or several of them (one per "
+        "step or rank), the folder of a recording",
+        several=True,
+    )
     case_input.add_steps(parser)
     case_input.add_arguments(parser)
     parser.add_argument(
@@ -75,25 +84,27 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Analyse, print, and write what is asked for."""
-    from paceline.graph import from_trace
     from paceline.whatif import analyze
 
     inputs = CaseInput.of(args, args.steps)
-    compacts = args.out is not None and args.trace.is_dir()
+    compacts = args.out is not None and _is_recording(args.trace)
     if args.out is not None:
         from paceline.report.folder import check_folder, write_folder
 
-        files = [args.trace, args.job, args.seqlens, args.hosts, args.expect]
+        files = [*args.trace, args.job, args.seqlens, args.hosts, args.expect]
         check_folder(args.out, [COMPACTED] if compacts else [], files, force=args.force)
     expected = _expected_job(args)
-    trace = inputs.trace.load()
     extra_files: dict[str, Writer] = {}
     if compacts:
+        from paceline.graph import from_trace
         from paceline.sources import parquet
 
+        trace = inputs.trace.load()
         extra_files[COMPACTED] = parquet.writer(trace)
-    measured = from_trace(trace, keep_clocks=args.keep_clocks)
-    del trace  # before the analysis: it is as large as what is made of it
+        measured = from_trace(trace, keep_clocks=args.keep_clocks)
+        del trace  # before the analysis: it is as large as what is made of it
+    else:
+        measured = inputs.trace.measured()
     with ProgressBar("simulating") as progress:
         result = analyze(measured, progress=progress)
     advice = None
@@ -145,6 +156,15 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         print(note, file=sys.stderr)
     return 0
+
+
+def _is_recording(paths: Sequence[Path]) -> bool:
+    """Whether a folder is given that is no dataset of parquet files."""
+    from paceline.sources import dataset, recording
+
+    if len(paths) > 1 or not paths[0].is_dir():
+        return False
+    return recording.matches(paths[0]) or not dataset.matches(paths[0])
 
 
 def _expected_job(args: argparse.Namespace) -> tuple[LLM, Plan, Cluster] | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.progress import ProgressBar
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,7 +21,7 @@ class TraceInput:
     """A trace that arguments name, and how to read it.
 
     Attributes:
-        path: its file or folder.
+        path: its file or folder, or several parquet files.
         job: the file of its degrees of parallelism; None = as the trace says.
         steps: the steps to take, by number; None = all.
         ignore_kinds: kinds of operations to drop.
@@ -27,7 +29,7 @@ class TraceInput:
         by_rules: take the rules of pipelines where passes are whole, though programs are recorded.
     """
 
-    path: Path
+    path: Path | Sequence[Path]
     job: Path | None = None
     steps: Sequence[int] | None = None
     ignore_kinds: tuple[str, ...] = ()
@@ -50,8 +52,18 @@ class TraceInput:
 
         The trace itself is let go, before any analysis: it is as large as what is made of it.
         """
-        from paceline.graph import from_trace
+        from paceline.graph import from_trace, measure
 
+        if not self.by_rules:
+            with ProgressBar("reading") as progress:
+                return measure(
+                    self.path,
+                    self.job,
+                    steps=self.steps,
+                    ignore_kinds=self.ignore_kinds,
+                    keep_clocks=self.keep_clocks,
+                    progress=progress,
+                )
         return from_trace(self.load(), keep_clocks=self.keep_clocks, by_rules=self.by_rules)
 
 
@@ -82,9 +94,10 @@ def add_arguments(
     help_text: str = "the trace file (parquet)",
     *,
     optional: bool = False,
+    several: bool = False,
 ) -> None:
     """TRACE (or another ``name``), --job, --ignore-kinds and --keep-clocks."""
-    nargs = "?" if optional else None
+    nargs = "+" if several else "?" if optional else None
     parser.add_argument(name, metavar=name.upper(), type=file_name, nargs=nargs, help=help_text)
     parser.add_argument(
         "--job",

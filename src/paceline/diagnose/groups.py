@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Group:
     workers: Sequence[tuple[int, int]]
     usual_s: float
 
-    @property
+    @cached_property
     def level(self) -> Array:
         """[step] the middle member's time over the usual one."""
         middle: Array = np.median(self.times, axis=1)
@@ -126,7 +127,9 @@ def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
     slow = []
     for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
         of_kind = [group for group in groups if group.kind == kind]
-        judged = [_judge(group, [g for g in of_kind if g is not group]) for group in of_kind]
+        table = np.stack([group.level for group in of_kind])
+        typical = np.median(table, axis=1)
+        judged = [_judge(g, _Others(table, typical, at)) for at, g in enumerate(of_kind)]
         blamed = [entry for entry in judged if entry is not None]
         if len(of_kind) > 2 and 2 * len(blamed) > len(of_kind):
             continue
@@ -134,26 +137,54 @@ def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
     return sorted(slow, key=lambda entry: -entry.excess_s)
 
 
-def _judge(group: Group, others: Sequence[Group]) -> SlowGroup | None:
+@dataclass(frozen=True)
+class _Others:
+    """The groups of a kind beside one of them.
+
+    Attributes:
+        table: [group, step] levels of all groups, the one included.
+        typical: [group] medians over the steps.
+        one: the group that the others are beside.
+    """
+
+    table: Array
+    typical: Array
+    one: int
+
+    @property
+    def levels(self) -> Array:
+        """[other] median level over the steps."""
+        levels: Array = np.delete(self.typical, self.one)
+        return levels
+
+    def late_share(self, limit: float) -> float:
+        """The largest share of steps in which another one is above a limit."""
+        shares = np.delete((self.table > limit).mean(axis=1), self.one)
+        return float(shares.max(initial=0.0))
+
+
+def _judge(group: Group, others: _Others) -> SlowGroup | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
+    levels = others.levels
     level = group.level
-    levels = np.array([np.median(peer.level) for peer in others])
     usual = float(np.median(levels)) if len(levels) else 1.0
     factor = float(np.median(level)) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))
-    if others and factor >= max(SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))):
+    if len(levels) and factor >= max(
+        SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))
+    ):
         return SlowGroup(group, factor, np.ones(len(level), dtype=bool), True)
     late = level > LATE_TIMES * usual
     if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
         return None
     modes = two_modes(np.maximum(level, 1e-9))
     two_apart = modes is not None and bool((modes.slow == late).all())
-    rare = max([RARE_SHARE, *(float((peer.level > LATE_TIMES * usual).mean()) for peer in others)])
+    rare = max(RARE_SHARE, others.late_share(LATE_TIMES * usual))
     chance = robust.chance_of_count(int(late.sum()), len(late), rare)
     # Alone, a group shows no usual share of late steps: only a mode of their own does.
-    if not (two_apart or (others and chance < MAX_CHANCE)):
+    if not (two_apart or (len(levels) and chance < MAX_CHANCE)):
         return None
     return SlowGroup(group, float(np.median(level[late])) / usual, late, False)
 

@@ -2,6 +2,7 @@
 
 from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets
+from paceline.graph.from_files import measure
 from paceline.graph.from_trace import Measured, from_trace
 from paceline.graph.graph import Durations, StepGraph, make_graph
 from paceline.graph.replica import ReplicaOps
@@ -15,4 +16,5 @@ __all__ = [
     "build_graph",
     "from_trace",
     "make_graph",
+    "measure",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph.graph import Durations, StepGraph
-from paceline.trace.kinds import OpKind
+from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -64,18 +64,38 @@ def computes_of(graph: StepGraph) -> Computes:
 
 
 def whole_passes(durations: Durations) -> Durations:
-    """Durations with the time of each pass in the row of its first part, and 0 in the others.
+    """Durations with the time of each pass in the row of its first part, and 0 in all others.
 
-    The durations themselves where no pass consists of parts.
+    The durations themselves where no pass consists of parts. Rows of 0 take no memory until they
+    are looked at.
     """
     graph = durations.graph
     if not graph.has_parts:
         return durations
-    whole = Durations(graph, durations.n_steps, durations.values.copy())
-    for op in np.flatnonzero(graph.pass_of != np.arange(graph.n_ops)).tolist():
-        whole.row(int(graph.pass_of[op]))[:] += whole.row(op)
-        whole.row(op)[:] = 0.0
+    whole = Durations.empty(graph, durations.n_steps)
+    local = np.isin(graph.kind, [int(kind) for kind in LOCAL_KINDS])
+    first = graph.pass_of == np.arange(graph.n_ops)
+    for op in np.flatnonzero(local & first).tolist():
+        whole.row(op)[:] = durations.row(op)
+    for op in np.flatnonzero(~first).tolist():
+        whole.row(int(graph.pass_of[op]))[:] += durations.row(op)
     return whole
+
+
+def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:
+    """The parts of some passes, first ones too, and which of the passes each belongs to.
+
+    Args:
+        graph: the ops.
+        variant: replica structure.
+        ops: [pass] first parts, counted from the variant's first op, as are the parts.
+    """
+    span = graph.variant_ops(variant)
+    number = np.full(span.stop - span.start, -1, dtype=np.int64)
+    number[ops] = np.arange(len(ops))
+    of_part = number[graph.pass_of[span] - span.start]
+    parts = np.flatnonzero(of_part >= 0)
+    return parts, of_part[parts]
 
 
 def set_passes(
@@ -97,10 +117,13 @@ def set_passes(
     if not graph.has_parts:
         block[ops] = seconds
         return
-    before = whole_passes(durations).block(variant)[ops][..., replicas]
-    factor = np.ones_like(block)
-    factor[ops] = np.divide(seconds, before, out=np.ones_like(before), where=before > 0)
-    span = graph.variant_ops(variant)
-    first = graph.pass_of[span] - span.start
-    chosen = np.isin(first, ops)
-    block[chosen] *= factor[first[chosen]]
+    flat = ops.ravel()
+    parts, of_pass = _parts_of(graph, variant, flat)
+    before = block[flat]
+    for part, number in zip(parts.tolist(), of_pass.tolist(), strict=True):
+        if part != flat[number]:
+            before[number] += block[part]
+    after = np.broadcast_to(seconds, (*ops.shape, *before.shape[1:])).reshape(before.shape)
+    factor = np.divide(after, before, out=np.ones_like(before), where=before > 0)
+    for part, number in zip(parts.tolist(), of_pass.tolist(), strict=True):
+        block[part] *= factor[number]

@@ -31,7 +31,8 @@ def with_families(
         rows: [step, dp] first row of each lane in use.
 
     Raises:
-        GraphError: groups change from step to step, or replicas differ in structure.
+        GraphError: groups change from step to step, only some ranks of a collective name one, or
+            replicas differ in structure.
     """
     if len(variants) > 1:
         raise GraphError(
@@ -44,9 +45,9 @@ def with_families(
     for step in every[1:]:
         differs = (first != group[step].T).any(axis=1)
         if differs.any():
-            op = int(np.argmax(differs))
-            which = f"{OpKind(int(ops.kind[op])).label} {ops.seq[op]} of stage {ops.pp[op]}"
+            which = _name(ops, int(np.argmax(differs)))
             raise GraphError(f"the groups of {which} change from step to step")
+    _check_partitions(ops, first)
     distinct, index = np.unique(first, axis=0, return_inverse=True)
     sets = np.stack(
         [np.unique(numbers, return_inverse=True)[1].reshape(-1) for numbers in distinct]
@@ -56,3 +57,25 @@ def with_families(
     # Sorted, all ranks in one set come first.
     family = number.reshape(-1)[1:][index.reshape(-1)]
     return [replace(ops, family=family)], families
+
+
+def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
+    """Each rank is in one group of a collective: all name one, or none does.
+
+    Args:
+        ops: the ops of a replica.
+        group: [op, dp] numbers of groups, -1 = all ranks.
+    """
+    none = group < 0
+    mixed = none.any(axis=1) & ~none.all(axis=1)
+    if mixed.any():
+        op = int(np.argmax(mixed))
+        without, dp = int(np.argmax(none[op])), int(np.argmax(~none[op]))
+        raise GraphError(
+            f"the groups of {_name(ops, op)} are no partition of the data-parallel ranks: dp {dp} "
+            f"names group {group[op, dp]}, dp {without} says -1, which is all ranks"
+        )
+
+
+def _name(ops: ReplicaOps, op: int) -> str:
+    return f"{OpKind(int(ops.kind[op])).label} {ops.seq[op]} of stage {ops.pp[op]}"

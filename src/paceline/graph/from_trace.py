@@ -214,7 +214,7 @@ def _tables(
     columns: Sequence[npt.NDArray[Any]],
 ) -> list[Durations]:
     """Columns of the trace, rearranged from rows to [op, step, dp]."""
-    lane_rows = trace.lane_rows()
+    lane_rows = trace.time_rows()
     tables = []
     for values in columns:
         table = Durations.empty(graph, len(kept))
@@ -222,6 +222,7 @@ def _tables(
             rows = lane_rows[np.ix_(kept, dps)].ravel()
             _transpose(values, rows, table.block(v))
         tables.append(table)
+        trace.release()
     return tables
 
 

@@ -6,14 +6,18 @@ theirs; other tools' are in :mod:`paceline.sources.importers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import OutputError, TraceError
-from paceline.sources import parquet, recording
+from paceline.sources import dataset, dataset_steps, parquet, recording
+from paceline.sources.dataset_steps import Options
 from paceline.sources.job_file import read_job
 from paceline.trace import Job, Trace
+
+#: Traces of more rows are read some steps at a time, with their times in temporary files.
+STORE_ABOVE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,21 @@ class Source:
     read: Callable[[Path, Job | None, frozenset[str], frozenset[int] | None], Trace]
 
 
+def _read_dataset(
+    path: Path, job: Job | None, ignore_kinds: frozenset[str], steps: frozenset[int] | None
+) -> Trace:
+    return dataset_steps.load([path], Options(job, ignore_kinds, steps))
+
+
 SOURCES: tuple[Source, ...] = (
     Source("recording", recording.matches, recording.read),
+    Source("dataset", dataset.matches, _read_dataset),
     Source("parquet", parquet.matches, parquet.read),
 )
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     job: str | Path | Job | None = None,
     *,
     steps: Iterable[int] | None = None,
@@ -44,7 +55,8 @@ def load(
     """Read a trace.
 
     Args:
-        path: the trace file, the folder of a recorded run, or files of other tools (``IMPORTERS``).
+        path: the trace file, a folder of parquet files or a list of them that are one trace, the
+            folder of a recorded run, or files of other tools (``IMPORTERS``).
         job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, else what
             the data shows.
         steps: step numbers to keep; None keeps all.
@@ -53,17 +65,74 @@ def load(
     Raises:
         TraceError: unreadable, malformed, or contradicting the job.
     """
-    path = Path(path)
-    if not path.exists():
-        raise TraceError(f"{path} does not exist")
+    paths = paths_of(path)
+    options = options_of(job, steps, ignore_kinds)
+    if len(paths) > 1:
+        return dataset_steps.load(paths, options)
+    for source in SOURCES:
+        if source.matches(paths[0]):
+            return source.read(paths[0], options.job, options.ignore_kinds, options.steps)
+    return _import_trace(paths[0], options.job, options.ignore_kinds, options.steps)
+
+
+def paths_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files and folders that are one trace.
+
+    Raises:
+        TraceError: there is none, or one does not exist.
+    """
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    if not paths:
+        raise TraceError("no trace file is given")
+    for one in paths:
+        if not one.exists():
+            raise TraceError(f"{one} does not exist")
+    return paths
+
+
+def options_of(
+    job: str | Path | Job | None, steps: Iterable[int] | None, ignore_kinds: Iterable[str]
+) -> Options:
+    """What to read, checked; arguments as for :func:`load`."""
     if isinstance(ignore_kinds, str):
         raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
     known_job = job if isinstance(job, Job) or job is None else read_job(Path(job))
     wanted_steps = None if steps is None else frozenset(steps)
-    for source in SOURCES:
-        if source.matches(path):
-            return source.read(path, known_job, frozenset(ignore_kinds), wanted_steps)
-    return _import_trace(path, known_job, frozenset(ignore_kinds), wanted_steps)
+    return Options(known_job, frozenset(ignore_kinds), wanted_steps)
+
+
+def is_large(path: str | Path | Sequence[str | Path]) -> bool:
+    """Whether :func:`load_stored` should read a trace: parquet of many rows with programs.
+
+    Whole passes in one file are read faster in memory, and take half of it.
+    """
+    paths = paths_of(path)
+    if not all(parquet.matches(one) or dataset.matches(one) for one in paths):
+        return False
+    if any(recording.matches(one) for one in paths):
+        return False
+    n_rows, programmed = dataset.size_of(paths)
+    alone = len(paths) == 1 and paths[0].is_file()
+    return n_rows > STORE_ABOVE and (programmed or not alone)
+
+
+def load_stored(
+    path: str | Path | Sequence[str | Path],
+    job: str | Path | Job | None = None,
+    *,
+    steps: Iterable[int] | None = None,
+    ignore_kinds: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Read parquet files for :func:`paceline.graph.from_trace`, with the times on disk.
+
+    Arguments as for :func:`load`; ``progress`` is called with (rows done, rows in all).
+
+    Raises:
+        TraceError: as :func:`load` does.
+        OutputError: temporary files (16 bytes a row) cannot be written.
+    """
+    return dataset_steps.load_stored(paths_of(path), options_of(job, steps, ignore_kinds), progress)
 
 
 def _import_trace(
@@ -105,4 +174,4 @@ def write(trace: Trace, path: str | Path, *, force: bool = False) -> None:
     parquet.write(trace, path, force=force)
 
 
-__all__ = ["SOURCES", "Source", "load", "read_job", "write"]
+__all__ = ["SOURCES", "Source", "is_large", "load", "load_stored", "read_job", "write"]

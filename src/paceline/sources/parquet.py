@@ -7,9 +7,10 @@ metadata (:mod:`paceline.sources.parquet_metadata`). ``docs/trace-format.md`` de
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,10 @@ from paceline.sources.parquet_metadata import metadata_of, stored_in, with_store
 from paceline.sources.parquet_parts import OtherTableError, parts_of
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
+from paceline.trace.placing import Extremes
 from paceline.trace.program import turns_back
+
+T = TypeVar("T", bound=Trace)
 
 #: Column in the file -> field of :class:`Columns`. ``gmc`` follows from the others and is checked.
 COLUMNS = {
@@ -83,11 +87,11 @@ def read(
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            _check_columns(schema, path)
+            check_names(schema.names, path)
             stored = stored_in(schema.metadata or {}, path, forgive=job is not None)
             if job is None and "job" in stored:
                 job = Job.from_mapping(stored["job"], where=f"the job in {path}")
-            names = _present(schema)
+            names = present(schema.names)
             if steps is None and not ignore_kinds and len(names) == len(COLUMNS):
                 quick = _read_in_parts(file, job, str(path))
                 if quick is not None:
@@ -100,32 +104,66 @@ def read(
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
-    columns, gmc, n_ignored = _columns(table, ignore_kinds, str(path))
-    del table
-    trace = arrange(columns, job, where=str(path))
-    _check_gmc(columns, gmc, trace.job, str(path))
+    trace, n_ignored = trace_of(table, job, ignore_kinds, str(path))
     trace = with_stored(trace, stored)
-    if ignore_kinds:
-        dropped = f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped"
-        trace = replace(trace, warnings=(*trace.warnings, dropped))
+    trace = with_dropped(trace, n_ignored, ignore_kinds)
     return trace if steps is None else trace.select_steps(steps)
 
 
-def _check_columns(schema: Any, path: Path) -> None:
-    missing = [name for name in COLUMNS if name not in schema.names]
+def trace_of(
+    table: Any,
+    job: Job | None,
+    ignore_kinds: frozenset[str],
+    where: str,
+    extremes: Extremes | None = None,
+) -> tuple[Trace, int]:
+    """The trace that an Arrow table holds, and how many rows were ignored.
+
+    Args:
+        table: the columns of a trace.
+        job: degrees of parallelism; None takes those that the data shows.
+        ignore_kinds: labels of kinds to drop.
+        where: the name of the source, for messages.
+        extremes: those of the whole trace, where the table holds some of its steps.
+
+    Raises:
+        TraceError: kinds unknown, or anything ``arrange`` refuses.
+    """
+    columns, gmc, n_ignored = _columns(table, ignore_kinds, where)
+    del table
+    trace = arrange(columns, job, where, extremes)
+    _check_gmc(columns, gmc, trace.job, where)
+    return trace, n_ignored
+
+
+def with_dropped(trace: T, n_ignored: int, ignore_kinds: frozenset[str]) -> T:
+    """The trace with a note on the kinds that were dropped."""
+    if not ignore_kinds:
+        return trace
+    dropped = f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped"
+    return replace(trace, warnings=(*trace.warnings, dropped))
+
+
+def check_names(names: Sequence[str], path: Path) -> None:
+    """Whether a file has the columns of a trace, each once.
+
+    Raises:
+        TraceError: one is missing, or there twice.
+    """
+    missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise TraceError(
             f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
             f"a trace has {', '.join(COLUMNS)}"
         )
-    twice = [name for name in _present(schema) if schema.names.count(name) > 1]
+    twice = [name for name in present(names) if names.count(name) > 1]
     if twice:
         raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
 
 
-def _present(schema: Any) -> list[str]:
-    """The columns of a trace that a file has."""
-    return [*COLUMNS, *(name for name in PROGRAM_COLUMNS if name in schema.names)]
+def present(names: Sequence[str]) -> list[str]:
+    """The columns of a trace among those of a file."""
+    return [*COLUMNS, *(name for name in PROGRAM_COLUMNS if name in names)]
 
 
 def _read_in_parts(file: Any, job: Job | None, where: str) -> Trace | None:
@@ -145,20 +183,35 @@ def _read_steps(file: Any, steps: frozenset[int] | None, names: list[str]) -> An
     if steps is None:
         return file.read(columns=names)
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     groups = []
     for group in range(file.num_row_groups):
         rows = file.read_row_group(group, columns=names)
-        column = rows.column("step")
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        if not _is_number(rows.column("step").type):
             return rows  # the door says what is wrong with it
-        in_range = sorted(step for step in steps if -(2**63) <= step < 2**63)
-        values = pa.array(in_range, pa.int64()).cast(column.type, safe=False)
-        groups.append(rows.filter(pc.is_in(column, value_set=values)))
+        groups.append(of_steps(rows, steps))
     table = pa.concat_tables(groups, promote_options="none") if groups else file.read(names)
     # Nothing there: read all, so that the error can say which steps there are.
     return table if table.num_rows else file.read(columns=names)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def of_steps(table: Any, steps: frozenset[int] | None) -> Any:
+    """The rows of a table that are of some steps; all where its steps are no numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.column("step")
+    if steps is None or not _is_number(column.type):
+        return table
+    in_range = sorted(step for step in steps if -(2**63) <= step < 2**63)
+    values = pa.array(in_range, pa.int64()).cast(column.type, safe=False)
+    return table.filter(pc.is_in(column, value_set=values))
 
 
 def _columns(

@@ -11,12 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from paceline.errors import TraceError
 from paceline.trace import Trace
+
+T = TypeVar("T", bound=Trace)
 
 METADATA_KEY = b"paceline"
 FORMAT_VERSION = 1
@@ -66,7 +68,7 @@ def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> 
     return dict(stored)
 
 
-def with_stored(trace: Trace, stored: Mapping[str, Any]) -> Trace:
+def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
     """The trace with what its file says beside the rows; entries of another form are ignored."""
     warnings = stored.get("warnings")
     noticed = [w for w in warnings if isinstance(w, str)] if isinstance(warnings, list) else []

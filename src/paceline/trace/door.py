@@ -18,7 +18,7 @@ from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
 from paceline.trace.program import late_of, program_of
-from paceline.trace.trace import N_KINDS, Trace
+from paceline.trace.trace import N_KINDS, Trace, absolute_starts
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
 COARSE_SHARE = 0.01
@@ -60,7 +60,9 @@ MAX_WHOLE = 2.0**53
 _LARGEST = {"chunk": 2**15 - 1, "microbatch": 2**31 - 1}
 
 
-def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
+def arrange(
+    columns: Columns, job: Job | None, where: str = "trace", extremes: Extremes | None = None
+) -> Trace:
     """Check the columns and put their rows into canonical order.
 
     Several ranks recorded for one (dp, pp), tensor-parallel peers, become one worker: of a compute
@@ -70,6 +72,8 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
         columns: the raw columns.
         job: degrees of parallelism; None takes dp, pp and vpp from the data.
         where: the name of the source, for messages.
+        extremes: those of the whole trace, where the columns are some of its steps; then
+            ``step_start_s`` is the first start even where starts are relative to their steps.
 
     Raises:
         TraceError: empty, NaN or negative times, times too coarse, ranks or stages that contradict
@@ -80,11 +84,11 @@ def arrange(columns: Columns, job: Job | None, where: str = "trace") -> Trace:
     columns = _whole_numbers(columns, where)
     job = None if job is None else replace(job, peers=1)  # the data tells
     _check_times(columns, where)
-    job, warnings = _job_of(_extremes(columns), job, where)
+    job, warnings = _job_of(extremes or _extremes(columns), job, where)
     every = max(1, len(columns) // _SAMPLED)
     sample = columns.duration[::every][columns.kind[::every] <= OpKind.BACKWARD_COMPUTE]
     warnings += _unit_doubts(sample)
-    trace, place = _place(columns, job, where, warnings)
+    trace, place = _place(columns, job, where, warnings, absolute=extremes is not None)
     longest = float((trace.end - trace.start).max())
     warnings += check_lengths(trace, where, longest, place)
     return replace(trace, warnings=tuple(warnings))
@@ -145,7 +149,7 @@ def _extremes(columns: Columns) -> Extremes:
 
 
 def _place(
-    columns: Columns, job: Job, where: str, warnings: list[str]
+    columns: Columns, job: Job, where: str, warnings: list[str], *, absolute: bool = False
 ) -> tuple[Trace, npt.NDArray[np.int64] | None]:
     """The trace of any table, and [row] where each row is; None where rows were merged."""
     worker, cell, steps = _cells(columns, job, where)
@@ -174,7 +178,7 @@ def _place(
         )
     start, end = np.empty(len(place), dtype=np.float64), np.empty(len(place), dtype=np.float64)
     start[place], end[place] = columns.start, columns.duration
-    step_start_s = _relative(start, end, counts.reshape(shape))
+    step_start_s = _relative(start, end, counts.reshape(shape), absolute=absolute)
     trace = Trace(
         job=job,
         steps=steps,
@@ -436,10 +440,12 @@ def _relative(
     start: npt.NDArray[np.float64],
     end: npt.NDArray[np.float64],
     counts: npt.NDArray[np.int32],
+    *,
+    absolute: bool = False,
 ) -> npt.NDArray[np.float64]:
     """Make starts relative to their step's first, and durations in ``end`` ends, in place.
 
-    Returns the [step] absolute starts, NaN where unknown.
+    Returns the [step] absolute starts, NaN where unknown; the recorded ones if ``absolute``.
     """
     per_step = counts.sum(axis=(1, 2, 3), dtype=np.int64)
     first = np.cumsum(per_step) - per_step
@@ -447,7 +453,4 @@ def _relative(
     for low, high, zero in zip(first, first + per_step, base, strict=True):
         start[low:high] -= zero
         end[low:high] += start[low:high]
-    # Absolute starts ascend from step to step, and at most one of them is about 0.
-    near_zero = np.count_nonzero(np.abs(base) < 1e-3)
-    relative = near_zero > (len(base) > 1) or bool((np.diff(base) <= 0).any())
-    return np.full(len(base), np.nan) if relative else base
+    return base if absolute else absolute_starts(base)

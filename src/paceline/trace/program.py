@@ -15,6 +15,9 @@ from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
 
+#: A table of so many cells for each row is worth its memory; else rows are sorted.
+MAX_CELLS_PER_ROW = 16
+
 #: Largest position and part that a trace can hold.
 LARGEST = 2**31 - 1
 
@@ -112,6 +115,8 @@ def _check_positions(
                 f"{where}: {int(wrong.sum())} rows have {what}, the first is row {row} "
                 f"({describe(columns, row)}: {_position(columns, row)})"
             )
+    if _all_apart(rows.lane, issued):
+        return
     order = np.lexsort((issued, rows.lane))
     twice = (np.diff(rows.lane[order]) == 0) & (np.diff(issued[order]) == 0)
     if twice.any():
@@ -122,6 +127,16 @@ def _check_positions(
             f"example {describe(columns, one)} and {describe(columns, other)} (issued "
             f"{issued[one]}); does the file hold several ranks of one (dp, stage)?"
         )
+
+
+def _all_apart(lane: npt.NDArray[Any], issued: npt.NDArray[Any]) -> bool:
+    """Whether no lane takes a position twice, told by a table; False where that is too large."""
+    width = int(issued.max(initial=0)) + 1
+    if (int(lane.max(initial=0)) + 1) * width > MAX_CELLS_PER_ROW * len(lane):
+        return False
+    taken = np.zeros((int(lane.max(initial=0)) + 1) * width, dtype=bool)
+    taken[lane.astype(np.int64) * width + issued] = True
+    return int(np.count_nonzero(taken)) == len(lane)
 
 
 def _position(columns: Columns, row: int) -> str:

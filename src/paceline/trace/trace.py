@@ -143,6 +143,13 @@ class Trace:
         first: npt.NDArray[np.int64] = ends - per_lane
         return first
 
+    def time_rows(self) -> npt.NDArray[np.int64]:
+        """[step, dp] the first row of each lane in ``start``, ``end`` and ``late``."""
+        return self.lane_rows()
+
+    def release(self) -> None:
+        """Let go of memory that can be read again; nothing where all is in memory."""
+
     def traced_step_s(self) -> npt.NDArray[np.float64]:
         """[step] last end minus first start, seconds."""
         first = self.lane_rows()[:, 0]
@@ -179,3 +186,13 @@ class Trace:
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )
+
+
+def absolute_starts(first_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[step] first starts, of those recorded; NaN where starts count from their own step's first.
+
+    Absolute starts ascend from step to step, and at most one of them is about 0.
+    """
+    near_zero = np.count_nonzero(np.abs(first_s) < 1e-3)
+    relative = near_zero > (len(first_s) > 1) or bool((np.diff(first_s) <= 0).any())
+    return np.full(len(first_s), np.nan) if relative else first_s

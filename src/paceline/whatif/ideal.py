@@ -172,7 +172,7 @@ def _usual(
     tables = [_rows(durations, v, ops) for v in range(durations.graph.n_variants)]
     if steps is not None:
         tables = [table[:, steps] for table in tables]
-    values = np.concatenate([table.ravel() for table in tables])
+    values = np.concatenate([t.ravel() for t in tables]) if len(tables) > 1 else tables[0].ravel()
     return float(values.mean() if kind in MEAN_KINDS else np.median(values, overwrite_input=True))
 
 

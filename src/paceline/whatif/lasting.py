@@ -21,6 +21,8 @@ from paceline.whatif.scenario import Part, Scenario
 
 Array = npt.NDArray[np.float64]
 
+_MEDIAN_VALUES = 1 << 22
+
 
 @dataclass(frozen=True, eq=False)
 class Lasting:
@@ -48,7 +50,10 @@ def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
         return None
     typical = Durations.empty(graph, 1)
     for v in range(graph.n_variants):
-        typical.block(v)[:] = np.median(durations.block(v), axis=1, keepdims=True)
+        block, out = durations.block(v), typical.block(v)
+        few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies what it is of
+        for low in range(0, len(block), few):
+            out[low : low + few] = np.median(block[low : low + few], axis=1, keepdims=True)
     by_mode = np.isin(graph.kind, [int(kind) for kind in judged_by.modes])
     ideal = np.where(by_mode, judged_by.seconds, reference(typical).seconds)
     workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
