@@ -241,7 +241,7 @@ def refused(folder, capsys, *options):
 def test_a_rank_without_a_file(trace, tmp_path, capsys):
     folder = split(table_of(trace, tmp_path), tmp_path / "split", "dp_rank", "stage")
     (folder / "dp_rank1-stage0.parquet").unlink()
-    n_workers = trace.job.workers
+    n_workers = trace.job.dp_size * trace.job.pp_size
     words = f"{folder} lacks the file of 1 of {n_workers} workers: (dp 1, stage 0); a trace needs"
     assert words in refused(folder, capsys)
 

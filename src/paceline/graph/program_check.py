@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError, TraceError
 from paceline.graph.replica import ReplicaOps
+from paceline.trace import Job
 from paceline.trace.kinds import OpKind
 
 Ops = npt.NDArray[np.int64]
@@ -73,13 +74,13 @@ def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:
     return counts
 
 
-def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], n_pp: int) -> None:
+def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], job: Job) -> None:
     """Replicas with as many microbatches run one program.
 
     Args:
         variants: the distinct structures.
-        dps: [variant] a data-parallel rank that has it.
-        n_pp: stages.
+        dps: [variant] a replica that has it.
+        job: its degrees.
 
     Raises:
         TraceError: two run different programs; the message names the first op that differs.
@@ -88,28 +89,32 @@ def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], n_pp
         return
     first_of: dict[int, int] = {}
     for v, ops in enumerate(variants):
-        usual = first_of.setdefault(int(_n_passes(ops, n_pp)[0, 0, 0]), v)
+        usual = first_of.setdefault(int(_n_passes(ops, job.pp_size)[0, 0, 0]), v)
         if usual != v:
+            other = f"{job.replica_name(dps[usual])} has"
             raise TraceError(
                 "ranks recorded different programs: "
-                f"{difference(ops, variants[usual], dps[v], f'dp {dps[usual]} has')}"
+                f"{difference(ops, variants[usual], dps[v], job, other)}"
             )
 
 
-def difference(own: ReplicaOps, usual: ReplicaOps, dp: int, other: str = "usual is") -> str:
+def difference(
+    own: ReplicaOps, usual: ReplicaOps, replica: int, job: Job, other: str = "usual is"
+) -> str:
     """The first op in which a replica's program is not like another one, in words; "" for none.
 
     Args:
         own: its ops; ``rank`` holds positions.
         usual: those of the other one.
-        dp: its data-parallel rank.
+        replica: its number.
+        job: the degrees.
         other: how to call the other one.
     """
     for stage in range(int(max(own.pp.max(), usual.pp.max())) + 1):
         one, two = _by_launch(own, stage), _by_launch(usual, stage)
         text = _first_difference(own, usual, one, two)
         if text:
-            return f"dp {dp}, stage {stage} {text[0]}, {other} {text[1]}"
+            return f"{job.worker_name(replica, stage)} {text[0]}, {other} {text[1]}"
     return ""
 
 

@@ -13,7 +13,7 @@ from paceline.errors import TraceError
 from paceline.graph.families import with_families
 from paceline.graph.program_check import check_same_programs, difference
 from paceline.graph.replica import ReplicaOps
-from paceline.trace import OpKind, Trace
+from paceline.trace import Job, OpKind, Trace
 from paceline.trace.kinds import MICROBATCH_KINDS
 
 #: Streams whose order of ops is read from the start times; other ops are ordered by rule.
@@ -64,7 +64,7 @@ def find_structure(trace: Trace) -> Structure:
         variants.append(_variant_ops(trace, usual[dp], rows, kept, dps, left_out))
     kept = _drop(trace, kept, left_out)
     if trace.program is not None:
-        check_same_programs(variants, first_dp, trace.job.pp_size)
+        check_same_programs(variants, first_dp, trace.job)
     families = np.zeros((1, len(replica_variant)), dtype=np.int64)
     if trace.program is not None and trace.program.group is not None:
         variants, families = with_families(trace, trace.program.group, variants, rows[kept])
@@ -87,7 +87,7 @@ def _drop(
 def _check_workers(trace: Trace) -> None:
     absent = np.argwhere(trace.counts.sum(axis=(0, 3)) == 0)
     if len(absent):
-        shown = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in absent[:5])
+        shown = ", ".join(f"({trace.job.worker_name(*w)})" for w in absent[:5].tolist())
         raise TraceError(
             f"{len(absent)} of {trace.job.workers} workers have no rows in any step: {shown}"
             f"{', ...' if len(absent) > 5 else ''}; a trace needs one rank of every (dp, stage)"
@@ -127,16 +127,19 @@ def _usual_counts(
         usual_hash[dp] = max(votes, key=lambda h: (votes[h], overall[h], n_ops[h]))
     place = np.argmax(content == usual_hash, axis=0)
     usual = trace.counts[place, np.arange(n_dp)]
-    _expect_equal_tails(usual, usual_hash, overall)
+    _expect_equal_tails(usual, usual_hash, overall, trace.job)
     for step, dp in np.argwhere(content != usual_hash):
         number = int(trace.steps[step])
         if number not in left_out:
-            left_out[number] = _difference(trace.counts[step, dp], usual[dp], int(dp))
+            left_out[number] = _difference(trace.counts[step, dp], usual[dp], int(dp), trace.job)
     return usual_hash, usual
 
 
 def _expect_equal_tails(
-    usual: npt.NDArray[np.int32], usual_hash: npt.NDArray[np.uint64], overall: Counter[int]
+    usual: npt.NDArray[np.int32],
+    usual_hash: npt.NDArray[np.uint64],
+    overall: Counter[int],
+    job: Job,
 ) -> None:
     """Replicas may differ in microbatches, not in collectives and other once-a-step ops."""
     fixed = [int(kind) for kind in OpKind if kind not in MICROBATCH_KINDS]
@@ -146,20 +149,22 @@ def _expect_equal_tails(
         dp = int(odd[0, 0])
         raise TraceError(
             f"{len(odd)} of {len(usual)} dp ranks consist of other ops than most, in most steps: "
-            f"{_difference(usual[dp], usual[common], dp)}"
+            f"{_difference(usual[dp], usual[common], dp, job)}"
         )
 
 
-def _difference(have: npt.NDArray[np.int32], expected: npt.NDArray[np.int32], dp: int) -> str:
+def _difference(
+    have: npt.NDArray[np.int32], expected: npt.NDArray[np.int32], replica: int, job: Job
+) -> str:
     """The first difference between two tables [pp, kind] of counts, in words."""
     if not have.any():
-        return f"dp {dp} has no rows"
+        return f"{job.replica_name(replica)} has no rows"
     for pp in range(len(have)):
         if not have[pp].any():
-            return f"dp {dp}, stage {pp} has no rows"
-    pp, kind = np.argwhere(have != expected)[0]
+            return f"{job.worker_name(replica, pp)} has no rows"
+    pp, kind = (int(i) for i in np.argwhere(have != expected)[0])
     return (
-        f"dp {dp}, stage {pp} has {have[pp, kind]} {OpKind(int(kind)).label} ops, "
+        f"{job.worker_name(replica, pp)} has {have[pp, kind]} {OpKind(int(kind)).label} ops, "
         f"usual are {expected[pp, kind]}"
     )
 
@@ -209,7 +214,7 @@ def _variant_ops(
             for lane in odd:
                 left_out.setdefault(
                     int(numbers[lane]),
-                    f"dp {dps[lane % len(dps)]}, stage {stage} runs its "
+                    f"{trace.job.worker_name(dps[lane % len(dps)], stage)} runs its "
                     f"{kinds[0].label} and {kinds[1].label} ops in another order than usual",
                 )
     return ops
@@ -217,8 +222,8 @@ def _variant_ops(
 
 def _deviation(trace: Trace, own: ReplicaOps, usual: ReplicaOps, dp: int) -> str:
     """Why a lane with the usual counts of ops is not like the others."""
-    text = "" if trace.program is None else difference(own, usual, dp)
-    return text or f"dp {dp} has other microbatches or chunks than usual"
+    text = "" if trace.program is None else difference(own, usual, dp, trace.job)
+    return text or f"{trace.job.replica_name(dp)} has other microbatches or chunks than usual"
 
 
 def _ops_of_lane(

@@ -75,11 +75,12 @@ def _numbered(
             )
         cells = np.unique(np.stack([worker.astype(np.int64), peer]), axis=1)
     else:
-        key = worker.astype(np.int64) << 32 | columns.rank.astype(np.int64)
+        ranks, of_row = np.unique(columns.rank, return_inverse=True)
+        key = worker.astype(np.int64) * len(ranks) + of_row.reshape(-1)
         distinct, index = np.unique(key, return_inverse=True)
-        of_rank = distinct >> 32
-        number = np.arange(len(distinct)) - np.searchsorted(of_rank, of_rank)
-        peer, cells = number[index.reshape(-1)], np.stack([of_rank, number])
+        of_worker = distinct // len(ranks)
+        number = np.arange(len(distinct)) - np.searchsorted(of_worker, of_worker)
+        peer, cells = number[index.reshape(-1)], np.stack([of_worker, number])
     n_peers = int(peer.max()) + 1
     expected = degrees if degrees > 1 else n_peers
     have = np.bincount(cells[0], minlength=job.workers)
