@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from paceline.errors import NotApplicableError
+from paceline.graph.program_steps import REDUCTIONS, reduced_again
 from paceline.remedies.outcome import need_gain, outcome
 from paceline.remedies.programs import (
-    REDUCTIONS,
     Replica,
     changed_job,
     needed_programs,
-    reducing,
     without,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -49,25 +48,13 @@ def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int]:
 
     def edit(replica: Replica) -> None:
         for stage in range(len(replica.steps)):
-            early = reduced_early(replica, stage, kinds)
+            steps = replica.steps[stage]
+            early = [op for op in reduced_again(replica.ops, steps) if replica.kind(op) in kinds]
             counts.append(len(early))
             without(replica, stage, early)
 
     new = changed_job(case.measured, edit, case.delays)
     return case.predicted(new.durations, new.delays), sum(counts)
-
-
-def reduced_early(replica: Replica, stage: int, kinds: Collection[OpKind]) -> list[int]:
-    """Reductions of these kinds whose unit or bucket is reduced again in a later pass."""
-    last: dict[tuple[int, tuple[int, int]], tuple[int, int, int]] = {}
-    passes = reducing(replica, stage)
-    for op, of_pass in passes.items():
-        last[replica.kind(op), replica.unit(op)] = of_pass
-    return [
-        op
-        for op, of_pass in passes.items()
-        if replica.kind(op) in kinds and last[replica.kind(op), replica.unit(op)] != of_pass
-    ]
 
 
 def _replicas_only(case: Case) -> dict[str, float]:

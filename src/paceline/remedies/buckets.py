@@ -1,8 +1,8 @@
 """Larger or smaller buckets of gradients (DDP's bucket_cap_mb).
 
 A reduction takes a latency plus its bytes over the bandwidth. A trace has no bytes, so the latency
-is known from above only: no collective of the stage was faster. Both ends are simulated; a change is
-offered only where it gains by either.
+is known from above only: no collective of the stage was faster. Both ends are simulated; a change
+is offered only where it gains by either.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import numpy as np
 
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Measured
+from paceline.graph.program_steps import REDUCTIONS, Pass, reduced_for
 from paceline.remedies.outcome import MAX_OPEN_GAP, need_gain, outcome
 from paceline.remedies.programs import (
-    REDUCTIONS,
     Added,
     Replica,
     changed_job,
     needed_programs,
-    reducing,
     without,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -150,10 +149,10 @@ class _Trial:
         return self.case.predicted(new.durations, new.delays)
 
 
-def _buckets(replica: Replica, stage: int) -> dict[tuple[int, tuple[int, int, int]], list[int]]:
+def _buckets(replica: Replica, stage: int) -> dict[tuple[int, Pass], list[int]]:
     """(kind, pass) -> its buckets in the order of their launches."""
-    buckets: dict[tuple[int, tuple[int, int, int]], list[int]] = {}
-    for op, of_pass in reducing(replica, stage).items():
+    buckets: dict[tuple[int, Pass], list[int]] = {}
+    for op, of_pass in reduced_for(replica.ops, replica.steps[stage]).items():
         buckets.setdefault((replica.kind(op), of_pass), []).append(op)
     return buckets
 
@@ -206,9 +205,7 @@ def _cut(replica: Replica, compute: int, pieces: list[int]) -> list[int]:
     return steps[:-1]
 
 
-def _backward_of(
-    replica: Replica, steps: list[int], bucket: int, of_pass: tuple[int, int, int]
-) -> int | None:
+def _backward_of(replica: Replica, steps: list[int], bucket: int, of_pass: Pass) -> int | None:
     """The longest compute of the pass between the launches of the bucket before and of this one."""
     computes = []
     for step in reversed(steps[: steps.index(bucket)]):

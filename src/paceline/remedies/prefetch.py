@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import NotApplicableError, RemedyError
+from paceline.graph.program_steps import Pass, reduced_for
 from paceline.remedies.outcome import need_gain, outcome
-from paceline.remedies.programs import Replica, changed_job, needed_programs, reducing, serving
+from paceline.remedies.programs import Replica, changed_job, needed_gathers, needed_programs
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import OpKind
 
@@ -92,7 +93,7 @@ def gather_ahead(replica: Replica, stage: int, distance: int) -> None:
     """
     steps = replica.steps[stage]
     place: dict[int, Key] = {step: (at, 0, 0) for at, step in enumerate(steps)}
-    passes = serving(replica, stage)
+    passes = needed_gathers(replica, stage)
     _await_where_needed(replica, stage, passes, place)
     for gathers in _by_pass(passes, place).values():
         for number, gather in enumerate(gathers[1:], 1):
@@ -101,11 +102,9 @@ def gather_ahead(replica: Replica, stage: int, distance: int) -> None:
     steps.sort(key=place.__getitem__)
 
 
-def _by_pass(
-    passes: dict[int, tuple[int, int, int]], place: dict[int, Key]
-) -> dict[tuple[int, int, int], list[int]]:
+def _by_pass(passes: dict[int, Pass], place: dict[int, Key]) -> dict[Pass, list[int]]:
     """Pass -> its gathers, in the order in which the program waits for them."""
-    gathers: dict[tuple[int, int, int], list[int]] = {}
+    gathers: dict[Pass, list[int]] = {}
     for gather in sorted(passes, key=lambda op: place[~op]):
         gathers.setdefault(passes[gather], []).append(gather)
     return gathers
@@ -114,7 +113,7 @@ def _by_pass(
 def _await_where_needed(
     replica: Replica,
     stage: int,
-    passes: dict[int, tuple[int, int, int]],
+    passes: dict[int, Pass],
     place: dict[int, Key],
 ) -> None:
     """Move waits of gathers that block at once, to where a backward pass needs the parameters.
@@ -124,8 +123,8 @@ def _await_where_needed(
     What shows that is the reduction of the unit before: it follows the backward of its unit.
     """
     steps = replica.steps[stage]
-    reductions: dict[tuple[int, int, int], list[int]] = {}
-    for op, of_pass in reducing(replica, stage).items():
+    reductions: dict[Pass, list[int]] = {}
+    for op, of_pass in reduced_for(replica.ops, steps).items():
         reductions.setdefault(of_pass, []).append(op)
     follower: dict[tuple[object, ...], object] = {}  # unit -> the next one, where it comes late
     late: list[tuple[list[int], int]] = []

@@ -15,6 +15,14 @@ import numpy.typing as npt
 
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, build_graph
+from paceline.graph.program_steps import (
+    REDUCTIONS,
+    Pass,
+    needed_by,
+    pass_of,
+    program_steps,
+    unit_of,
+)
 from paceline.remedies.program_order import with_edges
 from paceline.remedies.regraph import Regraphed
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
@@ -22,11 +30,6 @@ from paceline.trace.kinds import LOCAL_KINDS, OpKind
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 K = OpKind
-
-#: Reductions of gradients: FSDP's scatters, DDP's buckets, the second half of HSDP's.
-REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
-
-PASSES = (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Replica:
     def of(cls, ops: ReplicaOps, seconds: Array) -> Replica:
         """The programs as recorded, with the seconds [op, step, dp] of their ops."""
         stages = range(int(ops.pp.max()) + 1)
-        return cls(ops, seconds.mean(axis=(1, 2)), [_steps_of(ops, s) for s in stages], [])
+        return cls(ops, seconds.mean(axis=(1, 2)), [program_steps(ops, s) for s in stages], [])
 
     @cached_property
     def n_recorded(self) -> int:
@@ -80,7 +83,7 @@ class Replica:
 
     def like(self, op: int) -> int:
         """The recorded op that an op is or is like."""
-        return op if op < self.n_recorded else self.added[op - self.n_recorded].like
+        return op if op < self.n_recorded else self.added_as(op).like
 
     def add(self, op: Added) -> int:
         """A new op; it still has to be launched somewhere."""
@@ -91,18 +94,18 @@ class Replica:
         """Whether an op is a compute."""
         return self.kind(op) in LOCAL_KINDS
 
-    def pass_of(self, op: int) -> tuple[int, int, int]:
-        """(kind, microbatch, chunk) of a forward or backward compute."""
-        at, ops = self.like(op), self.ops
-        return int(ops.kind[at]), int(ops.microbatch[at]), int(ops.chunk[at])
+    def pass_of(self, op: int) -> Pass:
+        """The pass of a compute."""
+        return pass_of(self.ops, self.like(op))
 
     def unit(self, op: int) -> tuple[int, int]:
         """(chunk, part) that a collective is for."""
-        at = self.like(op)
-        if op >= self.n_recorded:
-            return int(self.ops.chunk[at]), self.added[op - self.n_recorded].part
-        assert self.ops.part is not None
-        return int(self.ops.chunk[at]), int(self.ops.part[at])
+        chunk, part = unit_of(self.ops, self.like(op))
+        return (chunk, part) if op < self.n_recorded else (chunk, self.added_as(op).part)
+
+    def added_as(self, op: int) -> Added:
+        """What an op is that was not recorded."""
+        return self.added[op - self.n_recorded]
 
     def finished(self) -> tuple[ReplicaOps, Ints]:
         """The ops of the edited programs, and [new op] the op that each one was."""
@@ -143,23 +146,6 @@ def _count(counts: dict[tuple[int, ...], int], key: tuple[int, ...]) -> int:
     """How many there were of this key before."""
     counts[key] = counts.get(key, -1) + 1
     return counts[key]
-
-
-def _steps_of(ops: ReplicaOps, stage: int) -> list[int]:
-    """Launches in order; waits behind the position at which the program waited."""
-    assert ops.awaited is not None
-    here = np.flatnonzero(ops.pp == stage)
-    here = here[np.argsort(ops.rank[here], kind="stable")]
-    waits: dict[int, list[int]] = {}
-    places = np.searchsorted(ops.rank[here], ops.awaited[here], side="right") - 1
-    for op, place in zip(here.tolist(), places.tolist(), strict=True):
-        if ops.awaited[op] >= 0:
-            waits.setdefault(place, []).append(op)
-    steps: list[int] = []
-    for place, op in enumerate(here.tolist()):
-        steps.append(op)
-        steps += [~waited for waited in waits.get(place, ())]
-    return steps
 
 
 def needed_programs(measured: Measured) -> tuple[ReplicaOps, ...]:
@@ -236,45 +222,25 @@ def _fill(new: Array, old: Array, op: Ints, replica: Replica) -> None:
     recorded = op < replica.n_recorded
     new[recorded] = old[op[recorded]]
     for place in np.flatnonzero(~recorded).tolist():
-        added = replica.added[int(op[place]) - replica.n_recorded]
+        added = replica.added_as(int(op[place]))
         seconds = sum((weight * old[one] for one, weight in added.terms), np.zeros(old.shape[1:]))
         np.maximum(seconds + added.plus_s, 0.0, out=new[place])
 
 
-def serving(replica: Replica, stage: int) -> dict[int, tuple[int, int, int]]:
-    """Gather -> the pass that first needs it: the first compute of a pass behind its wait.
+def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
+    """Gather of a stage's recorded program -> the pass that first needs it.
 
     Raises:
-        NotApplicableError: a gather is never waited for.
+        NotApplicableError: what needs a gather is not known.
     """
-    steps, passes = replica.steps[stage], dict[int, tuple[int, int, int]]()
-    following: tuple[int, int, int] | None = None
-    for step in reversed(steps):
-        if step >= 0 and replica.kind(step) in PASSES:
-            following = replica.pass_of(step)
-        elif step < 0 and replica.kind(~step) == K.PARAMS_ALL_GATHER and following is not None:
-            passes[~step] = following
+    steps = replica.steps[stage]
+    passes = needed_by(replica.ops, steps)
     for step in steps:
         if step >= 0 and replica.kind(step) == K.PARAMS_ALL_GATHER and step not in passes:
-            at = replica.like(step)
             raise NotApplicableError(
-                f"params-all-gather {replica.ops.seq[at]} of stage {stage} is not waited for "
+                f"params-all-gather {replica.ops.seq[step]} of stage {stage} is not waited for "
                 "before any pass, so what needs it is not known"
             )
-    return passes
-
-
-def reducing(replica: Replica, stage: int) -> dict[int, tuple[int, int, int]]:
-    """Reduction of gradients -> the backward pass whose gradients it takes: the last one begun."""
-    passes, latest = dict[int, tuple[int, int, int]](), None
-    for step in replica.steps[stage]:
-        if step < 0:
-            continue
-        kind = replica.kind(step)
-        if kind == K.BACKWARD_COMPUTE:
-            latest = replica.pass_of(step)
-        elif kind in REDUCTIONS and latest is not None:
-            passes[step] = latest
     return passes
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from paceline.errors import NotApplicableError
+from paceline.graph.program_steps import Pass
 from paceline.remedies.outcome import need_gain, outcome
-from paceline.remedies.programs import Replica, changed_job, needed_programs, serving, without
+from paceline.remedies.programs import (
+    Replica,
+    changed_job,
+    needed_gathers,
+    needed_programs,
+    without,
+)
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.trace import OpKind
 
@@ -22,7 +29,7 @@ def propose(case: Case) -> Remedy:
 
     def edit(replica: Replica) -> None:
         for stage in range(len(replica.steps)):
-            passes = serving(replica, stage)
+            passes = needed_gathers(replica, stage)
             again = gathered_again(replica, stage, passes)
             counts.append((len(again), len(passes)))
             without(replica, stage, again)
@@ -47,9 +54,7 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def gathered_again(
-    replica: Replica, stage: int, passes: dict[int, tuple[int, int, int]]
-) -> list[int]:
+def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> list[int]:
     """Gathers of units that are still there since a forward; a backward gives them back."""
     place = {step: at for at, step in enumerate(replica.steps[stage])}
     there: dict[tuple[int, int], bool] = {}
