@@ -12,6 +12,7 @@ from string import Template
 from typing import BinaryIO
 from urllib.parse import quote
 
+from paceline.report.page.communication import communication_html
 from paceline.report.page.drawings import Drawings
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import MAX_SIDE_BY_SIDE, blamed_workers, figure_data
@@ -119,6 +120,7 @@ def _figures(page: _Page) -> str:
         heatmaps="columns" if report.job.dp_size <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
+        communication=communication_html(report.communication),
         **path_html(report.critical_path, report.job.workers),
         waterfall=waterfall_html(report, page.gpu_hour_cost),
         perfetto=_perfetto(page.perfetto),

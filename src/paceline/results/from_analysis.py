@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from paceline.remedies import Advice
 from paceline.results.answers import plain_finding, plain_remedy
+from paceline.results.communication import plain_communication
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
 from paceline.whatif import WhatIf
@@ -74,6 +75,7 @@ def answers_of(advice: Advice) -> dict[str, Any]:
         "architecture": tuple(map(plain_remedy, advice.architecture)),
         "not_applicable": dict(advice.not_applicable),
         "hints": advice.hints,
+        "communication": plain_communication(advice.communication),
     }
 
 
