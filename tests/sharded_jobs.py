@@ -31,6 +31,7 @@ class ShardedJob:
         gather_s, scatter_s, forward_s: typical seconds of a unit; the backward takes twice as much.
         uneven: how far units differ.
         jitter: standard deviation of the logarithm of every single time.
+        pause_s: longest time for which the host dawdles before some computes.
         slow: dp -> factor of its computes.
     """
 
@@ -47,6 +48,7 @@ class ShardedJob:
     forward_s: float = 0.03
     uneven: float = 0.3
     jitter: float = 0.02
+    pause_s: float = 0.0
     steps: int = 6
     slow: dict = field(default_factory=dict)
     seed: int = 0
@@ -110,11 +112,20 @@ class ShardedJob:
         factor = self.slow.get(dp, 1.0) if name[0] in ("forward", "backward") else 1.0
         return typical * factor * 2.718281828 ** (size + own)
 
+    def pause(self, step, dp, name):
+        rng = random.Random(f"pause/{self.seed}/{step}/{dp}/{name}")
+        works = name[0] in ("forward", "backward")
+        return rng.uniform(0, self.pause_s) if works and rng.random() < 0.3 else 0.0
+
     def runs(self):
         program, names = self.program()
         programs = {(dp, 0): program for dp in range(self.dp)}
         return [
-            Run(programs, lambda key, step=step: self.seconds(step, key[0], names[key[2]]))
+            Run(
+                programs,
+                lambda key, step=step: self.seconds(step, key[0], names[key[2]]),
+                lambda key, step=step: self.pause(step, key[0], names[key[2]]),
+            )
             for step in range(self.steps)
         ]
 
@@ -136,7 +147,7 @@ class BucketedJob:
         per_bucket: layers in a bucket.
         latency_s: of a reduction.
         layer_s: bytes of a layer over the bandwidth, seconds.
-        backward_s: of a layer.
+        backward_s: of a layer; each layer varies on its own, however they are put into buckets.
         every: gradients are reduced in every microbatch.
     """
 
@@ -149,6 +160,7 @@ class BucketedJob:
     backward_s: float = 0.02
     every: bool = True
     jitter: float = 0.02
+    pause_s: float = 0.0
     steps: int = 6
     slow: dict = field(default_factory=dict)
     seed: int = 0
@@ -174,12 +186,21 @@ class BucketedJob:
         return steps, names
 
     def seconds(self, step, dp, name):
-        own = 2.718281828 ** random.Random(f"{self.seed}/{step}/{dp}/{name}").gauss(0, self.jitter)
-        slow = self.slow.get(dp, 1.0)
-        if name[0] == "reduce":
-            return self.latency_s + (name[3] - name[2]) * self.layer_s * own
-        if name[0] == "backward":
-            return (name[3] - name[2]) * self.backward_s * slow * own
-        return (self.layers * self.backward_s / 2 if name[0] == "forward" else 0.003) * slow * own
+        def own(*what):
+            rng = random.Random(f"{self.seed}/{step}/{dp}/{what}")
+            return 2.718281828 ** rng.gauss(0, self.jitter)
 
-    runs, step_s, trace = ShardedJob.runs, ShardedJob.step_s, ShardedJob.trace
+        slow = self.slow.get(dp, 1.0)
+        layers = sum(own(name[:2], layer) for layer in range(*name[2:])) if len(name) == 4 else 0
+        if name[0] == "reduce":
+            return self.latency_s + layers * self.layer_s
+        if name[0] == "backward":
+            return layers * self.backward_s * slow
+        whole_s = self.layers * self.backward_s / 2 if name[0] == "forward" else 0.003
+        return whole_s * slow * own(name)
+
+    def pause(self, step, dp, name):
+        return ShardedJob.pause(self, step, dp, name) if name[0] == "forward" else 0.0
+
+    runs = ShardedJob.runs
+    step_s, trace = ShardedJob.step_s, ShardedJob.trace

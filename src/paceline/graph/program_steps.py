@@ -15,7 +15,7 @@ K = OpKind
 #: Reductions of gradients: FSDP's scatters, DDP's buckets, the second half of HSDP's.
 REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
 
-_PASSES = (int(K.FORWARD_COMPUTE), int(K.BACKWARD_COMPUTE))
+PASSES = (int(K.FORWARD_COMPUTE), int(K.BACKWARD_COMPUTE))
 
 
 class Pass(NamedTuple):
@@ -63,7 +63,7 @@ def needed_by(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
     passes: dict[int, Pass] = {}
     for step in reversed(steps):
         if step >= 0:
-            following = pass_of(ops, step) if ops.kind[step] in _PASSES else following
+            following = pass_of(ops, step) if ops.kind[step] in PASSES else following
         elif ops.kind[~step] == K.PARAMS_ALL_GATHER and following is not None:
             passes[~step] = following
     return passes

@@ -57,11 +57,9 @@ def propose(case: Case) -> Remedy:
     readings = tried[best]
     name = f"buckets {best:g} times as large"
     if readings.gap > MAX_OPEN_GAP and (size is not None or readings.may_gain(case)):
-        low, high = trial.latencies
         raise NotApplicableError(
             f"{name} take {seconds(readings.best.mean_s)} or {seconds(readings.worst.mean_s)} a "
-            f"step, for a latency between {seconds(low)} and {seconds(high)}: the trace holds no "
-            "bytes to tell it; give --latency-us, the time of a very small all-reduce"
+            f"step, {trial.doubt}"
         )
     need_gain(case, readings.worst, name)
     now_s = case.before.mean_s
@@ -132,18 +130,33 @@ class _Trial:
     def __init__(self, case: Case, latencies: tuple[float, float]) -> None:
         self.case, self.latencies = case, latencies
 
+    @property
+    def doubt(self) -> str:
+        """Why readings of a size differ."""
+        low, high = self.latencies
+        if low == high:
+            return "as pieces of a bucket vary alike or each on its own"
+        return (
+            f"for a latency between {seconds(low)} and {seconds(high)}: the trace holds no bytes "
+            "to tell it; give --latency-us, the time of a very small all-reduce"
+        )
+
     def of(self, size: float) -> _Readings:
-        steps = [self._predicted(size, latency) for latency in dict.fromkeys(self.latencies)]
+        steps = [
+            self._predicted(size, latency, own=own)
+            for latency in dict.fromkeys(self.latencies)
+            for own in ((False, True) if size < 1 else (False,))
+        ]
         steps.sort(key=lambda prediction: prediction.mean_s)
         return _Readings(steps[0], steps[-1])
 
-    def _predicted(self, size: float, latency_s: float) -> Prediction:
+    def _predicted(self, size: float, latency_s: float, *, own: bool) -> Prediction:
         def edit(replica: Replica) -> None:
             for stage in range(len(replica.steps)):
                 if size > 1:
                     join_buckets(replica, stage, round(size), latency_s)
                 else:
-                    cut_buckets(replica, stage, round(1 / size), latency_s)
+                    cut_buckets(replica, stage, round(1 / size), latency_s, own=own)
 
         new = changed_job(self.case.measured, edit, self.case.delays)
         return self.case.predicted(new.durations, new.delays)
@@ -174,15 +187,25 @@ def join_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None
             without(replica, stage, joined)
 
 
-def cut_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None:
-    """Reduce each bucket in ``n`` equal ones; the backward in front of it is cut with it."""
+def cut_buckets(
+    replica: Replica, stage: int, n: int, latency_s: float, *, own: bool = False
+) -> None:
+    """Reduce each bucket in ``n`` equal ones; the backward in front of it is cut with it.
+
+    Args:
+        replica: whose program is changed, in place.
+        stage: of which stage.
+        n: pieces of a bucket.
+        latency_s: of each reduction.
+        own: whether pieces vary each on its own, else alike.
+    """
     steps = replica.steps[stage]
     for (_, of_pass), buckets in _buckets(replica, stage).items():
         part = 0
         for bucket in buckets:
             compute = _backward_of(replica, steps, bucket, of_pass)
             pieces = [
-                replica.add(Added(bucket, part + i, ((bucket, 1 / n),), latency_s * (1 - 1 / n)))
+                replica.add(_piece(bucket, part + i, n, own, i, latency_s * (1 - 1 / n)))
                 for i in range(n)
             ]
             part += n
@@ -191,16 +214,21 @@ def cut_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None:
                 steps[at : at + 1] = [~piece for piece in pieces]
             if compute is not None:
                 at = steps.index(compute)
-                steps[at : at + 1] = _cut(replica, compute, pieces)
+                steps[at : at + 1] = _cut(replica, compute, pieces, own)
             at = steps.index(bucket)
             steps[at : at + 1] = pieces[-1:] if compute is not None else pieces
 
 
-def _cut(replica: Replica, compute: int, pieces: list[int]) -> list[int]:
+def _piece(op: int, part: int, n: int, own: bool, nth: int, plus_s: float = 0.0) -> Added:
+    """One of ``n`` equal pieces of an op."""
+    return Added(op, part, ((op, 1 / n),), plus_s, n if own else 0, nth)
+
+
+def _cut(replica: Replica, compute: int, pieces: list[int], own: bool) -> list[int]:
     """A compute in as many parts as its bucket has pieces; each piece but the last behind its."""
     steps: list[int] = []
-    for piece in pieces:
-        steps.append(replica.add(Added(compute, 0, ((compute, 1 / len(pieces)),))))
+    for nth, piece in enumerate(pieces):
+        steps.append(replica.add(_piece(compute, 0, len(pieces), own, nth)))
         steps.append(piece)
     return steps[:-1]
 

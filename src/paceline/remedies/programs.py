@@ -41,12 +41,17 @@ class Added:
         part: its unit or bucket.
         terms: (old op, weight): its seconds are the weighted sum of theirs ...
         plus_s: ... and this.
+        own: it is one of so many pieces that vary each on its own, and takes what another step has
+            beyond the mean; 0: it varies as its terms do.
+        nth: which of the pieces.
     """
 
     like: int
     part: int
     terms: tuple[tuple[int, float], ...]
     plus_s: float = 0.0
+    own: int = 0
+    nth: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,9 @@ def _fill(new: Array, old: Array, op: Ints, replica: Replica) -> None:
     for place in np.flatnonzero(~recorded).tolist():
         added = replica.added_as(int(op[place]))
         seconds = sum((weight * old[one] for one, weight in added.terms), np.zeros(old.shape[1:]))
+        if added.own:
+            mean = seconds.mean(axis=0, keepdims=True)
+            seconds = mean + np.sqrt(added.own) * np.roll(seconds - mean, added.nth, axis=0)
         np.maximum(seconds + added.plus_s, 0.0, out=new[place])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import NotApplicableError
-from paceline.graph.program_steps import Pass
+from paceline.graph.program_steps import PASSES, Pass
 from paceline.remedies.outcome import need_gain, outcome
 from paceline.remedies.programs import (
     Replica,
@@ -55,16 +55,29 @@ def propose(case: Case) -> Remedy:
 
 
 def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> list[int]:
-    """Gathers of units that are still there since a forward; a backward gives them back."""
-    place = {step: at for at, step in enumerate(replica.steps[stage])}
-    there: dict[tuple[int, int], bool] = {}
+    """Gathers of units that are still there from a forward: no backward has given them back."""
+    order = {of_pass: number for number, of_pass in enumerate(_passes(replica, stage))}
+    backwards = [of_pass for of_pass in order if of_pass.kind == OpKind.BACKWARD_COMPUTE]
+    there: dict[tuple[int, int], Pass] = {}
     again = []
-    for gather in sorted(passes, key=lambda op: place[~op]):
-        unit = replica.unit(gather)
-        if there.get(unit, False):
+    for gather in sorted(passes, key=lambda op: order[passes[op]]):
+        unit, now = replica.unit(gather), passes[gather]
+        since = there.get(unit)
+        gone = since is None or any(
+            order[since] <= order[past] < order[now] and past.chunk == now.chunk
+            for past in backwards
+        )
+        if gone:
+            there[unit] = now
+        else:
             again.append(gather)
-        there[unit] = passes[gather][0] == OpKind.FORWARD_COMPUTE
     return again
+
+
+def _passes(replica: Replica, stage: int) -> list[Pass]:
+    """The passes of a stage in the order in which they begin."""
+    computes = (op for op in replica.steps[stage] if op >= 0 and replica.kind(op) in PASSES)
+    return list(dict.fromkeys(replica.pass_of(op) for op in computes))
 
 
 KIND = RemedyKind(

@@ -252,7 +252,7 @@ def _accumulate(change: Change) -> Phrases:
     if dropped := change.get("reductions_dropped"):
         yield f"{count(dropped, 'reduction')} of a step vanish"
     if (gain := change.get("gain_all_reduce_only")) is not None:
-        yield f"if only the all-reduce over the replicas waits for the last microbatch: {percent(gain)}"
+        yield f"if only the all-reduce over replicas waits for the last microbatch: {percent(gain)}"
 
 
 def _bucket_size(change: Change) -> Phrases:

@@ -15,7 +15,7 @@ MIN_SHARE = 0.001
 
 HEAD = ("", "per step", "transfer", "exposed", "hidden", "waited for")
 
-ABOUT = "what the step would lose if it took no time (exposed), and what hides behind computes"
+ABOUT = "exposed is what the step would lose if it took no time"
 
 
 def summary(communication: Communication) -> str:
