@@ -54,13 +54,13 @@ def random_bucketed(seed):
     rng = random.Random(f"bucketed/{seed}")
     dp = rng.choice((2, 4, 8))
     return BucketedJob(
-        layers=16,
-        per_bucket=rng.choice((1, 2, 4, 8, 16)),
+        layers=64,
+        per_bucket=rng.choice((8, 16, 32, 64)),
         dp=dp,
         microbatches=rng.randint(1, 3),
-        latency_s=rng.uniform(0, 0.02),
-        layer_s=rng.uniform(0.001, 0.03),
-        backward_s=rng.uniform(0.005, 0.03),
+        latency_s=rng.choice((0.0, 0.001, 0.005, 0.02)),
+        layer_s=rng.uniform(0.0003, 0.008),
+        backward_s=rng.uniform(0.001, 0.008),
         every=rng.random() < 0.5,
         **_faults(rng, dp),
         seed=seed,

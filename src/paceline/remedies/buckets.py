@@ -7,10 +7,13 @@ is offered only where it gains by either.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Measured
 from paceline.graph.program_steps import REDUCTIONS, Pass, reduced_for
@@ -25,10 +28,15 @@ from paceline.remedies.programs import (
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import OpKind
 from paceline.trace.kinds import DP_KINDS
+from paceline.trace.warning import LATE_ENDS
 from paceline.units import seconds
 
 #: Sizes of buckets that are compared, as multiples of those of now.
 SIZES = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+
+#: Gains of 95% of the jobs that were run again lay so near to the interval from the steps alone
+#: (benchmarks/programs.py).
+MARGIN = 0.01
 
 
 def propose(case: Case) -> Remedy:
@@ -39,8 +47,8 @@ def propose(case: Case) -> Remedy:
 
     Raises:
         RemedyError: an option asks for what cannot be.
-        NotApplicableError: there are no buckets, no size gains by all readings, or they lie too far
-            apart.
+        NotApplicableError: there are no buckets, the trace does not bound the latency, no size
+            gains by all readings, or they lie too far apart.
     """
     needed_programs(case.measured)
     kinds = case.measured.graph.kind
@@ -54,14 +62,9 @@ def propose(case: Case) -> Remedy:
     sizes = SIZES if (size := _requested(case)) is None else (size,)
     tried = {size: trial.of(size) for size in sizes}
     best = min(tried, key=lambda size: tried[size].worst.mean_s)
+    _refuse_open(case, trial, tried, best)
     readings = tried[best]
-    name = f"buckets {best:g} times as large"
-    if readings.gap > MAX_OPEN_GAP and (size is not None or readings.may_gain(case)):
-        raise NotApplicableError(
-            f"{name} take {seconds(readings.best.mean_s)} or {seconds(readings.worst.mean_s)} a "
-            f"step, {trial.doubt}"
-        )
-    need_gain(case, readings.worst, name)
+    need_gain(case, readings.worst, _name(best))
     now_s = case.before.mean_s
     table = [
         {"size": size, "step_time_s": r.worst.mean_s, "gain": 1 - r.worst.mean_s / now_s}
@@ -75,19 +78,38 @@ def propose(case: Case) -> Remedy:
         {"size": best, "latency_s": list(trial.latencies), "compared": table},
         notes=(
             "DDP: bucket_cap_mb times as much; gradients are taken to be ready evenly over the "
-            "backward of their bucket",
+            "backward of their bucket; none holds less than one parameter, whatever its size",
             "computes are taken to be as fast beside a reduction as alone",
         ),
         otherwise=[readings.best],
+        margin=MARGIN,
     )
+
+
+def _name(size: float) -> str:
+    return f"buckets {size:g} times as large"
+
+
+def _refuse_open(case: Case, trial: _Trial, tried: Mapping[float, _Readings], best: float) -> None:
+    """NotApplicableError where a size gains by one reading and not, or far less, by another."""
+    size = best
+    if not tried[best].gains(case):
+        size = min(tried, key=lambda size: tried[size].best.mean_s)
+    readings = tried[size]
+    open_gap = readings.gap > MAX_OPEN_GAP or not readings.gains(case)
+    if open_gap and readings.may_gain(case):
+        raise NotApplicableError(
+            f"with {_name(size)} a step takes {seconds(readings.best.mean_s)} or "
+            f"{seconds(readings.worst.mean_s)}, now {seconds(case.before.mean_s)}, {trial.doubt}"
+        )
 
 
 def _requested(case: Case) -> float | None:
     size = case.options.get("bucket_size")
     if size is None:
         return None
-    power = np.log2(float(size)) if float(size) > 0 else np.nan
-    if not power or power != round(power):
+    power = math.log2(float(size)) if float(size) > 0 else 0.0
+    if not power or not power.is_integer():
         raise RemedyError(f"--bucket-size {size} is no power of 2 (0.5, 2, 4, ...) other than 1")
     return float(size)
 
@@ -99,6 +121,11 @@ def _latencies(case: Case) -> tuple[float, float]:
         if float(given) < 0:
             raise RemedyError(f"a latency of {given} us is none")
         return float(given) * 1e-6, float(given) * 1e-6
+    if any(doubt.code == LATE_ENDS for doubt in case.measured.doubts):
+        raise NotApplicableError(
+            "ends of reductions are only upper bounds, so the latency of one is not known; give "
+            "--latency-us, the time of a very small all-reduce"
+        )
     return 0.0, max(0.0, fastest_collective_s(case.measured))
 
 
@@ -120,8 +147,11 @@ class _Readings:
     def gap(self) -> float:
         return self.worst.mean_s / self.best.mean_s - 1
 
+    def gains(self, case: Case) -> bool:
+        return self.worst.mean_s <= case.before.mean_s * (1 - MIN_OF_STEP)
+
     def may_gain(self, case: Case) -> bool:
-        return self.best.mean_s < case.before.mean_s
+        return self.best.mean_s <= case.before.mean_s * (1 - MIN_OF_STEP)
 
 
 class _Trial:

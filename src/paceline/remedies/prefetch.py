@@ -60,6 +60,8 @@ def propose(case: Case) -> Remedy:
             f"memory: up to {units} more hold gathered parameters at a time",
             "computes are taken to be as fast beside a gather as alone; the interval reaches to "
             "the gain if gathers and reductions cannot share the network",
+            "gathers that block and are recorded early stay where a pass reduces nothing: there "
+            "the gain may be larger",
         ),
         otherwise=[_predicted(case, distance, one_network=True)],
     )
