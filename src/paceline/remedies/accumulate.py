@@ -10,7 +10,6 @@ from paceline.remedies.outcome import need_gain, outcome
 from paceline.remedies.programs import (
     Replica,
     changed_job,
-    needed_programs,
     without,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -23,7 +22,6 @@ def propose(case: Case) -> Remedy:
     Raises:
         NotApplicableError: they are already, or reducing them costs next to nothing.
     """
-    needed_programs(case.measured)
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
         raise NotApplicableError("the trace has no reduction of gradients")
@@ -84,4 +82,5 @@ KIND = RemedyKind(
     propose,
     architecture=True,
     whole_passes=False,
+    of_programs=True,
 )

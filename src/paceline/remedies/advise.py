@@ -62,7 +62,7 @@ def _hints(case: Case) -> tuple[str, ...]:
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
     """Remedies by gain, and why the others do not apply.
 
-    For a job without findings only changes of its architecture.
+    For a job without findings only changes of its architecture; without programs none of those.
     """
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
@@ -79,6 +79,8 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
             return str(error)
 
     for kind in kinds:
+        if kind.of_programs and not case.measured.programs:
+            continue
         answer = ask(kind)
         if isinstance(answer, str):
             refused[kind.name] = answer

@@ -22,7 +22,6 @@ from paceline.remedies.programs import (
     Added,
     Replica,
     changed_job,
-    needed_programs,
     without,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -50,7 +49,6 @@ def propose(case: Case) -> Remedy:
         NotApplicableError: there are no buckets, the trace does not bound the latency, no size
             gains by all readings, or they lie too far apart.
     """
-    needed_programs(case.measured)
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
         raise NotApplicableError("the trace has no reduction of gradients")
@@ -282,4 +280,5 @@ KIND = RemedyKind(
     propose,
     architecture=True,
     whole_passes=False,
+    of_programs=True,
 )

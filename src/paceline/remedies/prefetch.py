@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph.program_steps import Pass, reduced_for
 from paceline.remedies.outcome import need_gain, outcome
-from paceline.remedies.programs import Replica, changed_job, needed_gathers, needed_programs
+from paceline.remedies.programs import Replica, changed_job, needed_gathers
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import OpKind
 
@@ -34,7 +34,6 @@ def propose(case: Case) -> Remedy:
     requested = case.options.get("distance")
     if requested is not None and int(requested) < 1:
         raise RemedyError(f"a distance of {requested} units is none; give 1 or more")
-    needed_programs(case.measured)
     if not (case.measured.graph.kind == OpKind.PARAMS_ALL_GATHER).any():
         raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
     distances = DISTANCES if requested is None else (int(requested),)
@@ -178,4 +177,5 @@ KIND = RemedyKind(
     propose,
     architecture=True,
     whole_passes=False,
+    of_programs=True,
 )

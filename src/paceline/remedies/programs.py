@@ -153,20 +153,6 @@ def _count(counts: dict[tuple[int, ...], int], key: tuple[int, ...]) -> int:
     return counts[key]
 
 
-def needed_programs(measured: Measured) -> tuple[ReplicaOps, ...]:
-    """The recorded programs.
-
-    Raises:
-        NotApplicableError: the trace has none.
-    """
-    if not measured.programs:
-        raise NotApplicableError(
-            "the trace does not say when communication was launched and waited for (no columns "
-            "issued and awaited)"
-        )
-    return measured.programs
-
-
 def changed_job(
     measured: Measured,
     edit: Callable[[Replica], None],
@@ -177,7 +163,7 @@ def changed_job(
     """The job with edited programs.
 
     Args:
-        measured: the job as traced.
+        measured: the job as traced, with programs.
         edit: changes the programs of one replica, in place.
         delays: launch delays of the trace's ops, to go along; None: none.
         one_network: gathers and reductions of a stage stand in one queue, as if each needed the
@@ -187,8 +173,7 @@ def changed_job(
         GraphError: the programs block each other.
     """
     old = measured.durations
-    programs = needed_programs(measured)
-    replicas = [Replica.of(ops, old.block(v)) for v, ops in enumerate(programs)]
+    replicas = [Replica.of(ops, old.block(v)) for v, ops in enumerate(measured.programs)]
     for replica in replicas:
         edit(replica)
     finished = [replica.finished() for replica in replicas]

@@ -9,7 +9,6 @@ from paceline.remedies.programs import (
     Replica,
     changed_job,
     needed_gathers,
-    needed_programs,
     without,
 )
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
@@ -22,7 +21,6 @@ def propose(case: Case) -> Remedy:
     Raises:
         NotApplicableError: nothing is gathered again, or the gathers cost next to nothing.
     """
-    needed_programs(case.measured)
     if not (case.measured.graph.kind == OpKind.PARAMS_ALL_GATHER).any():
         raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
     counts: list[tuple[int, int]] = []
@@ -87,4 +85,5 @@ KIND = RemedyKind(
     propose,
     architecture=True,
     whole_passes=False,
+    of_programs=True,
 )
