@@ -56,7 +56,7 @@ def propose(case: Case) -> Remedy:
         notes=(
             "FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; where "
             "gathers block the host (CPU), also _set_unshard_async_op(True)",
-            f"memory: up to {units} more hold gathered parameters at a time",
+            f"memory: the gathered parameters of up to {units} more at a time",
             "computes are taken to be as fast beside a gather as alone; the interval reaches to "
             "the gain if gathers and reductions cannot share the network",
             "gathers that block and are recorded early stay where a pass reduces nothing: there "

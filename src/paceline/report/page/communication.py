@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paceline.diagnose import Communication, Finding
 from paceline.report.page.markup import bar, escape, foreign, table
-from paceline.results.words.communication import HEAD, part_rows, rows, summary
+from paceline.results.words.communication import HEAD, noun, part_rows, rows, summary
 from paceline.results.words.names import cause_name, confidence_text
-from paceline.units import percent
+from paceline.units import percent, seconds
 
 #: Units and buckets in the table.
 MAX_PARTS = 16
@@ -25,10 +25,26 @@ def communication_html(communication: Communication | None) -> str:
         "for the transfer or for peers that come late to it.</p>"
         f"<p>{escape(summary(communication)[:1].upper() + summary(communication)[1:])}.</p>"
         f"{_findings(communication)}"
+        '<figure aria-label="Exposed communication by kind">'
         f"{_table(rows(communication), 'Kinds of collectives')}"
+        '</figure><figure aria-label="The most exposed communication">'
         f"{_table(part_rows(communication, MAX_PARTS), 'The most exposed units or buckets')}"
+        "</figure>"
         "</section>"
     )
+
+
+def exposed_texts(communication: Communication | None) -> dict[str, dict[str, str]]:
+    """What the timeline says of a collective, by kind, stage and part; empty without programs."""
+    if communication is None:
+        return {}
+    name = noun(communication.by_part)
+    texts: dict[str, str] = {}
+    for exposure in communication.by_part:
+        key = f"{exposure.kind} {exposure.stage} {exposure.part}"
+        told = f"{name} {exposure.part}: {seconds(exposure.exposed_s)} exposed in a mean step"
+        texts[key] = f"{name} {exposure.part}" if key in texts else told  # several chunks
+    return {"exposed": texts}
 
 
 def _table(body: list[tuple[str, ...]], caption: str) -> str:
