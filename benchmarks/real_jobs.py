@@ -70,7 +70,9 @@ def promised(folder, name, options):
 
 def remedies(rounds):
     """Promised and measured steps with a change, in turn with the job without it."""
-    print(f"{'remedy':18}{'case':18}{'now':>8}{'noise':>8}{'promised':>10}{'measured':>10}{'off':>7}")
+    print(
+        f"{'remedy':18}{'case':18}{'now':>8}{'noise':>8}{'promised':>10}{'measured':>10}{'off':>7}"
+    )
     for name, case, changed, options in CHANGES:
         now, promises, true = [], [], []
         for _ in range(rounds):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,16 @@ class _Group:
     workers: Sequence[tuple[int, int]]
     usual_s: float
 
-    @property
+    @cached_property
     def level(self) -> Array:
         """[step] the middle member's time over the usual one."""
         middle: Array = np.median(self.times, axis=1)
         return middle
+
+    @cached_property
+    def typical(self) -> float:
+        """The middle of the steps' levels."""
+        return float(np.median(self.level))
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,9 @@ def _slow_groups(groups: Sequence[_Group]) -> list[_Slow]:
 def _judge(group: _Group, others: Sequence[_Group]) -> _Slow | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     level = group.level
-    levels = np.array([np.median(peer.level) for peer in others])
+    levels = np.array([peer.typical for peer in others])
     usual = float(np.median(levels)) if len(levels) else 1.0
-    factor = float(np.median(level)) / max(usual, 1e-9)
+    factor = group.typical / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))

@@ -47,7 +47,7 @@ def part_rows(communication: Communication, most: int = MAX_PARTS) -> list[tuple
 def part_name(exposure: Exposure, among: Sequence[Exposure]) -> str:
     """``params-all-gather of unit 3``; with stage and chunk where there are several."""
     name = f"{exposure.kind} of {noun(among)} {exposure.part}"
-    if len({other.chunk for other in among}) > 1:
+    if exposure.chunk >= 0 and len({other.chunk for other in among if other.chunk >= 0}) > 1:
         name += f", chunk {exposure.chunk}"
     return name + (f", stage {exposure.stage}" if len({o.stage for o in among}) > 1 else "")
 
