@@ -21,6 +21,7 @@ from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, draw_seqlen
 from paceline.trace import OpKind, Trace
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf, analyze
+from sharded_jobs import BucketedJob, ShardedJob
 
 JOB = SynthSpec(dp=8, pp=4, microbatches=8, steps=8)
 COLLECTIVES = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER)
@@ -119,6 +120,11 @@ def _chunked_layers() -> Advised:
     return advised(synthesize(spec), layers=(8, 8, 8, 8))
 
 
+def _buckets() -> Advised:
+    job = BucketedJob(per_bucket=1, latency_s=0.02)
+    return advised(job.trace(), latency_us=job.latency_s * 1e6)
+
+
 def _most_of_a_stage() -> Advised:
     slow = tuple(SlowWorker(dp, 2, 1.4) for dp in range(6))
     return of(slow_workers=slow)
@@ -153,6 +159,8 @@ JOBS: dict[str, Callable[[], Advised]] = {
     "two modes": lambda: stretched([1.5 if step % 5 in (1, 3) else 1.0 for step in range(20)]),
     "slow everywhere": lambda: stretched([3000.0] * 8, slow_workers=(SlowWorker(3, 1, 1.5),)),
     "gpipe": lambda: of(schedule="gpipe", slow_workers=(SlowWorker(3, 1, 1.3),)),
+    "sharded": lambda: advised(ShardedJob(microbatches=2, blocking_scatters=True).trace()),
+    "buckets": _buckets,
     "interleaved": lambda: of(vpp=2, slow_workers=(SlowWorker(3, 1, 1.3),)),
 }
 

@@ -172,6 +172,22 @@ def test_timeline_tells_operations_by_keyboard(open_page, report):
     assert "dp 3, stage 1" in page.locator("#fig-timeline .readout").inner_text()
 
 
+def test_a_collective_tells_its_unit_and_what_of_it_is_exposed(open_page, tmp_path):
+    """Collectives of programs are painted beneath the computes that they run beside."""
+    path = tmp_path / "report.html"
+    path.write_text(page_of(job("sharded")), encoding="utf-8")
+    page = open_page(path).page
+    canvas = page.locator("#fig-timeline canvas")
+    canvas.scroll_into_view_if_needed()
+    tips = []
+    for x in range(60, 400, 4):
+        canvas.hover(position={"x": x, "y": 63})
+        tips.append(page.locator("#tip").inner_text())
+    assert any("unit 0: " in tip and "exposed in a mean step" in tip for tip in tips), tips
+    assert page.locator("nav a[href='#communication']").count() == 1
+    assert "Prefetch too late" in page.locator("#communication").inner_text()
+
+
 def test_the_timeline_shows_any_step(open_page, report):
     page = open_page(report).page
     slider, said = page.locator("#timeline-step"), page.locator("#fig-timeline > p").first

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 WIDTH, ROWS = 32, 4
+WIDE = 1024  # a layer is 4 MB: its transfer takes a share of the layer's time
 LAYERS = 5
-LAYER_S = 0.03
+LAYER_S, WIDE_LAYER_S = 0.03, 0.06
 
 
 class Sleep(torch.autograd.Function):
@@ -96,8 +97,12 @@ def fsdp(case, rank, world, factor, loop):
 
     shape, names = ((2, 2), ("replicate", "shard")) if case == "hsdp" else ((world,), ("shard",))
     mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
-    model = layers(factor)
+    wide = "wide" in case
+    width = WIDE if wide else WIDTH
+    model = layers(factor, seconds=WIDE_LAYER_S if wide else LAYER_S, width=width)
     options = {"mesh": mesh}
+    if case.endswith("-keep"):
+        options["reshard_after_forward"] = False
     if case == "fsdp-mixed":
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
@@ -105,19 +110,23 @@ def fsdp(case, rank, world, factor, loop):
     for layer in model:
         fully_shard(layer, **options)
     fully_shard(model, **options)
+    if "prefetch" in case:
+        prefetch(list(model), int(case[-1]))
+        model._set_unshard_async_op(True)
     if loop.recorder is not None:
         import paceline.record as record
 
         record.instrument_fsdp(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    microbatches = 3 if case == "fsdp-accumulate" else 1
-    x = torch.randn(ROWS, WIDTH)
+    microbatches = 3 if case.endswith(("-accumulate", "-each")) else 1
+    x = torch.randn(ROWS, width)
 
     def step():
         optimizer.zero_grad()
         total = 0.0
         for microbatch in range(microbatches):
-            model.set_requires_gradient_sync(microbatch == microbatches - 1)
+            last = microbatch == microbatches - 1
+            model.set_requires_gradient_sync(last or case.endswith("-each"))
             loss = model(x).square().mean()
             loss.backward()
             total += float(loss.detach())
@@ -127,24 +136,37 @@ def fsdp(case, rank, world, factor, loop):
     loop.run(step)
 
 
+def prefetch(units, distance):
+    """Gather units so many ahead, in both directions."""
+    for order, ahead in (
+        (units, lambda unit: unit.set_modules_to_forward_prefetch),
+        (units[::-1], lambda unit: unit.set_modules_to_backward_prefetch),
+    ):
+        for i, unit in enumerate(order):
+            if following := order[i + 1 : i + 1 + distance]:
+                ahead(unit)(following)
+
+
 def ddp(case, rank, world, factor, loop):
-    wide = 128  # a layer is a bucket of 66 kB
-    model = layers(factor, width=wide)
-    cap = 25 if case == "ddp-one" else 0.05
+    wide = WIDE if "wide" in case else 128  # a layer is a bucket of 66 kB
+    model = layers(factor, width=wide, seconds=WIDE_LAYER_S if wide == WIDE else LAYER_S)
+    cap = {"ddp-one": 25, "ddp-wide": 3, "ddp-wide-each": 3, "ddp-wide-two": 8}.get(case, 0.05)
+    cap = 25 if case == "ddp-wide-one" else cap
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap)
     if loop.recorder is not None:
         import paceline.record as record
 
         record.instrument_ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    microbatches = 3 if case == "ddp-accumulate" else 1
+    microbatches = 3 if case.endswith(("-accumulate", "-each")) else 1
     x = torch.randn(ROWS, wide)
 
     def step():
         optimizer.zero_grad()
         total = 0.0
         for microbatch in range(microbatches):
-            model.require_backward_grad_sync = microbatch == microbatches - 1
+            last = microbatch == microbatches - 1
+            model.require_backward_grad_sync = last or case.endswith("-each")
             loss = model(x).square().mean()
             loss.backward()
             total += float(loss.detach())

@@ -28,6 +28,9 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--chunks", int, "N", "interleave: chunks per stage"),
     ("--buckets", int, "N", "overlap-dp: parts in which a chunk's gradients are reduced"),
     ("--every-steps", int, "N", "planned-gc: steps between collections"),
+    ("--distance", int, "N", "prefetch: units ahead of which parameters are gathered"),
+    ("--bucket-size", float, "X", "bucket-size: times as large as now (0.5, 2, 4, ...)"),
+    ("--latency-us", float, "US", "bucket-size: time of a very small all-reduce, microseconds"),
     ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
 )
 

@@ -1,5 +1,7 @@
 """Why a job is slow: causes, where they are, what each costs, how sure."""
 
+from paceline.diagnose.arrangement import communication
+from paceline.diagnose.communication import Communication, Exposure
 from paceline.diagnose.diagnosis import MIN_OF_STEP, Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
 from paceline.diagnose.microbatches import forward_backward_correlation
@@ -8,10 +10,13 @@ from paceline.diagnose.waterfall import Drop, Waterfall, waterfall
 __all__ = [
     "CAUSES",
     "MIN_OF_STEP",
+    "Communication",
     "Diagnosis",
     "Drop",
+    "Exposure",
     "Finding",
     "Waterfall",
+    "communication",
     "diagnose",
     "forward_backward_correlation",
     "waterfall",

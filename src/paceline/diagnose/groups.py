@@ -168,7 +168,7 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     levels = others.levels
     level = group.level
     usual = float(np.median(levels)) if len(levels) else 1.0
-    factor = float(np.median(level)) / max(usual, 1e-9)
+    factor = float(others.typical[others.one]) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
         noise = np.append(noise, robust.spread(np.log(np.maximum(levels, 1e-9))))

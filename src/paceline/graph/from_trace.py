@@ -13,6 +13,7 @@ from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets, estimate_offsets
 from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.late import settle_late_ends
+from paceline.graph.replica import ReplicaOps
 from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
@@ -52,6 +53,7 @@ class Measured:
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
         doubts: what the user should know; that of the trace's reader has no code.
+        programs: of each variant its ops with launches and waits; empty where none are recorded.
     """
 
     job: Job
@@ -66,6 +68,7 @@ class Measured:
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
     doubts: tuple[Warning, ...]
+    programs: tuple[ReplicaOps, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -135,6 +138,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
             *gaps.notes(),
             *_clock_warnings(clocks),
         ),
+        programs=structure.variants if graph.programmed else (),
     )
 
 

@@ -1,12 +1,16 @@
 """Changes to the job, each with its gain predicted by the one simulator."""
 
 from paceline.remedies import (
+    accumulate,
+    buckets,
     data_loading,
     microbatches,
     peer_groups,
     placement,
     planned_gc,
+    prefetch,
     replace,
+    reshard,
     schedule,
     sequence_balance,
     stage_layout,
@@ -26,6 +30,10 @@ REMEDIES: tuple[RemedyKind, ...] = (
     placement.KIND,
     data_loading.KIND,
     *schedule.KINDS,
+    prefetch.KIND,
+    reshard.KIND,
+    accumulate.KIND,
+    buckets.KIND,
 )
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.diagnose import Diagnosis, Waterfall, waterfall
+from paceline.diagnose import Communication, Diagnosis, Waterfall, communication, waterfall
 from paceline.errors import RemedyError
 from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
@@ -22,6 +22,7 @@ class Advice:
         not_applicable: remedy -> why it does not apply.
         architecture: changes of the job's architecture, by gain.
         hints: what to tell Paceline to learn more.
+        communication: which of it the step waits for; None where no programs are recorded.
     """
 
     diagnosis: Diagnosis
@@ -30,6 +31,7 @@ class Advice:
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     architecture: tuple[Remedy, ...] = ()
     hints: tuple[str, ...] = ()
+    communication: Communication | None = None
 
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
@@ -43,6 +45,7 @@ def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
         refused,
         tuple(remedy for remedy in proposed if remedy.architecture),
         _hints(case),
+        communication(case.measured, case.result),
     )
 
 
@@ -59,7 +62,7 @@ def _hints(case: Case) -> tuple[str, ...]:
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
     """Remedies by gain, and why the others do not apply.
 
-    For a job without findings only changes of its architecture.
+    For a job without findings only changes of its architecture; without programs none of those.
     """
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
@@ -76,6 +79,8 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
             return str(error)
 
     for kind in kinds:
+        if kind.of_programs and not case.measured.programs:
+            continue
         answer = ask(kind)
         if isinstance(answer, str):
             refused[kind.name] = answer

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.diagnose import Diagnosis, Finding
+from paceline.diagnose import MIN_OF_STEP, Diagnosis, Finding
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations
 from paceline.remedies.remedy import (
@@ -141,6 +141,17 @@ def needed_finding(case: Case, cause: str, description: str) -> Finding:
             f"nothing to do: the trace shows no {description} (no {cause!r} finding)"
         )
     return finding
+
+
+def need_gain(case: Case, after: Prediction, change: str) -> None:
+    """NotApplicableError where the change gains next to nothing, or loses."""
+    now = case.before.mean_s
+    if after.mean_s > now * (1 - MIN_OF_STEP):
+        loss = after.mean_s / now - 1
+        effect = "gains next to nothing" if loss < MIN_OF_STEP else f"makes steps {loss:.1%} longer"
+        raise NotApplicableError(
+            f"{change} {effect}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
+        )
 
 
 def copy_of(durations: Durations) -> Durations:

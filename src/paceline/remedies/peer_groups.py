@@ -85,6 +85,7 @@ NETWORK = RemedyKind(
     frozenset({"peer-network"}),
     fix_peer_network,
     whole_passes=False,
+    of_programs=True,
 )
 EXPERTS = RemedyKind(
     "balance-experts",
@@ -92,6 +93,7 @@ EXPERTS = RemedyKind(
     frozenset({"expert-imbalance"}),
     balance_experts,
     whole_passes=False,
+    of_programs=True,
 )
 CONTEXT = RemedyKind(
     "balance-context",
@@ -99,5 +101,6 @@ CONTEXT = RemedyKind(
     frozenset({"context-imbalance"}),
     balance_context,
     whole_passes=False,
+    of_programs=True,
 )
 KINDS = (NETWORK, EXPERTS, CONTEXT)

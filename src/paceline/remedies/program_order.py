@@ -66,7 +66,7 @@ def program_order(measured: Measured) -> ProgramOrder:
     ties = np.concatenate(ties_of_stages)
     if len(ties):
         try:
-            return ProgramOrder(_with_edges(graph, ties), ties)
+            return ProgramOrder(with_edges(graph, ties), ties)
         except GraphError:  # clocks of workers contradict each other
             pass
     return ProgramOrder(graph, ties[:0])
@@ -122,7 +122,7 @@ def _ended_before(ends: Array, starts: Array) -> Ints:
     return least
 
 
-def _with_edges(graph: StepGraph, edges: Ints) -> StepGraph:
+def with_edges(graph: StepGraph, edges: Ints) -> StepGraph:
     """The graph with further edges [edge, 2] (before, after)."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     return make_graph(

@@ -149,9 +149,6 @@ class Remedy:
         action: what to do, without the gain: ``text`` is ``action: effect``.
         effect: what the step then takes, with the gain; both are "" in older results.
         architecture: it changes the job's architecture instead of mending what is wrong.
-        whole_passes: it moves or splits passes, so it needs each in one piece.
-        rebuilds: it makes another pipeline, whose order the rules of pipelines tell, not the
-            recorded programs.
     """
 
     remedy: str
@@ -198,6 +195,10 @@ class RemedyKind:
         causes: it answers findings of these causes.
         propose: how it is proposed.
         architecture: it changes the job's architecture instead of mending what is wrong.
+        whole_passes: it moves or splits passes, so it needs each in one piece.
+        rebuilds: it makes another pipeline, whose order the rules of pipelines tell, not the
+            recorded programs.
+        of_programs: it changes recorded programs; a job without them is not told of it.
     """
 
     name: str
@@ -207,6 +208,7 @@ class RemedyKind:
     architecture: bool = False
     whole_passes: bool = True
     rebuilds: bool = False
+    of_programs: bool = False
 
     def proposed(self, case: Case) -> Remedy:
         """The remedy for a job.
@@ -215,6 +217,11 @@ class RemedyKind:
             RemedyError: it does not apply.
         """
         graph = case.measured.graph
+        if self.of_programs and not case.measured.programs:
+            raise NotApplicableError(
+                "the trace does not say when communication was launched and waited for (no "
+                "columns issued and awaited)"
+            )
         if self.whole_passes and graph.has_parts:
             raise NotApplicableError(
                 "passes were recorded in parts, between launches and waits; this remedy knows "

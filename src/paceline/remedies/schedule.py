@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose import MIN_OF_STEP
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.chunks import (
     EVEN_SHARE,
@@ -18,7 +17,7 @@ from paceline.remedies.chunks import (
     even_shares,
     shares_by_layers,
 )
-from paceline.remedies.outcome import MAX_OPEN_GAP, finding_of, outcome
+from paceline.remedies.outcome import MAX_OPEN_GAP, finding_of, need_gain, outcome
 from paceline.remedies.parameter_ops import stay_late
 from paceline.remedies.places import least_difference, typical_places
 from paceline.remedies.regraph import (
@@ -43,17 +42,6 @@ COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 #: Gains of 95% of the jobs that were run again in chunks lay so near to the predicted ones
 #: (benchmarks/truth.py: 275 jobs, 1.7 points).
 MARGIN = 0.017
-
-
-def _need_gain(case: Case, after: Prediction, change: str) -> None:
-    """NotApplicableError where the change gains next to nothing, or loses."""
-    now = case.before.mean_s
-    if after.mean_s > now * (1 - MIN_OF_STEP):
-        loss = after.mean_s / now - 1
-        effect = "gains next to nothing" if loss < MIN_OF_STEP else f"makes steps {loss:.1%} longer"
-        raise NotApplicableError(
-            f"{change} {effect}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
-        )
 
 
 def overlap_dp(case: Case) -> Remedy:
@@ -84,7 +72,7 @@ def overlap_dp(case: Case) -> Remedy:
     if buckets > 1:
         overlap_buckets(new.durations, buckets)
     after = case.predicted(new.durations, new.delays)
-    _need_gain(case, after, "overlapping the reduction of gradients")
+    need_gain(case, after, "overlapping the reduction of gradients")
     bucket_text = f", in {buckets} buckets" if buckets > 1 else ""
     return outcome(
         case,
@@ -111,7 +99,7 @@ def one_f_one_b(case: Case) -> Remedy:
         raise NotApplicableError("the job does not run GPipe")
     new = with_schedule(case.measured, "1f1b", one_chunk_shares(graph.n_pp), case.delays)
     after = case.predicted(new.durations, new.delays)
-    _need_gain(case, after, "1F1B (which needs far less memory for activations than GPipe)")
+    need_gain(case, after, "1F1B (which needs far less memory for activations than GPipe)")
     return outcome(
         case,
         ONE_F_ONE_B,
@@ -148,7 +136,7 @@ def interleave(case: Case) -> Remedy:
     chunks = int(min(table, key=lambda row: float(row["step_time_s"]))["chunks"])
     share = trial.share(chunks)
     after = trial.predicted(share)
-    _need_gain(case, after, f"interleaving ({chunks} chunks per stage)")
+    need_gain(case, after, f"interleaving ({chunks} chunks per stage)")
     even_reading = _even_reading(trial, share, after)
     short_reading = _short_reading(trial, share, after)
     return outcome(

@@ -12,6 +12,7 @@ from string import Template
 from typing import BinaryIO
 from urllib.parse import quote
 
+from paceline.report.page.communication import communication_html, exposed_texts
 from paceline.report.page.drawings import Drawings
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import MAX_SIDE_BY_SIDE, blamed_workers, figure_data
@@ -83,7 +84,7 @@ def _html(page: _Page) -> str:
         mood="healthy" if is_healthy(report) else "slow",
         doubt=_doubt(report),
         numbers=key_numbers(report, page.gpu_hour_cost),
-        nav=static("nav.html"),
+        nav=_contents(report),
         answers=_findings_and_remedies(report),
         figures=_figures(page),
         definitions=static("definitions.html"),
@@ -94,11 +95,16 @@ def _html(page: _Page) -> str:
     )
 
 
+def _contents(report: JobReport) -> str:
+    link = "" if report.communication is None else '<a href="#communication">Communication</a> '
+    return Template(static("nav.html")).substitute(communication=link)
+
+
 def _data(page: _Page) -> dict[str, object]:
     return {
         **figure_data(page.report),
         "blamed": blamed_workers(page.report.job, page.report.diagnosis),
-        "timeline": page.drawings.timeline,
+        "timeline": {**page.drawings.timeline, **exposed_texts(page.report.communication)},
         "scatter": page.drawings.scatter,
     }
 
@@ -119,6 +125,7 @@ def _figures(page: _Page) -> str:
         heatmaps="columns" if report.job.replicas <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
+        communication=communication_html(report.communication),
         **path_html(report.critical_path, report.job),
         waterfall=waterfall_html(report, page.gpu_hour_cost),
         perfetto=_perfetto(page.perfetto),

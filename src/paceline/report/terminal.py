@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from paceline.remedies import beyond_s
+from paceline.report.communication import communication_lines
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrap
@@ -79,6 +80,7 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
     blocks = [
         _head(report, width),
         why_lines(report, width),
+        communication_lines(report.communication, width),
         path_lines(report.critical_path, report.job, width),
         _worst(report, width),
         _shares(report, width),

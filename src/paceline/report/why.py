@@ -8,6 +8,7 @@ from rich.text import Text
 
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
+from paceline.report.communication import communication_lines
 from paceline.report.layout import wrap
 from paceline.results.document import JobReport
 from paceline.results.headline import HEALTHY, is_healthy, is_small
@@ -89,6 +90,8 @@ def diagnosis_lines(
         lines += _finding_lines(finding, report.remedies, width)
     lines += [Text("")] if report.diagnosis.findings else []
     lines += [*_remedy_lines(report, width), Text("")]
+    if communication := communication_lines(report.communication, width):
+        lines += [*communication, Text("")]
     return lines + _fall_lines(report, gpu_hour_cost)
 
 

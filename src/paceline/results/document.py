@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose import Diagnosis, Finding, Waterfall
+from paceline.diagnose import Communication, Diagnosis, Finding, Waterfall
 from paceline.errors import ResultError
 from paceline.plan.expect import Expectation
 from paceline.remedies import Advice, Remedy
@@ -56,6 +56,7 @@ class JobReport:
         microbatches: [dp] of each replica; empty where they are not known.
         findings: None where the analysis went without a diagnosis.
         waterfall, remedies, architecture, not_applicable, hints: of the diagnosis.
+        communication: what of it the step waits for; None where no programs are recorded.
         expected: the model of the job beside it.
         hosts: where workers run; empty where that is not known.
     """
@@ -104,6 +105,7 @@ class JobReport:
     architecture: tuple[Remedy, ...] = ()
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    communication: Communication | None = None
     hosts: Hosts = field(default_factory=dict)
 
     @classmethod

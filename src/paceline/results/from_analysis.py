@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from paceline.remedies import Advice
 from paceline.results.answers import plain_finding, plain_remedy
+from paceline.results.communication import plain_communication
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
 from paceline.trace import Job
@@ -75,6 +76,7 @@ def answers_of(advice: Advice, job: Job) -> dict[str, Any]:
         "architecture": tuple(plain_remedy(r, job) for r in advice.architecture),
         "not_applicable": dict(advice.not_applicable),
         "hints": advice.hints,
+        "communication": plain_communication(advice.communication, job),
     }
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.errors import ResultError
 from paceline.results.answers import EXPECTATION, FINDING, INTERVAL, REMEDY, WATERFALL
+from paceline.results.communication import COMMUNICATION
 from paceline.results.forms import (
     FLAG,
     NUMBER,
@@ -200,6 +201,12 @@ KEYS: tuple[Key, ...] = (
         written=lambda report: report.expected is not None,
     ),
     *DIAGNOSIS_KEYS,
+    Key(
+        "communication",
+        COMMUNICATION,
+        "exposed and hidden seconds of collectives, where programs are recorded",
+        written=lambda report: report.communication is not None,
+    ),
     Key(
         "hosts",
         HOSTS,

@@ -14,6 +14,7 @@ from paceline.report.page.pack import MISSING, base64_of
 from paceline.report.timeline import draw_ideal
 from paceline.simulate import Timeline, timeline
 from paceline.trace import OpKind
+from paceline.trace.kinds import DP_KINDS
 from paceline.whatif import WhatIf
 from paceline.whatif.critical_path import CriticalPath
 
@@ -98,7 +99,10 @@ def _ops_data(measured: Measured, variant: int) -> dict[str, Any]:
     graph = measured.graph
     ops = graph.variant_ops(variant)
     _, microbatch = served(graph)
+    wide = np.isin(graph.kind[ops], [int(kind) for kind in DP_KINDS])
+    part = np.where(wide, np.minimum(graph.part[ops], MISSING), MISSING)
     return {
+        **({"part": base64_of(part.astype("<u2"))} if graph.programmed else {}),
         "kind": base64_of(graph.kind[ops].astype("<u1")),
         "pp": base64_of(graph.pp[ops].astype("<u2")),
         "microbatch": base64_of(np.where(microbatch < 0, MISSING, microbatch)[ops].astype("<u2")),

@@ -233,6 +233,37 @@ def _interleave(change: Change) -> Phrases:
         yield f"the mean step with: {', '.join(step_times)}"
 
 
+def _prefetch(change: Change) -> Phrases:
+    gains = [
+        f"{count(row['distance'], 'unit')} {percent(row['gain'])}"
+        for row in change.get("compared") or ()
+    ]
+    if gains:
+        yield f"gains by distance: {', '.join(gains)}"
+
+
+def _keep_parameters(change: Change) -> Phrases:
+    dropped, total = change.get("gathers_dropped"), change.get("gathers")
+    if dropped and total:
+        yield f"{count(dropped, 'gather')} of {total:,} vanish from a step"
+
+
+def _accumulate(change: Change) -> Phrases:
+    if dropped := change.get("reductions_dropped"):
+        yield f"{count(dropped, 'reduction')} of a step vanish"
+    if (gain := change.get("gain_all_reduce_only")) is not None:
+        yield f"if only the all-reduce over replicas waits for the last microbatch: {percent(gain)}"
+
+
+def _bucket_size(change: Change) -> Phrases:
+    gains = [f"{times(row['size'])} {percent(row['gain'])}" for row in change.get("compared") or ()]
+    if gains:
+        yield f"gains by size, at the worst: {', '.join(gains)}"
+    if latency := change.get("latency_s"):
+        low, high = (seconds(end) for end in latency)
+        yield f"latency of a reduction: {low if low == high else f'{low} to {high}'}"
+
+
 OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "replace-worker": _replace_worker,
     "fix-link": _fix_link,
@@ -246,4 +277,8 @@ OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "overlap-dp": _overlap,
     "1f1b": _one_f_one_b,
     "interleave": _interleave,
+    "prefetch": _prefetch,
+    "keep-parameters": _keep_parameters,
+    "accumulate": _accumulate,
+    "bucket-size": _bucket_size,
 }

@@ -21,6 +21,10 @@ CAUSES = {
     "unexplained": "Unexplained",
     "launch-delay": "Launch delay",
     "drift": "Drift over the job",
+    "first-gather-exposed": "First gather exposed",
+    "prefetch-late": "Prefetch too late",
+    "bucket-too-large": "Last bucket exposed",
+    "reduced-each-microbatch": "Reduced for each microbatch",
 }
 
 #: Drops of the waterfall that are no finding: their names, and what they are.

@@ -50,23 +50,30 @@
     const who = row.ideal ? `ideal, stage ${row.pp}` : `dp ${Paceline.replica(Paceline, row.dp)}, stage ${row.pp}`;
     const number = events.microbatch[i] === 65535 ? "" : ` of microbatch ${events.microbatch[i]}`;
     const end = events.start[i] + events.length[i];
+    const exposed = data.exposed[`${kinds[events.kind[i]]} ${row.pp} ${events.part[i]}`];
     const path = events.critical[i] ? ["on the critical path"] : [];
     return [
       `${kinds[events.kind[i]]}${number}`,
+      ...(exposed === undefined ? [] : [exposed]),
       who,
       `${seconds(events.length[i])}, from ${seconds(events.start[i])} to ${seconds(end)}`,
       ...path,
     ];
   };
 
-  /** The event at a time in a row; computes before what runs beside them. */
-  const eventAt = (data, row, time, slack) => {
+  /** The event at a time in a row; at the same height computes before what runs beside them.
+
+      `depth` is how far down in the row, 0 to 1; -1 for anywhere. */
+  const eventAt = (data, row, time, slack, depth = -1) => {
     const { events } = data;
     let found = null;
     for (let i = 0; i < events.n; i++) {
       if (events.row[i] !== row) continue;
       const inside = time >= events.start[i] - slack && time <= events.start[i] + events.length[i] + slack;
-      if (inside && (found === null || events.kind[i] < events.kind[found])) found = i;
+      if (!inside) continue;
+      const better = (j) => Paceline.timelineCovers(data.kinds[events.kind[j]], depth);
+      const nearer = found === null ? 1 : better(i) - better(found);
+      if (nearer > 0 || (nearer === 0 && events.kind[i] < events.kind[found])) found = i;
     }
     return found;
   };
@@ -191,7 +198,7 @@
       const y = event.clientY - canvas.getBoundingClientRect().top;
       const at = place.tops.findLastIndex((top) => y >= top);
       const slack = (2 * (view.to - view.from)) / place.width;
-      const found = at >= 0 && y < place.tops[at] + place.height ? eventAt(data, at, timeAt(event.clientX), slack) : null;
+      const found = at >= 0 && y < place.tops[at] + place.height ? eventAt(data, at, timeAt(event.clientX), slack, (y - place.tops[at]) / place.height) : null;
       if (found === null) return Paceline.hideTip();
       return Paceline.showTip(describe(data, found), event.clientX, event.clientY);
     };

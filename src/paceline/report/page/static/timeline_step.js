@@ -9,6 +9,7 @@
     kind: Paceline.octets(packed.kind),
     pp: Paceline.shorts(packed.pp),
     microbatch: Paceline.shorts(packed.microbatch),
+    part: packed.part ? Paceline.shorts(packed.part) : null,
   });
 
   /** The segments of a critical path; each ends where the next one starts. */
@@ -38,6 +39,7 @@
       row: column(Uint16Array, "row"),
       kind: column(Uint8Array, "kind"),
       microbatch: column(Uint16Array, "microbatch"),
+      part: column(Uint16Array, "part"),
       start: column(Float32Array, "start"),
       length: column(Float32Array, "length"),
       critical: column(Uint8Array, "critical"),
@@ -47,6 +49,7 @@
   /** Gives what a timeline draws of the k-th step there is. */
   Paceline.timelineSteps = (packed) => {
     const variants = packed.variants.map(unpackOps);
+    Paceline.timelineBeside(variants.some((ops) => ops.part !== null));
     const variantOf = Paceline.ints(packed.replica_variant);
     return (k) => {
       const step = packed.steps[k];
@@ -57,7 +60,8 @@
           const length = times.length[times.at + op];
           if (!(length > 0)) return;
           const [row, microbatch] = [first + ops.pp[op], ops.microbatch[op]];
-          found.push({ row, kind, microbatch, start: times.start[times.at + op], length, critical: critical.has(op) ? 1 : 0 });
+          const part = ops.part ? ops.part[op] : MISSING;
+          found.push({ row, kind, microbatch, part, start: times.start[times.at + op], length, critical: critical.has(op) ? 1 : 0 });
         });
         times.at += ops.kind.length;
       };
@@ -82,6 +86,7 @@
       return {
         ...step,
         kinds: packed.kinds,
+        exposed: packed.exposed ?? {},
         rows,
         events: columns(found),
         path: path(segments, (dp) => place.get(dp) ?? null, opsOf),

@@ -19,7 +19,17 @@
     "weight-compute": { colour: "--k-weight", part: BAND },
   };
   const OTHER = { colour: "--k-collective", part: [0.1, 0.46] };
+  /** Whether collectives run beside computes: then they have a part of the row of their own. */
+  Paceline.timelineBeside = (beside) => {
+    OTHER.part = beside ? [0.7, 0.3] : [0.1, 0.46];
+  };
   const lookOf = (kind) => LOOKS[kind] ?? OTHER;
+
+  /** Whether a kind is painted at a depth of its row, 0 to 1; -1 is no depth. */
+  Paceline.timelineCovers = (kind, depth) => {
+    const [top, height] = lookOf(kind).part;
+    return depth >= top && depth <= top + height;
+  };
 
   /** The CSS variable of a kind's colour. */
   Paceline.timelineColour = (kind) => lookOf(kind).colour;

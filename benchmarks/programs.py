@@ -1,0 +1,142 @@
+"""Remedies of FSDP and DDP programs against the changed jobs: ``python benchmarks/programs.py``.
+
+Random jobs (tests/sharded_jobs.py: another simulator, event by event) are traced and analysed; each
+promise is held against the job whose program is really changed. Prints the errors of the promised
+steps in % of the true ones, gains of the wrong sign, and how many true gains lie in the interval.
+The second table holds what is said of the arrangement of communication against the job run without
+those transfers.
+"""
+
+import argparse
+import random
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paceline.diagnose import diagnose
+from paceline.errors import NotApplicableError
+from paceline.graph import from_trace
+from paceline.remedies import REMEDIES, Case
+from paceline.whatif import analyze
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from sharded_jobs import BucketedJob, ShardedJob
+
+KINDS = {kind.name: kind for kind in REMEDIES}
+
+
+def random_sharded(seed):
+    rng = random.Random(f"sharded/{seed}")
+    dp = rng.choice((2, 4, 8))
+    return ShardedJob(
+        units=rng.randint(2, 10),
+        dp=dp,
+        microbatches=rng.randint(1, 3),
+        ahead=rng.choice((0, 0, 0, 1, 2)),
+        blocking=rng.random() < 0.4,
+        reshard=rng.random() < 0.8,
+        every=rng.random() < 0.7,
+        blocking_scatters=rng.random() < 0.4,
+        gather_s=rng.uniform(0.002, 0.06),
+        scatter_s=rng.uniform(0.002, 0.06),
+        forward_s=rng.uniform(0.01, 0.05),
+        uneven=rng.uniform(0, 0.5),
+        **_faults(rng, dp),
+        seed=seed,
+    )
+
+
+def random_bucketed(seed):
+    rng = random.Random(f"bucketed/{seed}")
+    dp = rng.choice((2, 4, 8))
+    return BucketedJob(
+        layers=64,
+        per_bucket=rng.choice((8, 16, 32, 64)),
+        dp=dp,
+        microbatches=rng.randint(1, 3),
+        latency_s=rng.choice((0.0, 0.001, 0.005, 0.02)),
+        layer_s=rng.uniform(0.0003, 0.008),
+        backward_s=rng.uniform(0.001, 0.008),
+        every=rng.random() < 0.5,
+        **_faults(rng, dp),
+        seed=seed,
+    )
+
+
+def _faults(rng, dp):
+    slow = {rng.randrange(dp): rng.uniform(1.1, 2)} if rng.random() < 0.4 else {}
+    pause_s = rng.uniform(0, 0.02) if rng.random() < 0.4 else 0.0
+    return {"jitter": rng.choice((0.01, 0.05, 0.15)), "slow": slow, "pause_s": pause_s}
+
+
+def case_of(job, **options):
+    measured = from_trace(job.trace(), keep_clocks=True)
+    result = analyze(measured)
+    return Case(measured, result, diagnose(measured, result), None, None, options)
+
+
+def changed(job, remedy):
+    """The job with the change that a remedy names."""
+    if remedy.remedy == "prefetch":
+        return replace(job, ahead=max(job.ahead, remedy.change["distance"]), blocking=False)
+    if remedy.remedy == "keep-parameters":
+        return replace(job, reshard=False)
+    if remedy.remedy == "accumulate":
+        return replace(job, every=False)
+    return replace(job, per_bucket=max(1, round(job.per_bucket * remedy.change["size"])))
+
+
+def promises(job, **options):
+    """The remedies of programs that apply."""
+    case = case_of(job, **options)
+    for name in ("prefetch", "keep-parameters", "accumulate", "bucket-size"):
+        try:
+            yield KINDS[name].proposed(case)
+        except NotApplicableError:
+            continue
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=200, help="of each sort and seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    rows = defaultdict(list)
+    for seed in range(args.seeds * args.jobs):
+        sharded, bucketed = random_sharded(seed), random_bucketed(seed)
+        told = {"latency_us": bucketed.latency_s * 1e6}
+        for job, options, sort in (
+            (sharded, {}, ""),
+            (bucketed, told, " (latency told)"),
+            (bucketed, {}, ""),
+        ):
+            now_s = job.step_s()
+            for remedy in promises(job, **options):
+                if sort and remedy.remedy != "bucket-size":
+                    continue
+                true_s = changed(job, remedy).step_s()
+                low, high = remedy.interval
+                gain = 1 - true_s / now_s
+                inside = low - 1e-9 <= gain <= high + 1e-9
+                rows[remedy.remedy + sort].append(
+                    (abs(remedy.step_time_s / true_s - 1), gain, remedy.gain, inside, seed)
+                )
+    print(
+        f"{'remedy':32}{'applied':>8}{'median':>8}{'95%':>7}{'largest':>9}{'over 3%':>9}"
+        f"{'wrong sign':>12}{'in interval':>13}"
+    )
+    for name, table in sorted(rows.items()):
+        error, gain, _, inside, seeds = (np.array(column) for column in zip(*table, strict=True))
+        print(
+            f"{name:32}{len(table):8}{np.median(error):8.1%}{np.quantile(error, 0.95):7.1%}"
+            f"{error.max():9.1%}{(error > 0.03).sum():9}{(gain < -1e-9).sum():12}"
+            f"{inside.mean():13.0%}   worst seed {seeds[error.argmax()]}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Communication that a step waits for, and communication that hides behind computes.
+
+A part is a unit (FSDP) or a bucket (DDP) of one kind of collective on one stage. Its *exposed*
+seconds are what the simulated step would shrink by if its transfers took 0 s; the rest is hidden.
+Exposed seconds of several parts do not add up: where two run side by side, neither shortens the
+step alone. *Waited* seconds do add up: the time in which programs stand waiting for the part, for
+its transfer or for peers that come late to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.finding import Finding
+from paceline.graph import Durations, Measured, ReplicaOps, StepGraph
+from paceline.graph.program_steps import program_steps
+from paceline.simulate import Rules, all_lanes, step_times, timeline
+from paceline.trace import OpKind
+from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Op x lane x rule that one analysis simulates at most, about a second; of longer jobs fewer steps.
+MAX_VALUES = 250_000_000
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One part's seconds per step, means over the steps looked at.
+
+    Attributes:
+        kind: label of the collective.
+        stage: pipeline stage.
+        chunk: model chunk, -1 = not told.
+        part: unit or bucket; None = all of the kind on the stage.
+        count: collectives per step.
+        transfer_s: transfer time of the slowest member, summed over the collectives.
+        exposed_s: what the step would shrink by if the transfers took 0 s.
+        waited_s: time in which a worker's program stands waiting for them, mean over the workers.
+    """
+
+    kind: str
+    stage: int
+    chunk: int
+    part: int | None
+    count: int
+    transfer_s: float
+    exposed_s: float
+    waited_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of the transfers that do not lengthen the step."""
+        return max(0.0, self.transfer_s - self.exposed_s)
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Exposed and hidden communication of a job whose programs are recorded.
+
+    Attributes:
+        step_s: simulated step, mean over the steps looked at.
+        exposed_s: what it would shrink by if no collective took any time.
+        by_kind: of each kind and stage.
+        by_part: of each unit and bucket.
+        findings: how the job's communication is arranged, by what it costs; no stragglers.
+    """
+
+    step_s: float
+    exposed_s: float
+    by_kind: tuple[Exposure, ...]
+    by_part: tuple[Exposure, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+class Simulated:
+    """The steps that are looked at, and what they would take without some transfers."""
+
+    def __init__(self, measured: Measured, n_rules: int) -> None:
+        n_ops, n_dp = measured.graph.n_ops, measured.graph.n_dp
+        most = max(1, MAX_VALUES // (n_ops * n_dp * max(n_rules, 1)))
+        n_steps = measured.durations.n_steps
+        index = np.unique(np.linspace(0, n_steps - 1, min(n_steps, most)).astype(np.int64))
+        whole = len(index) == n_steps
+        self.index = index
+        self.durations = measured.durations if whole else measured.durations.of_steps(index)
+        self.graph: StepGraph = measured.graph
+        self.step_s = self.of([np.empty(0, dtype=np.int64)])[0]
+
+    def of(self, vanishing: Sequence[Ints]) -> Array:
+        """[set, step] seconds of the steps if the ops of a set took 0 s."""
+        keep = np.ones((len(vanishing), self.graph.n_ops), dtype=bool)
+        for rule, ops in enumerate(vanishing):
+            keep[rule, ops] = False
+        lanes = all_lanes(self.graph, len(self.index)).repeated(len(vanishing))
+        rules = Rules(keep, np.zeros(self.graph.n_ops))
+        return step_times(self.durations, rules, lanes).reshape(len(vanishing), -1)
+
+    def with_durations(self, durations: Durations) -> Array:
+        """[step] seconds of the steps with other durations."""
+        lanes = all_lanes(self.graph, len(self.index))
+        return step_times(durations, Rules.own(self.graph), lanes)
+
+
+def exposures(measured: Measured, simulated: Simulated, waits: Waits) -> Communication:
+    """The table: what each part exposes, hides and is waited for."""
+    graph = measured.graph
+    parts, kinds = parts_of(graph), kinds_of(graph)
+    everything = np.concatenate(list(kinds.values()))
+    sets = [*parts.values(), *kinds.values(), everything]
+    shrunk = simulated.step_s - simulated.of(sets)
+    exposed = [max(0.0, float(seconds.mean())) for seconds in shrunk]
+    transfers = _transfers(simulated.durations)
+
+    def row(kind: int, stage: int, chunk: int, part: int | None, ops: Ints, at: int) -> Exposure:
+        first = ops[graph.variant[ops] == graph.variant[ops[0]]]
+        return Exposure(
+            kind=OpKind(kind).label,
+            stage=stage,
+            chunk=chunk,
+            part=part,
+            count=len(first),
+            transfer_s=float(transfers[first].sum()),
+            exposed_s=exposed[at],
+            waited_s=waits.mean_s(ops),
+        )
+
+    by_part = [row(*key, ops, at) for at, (key, ops) in enumerate(parts.items())]
+    by_kind = [
+        row(kind, stage, -1, None, ops, len(parts) + at)
+        for at, ((kind, stage), ops) in enumerate(kinds.items())
+    ]
+    step_s = float(simulated.step_s.mean())
+    return Communication(step_s, exposed[-1], tuple(by_kind), tuple(by_part))
+
+
+def parts_of(graph: StepGraph) -> dict[tuple[int, int, int, int], Ints]:
+    """(kind, stage, chunk, part) -> its ops of all variants."""
+    groups = _grouped(graph, np.stack([graph.kind, graph.pp, graph.chunk, graph.part], axis=1))
+    return {(kind, stage, chunk, part): ops for (kind, stage, chunk, part), ops in groups}
+
+
+def kinds_of(graph: StepGraph) -> dict[tuple[int, int], Ints]:
+    """(kind, stage) -> its ops of all variants."""
+    groups = _grouped(graph, np.stack([graph.kind, graph.pp], axis=1))
+    return {(kind, stage): ops for (kind, stage), ops in groups}
+
+
+def _grouped(graph: StepGraph, keys: npt.NDArray[Any]) -> list[tuple[list[int], Ints]]:
+    """Collectives over data-parallel ranks by their rows of ``keys`` [op, field]."""
+    wide = np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in DP_KINDS]))
+    distinct, number = np.unique(keys[wide].astype(np.int64), axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    return [(key, wide[number == at]) for at, key in enumerate(distinct.tolist())]
+
+
+def _transfers(durations: Durations) -> Array:
+    """[op] mean over the steps of the slowest member's transfer; 0 for computes."""
+    graph = durations.graph
+    seconds = np.zeros(graph.n_ops)
+    for members in graph.dp_groups:
+        slowest = np.max([durations.row(op).max(axis=1) for op in members.tolist()], axis=0)
+        seconds[members] = max(0.0, float(slowest.mean()))
+    return seconds
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long each worker's program stands waiting for each op.
+
+    Attributes:
+        graph: the ops.
+        seconds: of each op, summed over its variant's replicas, mean over the steps.
+        start, end: of every op as simulated.
+    """
+
+    graph: StepGraph
+    seconds: Array
+    start: Durations
+    end: Durations
+
+    @classmethod
+    def of(cls, programs: Sequence[ReplicaOps], durations: Durations) -> Waits:
+        """Those of simulated steps, without launch delays."""
+        graph, line = durations.graph, timeline(durations)
+        seconds = np.zeros(graph.n_ops)
+        for v, ops in enumerate(programs):
+            first = int(graph.variant_ops(v).start)
+            for stage in range(graph.n_pp):
+                for op, stood in _stood(ops, stage, line.end.block(v)).items():
+                    seconds[first + op] = float(stood.sum(axis=1).mean())
+        return cls(graph, seconds, line.start, line.end)
+
+    def mean_s(self, ops: Ints) -> float:
+        """Seconds that a worker's program waits for these ops in a step, mean over the workers."""
+        return float(self.seconds[ops].sum()) / self.graph.n_dp
+
+
+def _stood(ops: ReplicaOps, stage: int, end: Array) -> Mapping[int, Array]:
+    """Op -> [step, dp] seconds for which the program stands waiting for it.
+
+    It waits from the end of its last compute, or of what it waited for before, to the op's end.
+    """
+    free = np.zeros(end.shape[1:])
+    stood: dict[int, Array] = {}
+    for step in program_steps(ops, stage):
+        op = step if step >= 0 else ~step
+        if step < 0:
+            stood[op] = np.maximum(end[op] - free, 0.0)
+        elif ops.kind[op] not in LOCAL_KINDS:
+            continue
+        free = np.maximum(free, end[op])
+    return stood

@@ -1,0 +1,92 @@
+"""A worker's program as a list: what it launches and waits for, and which pass each is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.graph.replica import ReplicaOps
+from paceline.trace.kinds import OpKind
+
+K = OpKind
+
+#: Reductions of gradients: FSDP's scatters, DDP's buckets, the second half of HSDP's.
+REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
+
+PASSES = (int(K.FORWARD_COMPUTE), int(K.BACKWARD_COMPUTE))
+
+
+class Pass(NamedTuple):
+    """A forward or backward of one microbatch through one chunk."""
+
+    kind: int
+    microbatch: int
+    chunk: int
+
+
+def program_steps(ops: ReplicaOps, stage: int) -> list[int]:
+    """The ops that a stage's program launches, in order, and ``~op`` where it waits for one."""
+    assert ops.awaited is not None
+    here = np.flatnonzero(ops.pp == stage)
+    here = here[np.argsort(ops.rank[here], kind="stable")]
+    waits: dict[int, list[int]] = {}
+    places = np.searchsorted(ops.rank[here], ops.awaited[here], side="right") - 1
+    for op, place in zip(here.tolist(), places.tolist(), strict=True):
+        if ops.awaited[op] >= 0:
+            waits.setdefault(place, []).append(op)
+    steps: list[int] = []
+    for place, op in enumerate(here.tolist()):
+        steps.append(op)
+        steps += [~waited for waited in waits.get(place, ())]
+    return steps
+
+
+def pass_of(ops: ReplicaOps, op: int) -> Pass:
+    """The pass of a compute."""
+    return Pass(int(ops.kind[op]), int(ops.microbatch[op]), int(ops.chunk[op]))
+
+
+def unit_of(ops: ReplicaOps, op: int) -> tuple[int, int]:
+    """(chunk, part) that a collective is for."""
+    assert ops.part is not None
+    return int(ops.chunk[op]), int(ops.part[op])
+
+
+def needed_by(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
+    """Gather -> the pass of the first compute behind the wait for it.
+
+    Those that nothing waits for, or that no pass follows, are left out.
+    """
+    following: Pass | None = None
+    passes: dict[int, Pass] = {}
+    for step in reversed(steps):
+        if step >= 0:
+            following = pass_of(ops, step) if ops.kind[step] in PASSES else following
+        elif ops.kind[~step] == K.PARAMS_ALL_GATHER and following is not None:
+            passes[~step] = following
+    return passes
+
+
+def reduced_for(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
+    """Reduction of gradients -> the backward that was begun last when it was launched."""
+    latest: Pass | None = None
+    passes: dict[int, Pass] = {}
+    for step in steps:
+        if step < 0:
+            continue
+        if ops.kind[step] == K.BACKWARD_COMPUTE:
+            latest = pass_of(ops, step)
+        elif ops.kind[step] in REDUCTIONS and latest is not None:
+            passes[step] = latest
+    return passes
+
+
+def reduced_again(ops: ReplicaOps, steps: Sequence[int]) -> list[int]:
+    """Reductions whose unit or bucket is reduced again, for a later pass."""
+    passes = reduced_for(ops, steps)
+    last = {(int(ops.kind[op]), unit_of(ops, op)): of_pass for op, of_pass in passes.items()}
+    return [
+        op for op, of_pass in passes.items() if last[int(ops.kind[op]), unit_of(ops, op)] != of_pass
+    ]

@@ -1,0 +1,86 @@
+"""Reduce gradients once per step: only the last microbatch communicates (no_sync)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from paceline.errors import NotApplicableError
+from paceline.graph.program_steps import REDUCTIONS, reduced_again
+from paceline.remedies.outcome import need_gain, outcome
+from paceline.remedies.programs import (
+    Replica,
+    changed_job,
+    without,
+)
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
+from paceline.trace import OpKind
+
+
+def propose(case: Case) -> Remedy:
+    """Reduce the gradients of a unit or bucket in the last microbatch only.
+
+    Raises:
+        NotApplicableError: they are already, or reducing them costs next to nothing.
+    """
+    kinds = case.measured.graph.kind
+    if not any((kinds == kind).any() for kind in REDUCTIONS):
+        raise NotApplicableError("the trace has no reduction of gradients")
+    after, n_dropped = _predicted(case, REDUCTIONS)
+    if not n_dropped:
+        raise NotApplicableError("gradients are reduced once per step already")
+    need_gain(case, after, "reducing gradients in the last microbatch only")
+    change = {"reductions_dropped": n_dropped}
+    return outcome(
+        case,
+        KIND,
+        "reduce gradients in the last microbatch only",
+        after,
+        change | _replicas_only(case),
+        notes=_notes(sharded=bool((kinds == OpKind.PARAMS_ALL_GATHER).any())),
+    )
+
+
+def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int]:
+    """The step, and how many ops vanish from the replicas' programs."""
+    counts: list[int] = []
+
+    def edit(replica: Replica) -> None:
+        for stage in range(len(replica.steps)):
+            steps = replica.steps[stage]
+            early = [op for op in reduced_again(replica.ops, steps) if replica.kind(op) in kinds]
+            counts.append(len(early))
+            without(replica, stage, early)
+
+    new = changed_job(case.measured, edit, case.delays)
+    return case.predicted(new.durations, new.delays), sum(counts)
+
+
+def _replicas_only(case: Case) -> dict[str, float]:
+    """Hybrid sharding may scatter each time and only all-reduce over the replicas once."""
+    kinds = case.measured.graph.kind
+    if not all((kinds == kind).any() for kind in REDUCTIONS):
+        return {}
+    after, n_dropped = _predicted(case, (OpKind.SEPARATE_GRADS_ALL_REDUCE,))
+    gain = 1 - after.mean_s / case.before.mean_s
+    return {"gain_all_reduce_only": gain} if n_dropped else {}
+
+
+def _notes(*, sharded: bool) -> tuple[str, ...]:
+    if not sharded:
+        return ("DDP: run all microbatches but the last under no_sync()",)
+    return (
+        "FSDP2: set_requires_gradient_sync(False) for all microbatches but the last",
+        "memory: the whole stage's gradients stay unsharded until the last microbatch; the trace "
+        "does not say whether they fit",
+    )
+
+
+KIND = RemedyKind(
+    "accumulate",
+    "reduce gradients in the last microbatch only",
+    frozenset(),
+    propose,
+    architecture=True,
+    whole_passes=False,
+    of_programs=True,
+)
