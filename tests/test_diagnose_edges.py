@@ -72,7 +72,7 @@ def test_the_fast_workers_of_a_mostly_slow_stage(slow, n_dp, changed):
     assert place[:, [0, 2]] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("gap", "changed"), [(0.029, []), (0.031, [1])])
+@pytest.mark.parametrize(("gap", "changed"), [(0.029, []), (0.03, [1]), (0.031, [1])])
 def test_fast_is_three_percent_faster(gap, changed):
     place = np.array([[0.0, gap, 0.0]] * 2)
     assert use_fast_workers(place, stages_with(3, 4, gap), STAGES) == changed
@@ -382,6 +382,7 @@ def links_of(level, low=None, dp=None, late=None, n=None):
         ([219, 0, 0, 0], [False, False, False, False]),
         ([601, 410, 400, 400], [True, False, False, False]),
         ([599, 400, 400, 400], [False, False, False, False]),  # under 2% more than the others
+        ([400, 200, 200, 200], [True, False, False, False]),  # 2% more is enough
     ],
 )
 def test_a_link_flaps(late, flapping):

@@ -1,0 +1,471 @@
+"""What findings say: evidence, thresholds, places and words of every cause, by hand."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.diagnose import diagnose
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.confidence import Trust
+from paceline.diagnose.diagnosis import _Judge, _worth_it
+from paceline.diagnose.groups import _Group, _judge, _member_entry, _of_groups, _of_members
+from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
+from paceline.diagnose.remove import Effect
+from paceline.graph import from_trace
+from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
+from paceline.whatif import analyze
+
+# Exact jobs with one cause each.
+
+
+def findings(**spec):
+    measured = from_trace(
+        synthesize(
+            SynthSpec(**({"dp": 8, "pp": 4, "microbatches": 8, "steps": 6, "noise": 0.0} | spec))
+        )
+    )
+    result = analyze(measured)
+    return result, {f.cause: f for f in diagnose(measured, result).findings}
+
+
+def test_the_evidence_of_a_slow_worker():
+    result, found = findings(slow_workers=(SlowWorker(3, 1, 1.5),))
+    finding = found["worker"]
+    assert finding.text == "worker dp 3, stage 1 is 1.50x slow"
+    assert finding.where == {"workers": [[3, 1]]}
+    assert finding.evidence == {
+        "factors": [pytest.approx(1.5)],
+        "threshold": 1.02,
+        "pattern": "one worker",
+        "steps": "all",
+        "source": "what-if paper, 5.1",
+        "worst_slowdown": result.by_worker[1, 3],
+        "m_w": result.m_w,
+    }
+    assert (finding.ambiguous, finding.alternative) == ("", "")
+    assert finding.share == pytest.approx(1, abs=0.01)
+    assert finding.interval == pytest.approx((finding.share, finding.share))
+
+
+def test_the_evidence_of_several_slow_workers():
+    """The slowest first; of one replica, but not all of it."""
+    _, found = findings(slow_workers=(SlowWorker(3, 1, 1.3), SlowWorker(3, 2, 1.6)))
+    finding = found["worker"]
+    assert finding.text == "2 workers are slow, the worst (dp 3, stage 2) 1.60x"
+    assert finding.where == {"workers": [[3, 2], [3, 1]]}
+    assert finding.evidence["factors"] == pytest.approx([1.6, 1.3])
+    assert finding.evidence["pattern"] == "one dp rank"
+
+
+def test_the_evidence_of_a_long_stage():
+    """Stage 3 takes 1.4 (1.2) times: forwards and backwards of 1 and 2 parts, 3.8 over 12.8 / 4."""
+    result, found = findings(stage_factors=((1, 1), (1, 1), (1, 1), (1.4, 1.2)))
+    finding = found["stage-imbalance"]
+    assert finding.where == {"stage": 3}
+    assert finding.text == (
+        "stage 3 (the last: loss layer) computes 1.40x (forward) and 1.20x (backward) as long as "
+        "the other stages"
+    )
+    evidence = finding.evidence
+    assert evidence["forward_ratio"] == pytest.approx(1.4)
+    assert evidence["backward_ratio"] == pytest.approx(1.2)
+    loads = np.array(evidence["loads_s"])
+    assert loads[:3] == pytest.approx(loads[0])
+    assert evidence["load_over_mean"] == pytest.approx(loads[3] / loads.mean())
+    assert (evidence["threshold"], evidence["source"]) == (1.02, "what-if paper, 5.2")
+    assert evidence["stage_slowdown"] == result.by_stage[3]
+    assert evidence["m_stage"] == pytest.approx(result.m_s)
+    assert finding.ambiguous == ""
+
+
+def test_the_evidence_of_a_slow_link():
+    _, found = findings(slow_links=(SlowLink(5, 1, 80.0),))
+    finding = found["link"]
+    assert finding.text == "the link between stages 1 and 2 of dp 5 is 80.0x slow"
+    assert finding.where == {"link": [[5, 1], [5, 2]]}
+    assert finding.evidence == {
+        "median_over_usual": pytest.approx(80),
+        "late_share": 1.0,
+        "links": [[[5, 1], [5, 2]]],
+        "n_links": 1,
+        "threshold": 1.3,
+        "source": "what-if paper, 4.3; falcon paper, 3",
+    }
+    assert finding.ambiguous == ""
+
+
+def test_the_evidence_of_a_slow_group():
+    _, found = findings(slow_nics=(SlowNic(2, 1, 30.0),))
+    finding = found["dp-network"]
+    label = finding.evidence["groups"][0]["kind"]
+    assert finding.where == {"group": {"stage": 1, "kind": label}}
+    assert finding.text == f"the data-parallel group of stage 1 is 30.0x slow ({label})"
+    evidence = finding.evidence
+    assert evidence["median_over_usual"] == pytest.approx(30)
+    assert evidence["slow_share"] == 1.0
+    assert evidence["threshold"] == 1.3
+    assert evidence["source"] == "what-if paper, 4.3; falcon paper, 3"
+    assert "steps" not in evidence
+    assert {entry["stage"] for entry in evidence["groups"]} == {1}
+    for entry in evidence["groups"]:
+        assert entry["median_over_usual"] == pytest.approx(30)
+        assert entry["slow_share"] == 1.0
+    assert finding.ambiguous == ""
+
+
+def test_the_evidence_of_launch_delays():
+    result, found = findings(launch_delay=(1.0, 1.0))
+    finding = found["launch-delay"]
+    lost = 1 - result.simulated_s.mean() / result.traced_s.mean()
+    assert finding.text.startswith(f"{lost:.1%} of the step passes between operations")
+    assert finding.text.endswith("most of it at the start of steps (data loading)")
+    assert finding.share is None
+    assert finding.share_of_step == pytest.approx(lost)
+    assert finding.evidence["threshold"] == 1.03
+    assert finding.evidence["source"] == "what-if paper, 6"
+    assert finding.evidence["launch_slowdown"] == result.launch_slowdown
+    assert finding.evidence["step_start"] == result.launch_delay.step_start
+    by_kind = finding.evidence["by_kind"]
+    assert len(by_kind) == 5
+    assert list(by_kind.values()) == sorted(by_kind.values(), reverse=True)
+    assert finding.evidence["largest"] == next(iter(by_kind.values()))
+    assert finding.where == {"group": {"kind": next(iter(by_kind))}}
+
+
+def test_the_evidence_of_sequence_lengths():
+    result, found = findings(sequence_imbalance=0.3, microbatches=16)
+    finding = found["sequence-length"]
+    assert finding.where == {}
+    cv = finding.evidence["coefficient_of_variation"]
+    assert cv == pytest.approx(0.3, abs=0.05)
+    assert finding.text.startswith(f"microbatches differ in cost by {cv:.0%} (standard deviation)")
+    assert finding.evidence["correlation"] == pytest.approx(1)
+    assert finding.evidence["replicas_showing_it"] == 1.0
+    assert finding.evidence["threshold"] == 0.9
+    assert finding.evidence["source"] == "what-if paper, 5.3"
+    assert abs(finding.evidence["correlation_of_neighbours"]) < 0.3
+    assert result.straggling
+
+
+# Links.
+
+
+def links_of(level, dp=None, low=None, late=None):
+    n = len(level)
+    low = np.zeros(n, dtype=np.int64) if low is None else np.array(low)
+    return _Links(
+        np.arange(n) if dp is None else np.array(dp), low, low + 1, np.array(level, dtype=float),
+        np.zeros(n, dtype=np.int64) if late is None else np.array(late),
+        np.full(n, 100), np.zeros((n, 3)), (),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("peers", "n", "is_slow", "text"),
+    [
+        (1, 1, True, "the link between stages 0 and 1 of dp 3 is 2.5x slow"),
+        (2, 1, True, "the link between stages 0 and 1 of dp 1, peer 1 is 2.5x slow"),
+        (1, 3, True, "the link between stages 0 and 1 of dp 3 is 2.5x slow (and 2 more)"),
+        (
+            1,
+            1,
+            False,
+            "the link between stages 0 and 1 of dp 3 is flapping (12% of transfers late)",
+        ),
+    ],
+)
+def test_links_in_words(peers, n, is_slow, text):
+    links = links_of([1.0] * 4, late=[0, 0, 0, 12])
+    assert _text(SimpleNamespace(peers=peers), links, 3, n, is_slow, 2.5) == text
+
+
+@pytest.mark.parametrize(
+    ("blamed", "n_dp", "words"),
+    [
+        ([0], 3, ""),
+        ([0, 1, 2], 3, "it is so in all replicas"),
+        ([3], 1, "there is one replica"),
+        ([0, 3], 3, "it is so in all replicas"),  # link 3 has no like
+    ],
+)
+def test_links_without_a_healthy_like(blamed, n_dp, words):
+    links = links_of([1.0] * 4, dp=[0, 1, 2, 0], low=[0, 0, 0, 1])
+    said = _ambiguity(links, np.array(blamed), n_dp)
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
+
+
+def test_late_transfers_of_a_flapping_link_become_usual_and_others_stay():
+    """Usual 1.5 times the kind's; late from twice that on."""
+    over = np.array([[[1.5], [2.9], [3.1], [6.0]]])  # [pair, step, replica]
+    links = _Links(
+        *(np.zeros(1, dtype=np.int64),) * 6, np.array([[4, 0, 0]]), [(np.array([[7, 8]]), over)]
+    )
+    sender, receiver = _effects(links, 0, 1.0, 1.5)
+    assert (sender.variant, sender.dp_index, sender.ops.tolist()) == (4, 0, [7])
+    assert receiver.ops.tolist() == [8]
+    assert sender.factor[0, :, 0] == pytest.approx([1, 1, 1.5 / 3.1, 1.5 / 6])
+    # a slow link: half of all times, and none late after that
+    halved, _ = _effects(links, 0, 0.5, 1.5)
+    assert halved.factor[0, :, 0] == pytest.approx([0.5] * 4)
+
+
+def link_job(factors, n_dp=4, n_steps=20):
+    """Transfers between two stages that take ``factors`` [dp] or [step, dp] of 1 ms."""
+    kinds = np.array([OpKind.FORWARD_SEND, OpKind.FORWARD_RECV])
+    block = np.broadcast_to(np.asarray(factors, dtype=float), (n_steps, n_dp)) * 1e-3
+    block = np.stack([block, block])  # [op, step, dp]
+    graph = SimpleNamespace(
+        n_dp=n_dp, kind=kinds, pp=np.array([0, 1]), variant_dps=(np.arange(n_dp),),
+        variant_ops=lambda v: slice(0, 2), variant_pairs=lambda v: np.array([[0, 1]]), peers=1,
+    )  # fmt: skip
+    durations = SimpleNamespace(graph=graph, block=lambda v: block)
+    return link_cause(durations, np.full(2, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("factors", "n_links"),
+    [
+        ([1.29, 1, 1, 1], 0),
+        ([1.31, 1, 1, 1], 1),
+        ([1.5, 1.5, 1, 1, 1], 2),
+        ([1.5, 1.5, 1.5, 1, 1], 0),  # most of all links are no cause
+    ],
+)
+def test_slow_links_count_from_1_3_on(factors, n_links):
+    cause = link_job(factors, n_dp=len(factors))
+    assert (cause.evidence["n_links"] if cause else 0) == n_links
+
+
+def test_a_slow_link_stands_out_of_the_spread_of_links():
+    """Logarithms -x, -x, 0, 0, x, x and one: their deviations' middle is x."""
+    x = 0.06
+    others = np.exp([-x, -x, 0.0, 0.0, x, x])
+    bar = math.exp(6 * 1.4826 * x)
+    for factor, named in ((bar * 0.97, False), (bar * 1.05, True)):
+        assert (link_job([*others, factor], n_dp=7) is not None) == named
+
+
+def test_the_slowest_link_comes_first():
+    cause = link_job([1, 1.5, 1, 3, 1, 1, 1, 1], n_dp=8)
+    assert cause.where == {"link": [[3, 0], [3, 1]]}
+    assert cause.evidence["links"] == [[[3, 0], [3, 1]], [[1, 0], [1, 1]]]
+    assert cause.evidence["median_over_usual"] == pytest.approx(3)
+    assert cause.evidence["late_share"] == 1.0
+    assert cause.text.endswith("of dp 3 is 3.0x slow (and 1 more)")
+    assert [effect.dp_index for effect in cause.effect.scaled] == [3, 3, 1, 1]
+    assert cause.effect.scaled[0].factor == pytest.approx(np.full((1, 20, 1), 1 / 3))
+
+
+def test_a_link_that_flaps_in_a_fifth_of_its_transfers():
+    factors = np.ones((20, 4))
+    factors[:4, 2] = 9
+    cause = link_job(factors)
+    assert cause.where == {"link": [[2, 0], [2, 1]]}
+    assert cause.evidence["late_share"] == pytest.approx(0.2)
+    assert cause.evidence["median_over_usual"] == pytest.approx(1)
+    assert cause.text.endswith("of dp 2 is flapping (20% of transfers late)")
+
+
+# Groups.
+
+
+def group(times, stage=0, kind=OpKind.GRADS_REDUCE_SCATTER, usual_s=1.0):
+    times = np.asarray(times, dtype=float)
+    if times.ndim == 1:
+        times = np.repeat(times[:, None], 3, axis=1)
+    members = range(times.shape[1])
+    return _Group(kind, stage, 0, np.zeros(1, dtype=np.int64), times,
+                  [(dp, stage) for dp in members], usual_s)  # fmt: skip
+
+
+GRAPH = SimpleNamespace(
+    peers=1, variant=np.zeros(1, dtype=np.int64), variant_ptr=np.array([0, 1]),
+    worker_name=lambda dp, pp: f"dp {dp}, stage {pp}", replica_variant=np.zeros(9, dtype=np.int64),
+    pp=np.zeros(1, dtype=np.int64), dp_index=np.arange(9),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("n", "late", "flaps"),
+    [
+        (300, 9, True),  # 3% of the steps; were 1 in 500 usual, under one in ten thousand
+        (500, 10, True),  # 2% is enough
+        (501, 10, False),
+        (500, 9, False),
+        (5, 2, True),  # two steps are enough where chance cannot explain them
+        (5, 1, False),
+    ],
+)
+def test_which_share_of_late_steps_is_flapping(n, late, flaps):
+    times = np.where(np.arange(n) < late, 9.0, 1.0)
+    found = _judge(group(times), [group(np.ones(n))] * 3)
+    assert (found is not None) == flaps
+    if found:
+        assert found.steps.sum() == late
+
+
+def test_late_steps_as_rare_as_those_of_the_others_are_no_flapping():
+    """3 of 20, of one mode with the others: chance where another group has as many."""
+    times = np.concatenate([np.linspace(0.5, 1.5, 17), [2.1, 2.2, 2.3]])
+    others = [group(np.ones(20)), group(np.ones(20)), group(times[::-1])]
+    assert _judge(group(times), others[:2]).steps.tolist() == [False] * 17 + [True] * 3
+    assert _judge(group(times), others) is None
+
+
+def test_a_lone_group_flaps_only_with_two_modes():
+    two = np.where(np.arange(20) < 6, 4.0, 1.0)
+    assert _judge(group(two), []).factor == pytest.approx(4)
+    tail = np.concatenate([np.linspace(0.5, 1.9, 16), [2.1, 2.2, 2.3, 2.4]])
+    assert _judge(group(tail), []) is None
+
+
+def test_a_flapping_group_in_words():
+    steps = np.arange(50, 70)
+    late = np.where(np.arange(20) < 3, 4.0, 1.0)
+    slow_one = _judge(group(late, stage=2, usual_s=0.5), [group(np.ones(20))] * 3)
+    cause = _of_groups(SimpleNamespace(graph=GRAPH), [slow_one], steps, 7)
+    label = "grads-reduce-scatter"
+    assert cause.text == (
+        f"the data-parallel group of stage 2 is 4.0x slow in 3 of 20 steps ({label})"
+    )
+    assert cause.where == {"group": {"stage": 2, "kind": label}}
+    entry = {"stage": 2, "kind": label, "median_over_usual": 4.0, "slow_share": 0.15}
+    assert cause.evidence == {
+        "median_over_usual": 4.0,
+        "slow_share": 0.15,
+        "groups": [entry],
+        "n_groups": 7,
+        "threshold": 2.0,
+        "source": "what-if paper, 4.3; falcon paper, 3",
+        "steps": [50, 51, 52],
+    }
+    assert cause.ambiguous == ""
+    [scaled] = cause.effect.scaled
+    assert scaled.dp_index is None
+    assert scaled.factor[0, :, 0] == pytest.approx(np.where(np.arange(20) < 3, 1 / 4, 1.0))
+
+
+@pytest.mark.parametrize(("factor", "ambiguous"), [(1.9, True), (2.0, False)])
+def test_a_group_that_is_slow_in_all_steps_may_be_a_larger_stage(factor, ambiguous):
+    slow_one = _judge(group(np.full(20, factor)), [group(np.ones(20))] * 3)
+    cause = _of_groups(SimpleNamespace(graph=GRAPH), [slow_one], np.arange(20), 4)
+    assert cause.ambiguous.startswith("a stage with more parameters" if ambiguous else "")
+    assert bool(cause.ambiguous) == ambiguous
+    assert cause.evidence["threshold"] == 1.3
+    [scaled] = cause.effect.scaled
+    assert scaled.factor[0, :, 0] == pytest.approx(np.full(20, 1 / factor))
+
+
+def test_a_late_member_in_words():
+    """Rank 1 ends 0.5 x 0.2 s after the others, in 2 of the kinds; rank 4 in one."""
+    times = np.ones((10, 8))
+    times[:, 1] += 0.5
+    first = group(times, kind=OpKind.GRADS_REDUCE_SCATTER, usual_s=0.2)
+    second = group(times, kind=OpKind.PARAMS_ALL_GATHER, usual_s=0.1)
+    late = [(first, 1, 0.1), (second, 1, 0.05), (second, 4, 0.04)]
+    durations = SimpleNamespace(graph=GRAPH)
+    cause = _of_members(durations, late)
+    assert cause.text == (
+        "worker dp 1, stage 0 ends grads-reduce-scatter 100 ms after the other members of its "
+        "group (and 1 more)"
+    )
+    assert cause.where == {"workers": [[1, 0], [4, 0]]}
+    assert cause.evidence["late_s"] == 0.1
+    assert cause.evidence["late_share"] == pytest.approx(0.5)
+    assert cause.evidence["kinds"] == ["grads-reduce-scatter", "params-all-gather"]
+    assert cause.evidence["members"][1] == {
+        "dp": 1, "stage": 0, "kind": "params-all-gather", "late_s": 0.05
+    }  # fmt: skip
+    assert (cause.evidence["threshold"], cause.evidence["source"]) == (0.15, "falcon paper, 4.3")
+    assert cause.ambiguous.startswith("a clock that is ahead looks alike")
+    one = _of_members(durations, late[:2])
+    assert one.text.endswith("after the other members of its group")
+    # on time, the member takes 1 of 1.5; one that is ahead is left alone
+    assert cause.effect.scaled[0].dp_index == 1
+    assert cause.effect.scaled[0].factor == pytest.approx(np.full((1, 10, 1), 1 / 1.5))
+    assert cause.effect.scaled[2].factor == pytest.approx(np.ones((1, 10, 1)))
+
+
+def test_late_members_of_peers_are_named_by_dp_and_peer():
+    """Replica 5 of 3 peers is peer 2 of dp 1."""
+    durations = SimpleNamespace(graph=SimpleNamespace(peers=3))
+    entry = _member_entry(durations, group(np.ones((4, 6)), stage=1), 5, 0.25)
+    assert entry == {
+        "dp": 1, "stage": 1, "peer": 2, "kind": "grads-reduce-scatter", "late_s": 0.25
+    }  # fmt: skip
+
+
+# What a cause costs becomes a finding.
+
+
+def judge(gap, traced, resamples=None):
+    gap, traced = np.array(gap, dtype=float), np.array(traced, dtype=float)
+    n = len(gap)
+    resamples = np.full((1, n), 1 / n) if resamples is None else np.array(resamples)
+    trust = Trust(misfit=0.0, doubtful=False, clock_doubt_s=0.0, transfer_s=1.0, n_steps=9)
+    return _Judge(SimpleNamespace(traced_s=traced), gap, resamples, trust)
+
+
+def costing(seconds, judged_by, error=0.0):
+    candidate = Candidate("worker", "slow", {"workers": [[1, 0]]}, {"factors": [2.0]}, Effect())
+    return judged_by.finding(candidate, np.array(seconds, dtype=float), error)
+
+
+def test_shares_by_hand():
+    """A gap of 2 s of steps of 10 s; the cause costs 0.5 and 1.5 s."""
+    finding = costing([0.5, 1.5], judge([2, 2], [10, 10]), error=0.1)
+    assert finding.share == pytest.approx(0.5)
+    assert finding.share_of_step == pytest.approx(0.1)
+    assert finding.interval == pytest.approx((0.5, 0.5))
+    assert finding.evidence == {"factors": [2.0], "share_sampling_error": pytest.approx(0.05)}
+    assert finding.cost_s.tolist() == [0.5, 1.5]
+    assert finding.confidence == 1.0
+    assert "share_sampling_error" not in costing([0.5, 1.5], judge([2, 2], [10, 10])).evidence
+
+
+def test_resamples_that_lose_little_say_nothing_of_shares():
+    """Of gaps 0.15 and 3.85 s, the first alone is under a tenth of the usual 2 s."""
+    rows = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
+    finding = costing([0.15, 0.0], judge([0.15, 3.85], [10, 10], rows))
+    assert finding.interval == (0.0, 0.0)
+    wider = costing([0.25, 0.0], judge([0.25, 3.75], [10, 10], rows))
+    assert wider.interval == pytest.approx((0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("cost", "gap", "step", "confidence"),
+    [
+        (0.051, 1.0, 5.0, 1.0),
+        (0.049, 1.0, 5.0, 0.0),  # under 5% of the gap
+        (0.051, 1.0, 10.1, 1.0),
+        (0.051, 1.0, 10.3, 0.0),  # under half a percent of the step
+    ],
+)
+def test_a_cause_persists_where_it_costs_enough(cost, gap, step, confidence):
+    finding = costing([cost, cost], judge([gap, gap], [step, step]))
+    assert finding.confidence == confidence
+
+
+class _Table:
+    """Step times by the set of causes that are removed."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def step_s(self, removed):
+        return np.array([self.times[removed]])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "worth"),
+    [(0.0049, 0.0049, False), (0.0051, 0.0, True), (0.0, 0.0051, True), (0.005, 0.0, True)],
+)
+def test_a_cause_is_worth_it_if_it_saves_half_a_percent_first_or_last(first, last, worth):
+    """Beside another cause, which saves a tenth; steps take 1 s."""
+    one, other, both = frozenset({0}), frozenset({1}), frozenset({0, 1})
+    savings = _Table({frozenset(): 1.0, one: 1.0 - first, other: 0.9 + last, both: 0.9})
+    assert _worth_it(savings, 2, 1.0) == ([0, 1] if worth else [1])
