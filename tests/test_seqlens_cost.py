@@ -1,10 +1,16 @@
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.diagnose.fit import fit_computes
-from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
+from paceline.diagnose.sequences import (
+    _least_squares,
+    fit_sequence_cost,
+    matching,
+    microbatch_counts,
+)
 from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.synth import BASE_S, SlowWorker, SynthSpec, draw_seqlens, synthesize
@@ -91,3 +97,27 @@ def test_lengths_are_matched_with_the_trace():
     assert microbatch_counts(measured.graph).tolist() == [8, 8, 6, 8]
     with pytest.raises(TraceError, match="dp rank 2: 8 microbatches with lengths, 6 in the trace"):
         matching(draw_seqlens(4, 8, 6, 100), measured)
+
+
+@pytest.mark.parametrize(("gain", "constant"), [(9.9, False), (10.1, True)])
+def test_a_constant_needs_strong_evidence(gain, constant):
+    """Bayesian information of 100 rows: 100 ln(E / E') - ln 100 for one coefficient more.
+
+    E' is what noise leaves beside squares, tokens and the constant; E what is left without the
+    constant: the part of it too that is no sum of squares and tokens.
+    """
+    rng = np.random.default_rng(0)
+    n, tokens = 100, rng.uniform(1, 2, 100)
+    features = np.stack([rng.uniform(1, 2, n), tokens, np.ones(n)], axis=1)
+    basis, _ = np.linalg.qr(features[:, :2])
+    alone = np.ones(n) - basis @ (basis.T @ np.ones(n))
+    whole, _ = np.linalg.qr(features)
+    noise = rng.normal(size=n)
+    noise -= whole @ (whole.T @ noise)
+    ratio = math.exp((gain + math.log(n)) / n)
+    size = math.sqrt((ratio - 1) * (noise @ noise) / (alone @ alone))
+    seconds = features @ np.array([100.0, 200.0, size]) + noise
+    coefficients = _least_squares(features, seconds)
+    assert (coefficients[2] > 0) == constant
+    if constant:
+        assert coefficients == pytest.approx([100.0, 200.0, size])
