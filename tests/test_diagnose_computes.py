@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.diagnose import microbatches
+from paceline.diagnose import microbatches, waterfall
 from paceline.diagnose.fit import _levels, _workers
 from paceline.diagnose.levels import REPLICAS
 from paceline.diagnose.microbatches import (
@@ -17,6 +17,10 @@ from paceline.diagnose.microbatches import (
 from paceline.diagnose.stages import _ambiguity as stage_ambiguity
 from paceline.diagnose.stages import stage_cause
 from paceline.diagnose.workers import _bar, _step_deviations, worker_cause
+from paceline.graph import from_trace
+from paceline.synth import BASE_S, SynthSpec, synthesize
+from paceline.trace import OpKind
+from paceline.whatif import analyze
 
 # Slow workers.
 
@@ -405,3 +409,27 @@ def test_a_replica_that_may_be_slow_instead(monkeypatch):
     assert cause.ambiguous == _level_in_doubt(fit)
     passing = sequences_of(monkeypatch, fit, [1.0] * 3, neighbours=0.9, same=0.9)
     assert (passing.alternative, passing.ambiguous) == ("", _AMBIGUOUS)
+
+
+# The waterfall of a job without stragglers.
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(1, 3), (2, 4), (4, 8)])
+def test_the_waterfall_by_hand(pp, microbatches):
+    """A forward takes 0.1 s and a backward 0.2: 0.3 s a microbatch, and a stage of bubble each.
+
+    Sends and recvs take 0, so only the ops of the step's ends and the bubble are left.
+    """
+    seconds = dict.fromkeys(BASE_S, 0.0) | {
+        OpKind.FORWARD_COMPUTE: 0.1, OpKind.BACKWARD_COMPUTE: 0.2, OpKind.OPTIMIZER: 0.05,
+        OpKind.PARAMS_ALL_GATHER: 0.02,
+    }  # fmt: skip
+    spec = SynthSpec(dp=3, pp=pp, microbatches=microbatches, steps=2, noise=0.0, base_s=seconds)
+    measured = from_trace(synthesize(spec))
+    fall = waterfall(measured, analyze(measured), ())
+    drops = {drop.name: drop.seconds for drop in fall.drops}
+    zero = dict.fromkeys(("launch-delay", "unexplained", "p2p"), 0.0)
+    expected = zero | {"collectives": 0.07, "bubble": 0.3 * (pp - 1)}
+    assert drops == pytest.approx(expected, abs=1e-9)
+    assert fall.compute_s == pytest.approx(0.3 * microbatches)
+    assert fall.actual_s == pytest.approx(0.3 * (microbatches + pp - 1) + 0.07)

@@ -274,6 +274,17 @@ def test_a_link_that_flaps_in_a_fifth_of_its_transfers():
     assert cause.text.endswith("of dp 2 is flapping (20% of transfers late)")
 
 
+def test_slow_and_flapping_links_by_what_they_cost():
+    """One that takes 40% more, one late in 45% of its transfers: the latter first."""
+    factors = np.ones((20, 8))
+    factors[:, 1] = 1.4
+    factors[:9, 5] = 9
+    cause = link_job(factors, n_dp=8)
+    assert cause.evidence["links"] == [[[5, 0], [5, 1]], [[1, 0], [1, 1]]]
+    assert cause.text.endswith("of dp 5 is flapping (45% of transfers late) (and 1 more)")
+    assert cause.evidence["median_over_usual"] == pytest.approx(1)
+
+
 # Groups.
 
 

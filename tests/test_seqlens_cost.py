@@ -7,6 +7,7 @@ import pytest
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.sequences import (
     _least_squares,
+    _robust,
     fit_sequence_cost,
     matching,
     microbatch_counts,
@@ -121,3 +122,26 @@ def test_a_constant_needs_strong_evidence(gain, constant):
     assert (coefficients[2] > 0) == constant
     if constant:
         assert coefficients == pytest.approx([100.0, 200.0, size])
+
+
+@pytest.mark.parametrize("times", [0.5, 1.5, 3.0])
+def test_rows_that_stand_out_do_not_bend_the_fit(times):
+    """40 rows of 2 s per token; of noise +- 1% six robust deviations are 8.9%."""
+    tokens = np.linspace(1, 2, 40)
+    seconds = 2 * tokens * np.where(np.arange(40) % 2, 1.01, 0.99)
+    seconds[[5, 17]] *= times
+    seconds[30] = 2 * tokens[30] * 1.05  # within
+    features = np.stack([tokens**2, tokens, np.ones(40)], axis=1)
+    coefficients, inlier = _robust(features, seconds)
+    assert np.flatnonzero(~inlier).tolist() == [5, 17]
+    assert features @ coefficients == pytest.approx(2 * tokens, rel=0.005)
+
+
+def test_the_share_of_the_variance_that_lengths_explain():
+    """Without noise all of it, in both kinds; the sequences are counted."""
+    lens = draw_seqlens(4, 8, 6, 32_768)
+    fit = fitted(SPEC, lens)
+    assert fit.r2 == pytest.approx([1.0, 1.0])
+    assert fit.n_sequences == len(lens.lengths)
+    assert fit.evidence()["sequences"] == len(lens.lengths)
+    assert fit.evidence()["source"] == "what-if paper, 5.3 and Figure 9"

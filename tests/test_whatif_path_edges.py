@@ -13,7 +13,7 @@ from paceline.simulate import Rules, timeline
 from paceline.trace import OpKind
 from paceline.whatif.critical_path import critical_path
 from paceline.whatif.doubts import judged, noop_doubts, peers_of, resolution_doubts
-from paceline.whatif.ideal import MAX_SAMPLES, _levels
+from paceline.whatif.ideal import MAX_SAMPLES, _levels, reference
 from paceline.whatif.layout import MAX_IDEAL_LANES, classes
 from paceline.whatif.modes import MIN_SPREAD, two_modes
 from paceline.whatif.segments import Segments, Sort, Workers, _pieces, cut_occupied
@@ -232,7 +232,7 @@ def test_samples_of_many_computes_reach_to_the_last():
     assert resolution_doubts(forwards(values)) == []
 
 
-@pytest.mark.parametrize(("noop_s", "said"), [(0.0009, False), (0.0011, True)])
+@pytest.mark.parametrize(("noop_s", "said"), [(0.001, False), (0.0011, True)])
 def test_merged_no_ops_count_from_a_thousandth_of_the_ideal_on(noop_s, said):
     """Nine replicas, one more than may differ; the no-op takes ``noop_s`` of a step of 1 s."""
     n_dp = MAX_IDEAL_LANES + 1
@@ -276,6 +276,22 @@ def test_kinds_with_one_peer_or_none():
     assert alone.text.endswith("cannot show): gc, optimizer-clip-main-grad")
     assert alone.numbers == {"kinds": 2}
     assert judged({"forward-compute": 2, "optimizer": 12}) == []
+
+
+# References.
+
+
+@pytest.mark.parametrize("noops", ["zero", "random"])
+def test_no_ops_take_the_mean_of_their_own(noops):
+    spec = Spec(pp=2, vpp=2, microbatches=(2, 4), steps=3, noops=noops)
+    durations = from_trace(trace_of(make_rows(spec), spec.job), keep_clocks=True).durations
+    judged_by = reference(durations)
+    ops = np.flatnonzero(durations.graph.noop).tolist()
+    assert len(ops) > 4
+    means = [float(durations.row(op).mean()) for op in ops]
+    assert judged_by.paper[ops] == pytest.approx(means)
+    assert judged_by.seconds[ops] == pytest.approx(means)
+    assert (max(means) > 0) == (noops == "random")
 
 
 # Samples, modes and quantiles.
