@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose, diagnosis
-from paceline.diagnose.groups import _Group, _judge, _member_entry, _of_groups, _of_members
+from paceline.diagnose.groups import (
+    _Group,
+    _judge,
+    _member_entry,
+    _of_groups,
+    _of_members,
+    _on_time,
+)
 from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
@@ -403,6 +410,25 @@ def test_a_late_member_in_words():
     assert cause.effect.scaled[0].dp_index == 1
     assert cause.effect.scaled[0].factor == pytest.approx(np.full((1, 10, 1), 1 / 1.5))
     assert cause.effect.scaled[2].factor == pytest.approx(np.ones((1, 10, 1)))
+
+
+def test_a_late_member_of_another_structure_is_on_time_by_its_own_op():
+    """Ranks 0 and 2 run ops 0 to 4, rank 1 ops 5 to 9; on stage 1 they meet in ops 3 and 8."""
+    graph = SimpleNamespace(
+        replica_variant=np.array([0, 1, 0]), dp_index=np.array([0, 0, 1]),
+        variant=np.repeat([0, 1], 5), variant_ptr=np.array([0, 5, 10]),
+        pp=np.array([0, 0, 1, 1, 1] * 2),
+    )  # fmt: skip
+    times = np.array([[1.0, 2.0, 1.0], [2.0, 3.5, 2.0]])
+    workers = [(0, 1), (1, 1), (2, 1)]
+    met = _Group(OpKind.GRADS_REDUCE_SCATTER, 1, 0, np.array([3, 8]), times, workers, 1.0)
+    own = _on_time(SimpleNamespace(graph=graph), met, 1)
+    assert (own.variant, own.ops.tolist(), own.dp_index) == (1, [3], 0)
+    # 1 and 1.5 s behind: 1.25 in the middle, which is what it ends earlier
+    assert own.factor[0, :, 0] == pytest.approx([0.75 / 2, 2.25 / 3.5])
+    other = _on_time(SimpleNamespace(graph=graph), met, 2)
+    assert (other.variant, other.ops.tolist(), other.dp_index) == (0, [3], 1)
+    assert other.factor[0, :, 0].tolist() == [1.0, 1.0]
 
 
 def test_late_members_of_peers_are_named_by_dp_and_peer():

@@ -145,3 +145,12 @@ def test_the_share_of_the_variance_that_lengths_explain():
     assert fit.n_sequences == len(lens.lengths)
     assert fit.evidence()["sequences"] == len(lens.lengths)
     assert fit.evidence()["source"] == "what-if paper, 5.3 and Figure 9"
+
+
+def test_models_that_would_need_negative_seconds_are_passed_over():
+    """10 s per token and 5 s a microbatch: with squares in place of the constant these are < 0."""
+    tokens = np.linspace(1, 2, 40)
+    features = np.stack([tokens**2, tokens, np.ones(40)], axis=1)
+    coefficients = _least_squares(features, 10 * tokens + 5)
+    assert coefficients == pytest.approx([0, 10, 5], abs=1e-6)
+    assert _least_squares(features, -tokens).tolist() == [0, 0, 0]
