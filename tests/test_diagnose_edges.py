@@ -182,6 +182,16 @@ def test_slopes_of_places(spread, slope, fitted):
     assert _slopes(logs, [cost]).ravel() == pytest.approx([fitted, 1.0])
 
 
+def test_the_costliest_microbatches_bend_no_slope():
+    """19 costs of 0.1 each way and one of 0.5, over three times their 90% quantile.
+
+    It is 0.1 off the cost, as far as the others' 0.04 allow; with it the slope would be 0.71.
+    """
+    cost = np.array([0.1, -0.1] * 9 + [0.1, 0.5])[:, None, None]
+    logs = np.where(cost > 0.3, cost - 0.1, 0.6 * cost)
+    assert _slopes([np.stack([logs[None], cost[None]])], [cost])[0] == pytest.approx([0.6])
+
+
 # Garbage collection.
 
 

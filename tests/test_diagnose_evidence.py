@@ -16,6 +16,7 @@ from paceline.diagnose.groups import (
     _of_groups,
     _of_members,
     _on_time,
+    _rows,
 )
 from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
 from paceline.graph import from_trace
@@ -410,6 +411,13 @@ def test_a_late_member_in_words():
     assert cause.effect.scaled[0].dp_index == 1
     assert cause.effect.scaled[0].factor == pytest.approx(np.full((1, 10, 1), 1 / 1.5))
     assert cause.effect.scaled[2].factor == pytest.approx(np.ones((1, 10, 1)))
+
+
+def test_the_ops_of_a_slow_group_in_each_structure():
+    """Ops 3 and 4 of the first structure, which has 5, and op 8 of the second."""
+    graph = SimpleNamespace(variant=np.repeat([0, 1], 5), variant_ptr=np.array([0, 5, 10]))
+    rows = _rows(SimpleNamespace(graph=graph), np.array([3, 8, 4]))
+    assert [(v, ops.tolist()) for v, ops in rows] == [(0, [3, 4]), (1, [3])]
 
 
 def test_a_late_member_of_another_structure_is_on_time_by_its_own_op():

@@ -1,5 +1,6 @@
 """Rules of critical paths, references and ideal lanes at their edges, by hand."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ from paceline.errors import SimulationError
 from paceline.graph import from_trace
 from paceline.simulate import Rules, timeline
 from paceline.trace import OpKind
+from paceline.whatif import layout
 from paceline.whatif.critical_path import critical_path
 from paceline.whatif.doubts import judged, noop_doubts, peers_of, resolution_doubts
 from paceline.whatif.ideal import MAX_SAMPLES, _levels, reference
-from paceline.whatif.layout import MAX_IDEAL_LANES, classes
+from paceline.whatif.layout import MAX_IDEAL_LANES, _Layout, classes
 from paceline.whatif.modes import MIN_SPREAD, two_modes
+from paceline.whatif.scenario import Part, Scenario
 from paceline.whatif.segments import Segments, Sort, Workers, _pieces, cut_occupied
 from paceline.whatif.slack import MAX_OPS, _typical
 from paceline.whatif.trace_back import _last_ends, _walk_back
@@ -373,3 +376,27 @@ def test_replicas_that_meet_one_that_deviates_are_a_class_of_their_own():
     assert [found.index(number) for number in found] == [0, 1, 1, 3, 4, 4]
     only_within = classes(within[None], one).tolist()
     assert [only_within.index(number) for number in only_within] == [0, 1, 1, 3, 3, 3]
+
+
+# Batches of scenarios.
+
+
+@pytest.mark.parametrize(
+    ("cells", "lanes", "batches"),
+    [
+        (1 << 24, 1 << 21, [(0, 5)]),
+        (1 << 24, 0, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),  # one at least
+        (2 * 3, 1 << 21, [(0, 2), (2, 4), (4, 5)]),  # two scenarios of three ranks
+        # the job as measured takes three lanes a step, a worker alone two: 5 x 2 steps are over 9
+        (1 << 24, 9, [(0, 2), (2, 5)]),
+        (1 << 24, 10, [(0, 3), (3, 5)]),
+    ],
+)
+def test_as_many_scenarios_at_a_time_as_there_is_room_for(monkeypatch, cells, lanes, batches):
+    monkeypatch.setattr(layout, "_MAX_CELLS", cells)
+    monkeypatch.setattr(layout, "_MAX_LANES", lanes)
+    durations = from_trace(trace_of(make_rows(Spec(microbatches=(2, 2, 2), steps=2)))).durations
+    workers = [Scenario.only(Part.of_workers([(dp, 0)])) for dp in range(3)]
+    scenarios = [Scenario.measured(), *workers, Scenario.ideal()]
+    found = itertools.islice(_Layout(durations).batches(scenarios), 6)
+    assert [(low, high) for low, high, _ in found] == batches
