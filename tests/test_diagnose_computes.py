@@ -379,7 +379,7 @@ def sequences_of(monkeypatch, fit, correlations, *, stages=1.0, neighbours=0.0, 
 @pytest.mark.parametrize(
     ("spread", "correlations", "named"),
     [
-        ([0.02] * 4, [1.0] * 4, True),
+        ([0.021] * 4, [1.0] * 4, True),
         ([0.019] * 4, [1.0] * 4, False),
         ([0.001, 0.019, 0.019, 0.051], [1.0] * 4, False),  # one replica's vary, but one of four
         ([0.001, 0.051], [1.0] * 2, True),  # half of the replicas show it

@@ -185,6 +185,28 @@ def test_the_last_rank_to_reach_a_collective_is_on_the_path_up_to_it():
     )
 
 
+@pytest.mark.parametrize(("delay_s", "waited_for"), [(0.5, 0), (0.1, 1)])
+def test_a_collective_waits_for_the_last_launch_with_its_delay(delay_s, waited_for):
+    """Rank 0 is done after 3 s and launches late; rank 1 is done after 3.2 s and does not."""
+    rows = []
+    for dp, (backward_s, late_s) in enumerate([(2.0, delay_s), (2.2, 0.0)]):
+        launch = 1 + backward_s + late_s
+        end = 1 + max(3.2, 2 + delay_s + 1)
+        spans = {
+            "forward-compute": (0.0, 1.0), "backward-compute": (1.0, 1 + backward_s),
+            "grads-reduce-scatter": (launch, end),
+        }  # fmt: skip
+        for kind, (start, stop) in spans.items():
+            row = {"step": 0, "dp": dp, "pp": 0, "kind": kind, "seq": 0, "chunk": 0}
+            rows.append(row | {"microbatch": 0, "start": start, "duration": stop - start})
+    path = critical_path(from_trace(trace_of(rows), keep_clocks=True))
+    assert path.dp[:2].tolist() == [waited_for] * 2
+    delays = path.sort == Sort.DELAY
+    lost = float((path.end_s - path.start_s)[delays].sum())
+    assert lost == pytest.approx(delay_s if waited_for == 0 else 0.0)
+    assert path.step_s[0] == pytest.approx(1 + max(3.2, 3 + delay_s))
+
+
 # The simulator's timeline.
 
 
