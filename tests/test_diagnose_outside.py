@@ -71,6 +71,7 @@ def test_the_chance_of_a_slow_worker():
     assert _chance((0, 0), lasting, slow, fit, 10) == pytest.approx(8 * 0.00156, rel=0.2)
     assert _chance((0, 0), lasting, ~slow, fit, 10) == 0
     assert _chance((0, 0), lasting, slow, fit, 1) == 0
+    assert _chance((0, 0), lasting, slow, fit, 2) > 0.1  # two steps are no certainty
     assert _chance((0, 0), np.full((1, 8), 1e-6), slow, fit, 10) == 1
 
 
