@@ -11,9 +11,18 @@ from paceline.detect.passes import ring_passes
 from paceline.detect.period import Period
 from paceline.detect.steps_of_calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 from paceline.detect.verdict import Measurements, Place, judge
-from paceline.detect.who_calls import _count, _flows, _idle_s, _steps_of_calls, who_from_calls
+from paceline.detect.who_calls import (
+    _count,
+    _flows,
+    _idle_s,
+    _steps_of_calls,
+    _Window,
+    _work,
+    who_from_calls,
+)
 from paceline.detect.who_trace import _place_text
 from paceline.errors import DetectError
+from paceline.trace import Job
 from paceline.trace.calls import CallLog
 
 
@@ -233,12 +242,19 @@ def test_a_rank_that_computes_longer():
     ],
 )  # fmt: skip
 def test_workers_in_words(workers, words):
-    assert _place_text(workers, SimpleNamespace(job=SimpleNamespace(dp_size=4))) == words
+    assert _place_text(workers, SimpleNamespace(job=Job(4, 4))) == words
 
 
 def test_the_only_replica_is_a_replica():
-    job = SimpleNamespace(job=SimpleNamespace(dp_size=1))
-    assert _place_text([(0, 1)], job) == "stage 1 of replica 0"
+    assert _place_text([(0, 1)], SimpleNamespace(job=Job(1, 4))) == "stage 1 of replica 0"
+
+
+def test_workers_with_peers_in_words():
+    """Two peers of each of two data-parallel ranks: four replicas."""
+    measured = SimpleNamespace(job=Job(2, 4, tp_size=2, peers=2))
+    assert _place_text([(r, 1) for r in range(4)], measured) == "all replicas of stage 1"
+    words = _place_text([(1, 1), (2, 1)], measured)
+    assert words == "dp 0 stage 1 peer 1, dp 1 stage 1 peer 0"
 
 
 # Samples as they come.
@@ -326,3 +342,29 @@ def test_the_first_level_of_a_noisy_stream():
         for step in range(15, 18):
             events += detector.update(step, [level * share])
         assert [event.kind for event in events] == ["onset"] * found
+
+
+def test_the_work_of_a_rank_is_the_middle_of_its_steps():
+    """Two ranks, two calls a step, three steps: what lies before a call in the middle step.
+
+    The larger of a rank's two places counts for both: 5 s twice, and 7 s twice.
+    """
+    idle_s = {0: ([1, 5, 9], [2, 3, 90]), 1: ([7, 0, 20], [4, 6, 5])}
+    rows = [
+        (rank, step, nth, seconds[step])
+        for rank, places in idle_s.items()
+        for nth, seconds in enumerate(places)
+        for step in range(3)
+    ]
+    rank, step, nth, seconds = (np.array(column) for column in zip(*rows, strict=True))
+    zeros = np.zeros(len(rows), dtype=np.int64)
+    window = _Window(
+        rank=rank, group=zeros, op=zeros, size=zeros, seconds=seconds.astype(float),
+        idle_s=seconds.astype(float), nth=nth, step=step, kind=zeros, flow=zeros, upper=zeros,
+        members=((0, 1),), names=("a",),
+    )  # fmt: skip
+    work = _work(window, {1: 0.5}, 3)
+    assert work.rank.tolist() == [0, 1]
+    assert work.seconds.tolist() == [2 * 5.0, 2 * 7.0]
+    assert work.waited_for.tolist() == [0.0, 0.5]
+    assert work.label[0] == work.label[1]

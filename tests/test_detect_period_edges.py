@@ -337,6 +337,25 @@ def test_begins_are_found_in_a_damaged_log():
     assert found.tolist() == time_s[begins + shift].tolist()
 
 
+@pytest.mark.parametrize(("pause_s", "moved"), [(6.0, 1), (4.0, 0)])
+def test_half_of_the_usual_pause_marks_the_begin_of_a_step(pause_s, moved):
+    """Steps of 40 calls alike but for the last; step 3 has one more, behind which it pauses.
+
+    The usual pause is 10 s. Beside a pause that counts, two of the calls around it matter less.
+    """
+    step = np.array([1] * 39 + [2])
+    begins = 40 * np.arange(6)
+    names = np.concatenate([np.tile(step, 3), [1], np.tile(step, 3)])
+    gaps_s = np.ones(len(names))
+    gaps_s[begins[[0, 1, 2]]] = 10.0
+    gaps_s[begins[[4, 5]] + 1] = 10.0
+    gaps_s[121] = pause_s
+    time_s = np.cumsum(gaps_s)
+    found = starts_of_steps(names, time_s, 40, None)
+    expected = begins + np.array([0, 0, 0, moved, 1, 1])
+    assert found.tolist() == time_s[expected].tolist()
+
+
 def test_candidates_are_the_best_lag_and_its_parts():
     """Lags 1 to 40; the best is 24: its halves, thirds ... within 8 calls or half of a lag."""
     lags = np.arange(1, 41)

@@ -71,6 +71,7 @@ def test_the_chance_of_a_slow_worker():
     assert _chance((0, 0), lasting, slow, fit, 10) == pytest.approx(8 * 0.00156, rel=0.2)
     assert _chance((0, 0), lasting, ~slow, fit, 10) == 0
     assert _chance((0, 0), lasting, slow, fit, 1) == 0
+    assert _chance((0, 0), lasting, slow, fit, 2) > 0.1  # two steps are no certainty
     assert _chance((0, 0), np.full((1, 8), 1e-6), slow, fit, 10) == 1
 
 
@@ -354,3 +355,113 @@ def test_two_lengths_of_steps_cost_the_difference():
     assert found.text.startswith("3 of 8 steps take 1.5")
     assert found.text.endswith("; longer then: forward-compute")
     assert outside._two_modes(measured, life(times, step_modes=None), MEAN[8]) is None
+
+
+def test_sentences_name_five_odd_steps():
+    found = odd(np.where(np.arange(24) < 6, 2.0, 1.0))
+    assert found.text == (
+        "6 of 24 steps compute longer (warm-up, evaluation?), unlike the others: "
+        "100, 101, 102, 103, 104, ..."
+    )
+    assert found.evidence == {
+        "steps": [100, 101, 102, 103, 104, 105], "threshold": 1.3, "typical_s": 1.0
+    }  # fmt: skip
+
+
+def test_the_evidence_of_a_drift():
+    jump = drift(np.repeat([1.0, 1.2], [12, 18]))
+    assert (jump.cause, jump.evidence["test"], jump.evidence["threshold"]) == (
+        "drift", "Pettitt", 0.03
+    )  # fmt: skip
+    assert jump.text == "steps become 20.0% slower at step 112"
+    assert 0 < jump.evidence["p_value"] < 0.001
+    trend = drift(np.linspace(1, 2, 16))
+    assert (trend.cause, trend.evidence["test"]) == ("drift", "Mann-Kendall, Theil-Sen")
+
+
+def test_drifts_that_chance_may_show_are_not_named():
+    """Of 8 steps all 28 pairs must rise: with 26 of them z is 23 / 8.08, a chance of 0.004."""
+    times = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7])
+    assert drift(times) is not None
+    times[[0, 1]] = times[[1, 0]]
+    assert outside._mann_kendall(times) == pytest.approx(math.erfc(25 / math.sqrt(8 * 7 * 21 / 9)))
+    assert drift(times) is None
+
+
+def test_the_order_of_causes_outside():
+    """By share of the step; steps of two lengths only where nothing else says why."""
+    jump = np.repeat([1.0, 1.2], [12, 18])
+    result = life(
+        jump, traced_s=jump + 0.05, launch_slowdown=1.05, straggling=False,
+        launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
+        step_modes=TwoModes(jump > 1.1, 1.2),
+    )  # fmt: skip
+    kinds = np.array([OpKind.FORWARD_COMPUTE])
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    measured = SimpleNamespace(
+        overlap_s=np.zeros(30), graph=graph, durations=SimpleNamespace(blocks=[jump[None, :, None]])
+    )
+    found = outside.outside_causes(measured, result, MEAN[30])
+    assert [finding.id for finding in found] == ["change-point", "launch-delay"]
+    # in turns there is no drift: two lengths
+    turns = np.tile([1.0, 1.2], 15)
+    again = SimpleNamespace(**vars(result))
+    again.simulated_s, again.traced_s = turns, turns + 0.05
+    again.step_modes = TwoModes(turns > 1.1, 1.2)
+    found = outside.outside_causes(measured, again, MEAN[30])
+    assert [finding.id for finding in found] == ["two-modes", "launch-delay"]
+    again.straggling = True  # S says why
+    found = outside.outside_causes(measured, again, MEAN[30])
+    assert [finding.id for finding in found] == ["launch-delay"]
+
+
+# Intervals: of 101 resamples, one step each, the sixth and the sixth from the end.
+
+EACH = np.eye(101)
+
+
+def test_the_interval_of_delays():
+    """Between 0.100 and 0.200 s of steps of 1 s without them."""
+    result = life(
+        np.ones(101), traced_s=1 + np.linspace(0.1, 0.2, 101), launch_slowdown=1.15,
+        launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
+    )  # fmt: skip
+    found = outside._delays(SimpleNamespace(overlap_s=np.zeros(101)), result, EACH)
+    assert found.interval == pytest.approx((0.105 / 1.105, 0.195 / 1.195))
+    assert found.confidence == 1
+    result.traced_s = np.where(np.arange(101) < 26, 1.02, 1.10)  # 3% in 75 of them
+    found = outside._delays(SimpleNamespace(overlap_s=np.zeros(101)), result, EACH)
+    assert found.confidence == pytest.approx(75 / 101)
+
+
+def test_the_interval_of_a_drift():
+    found = outside._drift(life(np.linspace(1, 2, 101)), EACH)
+    assert found.interval == pytest.approx((0.05 / 1.05, 0.95 / 1.95))
+    assert found.confidence == pytest.approx(100 / 101)
+
+
+def test_the_interval_of_odd_steps():
+    """20 steps take 1.50 to 1.69 s, the others 1 s."""
+    work = np.where(np.arange(101) < 20, 1.5 + 0.01 * np.arange(101), 1.0)
+    kinds = np.array([OpKind.FORWARD_COMPUTE])
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    durations = SimpleNamespace(blocks=[work[None, :, None]])
+    measured = SimpleNamespace(graph=graph, durations=durations)
+    found = outside._odd_steps(measured, life(work), EACH)
+    assert found.interval == pytest.approx((0.0, 0.64 / 1.64))
+    assert found.confidence == pytest.approx(20 / 101)
+    assert found.evidence["typical_s"] == 1.0
+
+
+def test_the_interval_of_two_lengths_of_steps():
+    """50 steps take 1 s, 51 others 1.50 to 2.00 s."""
+    times = np.where(np.arange(101) < 50, 1.0, 1.0 + 0.01 * np.arange(101))
+    kinds = np.array([OpKind.FORWARD_COMPUTE])
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    durations = SimpleNamespace(blocks=[times[None, :, None]])
+    measured = SimpleNamespace(graph=graph, durations=durations)
+    result = life(times, step_modes=TwoModes(times > 1.2, 1.75))
+    found = outside._two_modes(measured, result, EACH)
+    assert found.interval == pytest.approx((0.0, 0.95 / 1.95))
+    assert found.confidence == pytest.approx(51 / 101)
+    assert found.evidence["slow_s"] == pytest.approx(1.75)

@@ -1,10 +1,17 @@
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.diagnose.fit import fit_computes
-from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
+from paceline.diagnose.sequences import (
+    _least_squares,
+    _robust,
+    fit_sequence_cost,
+    matching,
+    microbatch_counts,
+)
 from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.synth import BASE_S, SlowWorker, SynthSpec, draw_seqlens, synthesize
@@ -91,3 +98,59 @@ def test_lengths_are_matched_with_the_trace():
     assert microbatch_counts(measured.graph).tolist() == [8, 8, 6, 8]
     with pytest.raises(TraceError, match="dp rank 2: 8 microbatches with lengths, 6 in the trace"):
         matching(draw_seqlens(4, 8, 6, 100), measured)
+
+
+@pytest.mark.parametrize(("gain", "constant"), [(9.9, False), (10.1, True)])
+def test_a_constant_needs_strong_evidence(gain, constant):
+    """Bayesian information of 100 rows: 100 ln(E / E') - ln 100 for one coefficient more.
+
+    E' is what noise leaves beside squares, tokens and the constant; E what is left without the
+    constant: the part of it too that is no sum of squares and tokens.
+    """
+    rng = np.random.default_rng(0)
+    n, tokens = 100, rng.uniform(1, 2, 100)
+    features = np.stack([rng.uniform(1, 2, n), tokens, np.ones(n)], axis=1)
+    basis, _ = np.linalg.qr(features[:, :2])
+    alone = np.ones(n) - basis @ (basis.T @ np.ones(n))
+    whole, _ = np.linalg.qr(features)
+    noise = rng.normal(size=n)
+    noise -= whole @ (whole.T @ noise)
+    ratio = math.exp((gain + math.log(n)) / n)
+    size = math.sqrt((ratio - 1) * (noise @ noise) / (alone @ alone))
+    seconds = features @ np.array([100.0, 200.0, size]) + noise
+    coefficients = _least_squares(features, seconds)
+    assert (coefficients[2] > 0) == constant
+    if constant:
+        assert coefficients == pytest.approx([100.0, 200.0, size])
+
+
+@pytest.mark.parametrize("times", [0.5, 1.5, 3.0])
+def test_rows_that_stand_out_do_not_bend_the_fit(times):
+    """40 rows of 2 s per token; of noise +- 1% six robust deviations are 8.9%."""
+    tokens = np.linspace(1, 2, 40)
+    seconds = 2 * tokens * np.where(np.arange(40) % 2, 1.01, 0.99)
+    seconds[[5, 17]] *= times
+    seconds[30] = 2 * tokens[30] * 1.05  # within
+    features = np.stack([tokens**2, tokens, np.ones(40)], axis=1)
+    coefficients, inlier = _robust(features, seconds)
+    assert np.flatnonzero(~inlier).tolist() == [5, 17]
+    assert features @ coefficients == pytest.approx(2 * tokens, rel=0.005)
+
+
+def test_the_share_of_the_variance_that_lengths_explain():
+    """Without noise all of it, in both kinds; the sequences are counted."""
+    lens = draw_seqlens(4, 8, 6, 32_768)
+    fit = fitted(SPEC, lens)
+    assert fit.r2 == pytest.approx([1.0, 1.0])
+    assert fit.n_sequences == len(lens.lengths)
+    assert fit.evidence()["sequences"] == len(lens.lengths)
+    assert fit.evidence()["source"] == "what-if paper, 5.3 and Figure 9"
+
+
+def test_models_that_would_need_negative_seconds_are_passed_over():
+    """10 s per token and 5 s a microbatch: with squares in place of the constant these are < 0."""
+    tokens = np.linspace(1, 2, 40)
+    features = np.stack([tokens**2, tokens, np.ones(40)], axis=1)
+    coefficients = _least_squares(features, 10 * tokens + 5)
+    assert coefficients == pytest.approx([0, 10, 5], abs=1e-6)
+    assert _least_squares(features, -tokens).tolist() == [0, 0, 0]

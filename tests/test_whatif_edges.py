@@ -9,7 +9,15 @@ import pytest
 from jobs import Spec, make_rows, trace_of
 from paceline.errors import SimulationError
 from paceline.graph import from_trace
-from paceline.graph.clocks import ClockOffsets, _centred, _contradicted, _fit, _Group, impossible_s
+from paceline.graph.clocks import (
+    ClockOffsets,
+    _centred,
+    _contradicted,
+    _fit,
+    _Group,
+    _groups_of_sets,
+    impossible_s,
+)
 from paceline.graph.lanes import Lanes, lane_blocks
 from paceline.graph.structure import _difference, _hashes, _renumber, _variants
 from paceline.simulate import Rules, _Prepared, all_lanes, step_times, timeline
@@ -346,6 +354,25 @@ def test_one_contradiction_among_many_weighs_little():
 def test_weighted_deviations():
     values, weight = np.array([[1.0, 4.0]]), np.array([[3.0, 1.0]])
     assert _centred(values, weight).tolist() == [[1 - 1.75, 4 - 1.75]]
+
+
+def test_each_set_of_ranks_that_meet_is_a_group_of_its_own():
+    """Ranks 0 and 2 meet, 1 and 3 do, 4 meets nobody; of two stages, the second. Two steps.
+
+    Rank 0 ends 2 and 6 ms before rank 2: by the middle it is 2 ms ahead of their mean.
+    """
+    graph = SimpleNamespace(
+        kind=np.array([OpKind.GRADS_REDUCE_SCATTER]), n_pp=2,
+        sets_of=lambda op: np.array([0, 1, 0, 1, 2]),
+    )  # fmt: skip
+    workers = 2 * np.arange(5) + 1
+    ends = np.array([[1.002, 2.0, 1.0, 2.0, 9.0], [5.006, 7.010, 5.0, 7.0, 9.0]])
+    first, second = _groups_of_sets(graph, np.array([0]), workers, ends)
+    assert first.workers.tolist() == [[1, 5]]
+    assert first.ahead == pytest.approx(np.array([[0.002, -0.002]]))
+    assert second.workers.tolist() == [[3, 7]]
+    assert second.ahead == pytest.approx(np.array([[0.0025, -0.0025]]))
+    assert second.kind == OpKind.GRADS_REDUCE_SCATTER
 
 
 @pytest.mark.parametrize(("left", "contradicted"), [(0.59, []), (0.61, ["forward-send"])])

@@ -33,7 +33,7 @@ def main() -> int:
     os.environ.setdefault("PACELINE_SHARED", str(ROOT.parent / "shared"))
     tests = measured(clean, scratch / "tests.json", arguments.jobs)
     if arguments.again:
-        mutants = _survivors(Path(arguments.again))
+        mutants = list(_survivors(clean, Path(arguments.again)))
     else:
         packages = arguments.package or PACKAGES
         samples = [sample(clean, package, arguments.sample, arguments.seed) for package in packages]
@@ -85,15 +85,18 @@ def _copied(place: Path) -> Path:
     return place.resolve()
 
 
-def _survivors(report: Path) -> list[Mutant]:
+def _survivors(root: Path, report: Path) -> Iterator[Mutant]:
+    """The survivors of a run, where their lines are now; those whose lines are gone are said."""
     outcomes = json.loads(report.read_text(encoding="utf-8"))["outcomes"]
     fields = [
         outcome["mutant"] for outcome in outcomes if outcome["verdict"] in (SURVIVED, UNTESTED)
     ]
-    return [
-        Mutant(**{**mutant, "old": tuple(mutant["old"]), "new": tuple(mutant["new"])})
-        for mutant in fields
-    ]
+    for values in fields:
+        mutant = Mutant(**{**values, "old": tuple(values["old"]), "new": tuple(values["new"])})
+        try:
+            yield mutant.moved((root / mutant.path).read_text(encoding="utf-8"))
+        except LookupError as error:
+            print(error, file=sys.stderr)
 
 
 def _judged(

@@ -19,7 +19,7 @@ import difflib
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,15 +117,19 @@ class Mutant:
 
     def applied(self, source: str) -> str:
         """The mutated source; raises ``LookupError`` if the old lines are not in it."""
-        lines = source.split("\n")
-        size = len(self.old)
+        lines, start = source.split("\n"), self.moved(source).line - 1
+        return "\n".join([*lines[:start], *self.new, *lines[start + len(self.old) :]])
+
+    def moved(self, source: str) -> Mutant:
+        """The mutant where its old lines are now; raises ``LookupError`` if they are gone."""
+        lines, size = source.split("\n"), len(self.old)
         starts = [
             start for start in range(len(lines)) if tuple(lines[start : start + size]) == self.old
         ]
         if not starts:
             raise LookupError(f"{self.path}:{self.line} has changed since: {self.old}")
         start = min(starts, key=lambda start: abs(start + 1 - self.line))
-        return "\n".join([*lines[:start], *self.new, *lines[start + size :]])
+        return replace(self, line=start + 1)
 
 
 @dataclass(frozen=True)

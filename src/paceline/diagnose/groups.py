@@ -21,6 +21,7 @@ from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
 from paceline.trace import OpKind
+from paceline.trace.job import place_of
 from paceline.trace.kinds import PEER_KINDS
 from paceline.whatif.modes import two_modes
 
@@ -262,7 +263,7 @@ def _late_members(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
     for group in groups:
         n_steps, n_members = group.times.shape
         usual = float(np.median(group.level))
-        if n_members < 3 or n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
+        if n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
             continue
         behind = group.times - group.level[:, None]
         typical = np.median(behind, axis=0)
@@ -288,7 +289,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[Group, int, float]]) 
             "late_s": seconds,
             "late_share": seconds / (group.usual_s * float(np.median(group.level))),
             "kinds": sorted({entry.kind.label for entry, _, _ in late}),
-            "members": [_member_entry(*entry) for entry in late[:MAX_LISTED]],
+            "members": [_member_entry(durations, *entry) for entry in late[:MAX_LISTED]],
             "threshold": MEMBER_SHARE,
             "source": "falcon paper, 4.3",
         },
@@ -297,9 +298,12 @@ def _of_members(durations: Durations, late: Sequence[tuple[Group, int, float]]) 
     )
 
 
-def _member_entry(group: Group, member: int, seconds: float) -> dict[str, Any]:
-    dp, stage = group.workers[member]
-    return {"dp": dp, "stage": stage, "kind": group.kind.label, "late_s": seconds}
+def _member_entry(
+    durations: Durations, group: Group, member: int, seconds: float
+) -> dict[str, Any]:
+    place = place_of(*group.workers[member], durations.graph.peers)
+    named = dict(zip(("dp", "stage", "peer"), place, strict=False))
+    return {**named, "kind": group.kind.label, "late_s": seconds}
 
 
 def _on_time(durations: Durations, group: Group, member: int) -> Scaled:

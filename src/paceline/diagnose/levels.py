@@ -75,9 +75,8 @@ def use_fast_workers(
         by_replica: [kind, place, dp] logarithms of median seconds, less the replicas' levels.
         stage_of_place: [place].
     """
-    n_dp = by_replica.shape[2]
     n_stages = int(stage_of_place[-1]) + 1
-    if n_stages < 2 or n_dp < 3:
+    if n_stages < 2:
         return []
     by_stage = of_stages(by_replica - place[..., None], stage_of_place)
     typical = np.stack([place[:, stage_of_place == s].mean() for s in range(n_stages)])
@@ -99,7 +98,7 @@ def use_fast_workers(
 def from_the_fast(level: Array, error: Array) -> Array:
     """[dp] levels beside the fast replicas, where most are slow; as they are otherwise."""
     fast = level <= -np.maximum(FAST_GAP, FAST_ERRORS * error)
-    if len(level) > 2 and FAST_SHARE <= fast.mean() < 0.5:
+    if FAST_SHARE <= fast.mean() < 0.5:
         beside: Array = level - np.median(level[fast])
         return beside
     return level

@@ -105,7 +105,7 @@ def _relative_error(durations: Durations, fit: Fit, stage: int) -> float:
         for place in range(len(by_place)):
             for kind in range(len(KINDS)):
                 rows = block[variant.ops[kind, place], :, few]
-                by_place[place] += np.median(rows, axis=(0, 2)) / len(fit.variants)
+                by_place[place] += np.median(rows, axis=(0, 2))
     n_stages = int(fit.stage_of_place[-1]) + 1
     by_stage = by_place.reshape(n_stages, -1, durations.n_steps).sum(axis=1)
     return float(robust.error_over_time(by_stage[stage] / by_stage.mean(axis=0)))

@@ -185,7 +185,7 @@ def _levels(durations: Durations, ops: npt.NDArray[np.int64]) -> Array:
         block = durations.block(v)
         n_dp = block.shape[2]
         every = -(-len(inside) * n_dp // MAX_SAMPLES)  # ops first: members of a group are alike
-        few = inside[:: min(every, max(1, len(inside)))]
+        few = inside[::every]
         dps = np.arange(0, n_dp, -(-len(few) * n_dp // MAX_SAMPLES))
         rows = block[few][:, :, dps]
         samples.append(np.moveaxis(rows, 1, 0).reshape(durations.n_steps, -1))

@@ -19,9 +19,6 @@ MIN_RATIO = 1.1
 #: exponential, Student t with 3 degrees of freedom, AR(1) 0.9; benchmarks/modes.py).
 APART, APART_FEW = 5.5, 420.0
 
-#: Recorded times are rounded: spreads below this share of the value are none.
-MIN_SPREAD = 1e-4
-
 Array = npt.NDArray[np.float64]
 
 
@@ -61,7 +58,7 @@ def two_modes(values: Array) -> TwoModes | None:
     best = int(np.argmin(within))
     size = int(sizes[best])
     fast, slow = ranked[:size], ranked[size:]
-    spread = max(float(np.sqrt(max(within[best], 0.0) / (n - 2))), MIN_SPREAD)
+    spread = float(np.sqrt(max(within[best], 0.0) / (n - 2)))
     ratio = float(np.exp(np.median(slow) - np.median(fast)))
     if ratio < MIN_RATIO or slow.mean() - fast.mean() < spread * (APART + APART_FEW / n**2):
         return None

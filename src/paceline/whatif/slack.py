@@ -86,7 +86,7 @@ def slack(durations: Durations, delays: Durations | None = None) -> Durations:
             part = result.block(v)[:, first : first + reached.n_steps]
             n_ops = len(part)
             for ops, after in back.latest_dependency_ends(v, reached.block(v)):
-                part[ops] -= after[: max(0, n_ops - ops.start)]  # without the step's end
+                part[ops] -= after[: n_ops - ops.start]  # without the step's end
     return result
 
 

@@ -64,9 +64,7 @@ class Walker:
         self.ops, self.dps = np.empty((2, room), dtype=np.int64)
         self.late, self.start = np.empty(room, dtype=np.bool_), np.empty(room)
 
-    def walk(
-        self, end: Durations, replay: Replay | None = None, first: int = 0
-    ) -> Iterator[Segments]:
+    def walk(self, end: Durations, replay: Replay | None, first: int) -> Iterator[Segments]:
         """The path of every step of ``end``.
 
         Args:
