@@ -18,9 +18,11 @@ from paceline.report.page.drawings import Drawings
 from paceline.results.document import JobReport
 from paceline.simulate import timeline
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, draw_seqlens, synthesize
-from paceline.trace import OpKind, Trace
+from paceline.trace import Job, OpKind, Trace, arrange
 from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf, analyze
+from peer_jobs import runs, slow_connection, tokens
+from program_jobs import columns_of, trace_of_runs
 from sharded_jobs import BucketedJob, ShardedJob
 
 JOB = SynthSpec(dp=8, pp=4, microbatches=8, steps=8)
@@ -130,6 +132,11 @@ def _most_of_a_stage() -> Advised:
     return of(slow_workers=slow)
 
 
+def _context_ranks() -> Advised:
+    columns = columns_of(runs("context-comm", tokens(0.6), dp=1, peers=4))
+    return advised(arrange(columns, Job(dp_size=1, pp_size=1, dsp_size=4)))
+
+
 #: Name -> job. Together they have every cause and every remedy, and some have a second reading.
 JOBS: dict[str, Callable[[], Advised]] = {
     "healthy": lambda: of(),
@@ -161,6 +168,9 @@ JOBS: dict[str, Callable[[], Advised]] = {
     "gpipe": lambda: of(schedule="gpipe", slow_workers=(SlowWorker(3, 1, 1.3),)),
     "sharded": lambda: advised(ShardedJob(microbatches=2, blocking_scatters=True).trace()),
     "buckets": _buckets,
+    "slow connection": lambda: advised(trace_of_runs(runs("tensor-comm", slow_connection))),
+    "experts": lambda: advised(trace_of_runs(runs("expert-comm", tokens(0.6), dp=4, peers=1))),
+    "context ranks": _context_ranks,
     "interleaved": lambda: of(vpp=2, slow_workers=(SlowWorker(3, 1, 1.3),)),
 }
 

@@ -164,7 +164,7 @@ class Run:
             return (kind, nth), kind, len(self.workers)
         if kind == EMBEDDING:
             return (kind, dp, nth), (kind, dp), 2 if self.n_pp > 1 else 1
-        if kind == "tensor-comm":
+        if kind in ("tensor-comm", "context-comm"):
             return (kind, pp, dp // self.peers, nth), (kind, pp, dp // self.peers), self.peers
         peer = dp % self.peers
         return (kind, pp, peer, nth), (kind, pp, peer), self.n_dp // self.peers

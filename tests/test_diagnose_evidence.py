@@ -10,12 +10,13 @@ import pytest
 
 from paceline.diagnose import diagnose, diagnosis
 from paceline.diagnose.groups import (
-    _Group,
+    Group,
     _judge,
     _member_entry,
     _of_groups,
     _of_members,
     _on_time,
+    _Others,
     _rows,
 )
 from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
@@ -24,6 +25,12 @@ from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
 from paceline.trace import OpKind
 from paceline.whatif import analyze
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
+
+
+def judge(one, others):
+    table = np.stack([entry.level for entry in (one, *others)])
+    return _judge(one, _Others(table, np.median(table, axis=1), 0))
+
 
 # Exact jobs with one cause each.
 
@@ -301,12 +308,12 @@ def group(times, stage=0, kind=OpKind.GRADS_REDUCE_SCATTER, usual_s=1.0):
     if times.ndim == 1:
         times = np.repeat(times[:, None], 3, axis=1)
     members = range(times.shape[1])
-    return _Group(kind, stage, 0, np.zeros(1, dtype=np.int64), times,
+    return Group(kind, stage, np.zeros(1, dtype=np.int64), times,
                   [(dp, stage) for dp in members], usual_s)  # fmt: skip
 
 
 GRAPH = SimpleNamespace(
-    peers=1, variant=np.zeros(1, dtype=np.int64), variant_ptr=np.array([0, 1]),
+    peers=1, n_dp=3, variant=np.zeros(1, dtype=np.int64), variant_ptr=np.array([0, 1]),
     worker_name=lambda dp, pp: f"dp {dp}, stage {pp}", replica_variant=np.zeros(9, dtype=np.int64),
     pp=np.zeros(1, dtype=np.int64), dp_index=np.arange(9),
 )  # fmt: skip
@@ -325,7 +332,7 @@ GRAPH = SimpleNamespace(
 )
 def test_which_share_of_late_steps_is_flapping(n, late, flaps):
     times = np.where(np.arange(n) < late, 9.0, 1.0)
-    found = _judge(group(times), [group(np.ones(n))] * 3)
+    found = judge(group(times), [group(np.ones(n))] * 3)
     assert (found is not None) == flaps
     if found:
         assert found.steps.sum() == late
@@ -335,21 +342,21 @@ def test_late_steps_as_rare_as_those_of_the_others_are_no_flapping():
     """3 of 20, of one mode with the others: chance where another group has as many."""
     times = np.concatenate([np.linspace(0.5, 1.5, 17), [2.1, 2.2, 2.3]])
     others = [group(np.ones(20)), group(np.ones(20)), group(times[::-1])]
-    assert _judge(group(times), others[:2]).steps.tolist() == [False] * 17 + [True] * 3
-    assert _judge(group(times), others) is None
+    assert judge(group(times), others[:2]).steps.tolist() == [False] * 17 + [True] * 3
+    assert judge(group(times), others) is None
 
 
 def test_a_lone_group_flaps_only_with_two_modes():
     two = np.where(np.arange(20) < 6, 4.0, 1.0)
-    assert _judge(group(two), []).factor == pytest.approx(4)
+    assert judge(group(two), []).factor == pytest.approx(4)
     tail = np.concatenate([np.linspace(0.5, 1.9, 16), [2.1, 2.2, 2.3, 2.4]])
-    assert _judge(group(tail), []) is None
+    assert judge(group(tail), []) is None
 
 
 def test_a_flapping_group_in_words():
     steps = np.arange(50, 70)
     late = np.where(np.arange(20) < 3, 4.0, 1.0)
-    slow_one = _judge(group(late, stage=2, usual_s=0.5), [group(np.ones(20))] * 3)
+    slow_one = judge(group(late, stage=2, usual_s=0.5), [group(np.ones(20))] * 3)
     cause = _of_groups(SimpleNamespace(graph=GRAPH), [slow_one], steps, 7)
     label = "grads-reduce-scatter"
     assert cause.text == (
@@ -374,7 +381,7 @@ def test_a_flapping_group_in_words():
 
 @pytest.mark.parametrize(("factor", "ambiguous"), [(1.9, True), (2.0, False)])
 def test_a_group_that_is_slow_in_all_steps_may_be_a_larger_stage(factor, ambiguous):
-    slow_one = _judge(group(np.full(20, factor)), [group(np.ones(20))] * 3)
+    slow_one = judge(group(np.full(20, factor)), [group(np.ones(20))] * 3)
     cause = _of_groups(SimpleNamespace(graph=GRAPH), [slow_one], np.arange(20), 4)
     assert cause.ambiguous.startswith("a stage with more parameters" if ambiguous else "")
     assert bool(cause.ambiguous) == ambiguous
@@ -429,7 +436,7 @@ def test_a_late_member_of_another_structure_is_on_time_by_its_own_op():
     )  # fmt: skip
     times = np.array([[1.0, 2.0, 1.0], [2.0, 3.5, 2.0]])
     workers = [(0, 1), (1, 1), (2, 1)]
-    met = _Group(OpKind.GRADS_REDUCE_SCATTER, 1, 0, np.array([3, 8]), times, workers, 1.0)
+    met = Group(OpKind.GRADS_REDUCE_SCATTER, 1, np.array([3, 8]), times, workers, 1.0)
     own = _on_time(SimpleNamespace(graph=graph), met, 1)
     assert (own.variant, own.ops.tolist(), own.dp_index) == (1, [3], 0)
     # 1 and 1.5 s behind: 1.25 in the middle, which is what it ends earlier

@@ -22,7 +22,7 @@ from paceline.graph.lanes import Lanes, lane_blocks
 from paceline.graph.structure import _difference, _hashes, _renumber, _variants
 from paceline.simulate import Rules, _Prepared, all_lanes, step_times, timeline
 from paceline.synth import SynthSpec, synthesize
-from paceline.trace import OpKind
+from paceline.trace import Job, OpKind
 from paceline.whatif.analysis import _Shares, _slowest
 from paceline.whatif.doubts import _on_grid, delay_doubts, reference_notes, resolution_doubts
 from paceline.whatif.ideal import Reference, _is_material, reference
@@ -445,11 +445,13 @@ def test_the_first_difference_of_counts():
     usual = np.ones((2, len(OpKind)), dtype=np.int32)
     have = usual.copy()
     have[1, 2] = 5
-    label = OpKind(2).label
-    assert _difference(have, usual, 3) == f"dp 3, stage 1 has 5 {label} ops, usual are 1"
-    assert _difference(np.zeros_like(usual), usual, 3) == "dp 3 has no rows"
+    label, job = OpKind(2).label, Job(dp_size=4, pp_size=2)
+    assert _difference(have, usual, 3, job) == f"dp 3, stage 1 has 5 {label} ops, usual are 1"
+    assert _difference(np.zeros_like(usual), usual, 3, job) == "dp 3 has no rows"
     have[0] = 0
-    assert _difference(have, usual, 3) == "dp 3, stage 0 has no rows"
+    assert _difference(have, usual, 3, job) == "dp 3, stage 0 has no rows"
+    peers = Job(dp_size=2, pp_size=2, tp_size=2, peers=2)
+    assert _difference(have, usual, 3, peers) == "dp 1, stage 0, peer 1 has no rows"
 
 
 # References of a kind that is slow everywhere at once.

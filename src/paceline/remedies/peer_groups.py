@@ -37,13 +37,13 @@ def balance_experts(case: Case) -> Remedy:
     Raises:
         NotApplicableError: experts are not uneven.
     """
-    needed_finding(case, "expert-imbalance", "uneven experts")
+    finding = needed_finding(case, "expert-imbalance", "uneven experts")
     return outcome(
         case,
         EXPERTS,
         "give all experts of a group as many tokens",
         _without(case, "expert-imbalance"),
-        {"share": "even"},
+        {"busiest_over_mean": finding.evidence["busiest_over_mean"]},
         notes=(
             "each member takes the mean of its group in every layer and step, times what lasts on "
             "it; the exchange of tokens is as it was",
@@ -57,13 +57,13 @@ def balance_context(case: Case) -> Remedy:
     Raises:
         NotApplicableError: they are not uneven.
     """
-    needed_finding(case, "context-imbalance", "uneven context ranks")
+    finding = needed_finding(case, "context-imbalance", "uneven context ranks")
     return outcome(
         case,
         CONTEXT,
         "share sequences evenly among the context-parallel ranks",
         _without(case, "context-imbalance"),
-        {"share": "even"},
+        {"busiest_over_mean": finding.evidence["busiest_over_mean"]},
         notes=(
             "each rank takes the mean of its group in every layer and step, times what lasts on it",
         ),

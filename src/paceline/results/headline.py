@@ -171,6 +171,11 @@ def _network(_: JobReport, finding: Finding) -> str:
     return f"the data-parallel network of stage {stage} is slow"
 
 
+def _group(_: JobReport, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
+    return f"the group of {worker(places[0])} is slow" if places else "groups are slow"
+
+
 def _delay(_: JobReport, finding: Finding) -> str:
     return f"{percent(finding.share_of_step)} of the step passes between operations"
 
@@ -191,6 +196,7 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "gc": lambda *_: "garbage collection pauses its workers",
     "link": _link,
     "dp-network": _network,
+    "peer-network": _group,
     "expert-imbalance": lambda *_: "experts get unlike numbers of tokens",
     "context-imbalance": lambda *_: "context-parallel ranks get unlike work",
     "launch-delay": _delay,
@@ -200,6 +206,9 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
 #: Remedy -> what gains.
 DOING = {
     "fix-nic": "Repairing it gains",
+    "fix-peer-network": "Repairing its links gains",
+    "balance-experts": "Balancing the experts gains",
+    "balance-context": "Sharing sequences evenly gains",
     "stage-layout": "Splitting the layers anew gains",
     "sequence-balance": "Balancing the sequences gains",
     "micro-batches": "Moving microbatches gains",

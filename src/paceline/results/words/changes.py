@@ -49,6 +49,16 @@ def _fix_nic(change: Change) -> Phrases:
         yield f"late in {several(list(kinds), MAX_NAMED)}"
 
 
+def _fix_peers(change: Change) -> Phrases:
+    if places := change.get("workers"):
+        yield f"{count(len(places), 'member')} of the group: {workers(places, MAX_NAMED)}"
+
+
+def _even_shares(change: Change) -> Phrases:
+    if busiest := change.get("busiest_over_mean"):
+        yield f"the busiest member then takes the mean of its group, now {times(busiest)} the mean"
+
+
 def _stage_layout(change: Change) -> Phrases:
     layers, now = change.get("layers"), change.get("layers_now")
     if layers and now:
@@ -268,6 +278,9 @@ OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "replace-worker": _replace_worker,
     "fix-link": _fix_link,
     "fix-nic": _fix_nic,
+    "fix-peer-network": _fix_peers,
+    "balance-experts": _even_shares,
+    "balance-context": _even_shares,
     "stage-layout": _stage_layout,
     "sequence-balance": _sequence_balance,
     "micro-batches": _micro_batches,
