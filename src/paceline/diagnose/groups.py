@@ -195,11 +195,30 @@ def _of_groups(
 ) -> Candidate:
     worst = slow[0]
     stage, label = worst.group.stage, worst.group.kind.label
-    n, of = int(worst.steps.sum()), len(steps)
-    steps_in = "" if worst.lasting else f" in {n} of {of} steps"
+    times, evidence = in_steps(worst), group_evidence(slow, steps, n_groups)
+    return Candidate(
+        "dp-network",
+        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{times} ({label})",
+        {"group": {"stage": stage, "kind": label}},
+        evidence,
+        Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
+        _ambiguity(worst),
+    )
+
+
+def in_steps(worst: SlowGroup) -> str:
+    """`` in 3 of 20 steps``; empty where it is all of them."""
+    return "" if worst.lasting else f" in {int(worst.steps.sum())} of {len(worst.steps)} steps"
+
+
+def group_evidence(
+    slow: Sequence[SlowGroup], steps: npt.NDArray[np.int64], n_groups: int
+) -> dict[str, Any]:
+    """The numbers that show slow groups, the worst first, of ``n_groups`` in all."""
+    worst = slow[0]
     evidence: dict[str, Any] = {
         "median_over_usual": worst.factor,
-        "slow_share": n / of,
+        "slow_share": int(worst.steps.sum()) / len(steps),
         "groups": [
             {
                 "stage": entry.group.stage,
@@ -215,14 +234,7 @@ def _of_groups(
     }
     if not worst.lasting:
         evidence["steps"] = steps[worst.steps].tolist()
-    return Candidate(
-        "dp-network",
-        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{steps_in} ({label})",
-        {"group": {"stage": stage, "kind": label}},
-        evidence,
-        Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
-        _ambiguity(worst),
-    )
+    return evidence
 
 
 def _ambiguity(worst: SlowGroup) -> str:

@@ -13,8 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.groups import Group, SlowGroup, healthy, slow_groups
-from paceline.diagnose.links import LATE_TIMES, SLOW_TIMES
+from paceline.diagnose.groups import (
+    Group,
+    SlowGroup,
+    group_evidence,
+    healthy,
+    in_steps,
+    slow_groups,
+)
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations, StepGraph
 from paceline.trace import OpKind
@@ -90,33 +96,13 @@ def _of_groups(
     durations: Durations, slow: list[SlowGroup], steps: npt.NDArray[np.int64], n_groups: int
 ) -> Candidate:
     worst = slow[0]
-    n, of = int(worst.steps.sum()), len(steps)
-    steps_in = "" if worst.lasting else f" in {n} of {of} steps"
-    evidence: dict[str, object] = {
-        "median_over_usual": worst.factor,
-        "slow_share": n / of,
-        "groups": [
-            {
-                "stage": entry.group.stage,
-                "kind": entry.group.kind.label,
-                "workers": [list(worker) for worker in entry.group.workers[:MAX_MEMBERS]],
-                "median_over_usual": entry.factor,
-                "slow_share": float(entry.steps.mean()),
-            }
-            for entry in slow[:MAX_MEMBERS]
-        ],
-        "n_groups": n_groups,
-        "threshold": SLOW_TIMES if worst.lasting else LATE_TIMES,
-        "source": "what-if paper, 4.3; falcon paper, 3",
-    }
-    if not worst.lasting:
-        evidence["steps"] = steps[worst.steps].tolist()
     name = durations.graph.worker_name(*worst.group.workers[0])
     return Candidate(
         "peer-network",
-        f"the {_NAMES[worst.group.kind]} of {name} communicates {worst.factor:.1f}x slow{steps_in}",
+        f"the {_NAMES[worst.group.kind]} of {name} communicates {worst.factor:.1f}x slow"
+        f"{in_steps(worst)}",
         {"workers": [list(worker) for worker in worst.group.workers[:MAX_MEMBERS]]},
-        evidence,
+        group_evidence(slow, steps, n_groups),
         Effect(scaled=tuple(s for entry in slow for s in healthy(durations, entry))),
         "a group whose members send more than others' takes longer in all steps, too"
         if worst.lasting
