@@ -376,6 +376,38 @@ def pipeline(case, rank, world, factor, loop):
     loop.run(step)
 
 
+def sharded_pipeline(case, rank, world, factor, loop):
+    """Two stages, each sharded by FSDP2 over two data-parallel ranks."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    model = layers(factor, n=2)
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    group = mesh["pp"].get_group()
+    stage = PipelineStage(model, mesh["pp"].get_local_rank(), 2, torch.device("cpu"), group=group)
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.MSELoss())
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_torch_pipelining(schedule)
+        record.instrument_fsdp(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = torch.randn(ROWS * 4, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        losses = []
+        last = {"target": x, "losses": losses} if stage.is_last else {}
+        schedule.step(*([x] if stage.is_first else []), **last)
+        optimizer.step()
+        return float(sum(losses)) if losses else 0.0
+
+    loop.run(step)
+
+
 def main(case, rank, world, folder, factors, steps, seen):
     rank, world, folder = int(rank), int(world), Path(folder)
     torch.set_num_threads(1)
@@ -397,6 +429,7 @@ def main(case, rank, world, folder, factors, steps, seen):
 DEGREES = {"tp": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
 
 KINDS = {
+    "pp-fsdp": sharded_pipeline,
     "tp": tensor,
     "ep": experts,
     "cp": context,
