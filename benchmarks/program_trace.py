@@ -1,6 +1,6 @@
 """A large job whose programs are recorded layer by layer, as a dataset of one file per step.
 
-    python benchmarks/program_trace.py FOLDER --dp 128 --pp 8 --microbatches 32 --steps 10
+    python benchmarks/program_trace.py FOLDER --dp 16 --tp 8 --pp 8 --microbatches 32 --steps 10
 
 1F1B; a layer is two computes, each with a tensor-parallel collective behind it; weights are
 gathered and gradients reduced layer by layer, over all replicas or over ``--shard`` of them. One
@@ -37,6 +37,9 @@ TYPICAL_S = {
     K.OPTIMIZER: 5e-3,
 }
 OTHER_S = 1e-4
+
+#: Collectives of parameters and gradients.
+WEIGHT_KINDS = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 
 class _Worker:
@@ -117,17 +120,28 @@ def durations_of_step(
 
 
 def write_dataset(
-    folder: Path, dp: int, pp: int, microbatches: int, layers: int, steps: int, shard: int = 0
+    folder: Path,
+    dp: int,
+    pp: int,
+    microbatches: int,
+    layers: int,
+    steps: int,
+    shard: int = 0,
+    tp: int = 1,
 ) -> list[Path]:
     """Write one file per step, ``step-00000.parquet`` on; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    ops, job = one_replica(pp, microbatches, layers), Job(dp, pp)
-    families, group = None, None
-    if shard:
-        families = np.stack([np.zeros(dp, dtype=np.int64), np.arange(dp) // shard])
-        sharded = np.isin(ops.kind, (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER))
-        ops = replace(ops, family=sharded.astype(np.int64))
-        group = np.where(sharded, families[1][:, None], -1).ravel().astype(np.int32)
+    job = Job(dp, pp, tp, peers=tp)
+    replica = np.arange(job.replicas)
+    weights = replica % tp + replica // tp // shard * tp if shard else replica % tp
+    families = np.stack([np.zeros_like(replica), replica // tp, weights])
+    ops = one_replica(pp, microbatches, layers)
+    family = np.select(
+        [ops.kind == K.TENSOR_COMM, np.isin(ops.kind, list(WEIGHT_KINDS))], [1, 2], 0
+    )
+    ops = replace(ops, family=family)
+    group = np.where(family > 0, families.T[:, family], -1).ravel().astype(np.int32)
+    dp = job.replicas
     graph = build_graph([ops], np.zeros(dp, dtype=np.int64), job, families)
     rng = np.random.default_rng(0)
     cell = ops.pp * N_KINDS + ops.kind
@@ -160,9 +174,10 @@ def write_dataset(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    for name, default in (("dp", 128), ("pp", 8), ("microbatches", 32), ("layers", 10)):
+    for name, default in (("dp", 16), ("pp", 8), ("microbatches", 32), ("layers", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--tp", type=int, default=8, help="tensor-parallel ranks of each dp rank")
     parser.add_argument("--shard", type=int, default=0, help="replicas that share weights; 0: all")
     args = vars(parser.parse_args())
     paths = write_dataset(**args)

@@ -361,18 +361,22 @@ def test_each_set_of_ranks_that_meet_is_a_group_of_its_own():
 
     Rank 0 ends 2 and 6 ms before rank 2: by the middle it is 2 ms ahead of their mean.
     """
-    graph = SimpleNamespace(
-        kind=np.array([OpKind.GRADS_REDUCE_SCATTER]), n_pp=2,
-        sets_of=lambda op: np.array([0, 1, 0, 1, 2]),
-    )  # fmt: skip
     workers = 2 * np.arange(5) + 1
     ends = np.array([[1.002, 2.0, 1.0, 2.0, 9.0], [5.006, 7.010, 5.0, 7.0, 9.0]])
-    first, second = _groups_of_sets(graph, np.array([0]), workers, ends)
-    assert first.workers.tolist() == [[1, 5]]
-    assert first.ahead == pytest.approx(np.array([[0.002, -0.002]]))
-    assert second.workers.tolist() == [[3, 7]]
-    assert second.ahead == pytest.approx(np.array([[0.0025, -0.0025]]))
-    assert second.kind == OpKind.GRADS_REDUCE_SCATTER
+    kind, sets = OpKind.GRADS_REDUCE_SCATTER, np.array([0, 1, 0, 1, 2])
+    [pairs] = _groups_of_sets(kind, workers, sets, ends)
+    assert pairs.workers.tolist() == [[1, 5], [3, 7]]
+    assert pairs.ahead == pytest.approx(np.array([[0.002, -0.002], [0.0025, -0.0025]]))
+    assert pairs.kind == kind
+
+
+def test_sets_of_another_size_are_a_group_of_their_own():
+    kind, sets = OpKind.TENSOR_COMM, np.array([3, 3, 7, 7, 7])
+    two, three = _groups_of_sets(kind, np.arange(5), sets, np.array([[1.0, 3.0, 4.0, 5.0, 9.0]]))
+    assert two.workers.tolist() == [[0, 1]]
+    assert two.ahead.tolist() == [[-1.0, 1.0]]
+    assert three.workers.tolist() == [[2, 3, 4]]
+    assert three.ahead.tolist() == [[-2.0, -1.0, 3.0]]
 
 
 @pytest.mark.parametrize(("left", "contradicted"), [(0.59, []), (0.61, ["forward-send"])])

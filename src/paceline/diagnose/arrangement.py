@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.communication import Communication, Simulated, Waits, exposures, parts_of
+from paceline.diagnose.communication import (
+    Communication,
+    Simulated,
+    Waits,
+    exposures,
+    kinds_of,
+    parts_of,
+)
 from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.remove import Effect
@@ -51,7 +58,7 @@ class _Pattern:
 
 def communication(measured: Measured, result: WhatIf) -> Communication | None:
     """Exposed and hidden communication, and how it is arranged; None without programs."""
-    if not measured.programs or not len(parts_of(measured.graph)):
+    if not measured.programs or not kinds_of(measured.graph):
         return None
     simulated = Simulated(measured, 2 * len(parts_of(measured.graph)) + 1)
     waits = Waits.of(measured.programs, simulated.durations)

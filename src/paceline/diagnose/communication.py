@@ -21,7 +21,7 @@ from paceline.graph import Durations, Measured, ReplicaOps, StepGraph
 from paceline.graph.program_steps import program_steps
 from paceline.simulate import Rules, all_lanes, step_times, timeline
 from paceline.trace import OpKind
-from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS
+from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -141,20 +141,22 @@ def exposures(measured: Measured, simulated: Simulated, waits: Waits) -> Communi
 
 
 def parts_of(graph: StepGraph) -> dict[tuple[int, int, int, int], Ints]:
-    """(kind, stage, chunk, part) -> its ops of all variants."""
-    groups = _grouped(graph, np.stack([graph.kind, graph.pp, graph.chunk, graph.part], axis=1))
+    """(kind, stage, chunk, part) -> its ops of all variants; units and buckets, not layers."""
+    keys = np.stack([graph.kind, graph.pp, graph.chunk, graph.part], axis=1)
+    groups = _grouped(keys, np.isin(graph.kind, [int(kind) for kind in DP_KINDS]))
     return {(kind, stage, chunk, part): ops for (kind, stage, chunk, part), ops in groups}
 
 
 def kinds_of(graph: StepGraph) -> dict[tuple[int, int], Ints]:
     """(kind, stage) -> its ops of all variants."""
-    groups = _grouped(graph, np.stack([graph.kind, graph.pp], axis=1))
+    keys = np.stack([graph.kind, graph.pp], axis=1)
+    groups = _grouped(keys, np.isin(graph.kind, [int(kind) for kind in DP_KINDS | PEER_KINDS]))
     return {(kind, stage): ops for (kind, stage), ops in groups}
 
 
-def _grouped(graph: StepGraph, keys: npt.NDArray[Any]) -> list[tuple[list[int], Ints]]:
-    """Collectives over data-parallel ranks by their rows of ``keys`` [op, field]."""
-    wide = np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in DP_KINDS]))
+def _grouped(keys: npt.NDArray[Any], chosen: npt.NDArray[np.bool_]) -> list[tuple[list[int], Ints]]:
+    """The chosen ops by their rows of ``keys`` [op, field]."""
+    wide = np.flatnonzero(chosen)
     distinct, number = np.unique(keys[wide].astype(np.int64), axis=0, return_inverse=True)
     number = number.reshape(-1)
     return [(key, wide[number == at]) for at, key in enumerate(distinct.tolist())]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph.graph import Durations, StepGraph
-from paceline.trace.kinds import P2P_KINDS, OpKind
+from paceline.trace.kinds import P2P_KINDS, PEER_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
 
@@ -203,9 +203,16 @@ def _pair_groups(graph: StepGraph, end: Durations) -> list[_Group]:
 
 
 def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
-    """One group per collective that spans the data-parallel ranks."""
+    """One group per collective that spans the replicas; those within passes by stage and family."""
     groups: list[_Group] = []
+    within: dict[tuple[int, int, int], list[int]] = {}
     for members in graph.dp_groups:
+        first = int(members[0])
+        if graph.kind[first] in PEER_KINDS and len(members) == 1:
+            family = int(graph.family[graph.group[first]])
+            key = int(graph.kind[first]), int(graph.pp[first]), family
+            within.setdefault(key, []).append(first)
+            continue
         workers, ends = [], []
         for op in members.tolist():
             v = int(graph.variant[op])
@@ -213,29 +220,37 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
             workers.append(dps * graph.n_pp + graph.pp[op])
             ends.append(end.block(v)[op - graph.variant_ptr[v]])  # [step, dp]
         table = np.concatenate(ends, axis=1)
-        if graph.sets_of(int(members[0])).any():
-            groups += _groups_of_sets(graph, members, np.concatenate(workers), table)
-            continue
-        if table.shape[1] < 2:
-            continue
-        ahead = np.median(table - table.mean(axis=1, keepdims=True), axis=0)
-        kind = OpKind(int(graph.kind[members[0]]))
-        groups.append(_Group(kind, np.concatenate(workers)[None], ahead[None]))
+        kind = OpKind(int(graph.kind[first]))
+        own = np.concatenate(workers)
+        groups += _groups_of_sets(kind, own, graph.sets_of(first)[own // graph.n_pp], table)
+    for (which, stage, _), ops in within.items():
+        # Each layer has one: a sample of them tells as much as all.
+        sample = np.array(ops)[np.linspace(0, len(ops) - 1, min(len(ops), MAX_SAMPLES)).astype(int)]
+        table = end.block(0)[sample].reshape(-1, graph.n_dp)
+        own = np.arange(graph.n_dp) * graph.n_pp + stage
+        groups += _groups_of_sets(OpKind(which), own, graph.sets_of(int(sample[0])), table)
     return groups
 
 
 def _groups_of_sets(
-    graph: StepGraph, members: npt.NDArray[np.int64], workers: npt.NDArray[np.int64], table: Array
+    kind: OpKind, workers: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], ends: Array
 ) -> list[_Group]:
-    """One group per set of ranks that meet: of [member] workers and their [step, member] ends."""
-    sets = graph.sets_of(int(members[0]))[workers // graph.n_pp]
-    kind = OpKind(int(graph.kind[members[0]]))
+    """The sets of ranks that meet, sets of one size together.
+
+    Args:
+        kind: of the collective.
+        workers: [member] dp * n_pp + pp.
+        sets: [member] members with one number meet.
+        ends: [sample, member] seconds.
+    """
     groups = []
-    for number in np.unique(sets).tolist():
-        own = table[:, sets == number]
-        if own.shape[1] > 1:
-            ahead = np.median(own - own.mean(axis=1, keepdims=True), axis=0)
-            groups.append(_Group(kind, workers[sets == number][None], ahead[None]))
+    _, number, size = np.unique(sets, return_inverse=True, return_counts=True)
+    for n in np.unique(size[size > 1]).tolist():
+        order = np.argsort(number, kind="stable")
+        members = order[size[number[order]] == n].reshape(-1, n)  # [set, member]
+        own = ends[:, members]
+        ahead = np.median(own - own.mean(axis=2, keepdims=True), axis=0)
+        groups.append(_Group(kind, workers[members], ahead))
     return groups
 
 

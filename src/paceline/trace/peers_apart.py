@@ -7,6 +7,7 @@ data-parallel ranks meet in theirs. So groups of replicas say all, and one simul
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,10 @@ Ints = npt.NDArray[np.int64]
 #: Collectives whose members share a tensor-parallel rank, unless a group is told: ranks that differ
 #: in data or context hold the same parameters. The clip's norm is over all ranks of a job.
 _OF_ONE_TENSOR_RANK = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
+
+
+#: Numbers up to this range are looked up in a table.
+MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,18 @@ def _numbered(
                 f"(tp {job.tp_size} x dsp {job.dsp_size}), the first is row {row} "
                 f"({describe(columns, row)}: peer {peer[row]})"
             )
-        cells = np.unique(np.stack([worker.astype(np.int64), peer]), axis=1)
+        n_peers = int(peer.max()) + 1
+        at = np.bincount(worker.astype(np.int64) * n_peers + peer, minlength=job.workers * n_peers)
+        have = (at.reshape(job.workers, n_peers) > 0).sum(axis=1)
     else:
-        ranks, of_row = np.unique(columns.rank, return_inverse=True)
-        key = worker.astype(np.int64) * len(ranks) + of_row.reshape(-1)
-        distinct, index = np.unique(key, return_inverse=True)
-        of_worker = distinct // len(ranks)
-        number = np.arange(len(distinct)) - np.searchsorted(of_worker, of_worker)
-        peer, cells = number[index.reshape(-1)], np.stack([of_worker, number])
-    n_peers = int(peer.max()) + 1
+        ranks, of_row = _distinct(columns.rank)
+        key = worker.astype(np.int64) * len(ranks) + of_row
+        cells = _distinct(key)  # the ranks of each worker
+        of_worker = cells[0] // len(ranks)
+        number = np.arange(len(of_worker)) - np.searchsorted(of_worker, of_worker)
+        peer, have = number[cells[1]], np.bincount(of_worker, minlength=job.workers)
+        n_peers = int(peer.max()) + 1
     expected = degrees if degrees > 1 else n_peers
-    have = np.bincount(cells[0], minlength=job.workers)
     short = np.flatnonzero(have != expected)
     if not len(short):
         return peer, n_peers, ""
@@ -94,6 +100,17 @@ def _numbered(
         + ", so no single GPU can be named"
     )
     return peer, n_peers, reason
+
+
+def _distinct(numbers: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """The numbers there are, ascending, and [row] which each is; by table where that fits."""
+    low, span = int(numbers.min()), int(numbers.max()) - int(numbers.min()) + 1
+    if span > MOST_NUMBERS:
+        distinct, of_row = np.unique(numbers, return_inverse=True)
+        return distinct.astype(np.int64), of_row.reshape(-1)
+    present = np.zeros(span, dtype=bool)
+    present[numbers - low] = True
+    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[numbers - low]
 
 
 def has_inner(columns: Columns) -> bool:

@@ -228,10 +228,16 @@ def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np
     meets: list[npt.NDArray[np.int64]] = []
     steps = np.arange(n_steps)
     met = np.zeros((len(partitions), 1), dtype=np.int64)  # sets numbered so far, per family
+    known: dict[bytes, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for scenario, rules in enumerate(rule_of_dp):
-        colour = classes(partitions, np.where(rules != _IDEAL, np.arange(len(rules)) + 1, 0))
-        _, dp = np.unique(colour, return_index=True)  # one replica stands for its class
-        own = np.stack([_of_sets(colour, partition)[dp] for partition in partitions])
+        deviating = rules != _IDEAL
+        key = deviating.tobytes()  # the workers of one replica have one set of classes
+        if key not in known:
+            colour = classes(partitions, np.where(deviating, np.arange(len(rules)) + 1, 0))
+            _, dp = np.unique(colour, return_index=True)  # one replica stands for its class
+            sets = np.stack([_of_sets(colour, partition)[dp] for partition in partitions])
+            known[key] = dp, sets
+        dp, own = known[key]
         width = own.max(axis=1, keepdims=True) + 1
         in_steps = own[:, None, :] + steps[:, None] * width[:, :, None]
         meets.append((met[:, :, None] + in_steps).reshape(len(partitions), -1))
