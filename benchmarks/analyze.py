@@ -89,9 +89,10 @@ def child(trace: str, job: str | None, cache: str) -> dict[str, float]:
 
 #: Name -> options of benchmarks/program_trace.py, and of ``paceline synth`` where passes are whole.
 PROGRAMS = {
-    "1,024 workers, layers, 10 steps": {"dp": 128, "steps": 10},
-    "the same, weights sharded by 8": {"dp": 128, "steps": 10, "shard": 8},
-    "1,024 workers, layers, 40 steps": {"dp": 128, "steps": 40},
+    "1,024 GPUs, dp 16 x tp 8, 10 steps": {"steps": 10},
+    "the same, 40 steps": {"steps": 40},
+    "1,024 workers, dp 128, 10 steps": {"dp": 128, "tp": 1, "steps": 10},
+    "the same, weights sharded by 8": {"dp": 128, "tp": 1, "steps": 10, "shard": 8},
 }
 WHOLE = {"16,384 workers, whole passes, 1 step": {"dp": 1024, "pp": 16, "steps": 1}}
 
