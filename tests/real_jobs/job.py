@@ -184,7 +184,9 @@ def zero(case, rank, world, factor, loop):
 
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     microbatches = 2 if case.endswith("-accumulate") else 1
-    ahead = 2 * WIDTH * (WIDTH + 1) if case.endswith("-prefetch") else 0
+    # Parameters in numbers: two layers at a time, or one weight or bias, of which each layer awaits
+    # two gathers.
+    ahead = {"zero3-prefetch": 2 * WIDTH * (WIDTH + 1), "zero3-single": 1}.get(case, 0)
     config = {
         "train_micro_batch_size_per_gpu": ROWS,
         "gradient_accumulation_steps": microbatches,

@@ -294,9 +294,10 @@ class _Collectives:
                 recorder.wait_from(op, before)
             else:
                 op.awaited = self._waited[0].awaited
+            over = _is_over(work)
             answer = function(work, *args, **kwargs)
             op.end = recorder.mark()
-            op.flags = op.flags & ~LATE if op.end - before >= BLOCKED_NS else op.flags | LATE
+            op.flags |= LATE if over or op.end - before < BLOCKED_NS else 0
             self._waited = op, op.end
             if not self._fetching:
                 self._go_on()
@@ -327,6 +328,12 @@ class _Collectives:
             op, end = self._waited
             self._waited = None
             self._recorder.wait_to(op, end)
+
+
+def _is_over(work: Any) -> bool:
+    """Whether a work is complete, as far as it says so: a wait may take long without blocking."""
+    asked = getattr(work, "is_completed", None)
+    return bool(asked()) if asked is not None else False
 
 
 def _at(args: tuple[Any, ...], place: int, kwargs: dict[str, Any], name: str) -> Any:
