@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
 
 from harness import factors_of, run
 
+#: DeepSpeed's, which is not among Paceline's dependencies: name them.
+ZERO = ("zero1", "zero2", "zero2-accumulate", "zero3", "zero3-prefetch", "zero3-single")
 CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
 CASES += ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "tp", "tp-fsdp", "ep", "cp")
 

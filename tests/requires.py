@@ -32,7 +32,7 @@ EXTRAS = {
     "uvicorn": "monitor",
 }
 #: What no extra installs -> the arguments of pip.
-PACKAGES = {"megatron": "megatron-core"}
+PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
 
 
 def is_installed(name: str) -> bool:

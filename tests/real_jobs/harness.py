@@ -49,7 +49,7 @@ def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
             rank.wait()
     codes = [rank.returncode for rank in ranks]
     assert codes == [0] * len(ranks), (codes, [err for _, err in printed])
-    told = [json.loads(out) for out, _ in printed]
+    told = [json.loads(out.splitlines()[-1]) for out, _ in printed]  # DeepSpeed logs before it
     times = [max(of_ranks) for of_ranks in zip(*(t["times"] for t in told), strict=True)]
     return Run(times[WARM_UP:], [t["losses"] for t in told])
 

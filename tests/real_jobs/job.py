@@ -176,6 +176,53 @@ def ddp(case, rank, world, factor, loop):
     loop.run(step)
 
 
+def zero(case, rank, world, factor, loop):
+    """DeepSpeed's ZeRO: zero1 to zero3, or zero0."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    microbatches = 2 if case.endswith("-accumulate") else 1
+    # Parameters in numbers: two layers at a time, or one weight or bias, of which each layer awaits
+    # two gathers.
+    ahead = {"zero3-prefetch": 2 * WIDTH * (WIDTH + 1), "zero3-single": 1}.get(case, 0)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_accumulation_steps": microbatches,
+        "gradient_clipping": 1.0,
+        "steps_per_print": None,
+        "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": int(case[4]),
+            "reduce_bucket_size": 2 * WIDTH * WIDTH,  # a layer or two
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 10**9 if ahead else 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": ahead,
+        },
+    }
+    model = layers(factor)
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    if loop.recorder is not None:
+        import paceline.record as record
+
+        record.instrument_deepspeed(engine)
+    x = torch.randn(ROWS, WIDTH)
+
+    def step():
+        total = 0.0
+        for _ in range(microbatches):
+            loss = engine(x).square().mean()
+            engine.backward(loss)
+            engine.step()
+            total += float(loss.detach())
+        return total
+
+    loop.run(step)
+
+
 class Block(nn.Module):
     """A tensor-parallel block: up, its rank's work, down."""
 
@@ -436,6 +483,7 @@ KINDS = {
     "fsdp": fsdp,
     "hsdp": fsdp,
     "ddp": ddp,
+    "zero": zero,
     **dict.fromkeys(SCHEDULES, pipeline),
 }
 

@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "current",
     "instrument_ddp",
+    "instrument_deepspeed",
     "instrument_fsdp",
     "instrument_groups",
     "instrument_megatron",
@@ -143,6 +144,11 @@ def instrument_ddp(model: Any) -> None:
 def instrument_fsdp(model: Any) -> None:
     """Record a model sharded by ``fully_shard``: passes, first gather, last scatter, optimizers."""
     _instrument("hooks_fsdp", model)
+
+
+def instrument_deepspeed(engine: Any) -> None:
+    """Record a DeepSpeed engine, ZeRO 0 to 3: passes, gathers, reductions, norm, optimizer."""
+    _instrument("hooks_deepspeed", engine)
 
 
 def instrument_groups(*, tensor: Any = None, context: Any = None, expert: Any = None) -> None:

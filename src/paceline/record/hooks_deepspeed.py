@@ -1,0 +1,341 @@
+"""Hooks for DeepSpeed's ZeRO engine, read at DeepSpeed 0.19.8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from paceline.blockfile import LATE
+from paceline.record.passes import Passes
+from paceline.record.patching import Wrapper, wrap
+from paceline.record.recorder import Recorder
+from paceline.record.steps import BLOCKED_NS, Op, Step
+
+#: Methods of ``deepspeed.comm.torch.TorchBackend`` that ZeRO gathers parameters by -> place of
+#: their argument ``group``, which ``async_op`` follows. Their signatures are hidden
+#: (``stage_on_cpu`` there). Quantised and coalesced gathers call these in turn.
+GATHERS = {"all_gather_into_tensor": 2, "all_gather": 2, "all_gather_coalesced": 2}
+
+#: And those that it reduces by: ``stage_1_and_2.py`` ``allreduce_bucket`` (all_reduce or reduce),
+#: ``stage3.py`` ``__avg_scatter_grads`` (reduce_scatter_tensor; ZeRO++: all_to_all_single).
+REDUCES = {
+    "all_reduce": 2,
+    "reduce": 3,
+    "reduce_scatter_tensor": 3,
+    "reduce_scatter": 3,
+    "all_to_all_single": 4,
+}
+
+
+def instrument(recorder: Recorder, engine: Any) -> None:
+    """Record a DeepSpeed engine's passes, gathers, reductions and optimizer, ZeRO 0 to 3.
+
+    On the host every collective of ``deepspeed.comm`` within a pass or the optimizer is recorded
+    where it is launched and waited for. On a GPU passes, what of the exchange is left behind the
+    last gradient, and the optimizer are recorded, with the collectives inside them.
+
+    Raises:
+        ValueError: it is no engine, or has more than data parallelism.
+    """
+    if not hasattr(engine, "_take_model_step") or not hasattr(engine, "_backward_epilogue"):
+        raise ValueError(f"{type(engine).__name__} is no DeepSpeed engine (0.19.8 is known)")
+    _need_data_parallelism_only(engine)
+    if not recorder.is_new(engine):
+        return
+    backward = _Backward(recorder, engine)
+    passes = Passes(recorder, engine, backward)
+    wrap(engine, "_backward_epilogue", backward.epilogue)
+    optimizer = _Optimizer(recorder)
+    wrap(engine, "_take_model_step", optimizer.step)
+    if recorder.on_host:
+        collectives = _Collectives(recorder, _Phase(engine, passes, backward, optimizer).kind)
+        collectives.install(import_module("deepspeed.comm.comm").cdb)
+        offload = getattr(engine.optimizer, "parameter_offload", None)
+        if offload is not None:
+            wrap(offload.get_param_coordinator(), "fetch_sub_module", collectives.fetch)
+
+
+def _need_data_parallelism_only(engine: Any) -> None:
+    """Refuse an engine whose collectives would be taken for those of data parallelism."""
+    mpu = engine.mpu
+    of_model = getattr(mpu, "get_model_parallel_world_size", None)
+    beside = {
+        "its pipelines": engine.pipeline_parallelism,
+        "experts": engine.has_moe_layers,
+        "sequence parallelism": engine.sequence_parallel_size > 1,
+        "tensor parallelism": engine.autotp_size() > 1 or (of_model is not None and of_model() > 1),
+        "ZenFlow": getattr(engine, "zenflow", False),
+        "DeepCompile": engine.is_deepcompile_enabled(),
+    }
+    names = [name for name, has in beside.items() if has]
+    if names:
+        raise ValueError(f"of DeepSpeed, {' and '.join(names)} cannot be recorded yet")
+
+
+class _Backward:
+    """The backward of a microbatch, and DeepSpeed's epilogue behind it.
+
+    ``engine.backward`` calls ``_backward_epilogue`` behind autograd; a plain ``loss.backward()``
+    runs it in autograd's last callbacks, so inside what :class:`Passes` calls the backward.
+
+    Attributes:
+        active: whether gradients may be reduced now.
+    """
+
+    def __init__(self, recorder: Recorder, engine: Any) -> None:
+        self._recorder, self._engine = recorder, engine
+        self._ended: Op | None = None
+        self._tail: tuple[Any, Any] | None = None
+        self.active = False
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self.active, self._ended, self._tail = True, None, None
+
+    def drain(self) -> None:
+        """Nothing: DeepSpeed waits in its epilogue."""
+
+    def end(self, backward: Op) -> None:
+        """Autograd is done."""
+        self._ended = backward
+        if self._tail is not None and not self._recorder.on_host and self._synced():
+            backward.end = self._tail[0]
+            self._recorder.release(backward, self._tail[0])
+            self._recorder.add("grads-reduce-scatter", *self._tail)
+
+    def _synced(self) -> bool:
+        """Whether the backward exchanges gradients (``engine.allreduce_gradients``)."""
+        engine = self._engine
+        if not engine.enable_backward_allreduce or engine.inside_no_sync_ctxt:
+            return False
+        each = engine.zero_optimization_partition_gradients()
+        return bool(each or engine.is_gradient_accumulation_boundary())
+
+    def epilogue(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps ``_backward_epilogue``, which reduces the gradients that are left."""
+
+        def backward_epilogue(*args: Any, **kwargs: Any) -> Any:
+            recorder = self._recorder
+            if not recorder.is_profiling or not self.active:
+                return function(*args, **kwargs)
+            start = recorder.mark()
+            try:
+                if not recorder.on_host or self._ended is None or recorder.open_op is not None:
+                    return function(*args, **kwargs)
+                op = recorder.launch("backward-compute", self._ended.microbatch)
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    op.done()
+            finally:
+                self.active = False
+                self._close(start)
+
+        return backward_epilogue
+
+    def _close(self, start: Any) -> None:
+        """The epilogue that began at ``start`` is over."""
+        recorder = self._recorder
+        self._tail = start, recorder.mark()
+        if self._ended is not None and not recorder.on_host and self._synced():
+            recorder.add("grads-reduce-scatter", *self._tail)
+
+
+class _Optimizer:
+    """``engine._take_model_step``: the norm, the update, ZeRO's gather of what was updated.
+
+    Attributes:
+        active: whether it runs.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.active = False
+
+    def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps ``_take_model_step``, which the engine calls at accumulation boundaries."""
+
+        def take_model_step(*args: Any, **kwargs: Any) -> Any:
+            recorder = self._recorder
+            self.active = True
+            try:
+                if not recorder.is_profiling or recorder.open_op is not None:
+                    return function(*args, **kwargs)
+                with recorder.op("optimizer"):
+                    return function(*args, **kwargs)
+            finally:
+                self.active = False
+
+        return take_model_step
+
+
+class _Phase:
+    """What a collective is for, by where the engine is when it is launched."""
+
+    def __init__(
+        self, engine: Any, passes: Passes, backward: _Backward, optimizer: _Optimizer
+    ) -> None:
+        self._passes, self._backward, self._optimizer = passes, backward, optimizer
+        self._gathers_in_passes = bool(engine.zero_optimization_partition_weights())
+        self._reducing = False
+        wrap(engine, "allreduce_gradients", self._reduction)
+
+    def _reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps ``allreduce_gradients``; where the loop owns the boundary ``step()`` calls it."""
+
+        def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
+            self._reducing = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._reducing = False
+
+        return allreduce_gradients
+
+    def kind(self, gathers: bool) -> str | None:
+        """The kind of a collective that is launched now; None: it is the loop's own."""
+        if self._optimizer.active:
+            # has_overflow and scaled_global_norm reduce one number over all ranks.
+            return "params-all-gather" if gathers else "optimizer-clip-main-grad"
+        if not gathers:
+            return "grads-reduce-scatter" if self._backward.active or self._reducing else None
+        in_pass = self._backward.active or self._passes.in_forward
+        return "params-all-gather" if in_pass and self._gathers_in_passes else None
+
+
+class _Collectives:
+    """Collectives of ``deepspeed.comm``: each blocks, or returns a work that is waited for.
+
+    DeepSpeed gets its own works: a wait is seen where their class has it, so no handle notices.
+    """
+
+    def __init__(self, recorder: Recorder, kind: Callable[[bool], str | None]) -> None:
+        self._recorder, self._kind = recorder, kind
+        self._works: dict[int, tuple[Any, Op]] = {}  # that are under way, by id
+        self._classes: set[type] = set()  # of works, whose wait is seen
+        self._numbers: dict[int, tuple[Any, int]] = {}  # lowest ranks of groups, by id
+        self._step: Step | None = None
+        self._inside = False  # of a collective, which may call others
+        self._fetching = False
+        self._waited: tuple[Op, Any] | None = None  # last wait of a fetch, and its end
+
+    def install(self, backend: Any) -> None:
+        """Put the wrappers in the place of the backend's methods."""
+        for names, gathers in ((GATHERS, True), (REDUCES, False)):
+            for name, place in names.items():
+                if hasattr(backend, name):
+                    wrap(backend, name, self._wrapper(gathers, place))
+
+    def _group(self, group: Any) -> int:
+        """The lowest rank of a process group."""
+        if id(group) not in self._numbers:
+            import torch.distributed as dist
+
+            ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+            self._numbers[id(group)] = group, min(ranks)
+        return self._numbers[id(group)][1]
+
+    def _wrapper(self, gathers: bool, place: int) -> Wrapper:
+        def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
+            def collective(*args: Any, **kwargs: Any) -> Any:
+                recorder = self._recorder
+                if self._inside or not recorder.is_profiling:
+                    return function(*args, **kwargs)
+                kind = self._kind(gathers)
+                if kind is None:
+                    return function(*args, **kwargs)
+                try:
+                    # The norm is one number of all ranks, whatever group sums it.
+                    is_norm = kind == "optimizer-clip-main-grad"
+                    group = -1 if is_norm else self._group(_at(args, place, kwargs, "group"))
+                except Exception as error:
+                    recorder.fail(error)
+                    return function(*args, **kwargs)
+                self._go_on()
+                if not _at(args, place + 1, kwargs, "async_op"):
+                    with recorder.op(kind, group=group):
+                        return self._alone(function, *args, **kwargs)
+                op: Any = recorder.launch(kind, group=group)
+                work = self._alone(function, *args, **kwargs)
+                self._watch(work, op)
+                return work
+
+            return collective
+
+        return wrapper
+
+    def _alone(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._inside = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._inside = False
+
+    def _watch(self, work: Any, op: Op) -> None:
+        if self._step is not self._recorder.running_step:
+            self._step = self._recorder.running_step
+            self._works.clear()  # never waited for
+        self._works[id(work)] = work, op
+        if type(work) not in self._classes:
+            self._classes.add(type(work))
+            wrap(type(work), "wait", self._wait)
+
+    def _wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a work's ``wait``, in its class: instances of torch's take no attribute."""
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            _, op = self._works.pop(id(work), (None, None)) if self._works else (None, None)
+            if op is None or not self._recorder.is_profiling:
+                return function(work, *args, **kwargs)
+            recorder = self._recorder
+            before = recorder.mark()
+            if self._waited is None:
+                recorder.wait_from(op, before)
+            else:
+                op.awaited = self._waited[0].awaited
+            over = _is_over(work)
+            answer = function(work, *args, **kwargs)
+            op.end = recorder.mark()
+            op.flags |= LATE if over or op.end - before < BLOCKED_NS else 0
+            self._waited = op, op.end
+            if not self._fetching:
+                self._go_on()
+            return answer
+
+        return wait
+
+    def fetch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the coordinator's ``fetch_sub_module``, which may wait for several gathers.
+
+        It takes them from a ``set`` of parameters, so ranks wait in orders of their own. They are
+        one wait here, or ranks would run programs that differ.
+        """
+
+        def fetch_sub_module(*args: Any, **kwargs: Any) -> Any:
+            self._fetching = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._fetching = False
+                self._go_on()
+
+        return fetch_sub_module
+
+    def _go_on(self) -> None:
+        """What waited goes on, from when its last wait was over."""
+        if self._waited is not None:
+            op, end = self._waited
+            self._waited = None
+            self._recorder.wait_to(op, end)
+
+
+def _is_over(work: Any) -> bool:
+    """Whether a work is complete, as far as it says so: a wait may take long without blocking."""
+    asked = getattr(work, "is_completed", None)
+    return bool(asked()) if asked is not None else False
+
+
+def _at(args: tuple[Any, ...], place: int, kwargs: dict[str, Any], name: str) -> Any:
+    """An argument of a call; None where it is not given."""
+    return args[place] if place < len(args) else kwargs.get(name)
