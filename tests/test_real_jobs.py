@@ -24,15 +24,13 @@ from harness import factors_of, run
 
 pytestmark = pytest.mark.alone
 
-#: Case -> whether stages, not replicas, are the workers.
+#: ``benchmarks/real_jobs.py`` runs all cases, in minutes. Case -> whether stages, not replicas, are the workers.
 CASES = {
     "hsdp": False,
     "ddp": False,
-    "interleaved": True,
     "zbv": True,
     "tp-fsdp": False,
     "ep": False,
-    "cp": False,
     "zero1": False,
     "zero2-accumulate": False,
     "zero3-single": False,
@@ -50,8 +48,7 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path
     measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
     result = paceline.analyze(measured)
     assert measured.graph.programmed
-    # A turn of a ring waits for one neighbour; the graph lets it wait for all of them.
-    assert result.replay_error < (0.05 if case == "cp" else 0.01)
+    assert result.replay_error < 0.01
     assert result.discrepancy < 0.05
     by_rank = result.lasting.by_worker.ravel()
     assert by_rank.argmax() == 1
