@@ -24,7 +24,7 @@ from harness import factors_of, run
 
 pytestmark = pytest.mark.alone
 
-#: ``benchmarks/real_jobs.py`` runs all cases, in minutes. Case -> whether stages, not replicas, are the workers.
+#: Case -> whether stages, not replicas, are the workers. ``benchmarks/real_jobs.py`` has more.
 CASES = {
     "hsdp": False,
     "ddp": False,
