@@ -132,16 +132,24 @@ def picture(page) -> str:
     return page.evaluate('document.querySelector("#fig-timeline canvas").toDataURL()')
 
 
+def picture_that(page, holds) -> str:
+    """The picture once it is as wanted: events of a wheel come when the browser has time."""
+    for _ in range(1200):
+        if holds(now := picture(page)):
+            break
+    return now
+
+
 def test_timeline_zooms_and_pans(open_page, report):
     page = open_page(report).page
     canvas = page.locator("#fig-timeline canvas")
     pictures = [picture(page)]
     page.get_by_label("Zoom in").click()
-    pictures.append(picture(page))
+    pictures.append(picture_that(page, lambda now: now != pictures[-1]))
     canvas.focus()
     for key in ("+", "ArrowRight", "-"):
         page.keyboard.press(key)
-        pictures.append(picture(page))
+        pictures.append(picture_that(page, lambda now: now != pictures[-1]))
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -149,16 +157,16 @@ def test_timeline_zooms_and_pans(open_page, report):
     page.mouse.down()
     page.mouse.move(x - 120, y, steps=3)
     page.mouse.up()
-    pictures.append(picture(page))
+    pictures.append(picture_that(page, lambda now: now != pictures[-1]))
     page.keyboard.down("Control")
     page.mouse.wheel(0, -200)
     page.keyboard.up("Control")
-    pictures.append(picture(page))
+    pictures.append(picture_that(page, lambda now: now != pictures[-1]))
     assert len(set(pictures)) == len(pictures)
     canvas.focus()
     page.keyboard.press("0")
     page.mouse.move(0, 0)
-    assert picture(page) == pictures[0]
+    assert picture_that(page, lambda now: now == pictures[0]) == pictures[0]
 
 
 def test_timeline_tells_operations_by_keyboard(open_page, report):
