@@ -33,7 +33,8 @@ class Compute:
 class Launch:
     """Posts communication; ``name`` is what a :class:`Wait` of the same program refers to.
 
-    Of a pair, both members may name the ``meeting``; else it is the n-th between neighbours.
+    Of a pair, both members may name the ``meeting``; else it is the n-th between neighbours. Two
+    replicas that share a ``link`` meet in the n-th of its kind, in a ring for instance.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Launch:
     part: int = -1
     chunk: int = -1
     meeting: object = None
+    link: int = -1
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Run:
                 row["end"] = now + row["took"]
                 self._at(row["end"], self._resume, place)
                 return
-            row |= {"chunk": step.chunk, "meeting": step.meeting}
+            row |= {"chunk": step.chunk, "meeting": step.meeting, "group": step.link}
             worker.of_name[step.name] = nth
             self._post(now, row)
 
@@ -155,6 +157,8 @@ class Run:
         dp, pp, kind, nth = row["dp"], row["pp"], row["kind"], row["seq"]
         if row["meeting"] is not None:
             return (dp, row["meeting"]), None, 2
+        if row["group"] >= 0:
+            return (kind, pp, row["group"], nth), (kind, pp, row["group"]), 2
         for send, recv, onwards in TRANSFERS:
             if kind == send:
                 return (send, dp, pp, nth), None, 2
@@ -228,6 +232,8 @@ def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
         "start": start + base_s * number,
         "duration": end - start,
     }
+    if any(row.get("group", -1) >= 0 for _, row in rows):
+        table["group"] = np.array([row.get("group", -1) for _, row in rows])
     if any("late" in row for _, row in rows):
         table["late"] = np.array([bool(row.get("late")) for _, row in rows])
     return Columns(**(table | given))
@@ -255,6 +261,7 @@ class Spec:
         wild: whether transfers between stages are awaited anywhere, even where that blocks all.
         peers: tensor-parallel ranks of each dp rank; ``microbatches`` has an entry for every one.
         layers: of a chunk, each with a compute and a collective among the peers.
+        ring: whether the peers send around a ring in each layer instead.
     """
 
     pp: int = 1
@@ -269,6 +276,7 @@ class Spec:
     wild: bool = False
     peers: int = 1
     layers: int = 0
+    ring: bool = False
     seed: int = 0
 
 
@@ -291,7 +299,7 @@ def programs_of(spec):
     for dp, n in enumerate(spec.microbatches):
         for pp in range(spec.pp):
             rng = random.Random(f"{spec.seed}/{pp}")
-            program = _with_waits(_Body(spec, pp, n).steps, rng, wild=spec.wild)
+            program = _with_waits(_Body(spec, pp, n, dp).steps, rng, wild=spec.wild)
             programs[dp, pp] = program
     return programs
 
@@ -299,8 +307,8 @@ def programs_of(spec):
 class _Body:
     """The instructions of one worker without the waits that nothing forces."""
 
-    def __init__(self, spec, pp, n):
-        self.spec, self.pp, self.n = spec, pp, n
+    def __init__(self, spec, pp, n, replica):
+        self.spec, self.pp, self.n, self.replica = spec, pp, n, replica
         self.steps, self.n_names = [], 0
         order = passes(spec, pp, n)
         units = [unit for way, _ in order for unit in self._units(way)]
@@ -319,10 +327,17 @@ class _Body:
         units = list(range(self.spec.units))
         return units if way == "forward" else units[::-1]
 
-    def _launch(self, kind, part=-1):
+    def _launch(self, kind, part=-1, link=-1):
         self.n_names += 1
-        self.steps.append(Launch(kind, self.n_names, part))
+        self.steps.append(Launch(kind, self.n_names, part, link=link))
         return self.n_names
+
+    def _turn(self):
+        """Send to the next peer, receive from the one before: first over the even links."""
+        place = self.replica % self.spec.peers
+        own, other = self.replica, self.replica - place + (place - 1) % self.spec.peers
+        for link in (own, other) if place % 2 == 0 else (other, own):
+            self._launch("context-comm", link=link)
 
     def _wait(self, name):
         self.steps.append(Wait(name))
@@ -349,7 +364,10 @@ class _Body:
                 self._launch("grads-reduce-scatter")
             self.steps.append(Compute(f"{way}-compute", microbatch, 0))
             for _ in range(spec.layers):
-                self._wait(self._launch("tensor-comm"))
+                if spec.ring:
+                    self._turn()
+                else:
+                    self._wait(self._launch("tensor-comm"))
                 self.steps.append(Compute(f"{way}-compute", microbatch, 0))
             if unit is not None and way == "backward":
                 self._launch("grads-reduce-scatter", unit)

@@ -33,7 +33,7 @@ FEW = settings(max_examples=40, deadline=None, derandomize=True)
 @st.composite
 def specs(draw, wild=False):
     n_dp, pp = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    units, peers = draw(st.integers(0, 3)), draw(st.sampled_from((1, 1, 2, 3)))
+    units, peers = draw(st.integers(0, 3)), draw(st.sampled_from((1, 1, 2, 3, 4)))
     n = draw(st.integers(1, 4))
     # Gathers and scatters come with each microbatch: then all replicas have as many.
     own = st.lists(st.integers(1, 4), min_size=n_dp, max_size=n_dp).map(tuple)
@@ -51,6 +51,7 @@ def specs(draw, wild=False):
         wild=wild,
         peers=peers,
         layers=draw(st.integers(1, 2)) if peers > 1 else 0,
+        ring=peers in (2, 4) and draw(st.booleans()),
         seed=draw(st.integers(0, 10**6)),
     )
 

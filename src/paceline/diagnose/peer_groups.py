@@ -39,6 +39,9 @@ UNEVEN = 0.05
 #: And this many times as much as computes that do not follow such a collective.
 UNEVEN_TIMES = 3.0
 
+#: Computes that are this short, as a share of the longest of their sort, are left out.
+SHORT = 0.01
+
 #: What is uneven where members exchange tokens, and where they exchange keys and values.
 _UNEVEN_CAUSES = {
     OpKind.EXPERT_COMM: ("expert-imbalance", "experts get unlike numbers of tokens"),
@@ -138,8 +141,8 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
     behind, beside = _computes_behind(graph, kind)
     if not len(behind):
         return None
-    family = int(graph.family[graph.group[np.flatnonzero(graph.kind == kind)[0]]])
-    sets = graph.families[family]
+    sets = _joined_sets(graph, kind)
+    behind, beside = (_long_enough(durations, ops) for ops in (behind, beside))
     usual = _shares(durations, beside, sets).excess if len(beside) else np.zeros(1)
     control = float(usual.mean())
     shares = _shares(durations, behind, sets).of(max(UNEVEN, UNEVEN_TIMES * control))
@@ -185,6 +188,30 @@ def _computes_behind(graph: StepGraph, kind: OpKind) -> tuple[Ints, Ints]:
     depends[after[graph.kind[graph.dep] == kind]] = True
     compute = np.isin(graph.kind, (int(OpKind.FORWARD_COMPUTE), int(OpKind.BACKWARD_COMPUTE)))
     return np.flatnonzero(compute & depends), np.flatnonzero(compute & ~depends)
+
+
+def _joined_sets(graph: StepGraph, kind: OpKind) -> Ints:
+    """[replica] the ranks that meet in collectives of a kind, directly or through others.
+
+    The links of a ring join two ranks each; together they are the ring.
+    """
+    families = np.unique(graph.family[graph.group[graph.kind == kind]])
+    joined = np.arange(graph.n_dp)
+    while True:
+        before = joined
+        for sets in graph.families[families]:
+            lowest = np.full(int(sets.max()) + 1, graph.n_dp)
+            np.minimum.at(lowest, sets, joined)
+            joined = lowest[sets]
+        if (joined == before).all():
+            return joined
+
+
+def _long_enough(durations: Durations, ops: Ints) -> Ints:
+    """Computes that take some time: the instants between two launches differ at random."""
+    usual = np.array([float(np.median(durations.row(op))) for op in ops.tolist()])
+    chosen: Ints = ops[usual >= SHORT * usual.max(initial=0.0)]
+    return chosen
 
 
 def _shares(durations: Durations, ops: Ints, sets: npt.NDArray[np.int64]) -> _Shares:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +50,37 @@ def with_families(
             raise GraphError(f"the groups of {which} change from step to step")
     _check_partitions(ops, first)
     distinct, index = np.unique(first, axis=0, return_inverse=True)
+    index = index.reshape(-1)
     sets = np.stack(
         [np.unique(numbers, return_inverse=True)[1].reshape(-1) for numbers in distinct]
     )
-    no_sets = np.zeros((1, trace.job.replicas), dtype=np.int64)
-    families, number = np.unique(np.concatenate([no_sets, sets]), axis=0, return_inverse=True)
+    namesake = _namesakes(ops.kind, index, sets)
+    rows_of = np.zeros((1 + len(sets), 1 + trace.job.replicas), dtype=np.int64)  # 0: all ranks
+    rows_of[1:, :-1], rows_of[1:, -1] = sets, namesake
+    families, number = np.unique(rows_of, axis=0, return_inverse=True)
     # Sorted, all ranks in one set come first.
-    family = number.reshape(-1)[1:][index.reshape(-1)]
-    return [replace(ops, family=family)], families
+    family = number.reshape(-1)[1:][index]
+    return [replace(ops, family=family)], np.ascontiguousarray(families[:, :-1])
+
+
+def _namesakes(kind: npt.NDArray[Any], index: Ints, sets: Ints) -> Ints:
+    """[group numbers of an op] which of those of one kind and equal sets it is, usually 0.
+
+    Two links join the same ranks in both directions, and neither waits for the other.
+
+    Args:
+        kind: [op] its kind.
+        index: [op] row of ``sets``.
+        sets: [distinct group numbers, dp] the sets that they mean.
+    """
+    namesake = np.zeros(len(sets), dtype=np.int64)
+    for of_kind in np.unique(kind):
+        numbers = np.unique(index[kind == of_kind])
+        _, same = np.unique(sets[numbers], axis=0, return_inverse=True)
+        for which in np.unique(same):
+            alike = numbers[same.reshape(-1) == which]
+            namesake[alike] = np.maximum(namesake[alike], np.arange(len(alike)))
+    return namesake
 
 
 def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:

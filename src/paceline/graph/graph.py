@@ -46,7 +46,7 @@ class StepGraph:
             No member's transfer starts before all members are launched.
         spans_dp: [group] whether members of several data-parallel ranks belong to it.
         families: [family, dp] a partition of the data-parallel ranks; those with one number meet.
-            Family 0 is all of them.
+            Family 0 is all of them. Two may be equal: what they join does not wait for each other.
         family: [group] the family whose sets of ranks meet in it; 0 within a replica.
         noop: [op] a send or recv that moves nothing (the ends of a virtual pipeline).
         part: [op] place within its pass (compute), its unit or bucket (communication); 0 where
@@ -181,7 +181,7 @@ class StepGraph:
 
     @cached_property
     def queued_behind(self) -> npt.NDArray[np.int64]:
-        """[op] the collective before it in the queue of its kind and stage, -1 = none.
+        """[op] the collective before it in the queue of its kind, stage and family, -1 = none.
 
         Only programs know queues; in a pipeline of whole passes the recorded start tells.
         """
@@ -192,6 +192,9 @@ class StepGraph:
         wide = self.group >= 0
         wide[wide] = self.spans_dp[self.group[wide]]
         queued = wide[after] & wide[self.dep] & (self.kind[after] == self.kind[self.dep])
+        queued[queued] = (
+            self.family[self.group[after[queued]]] == self.family[self.group[self.dep[queued]]]
+        )
         position = np.empty(self.n_ops, dtype=np.int64)
         position[self.order] = np.arange(self.n_ops)
         # One may have been waited for before, too: the last one in the queue counts.

@@ -9,7 +9,7 @@ dependency                              reason
 ======================================  ============================================================
 last compute launched before -> op      one stream; nothing is launched before what comes first
 awaited -> all launched behind the wait  the program stood there
-collective -> next of kind and stage    gathers and reductions are queued each in a stream
+collective -> next of kind and family   gathers and reductions are queued each in a stream
 ======================================  ============================================================
 
 Sends and recvs are no queue: one that waits for its peer holds none of the others up.
@@ -60,8 +60,10 @@ def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
     after = np.arange(n_after.sum()) - np.repeat(np.cumsum(n_after) - n_after - first, n_after)
     edges.append(np.stack([order[np.repeat(waits, n_after)], order[after]], axis=1))
 
-    for collective in np.unique(kind[~local & ~np.isin(kind, [int(k) for k in P2P_KINDS])]):
-        queue = order[kind == collective]
+    family = np.zeros(len(order), dtype=np.int64) if ops.family is None else ops.family[order]
+    queued = ~local & ~np.isin(kind, [int(k) for k in P2P_KINDS])
+    for of_kind, of_family in np.unique(np.stack([kind, family])[:, queued], axis=1).T:
+        queue = order[(kind == of_kind) & (family == of_family)]
         edges.append(np.stack([queue[:-1], queue[1:]], axis=1))
     return edges
 

@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paceline.record.exchanges import Link, meetings
 from paceline.record.passes import NoExchange, Passes, record_optimizers
 from paceline.record.patching import wrap
 from paceline.record.recorder import Recorder
-from paceline.record.steps import Step
+from paceline.record.steps import Op, Operation, Step
 
 #: What a group is for -> the kind of its collectives.
 KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
@@ -119,17 +120,44 @@ class _Collectives:
         return collective
 
     def _ring(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A step of a ring: sends and receives among neighbours, as one collective of the group."""
+        """A turn of a ring: each transfer joins two ranks, where all can be told apart."""
 
         def batch_isend_irecv(p2p_op_list: Any) -> Any:
             known = self._kind(p2p_op_list[0].group) if p2p_op_list else None
             if known is None:
                 return function(p2p_op_list)
             kind, group = known
-            op = self._recorder.launch(kind, group=group)
-            return [op.track(work) for work in self._quietly(function, p2p_op_list)]
+            ops = self._transfers(kind, p2p_op_list)
+            if ops is None:
+                ops = [self._recorder.launch(kind, group=group)] * len(p2p_op_list)
+            works = self._quietly(function, p2p_op_list)
+            return [op.track(work) for op, work in zip(ops, works, strict=True)]
 
         return batch_isend_irecv
+
+    def _transfers(self, kind: str, p2p_op_list: Any) -> list[Operation] | None:
+        """An operation for each transfer, in the order of the list; None where they are one."""
+        import torch.distributed as dist
+
+        ranks = dist.get_process_group_ranks(p2p_op_list[0].group)
+        place = ranks.index(dist.get_rank())
+        links = [
+            Link(place, p2p.group_peer) if p2p.op is dist.isend else Link(p2p.group_peer, place)
+            for p2p in p2p_op_list
+        ]
+        by_rank = meetings(links, place, len(ranks))
+        if by_rank is None:
+            return None
+        ops: dict[int, Operation] = {}
+        for transfer, group in by_rank:
+            op = self._recorder.launch(kind, group=ranks[group])
+            if transfer is None:
+                op.done()
+                continue
+            ops[transfer] = op
+            if isinstance(op, Op):
+                op.batch = ops
+        return [ops[number] for number in range(len(links))]
 
     def _functional(self, function: Any) -> Callable[..., Any]:
         def collective(*args: Any, **kwargs: Any) -> Any:

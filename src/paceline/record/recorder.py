@@ -78,6 +78,8 @@ class Recorder:
         self.open_op: Op | None = None
         self._under_way: list[_UnderWay] = []  # the innermost last
         self._position = -1  # of the last launch in the running step
+        self._waited: Op | None = None  # for which the program waited last
+        self._between: Any = None  # how long a compute ran between two waits that are one
         self._writer: Writer | None = None
         self._exchange: Exchange | None = None
         self._pid = os.getpid()
@@ -241,14 +243,39 @@ class Recorder:
 
     def wait_from(self, op: Op, mark: Any) -> None:
         """The program begins to wait for an operation that it launched."""
-        if op.ops is self._ops:
-            op.awaited = self._position
+        if op.ops is not self._ops:
+            return
+        self._between = self._between_waits(op, mark)
+        if self._between is None:
             self._pause(mark)
+        op.awaited = self._position
 
     def wait_to(self, op: Op, mark: Any) -> None:
         """The wait is over."""
         if op.ops is self._ops:
-            self._resume(mark)
+            self._resume(mark if self._between is None else mark - self._between)
+            self._waited = op
+
+    def _between_waits(self, op: Op, mark: Any) -> Any:
+        """Undo the part behind the wait for another op of a batch; it goes on behind this wait.
+
+        Ranks may wait for a batch in unlike orders, and still run one program.
+
+        Returns:
+            how long that part ran; None where there is none.
+        """
+        ops, waited = self._ops, self._waited
+        if not ops or not self._under_way or waited is None:
+            return None
+        if op.batch is None or waited.batch is not op.batch:
+            return None
+        parts = self._under_way[-1].parts
+        if parts[-1] is not ops[-1] or waited.awaited != self._position - 1:
+            return None
+        part = parts.pop()
+        ops.pop()
+        self._position -= 1
+        return mark - part.start
 
     def _pause(self, mark: Any) -> None:
         """The part of a compute that runs ends."""
@@ -335,7 +362,7 @@ class Recorder:
                 number in self._steps if self._steps is not None else number % self._every == 0
             ):
                 self._ops = step.ops = []
-                self._under_way, self._position = [], -1
+                self._under_way, self._position, self._waited = [], -1, None
             self._step = step
             step.start = self.mark()
         except Exception as error:

@@ -100,8 +100,8 @@ class Op:
     """An operation that is recorded; see :class:`Operation`."""
 
     __slots__ = (
-        *("awaited", "chunk", "end", "flags", "group", "issued", "kind", "microbatch", "ops"),
-        *("outer", "part", "recorder", "start"),
+        *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "microbatch"),
+        *("ops", "outer", "part", "recorder", "start"),
     )
 
     def __init__(
@@ -114,6 +114,7 @@ class Op:
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None
+        self.batch: object = None  # what was launched together; its waits in a row are one
 
     def __enter__(self) -> Op:
         recorder = self.recorder

@@ -1,0 +1,72 @@
+"""Sends and receives among the ranks of a group, sorted into pairs that meet.
+
+In a turn of a ring each rank sends to one neighbour and receives from the other. Every op of a step
+graph joins disjoint sets of ranks, so the links of a turn are coloured: with two colours no two
+links of one colour share a rank. Rank i's op of a colour is then its send or its receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """One transfer of a turn, as places in the group.
+
+    Attributes:
+        source: the rank that sends.
+        target: the rank that receives.
+    """
+
+    source: int
+    target: int
+
+
+class Meeting(NamedTuple):
+    """An op of a rank: which of its transfers it is, and the set of ranks that it joins.
+
+    Attributes:
+        transfer: index of the transfer; None where the rank has none of this colour (the ends of
+            a line).
+        group: a number that only the ends of the transfer have: the place of the one that sends.
+    """
+
+    transfer: int | None
+    group: int
+
+
+def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | None:
+    """The ops of one rank in an order that is the same for all ranks.
+
+    Args:
+        links: the transfers of this rank, as it lists them.
+        place: of this rank in its group.
+        size: ranks of the group.
+
+    Returns:
+        None where two colours do not do: a ring of an odd number of ranks.
+    """
+    by_shift: dict[int, tuple[list[int], list[int]]] = {}
+    for number, link in enumerate(links):
+        shift = (link.target - link.source) % size
+        if size // gcd(size, shift) % 2:
+            return None
+        colours = by_shift.setdefault(shift, ([], []))
+        colours[_colour(link.source, shift, size)].append(number)
+    ops: list[Meeting] = []
+    for _, colours in sorted(by_shift.items()):
+        most = max(len(numbers) for numbers in colours)
+        for numbers in colours:
+            transfers = [*numbers, *[None] * (most - len(numbers))]
+            ops += [Meeting(n, place if n is None else links[n].source) for n in transfers]
+    return ops
+
+
+def _colour(source: int, shift: int, size: int) -> int:
+    """0 and 1 in turns along the cycle of ranks that a shift joins."""
+    step = gcd(size, shift)
+    length = size // step
+    turns = (source // step) * pow(shift // step, -1, length) % length
+    return turns % 2
