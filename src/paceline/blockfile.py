@@ -45,11 +45,12 @@ KINDS: Final = (
 )
 
 #: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all
-#: steps, a clock exchange, counts of what was dropped, a profiled step with its program.
-STEP, TIMES, CLOCK, COUNTS, PROGRAM = 1, 2, 3, 4, 5
+#: steps, a clock exchange, counts of what was dropped, a profiled step with its program, the same
+#: with summed collectives.
+STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED = 1, 2, 3, 4, 5, 6
 
 #: Types that hold a profiled step.
-PROFILED: Final = frozenset((STEP, PROGRAM))
+PROFILED: Final = frozenset((STEP, PROGRAM, SUMMED))
 
 #: Flags of an operation. PEER_END: its end was not seen here, the peer's receive tells it. LATE: it
 #: was over before it was asked for, so its end is an upper bound.
@@ -67,6 +68,9 @@ OP: Final = struct.Struct("<BBhiqq")
 #: The same, then part, issued, awaited and group (see ``paceline.trace.trace.Program``); of
 #: ``PROGRAM``.
 PROGRAM_OP: Final = struct.Struct("<BBhiqqiiii")
+#: The same, then the transfer time of collectives that are counted together, in ns, -1 = one only;
+#: of ``SUMMED``.
+SUMMED_OP: Final = struct.Struct("<BBhiqqiiiiq")
 #: step, start and duration in ns.
 TIME: Final = struct.Struct("<qqq")
 #: when, how far this rank's clock is ahead of rank 0's, by how much that may be wrong; all ns.

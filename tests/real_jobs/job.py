@@ -255,7 +255,7 @@ def tensor(case, rank, world, factor, loop):
         import paceline.record as record
 
         (record.instrument_fsdp if sharded else record.instrument_model)(model)
-        record.instrument_groups(tensor=mesh["tp"])
+        record.instrument_groups(tensor=mesh["tp"], each=not case.endswith("sums"))
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     x = torch.randn(ROWS, WIDTH)
 
@@ -473,7 +473,7 @@ def main(case, rank, world, folder, factors, steps, seen):
     os._exit(0)  # past torch's teardown, which aborts now and then
 
 
-DEGREES = {"tp": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
+DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
 
 KINDS = {
     "pp-fsdp": sharded_pipeline,

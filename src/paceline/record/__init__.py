@@ -151,7 +151,9 @@ def instrument_deepspeed(engine: Any) -> None:
     _instrument("hooks_deepspeed", engine)
 
 
-def instrument_groups(*, tensor: Any = None, context: Any = None, expert: Any = None) -> None:
+def instrument_groups(
+    *, tensor: Any = None, context: Any = None, expert: Any = None, each: bool = True
+) -> None:
     """Record the collectives within passes, so that each rank of a group is a worker of its own.
 
     Beside the hooks of the framework, and on every rank. Tell :func:`start` the degrees ``tp`` and
@@ -161,10 +163,12 @@ def instrument_groups(*, tensor: Any = None, context: Any = None, expert: Any = 
         tensor: this rank's tensor-parallel process group, or a device mesh of one dimension.
         context: its context-parallel group.
         expert: its expert-parallel group.
+        each: False keeps three numbers of a pass instead of each collective: how long this rank
+            computed, how long it was inside the calls, and their number times the fastest one.
     """
     groups = {"tensor": tensor, "context": context, "expert": expert}
     told = {name: group for name, group in groups.items() if group is not None}
-    _instrument("hooks_groups", told)
+    _instrument("hooks_groups", told, each=each)
 
 
 def instrument_model(model: Any) -> None:
@@ -183,13 +187,13 @@ def instrument_megatron() -> None:
     _instrument("hooks_megatron")
 
 
-def _instrument(hooks: str, *args: Any) -> None:
+def _instrument(hooks: str, *args: Any, **options: Any) -> None:
     """Let a module of hooks work on the recorder; what does not fit is a line in the log."""
     recorder = _current
     if recorder is None or not recorder.is_on:
         return
     try:
         module = import_module(f"paceline.record.{hooks}")
-        module.instrument(recorder, *args)
+        module.instrument(recorder, *args, **options)
     except Exception as error:
         log.error("not recorded (%s): %s", hooks, " ".join(f"{error}".split()))

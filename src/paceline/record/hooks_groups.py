@@ -35,13 +35,17 @@ _FUNCTIONAL = (
 )
 
 
-def instrument(recorder: Recorder, groups: Mapping[str, Any], model: Any = None) -> None:
+def instrument(
+    recorder: Recorder, groups: Mapping[str, Any], model: Any = None, *, each: bool = True
+) -> None:
     """Record the collectives of some process groups, and the passes of a plain module.
 
     Args:
         recorder: the recorder.
         groups: what for (a key of :data:`KINDS`) -> a process group, or a mesh of one dimension.
         model: its forwards and backwards are recorded, too; None: other hooks do that.
+        each: every collective is an operation; else those of a pass that the program waits for at
+            once are counted together, as one.
 
     Raises:
         ValueError: a group is for something else, or the recorder times a GPU's streams.
@@ -55,16 +59,16 @@ def instrument(recorder: Recorder, groups: Mapping[str, Any], model: Any = None)
         Passes(recorder, model, NoExchange())
         record_optimizers(recorder)
     if groups:
-        _Collectives(recorder, groups).install()
+        _Collectives(recorder, groups, each=each).install()
 
 
 class _Collectives:
     """Collectives of known groups, as operations."""
 
-    def __init__(self, recorder: Recorder, groups: Mapping[str, Any]) -> None:
+    def __init__(self, recorder: Recorder, groups: Mapping[str, Any], *, each: bool) -> None:
         import torch.distributed as dist
 
-        self._recorder = recorder
+        self._recorder, self._each = recorder, each
         self._of: dict[Any, tuple[str, int]] = {}  # id or name of a group -> kind, lowest rank
         for name, group in groups.items():
             process_group = group.get_group() if hasattr(group, "get_group") else group
@@ -73,6 +77,8 @@ class _Collectives:
             self._of[str(process_group.group_name)] = entry
         self._groups = list(groups.values())  # so that no other object takes an id
         self._results: dict[int, Any] = {}  # memory of a result -> the operation that fills it
+        #: The same for what is counted: kind and group, and ns that its launch took.
+        self._calls: dict[int, tuple[tuple[str, int], int]] = {}
         self._step: Step | None = None
         self._inside = False
 
@@ -111,6 +117,8 @@ class _Collectives:
                 return function(*args, **kwargs)
             kind, group = known
             if not kwargs.get("async_op", _at(args, of_async)):
+                if not self._each:
+                    return self._counted(known, function, *args, **kwargs)
                 with self._recorder.op(kind, group=group):
                     return self._quietly(function, *args, **kwargs)
             op = self._recorder.launch(kind, group=group)
@@ -168,6 +176,12 @@ class _Collectives:
             if self._step is not self._recorder.running_step:
                 self._step = self._recorder.running_step
                 self._results.clear()  # never waited for
+                self._calls.clear()
+            if not self._each:
+                begin = self._recorder.mark()
+                result = self._quietly(function, *args, **kwargs)
+                self._calls[_memory(result)] = known, self._recorder.mark() - begin
+                return result
             op = self._recorder.launch(kind, group=group)
             result = self._quietly(function, *args, **kwargs)
             self._results[_memory(result)] = op
@@ -177,12 +191,29 @@ class _Collectives:
 
     def _wait(self, function: Any) -> Callable[..., Any]:
         def wait_tensor(tensor: Any) -> Any:
+            call = self._calls.pop(_memory(tensor), None) if self._calls else None
+            if call is not None and self._recorder.is_profiling:
+                return self._counted(call[0], function, tensor, already=call[1])
             op = self._results.pop(_memory(tensor), None) if self._results else None
             if op is None or not self._recorder.is_profiling:
                 return function(tensor)
             return op.track(_Result(function, tensor)).wait()
 
         return wait_tensor
+
+    def _counted(
+        self,
+        of: tuple[str, int],
+        function: Callable[..., Any],
+        *args: Any,
+        already: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Call it, and count its time; ``already`` ns went into its launch."""
+        begin = self._recorder.mark()
+        result = self._quietly(function, *args, **kwargs)
+        self._recorder.called(*of, self._recorder.mark() - begin + already)
+        return result
 
     def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call it; collectives that it is made of are no others."""

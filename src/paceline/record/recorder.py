@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -33,14 +34,28 @@ log = logging.getLogger("paceline.record")
 MAX_OPS = 20_000
 
 
+@dataclass(slots=True)
+class _Calls:
+    """Collectives within a part of a pass that are counted together; times in ns."""
+
+    total: int = 0
+    count: int = 0
+    fastest: int = 0
+
+    def add(self, took: int) -> None:
+        self.fastest = min(self.fastest, took) if self.count else took
+        self.total, self.count = self.total + took, self.count + 1
+
+
 class _UnderWay:
     """An operation that the program is inside of: a compute in parts, or communication."""
 
-    __slots__ = ("op", "parts")
+    __slots__ = ("calls", "op", "parts")
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.parts = [op]
+        self.calls: dict[tuple[int, int], _Calls] = {}  # kind and group -> those in the last part
 
     @property
     def is_compute(self) -> bool:
@@ -206,6 +221,7 @@ class Recorder:
         ops = self._ops
         if ops is None:
             return NOTHING
+        self._end_calls()
         op = self._new_op(ops, kind, microbatch, chunk)
         if isinstance(op, Op):
             try:
@@ -227,16 +243,13 @@ class Recorder:
 
     def release(self, op: Op, mark: Any) -> None:
         """It ends; a hook may have said when, better than ``mark``. What it was in goes on."""
-        if op.end is None:
-            op.end = mark
         if op.ops is not self._ops or all(one.op is not op for one in self._under_way):
+            op.end = mark if op.end is None else op.end
             return
         under_way = self._under_way.pop()
         while under_way.op is not op:  # left by an exception
             under_way = self._under_way.pop()
-        last = under_way.parts[-1]
-        if last.end is None:
-            last.end = mark
+        self._end_part(under_way, mark)
         if not under_way.is_compute:
             op.awaited = self._position
         self._resume(mark)
@@ -280,7 +293,37 @@ class Recorder:
     def _pause(self, mark: Any) -> None:
         """The part of a compute that runs ends."""
         if self._under_way and self._under_way[-1].is_compute:
-            self._under_way[-1].parts[-1].end = mark
+            self._end_part(self._under_way[-1], mark)
+
+    def _end_part(self, under_way: _UnderWay, mark: Any) -> None:
+        """The last part ends, and behind it come the collectives that were counted within it."""
+        part, calls = under_way.parts[-1], under_way.calls
+        part.end = mark if part.end is None else part.end
+        if not calls:
+            return
+        under_way.calls = {}
+        part.end -= sum(of_kind.total for of_kind in calls.values())
+        at = part.end
+        for (kind, group), of_kind in calls.items():
+            op = Op(self, part.ops, kind, DEFAULT_CHUNK[kind], -1)
+            op.start, op.end, op.group = at, at + of_kind.total, group
+            op.transfer = of_kind.count * of_kind.fastest
+            self._append(part.ops, op)
+            op.awaited = self._position
+            at = op.end
+
+    def _end_calls(self) -> None:
+        """What follows is launched behind the collectives that were counted so far."""
+        if self._under_way and self._under_way[-1].calls:
+            mark = self.mark()
+            self._pause(mark)
+            self._resume(mark)
+
+    def called(self, kind: str, group: int, took_ns: int) -> None:
+        """A collective within the running pass, on the host; it is counted with those like it."""
+        if self._ops is not None and self._under_way and self._under_way[-1].is_compute:
+            calls = self._under_way[-1].calls
+            calls.setdefault((CODES[kind], group), _Calls()).add(took_ns)
 
     def _resume(self, mark: Any) -> None:
         """The compute that was paused goes on, in its next part."""

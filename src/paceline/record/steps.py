@@ -101,7 +101,7 @@ class Op:
 
     __slots__ = (
         *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "microbatch"),
-        *("ops", "outer", "part", "recorder", "start"),
+        *("ops", "outer", "part", "recorder", "start", "transfer"),
     )
 
     def __init__(
@@ -110,7 +110,7 @@ class Op:
         self.recorder, self.ops = recorder, ops
         self.kind, self.chunk, self.microbatch = kind, chunk, microbatch
         self.flags = 0
-        self.part = self.issued = self.awaited = self.group = -1
+        self.part = self.issued = self.awaited = self.group = self.transfer = -1
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None

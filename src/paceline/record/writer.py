@@ -177,7 +177,8 @@ class Writer:
         for step, start, end in held:
             marks, ops = [step.start, step.end], step.ops
             if ops is not None:
-                packed = self._packed(ops, start)
+                summed = any(op.transfer >= 0 for op in ops)
+                packed = self._packed(ops, start, summed=summed)
                 if packed is None and not last and self._clock.now() - end < PATIENCE_S * 1e9:
                     self._held.append((step, start, end))
                     continue
@@ -185,16 +186,18 @@ class Writer:
                     self._incomplete += 1
                 else:
                     head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(ops))
-                    yield blockfile.block(blockfile.PROGRAM, head + packed)
+                    kind = blockfile.SUMMED if summed else blockfile.PROGRAM
+                    yield blockfile.block(kind, head + packed)
                     marks += [mark for op in ops for mark in (op.start, op.end)]
             self._clock.recycle(marks)
             self._taken += step.size
 
-    def _packed(self, ops: list[Op], zero: int) -> bytes | None:
+    def _packed(self, ops: list[Op], zero: int, *, summed: bool) -> bytes | None:
         """The operations' records; None where one has no end yet."""
         if any(op.start is None or op.end is None for op in ops):
             return None
-        resolve, pack = self._clock.resolve, blockfile.PROGRAM_OP.pack
+        resolve = self._clock.resolve
+        pack = (blockfile.SUMMED_OP if summed else blockfile.PROGRAM_OP).pack
         records = []
         for i, op in enumerate(ops):
             if i % _SLICE == 0:
@@ -203,7 +206,7 @@ class Writer:
             if start is None or end is None:
                 return None
             times = start - zero, end - zero
-            program = op.part, op.issued, op.awaited, op.group
+            program = op.part, op.issued, op.awaited, op.group, *((op.transfer,) if summed else ())
             records.append(pack(op.kind, op.flags, op.chunk, op.microbatch, *times, *program))
         return b"".join(records)
 

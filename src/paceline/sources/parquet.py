@@ -43,7 +43,7 @@ COLUMNS = {
 }
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
-PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late", "peer")
+PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late", "transfer", "peer")
 
 
 def matches(path: Path) -> bool:

@@ -33,6 +33,8 @@ class Columns:
         group: a number that, of a collective, only ranks of the stage have which communicate with
             each other in it; -1 = all of them. None: all do in every collective.
         late: whether the recorded end is an upper bound; None: no row's is.
+        transfer: in the unit of ``duration``, the transfer time of collectives that one row counts
+            together, -1 = the row is one; None: no row counts several.
         peer: number of the rank among the tensor- and context-parallel ranks of its (dp, pp); None:
             they are numbered by their global ranks.
     """
@@ -52,6 +54,7 @@ class Columns:
     awaited: npt.NDArray[Any] | None = None
     group: npt.NDArray[Any] | None = None
     late: npt.NDArray[Any] | None = None
+    transfer: npt.NDArray[Any] | None = None
     peer: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:

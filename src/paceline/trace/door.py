@@ -18,6 +18,7 @@ from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
 from paceline.trace.program import late_of, program_of
+from paceline.trace.summed import rotation_warnings
 from paceline.trace.trace import N_KINDS, Trace, absolute_starts
 
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
@@ -169,6 +170,7 @@ def _place(
         _, cell, steps = _cells(columns, job, where)
     if has_inner(columns):
         columns = with_groups(columns, job)
+        warnings += rotation_warnings(columns, where)
     shape = (len(steps), job.replicas, job.pp_size, N_KINDS)
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)

@@ -27,6 +27,7 @@ _OP = np.dtype(
 _PROGRAM_OP = np.dtype(
     [*_OP.descr, ("part", "<i4"), ("issued", "<i4"), ("awaited", "<i4"), ("group", "<i4")]
 )
+_SUMMED_OP = np.dtype([*_PROGRAM_OP.descr, ("transfer", "<i8")])
 
 #: Clocks of two hosts drift apart by less than this share, unless one of them is being set.
 DRIFT = 1e-5
@@ -51,7 +52,8 @@ class RankFile:
         start_ns: [step] starts, on rank 0's clock.
         first_op: [step + 1] where each step's operations begin in ``ops``.
         ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start; where
-            the program was recorded, part, issued, awaited and group, too.
+            the program was recorded, part, issued, awaited and group, too, and transfer (ns, -1 =
+            none) where collectives were counted together.
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
         residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
             compared.
@@ -86,6 +88,11 @@ class RankFile:
     def has_program(self) -> bool:
         """Whether launches and waits were recorded."""
         return "issued" in (self.ops.dtype.names or ())
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether collectives were counted together."""
+        return "transfer" in (self.ops.dtype.names or ())
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -208,9 +215,19 @@ def _steps(
     of_type: Mapping[int, list[bytes]], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Numbers, starts and operations of the profiled steps; with programs where they have them."""
-    if of_type.get(blockfile.PROGRAM):
-        return _steps_of(of_type[blockfile.PROGRAM], _PROGRAM_OP, path)
-    return _steps_of(of_type.get(blockfile.STEP, []), _OP, path)
+    programs = _steps_of(of_type.get(blockfile.PROGRAM, []), _PROGRAM_OP, path)
+    summed = _steps_of(of_type.get(blockfile.SUMMED, []), _SUMMED_OP, path)
+    if not len(summed[0]):
+        return (
+            programs if len(programs[0]) else _steps_of(of_type.get(blockfile.STEP, []), _OP, path)
+        )
+    ops = np.zeros(len(programs[3]), dtype=_SUMMED_OP)
+    ops["transfer"] = -1
+    for name in _PROGRAM_OP.names or ():
+        ops[name] = programs[3][name]
+    steps, starts = (np.concatenate([programs[i], summed[i]]) for i in (0, 1))
+    first_op = np.append(programs[2], programs[2][-1] + summed[2][1:])
+    return steps, starts, first_op, np.concatenate([ops, summed[3]])
 
 
 def _steps_of(

@@ -52,7 +52,8 @@ def read(
     columns, notes = _columns(chosen, ignore_kinds, path)
     base_ns = int(columns.start.min()) if len(columns) else 0
     seconds = (columns.start - base_ns) / 1e9
-    columns = replace(columns, start=seconds, duration=columns.duration / 1e9)
+    transfer = None if columns.transfer is None else columns.transfer / 1e9
+    columns = replace(columns, start=seconds, duration=columns.duration / 1e9, transfer=transfer)
     trace = arrange(columns, job or _job(starts[0][0]), where=str(path))
     trace = replace(
         trace,
@@ -214,7 +215,10 @@ def _columns(
 ) -> tuple[Columns, list[str]]:
     """The operations in ns (``start`` and ``duration``), and what is to be said about them."""
     programs = chosen[0][0].has_program
-    parts = [_rows(file, index, ignore_kinds, programs) for file, index in chosen]
+    names = [*PROGRAM] if programs else []
+    if any(file.has_sums for file, _ in chosen):
+        names.append("transfer")
+    parts = [_rows(file, index, ignore_kinds, names) for file, index in chosen]
     if not sum(len(rows["step"]) for rows, _ in parts):
         raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")
     rows = {name: np.concatenate([rows[name] for rows, _ in parts]) for name in parts[0][0]}
@@ -230,13 +234,13 @@ def _columns(
         chunk=rows["chunk"],
         microbatch=rows["microbatch"],
         late=late if late.any() else None,
-        **{name: rows[name] for name in PROGRAM if programs},
+        **{name: rows[name] for name in names},
     )
     return columns, notes
 
 
 def _rows(
-    file: RankFile, index: Ints, ignore_kinds: frozenset[str], programs: bool
+    file: RankFile, index: Ints, ignore_kinds: frozenset[str], names: Sequence[str]
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
     """One file's operations in some of its steps, and how many more were ignored."""
     count = np.diff(file.first_op)[index]
@@ -250,6 +254,7 @@ def _rows(
         name: np.full(size, file.meta[field], dtype=np.int32)
         for name, field in (("rank", "rank"), ("dp", "dp_rank"), ("pp", "pp_rank"))
     }
+    of_none = np.full(size, -1, dtype=np.int64)  # a file without sums
     return {
         **of_rank,
         "step": np.repeat(file.steps[index], count)[keep],
@@ -259,7 +264,7 @@ def _rows(
         "microbatch": ops["microbatch"][keep],
         "start": (zero + ops["start_ns"])[keep],
         "end": (zero + ops["end_ns"])[keep],
-        **{name: ops[name][keep] for name in PROGRAM if programs},
+        **{name: ops[name][keep] if name in ops.dtype.fields else of_none for name in names},
     }, int(len(keep) - size)
 
 
