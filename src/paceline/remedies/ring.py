@@ -33,43 +33,27 @@ class Ring:
         return min(node_speedup, float(self.per_node)) if self.crosses else node_speedup
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a trace may leave open of its network.
+def sharded_share(ring: Ring, node_speedup: float) -> float:
+    """Time in which a unit's bytes are gathered or scattered, in units that all groups share."""
+    return (ring.ranks - 1) / ring.ranks / ring.speed(node_speedup)
 
-    Attributes:
-        latency: collectives take a time per hop of the ring; else their bytes over the bandwidth.
-        node_speedup: how many times as fast as a network adapter a link within a node is.
-    """
 
-    latency: bool
-    node_speedup: float
-
-    def sharded(self, ring: Ring) -> float:
-        """Time of a gather or scatter of a unit, in units that all groups share."""
-        if self.latency:
-            return ring.ranks - 1.0
-        return (ring.ranks - 1) / ring.ranks / ring.speed(self.node_speedup)
-
-    def replicated(self, ring: Ring, n_shards: int) -> float:
-        """Time of the all-reduce of one shard of a unit, in the same units."""
-        if self.latency:
-            return 2.0 * (ring.ranks - 1)
-        wire = 2 * (ring.ranks - 1) / ring.ranks / n_shards
-        return wire / ring.speed(self.node_speedup)
+def replicated_share(ring: Ring, n_shards: int, node_speedup: float) -> float:
+    """Time in which the bytes of one shard of a unit are reduced to all, in the same units."""
+    return 2 * (ring.ranks - 1) / ring.ranks / n_shards / ring.speed(node_speedup)
 
 
 def measured_node_speedup(
     scatter_s: float, all_reduce_s: float, shard: Ring, replicate: Ring
 ) -> float:
-    """How many times as fast links within a node are, from HSDP's two collectives of a unit.
+    """How many times as fast links within a node are, from HSDP's two reductions of a unit.
 
     Args:
-        scatter_s: seconds of the reduction within a shard group, which does not cross nodes.
-        all_reduce_s: seconds of the all-reduce between them, one member on each node.
+        scatter_s: seconds of its bytes within a shard group, which does not cross nodes.
+        all_reduce_s: seconds of the bytes of a shard between them, one member on each node.
         shard: the group of the first.
         replicate: the group of the second.
     """
-    one = Reading(latency=False, node_speedup=1.0)
-    ratio = all_reduce_s / one.replicated(replicate, shard.ranks)
-    return max(1.0, ratio / max(scatter_s / one.sharded(shard), 1e-12))
+    between = all_reduce_s / replicated_share(replicate, shard.ranks, 1.0)
+    within = scatter_s / sharded_share(shard, 1.0)
+    return max(1.0, between / max(within, 1e-12))

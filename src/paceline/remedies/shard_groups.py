@@ -15,6 +15,9 @@ from paceline.trace import OpKind
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
+#: Collectives in which the members of a shard group meet.
+SHARDED = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
+
 
 @dataclass(frozen=True)
 class ShardGroups:
@@ -26,8 +29,9 @@ class ShardGroups:
         node: [replica, pp] number of its node.
         shard: the groups that share one copy now.
         replicate: the groups of ranks that hold the same shard; of one rank where there are none.
-        node_speedup: how many times as fast as a network adapter a link within a node is, where
-            the trace shows both; None: not known.
+        scatter_s: typical seconds of a unit's reduction in its shard group.
+        all_reduce_s: typical seconds of that between the copies; NaN where there are none.
+        fastest_s: typical seconds of the fastest gather or scatter.
     """
 
     world: Ints
@@ -35,12 +39,36 @@ class ShardGroups:
     node: Ints
     shard: Ring
     replicate: Ring
-    node_speedup: float | None = None
+    scatter_s: float
+    all_reduce_s: float
+    fastest_s: float
 
     @property
     def ranks(self) -> int:
         """Ranks that hold the same parameters between them."""
         return int(self.place.max()) + 1
+
+    @property
+    def most_hop_s(self) -> float:
+        """No hop of a ring takes longer, seconds: even the fastest collective has them all."""
+        hops = self.fastest_s / (self.shard.ranks - 1)
+        if self.replicate.ranks == 1:
+            return hops
+        return min(hops, self.all_reduce_s / (2 * (self.replicate.ranks - 1)))
+
+    def node_speedup(self, hop_s: float) -> float | None:
+        """How many times as fast as a network adapter a link within a node is.
+
+        None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes.
+        """
+        if self.shard.crosses or self.replicate.ranks == 1 or self.replicate.per_node > 1:
+            return None
+        return measured_node_speedup(
+            self.scatter_s - (self.shard.ranks - 1) * hop_s,
+            self.all_reduce_s - 2 * (self.replicate.ranks - 1) * hop_s,
+            self.shard,
+            self.replicate,
+        )
 
     def partitions(self, size: int) -> Ints:
         """[2, replica] shard groups of some size, and ranks that hold the same shard."""
@@ -97,9 +125,11 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
         NotApplicableError: nothing is sharded, not all of it alike, or ranks are not known.
     """
     graph = measured.graph
-    shard = _sets(graph, (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER))
-    if shard is None or not (graph.kind == K.PARAMS_ALL_GATHER).any():
-        raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
+    shard = _sets(graph, SHARDED)
+    for kind in SHARDED:
+        if shard is None or not (graph.kind == kind).any():
+            raise NotApplicableError(f"the trace has no {kind.label} of sharded parameters")
+    assert shard is not None
     if graph.n_variants > 1:
         raise NotApplicableError("replicas have unlike programs, so their groups stay as they are")
     if (measured.rank < 0).any():
@@ -118,7 +148,12 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
         )
     if rings[0].ranks == 1:
         raise NotApplicableError("each rank holds all parameters: nothing is sharded")
-    return ShardGroups(world, place, node, *rings, _node_speedup(measured, *rings))
+    scatters = _typical_s(measured, K.GRADS_REDUCE_SCATTER)
+    all_reduces = _typical_s(measured, K.SEPARATE_GRADS_ALL_REDUCE)
+    fastest_s = min([*scatters, *_typical_s(measured, K.PARAMS_ALL_GATHER)])
+    scatter_s = float(np.median(scatters))
+    all_reduce_s = float(np.median(all_reduces)) if all_reduces else np.nan
+    return ShardGroups(world, place, node, *rings, scatter_s, all_reduce_s, fastest_s)
 
 
 def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:
@@ -146,15 +181,7 @@ def _joined(ones: Ints, others: Ints) -> Ints:
             return np.unique(number, return_inverse=True)[1].reshape(-1)
 
 
-def _node_speedup(measured: Measured, shard: Ring, replicate: Ring) -> float | None:
-    """From the typical times of HSDP's two reductions, if one stays within nodes."""
-    if shard.crosses or replicate.ranks == 1 or replicate.per_node > 1:
-        return None
-    scatter_s, all_reduce_s = (
-        float(np.median(np.concatenate([measured.durations.row(op).ravel() for op in ops])))
-        for ops in (
-            np.flatnonzero(measured.graph.kind == kind).tolist()
-            for kind in (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
-        )
-    )
-    return measured_node_speedup(scatter_s, all_reduce_s, shard, replicate)
+def _typical_s(measured: Measured, *kinds: OpKind) -> list[float]:
+    """Typical seconds of each op of some kinds."""
+    ops = np.flatnonzero(np.isin(measured.graph.kind, [int(kind) for kind in kinds]))
+    return [float(np.median(measured.durations.row(op))) for op in ops.tolist()]

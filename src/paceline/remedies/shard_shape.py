@@ -9,7 +9,7 @@ simulated both ways.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,15 +17,12 @@ from paceline.errors import NotApplicableError, RemedyError
 from paceline.remedies.outcome import MAX_OPEN_GAP, need_gain, outcome
 from paceline.remedies.programs import Added, Replica, changed_job
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
-from paceline.remedies.ring import Reading
-from paceline.remedies.shard_groups import ShardGroups, recorded_groups
+from paceline.remedies.ring import replicated_share, sharded_share
+from paceline.remedies.shard_groups import SHARDED, ShardGroups, recorded_groups
 from paceline.trace import OpKind
 from paceline.units import seconds
 
 K = OpKind
-
-#: Collectives in which the members of a shard group meet.
-SHARDED = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 #: What needs all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
@@ -39,7 +36,8 @@ def propose(case: Case) -> Remedy:
     """Let another number of ranks share one copy of the parameters.
 
     Options: ``shard``, that number; ``ranks_per_node``; ``node_speedup``, how many times as fast as
-    a network adapter a link within a node is. Without ``shard`` all sizes are compared.
+    a network adapter a link within a node is; ``latency_us``, what an all-reduce of next to no
+    bytes takes in a group of now. Without ``shard`` all sizes are compared.
 
     Raises:
         RemedyError: an option asks for what cannot be.
@@ -48,7 +46,7 @@ def propose(case: Case) -> Remedy:
     """
     groups = recorded_groups(case.measured, _ranks_per_node(case))
     sizes = _sizes(case, groups)
-    tried = {size: _readings(case, groups, size) for size in sizes}
+    tried = {size: _predictions(case, groups, size) for size in sizes}
     best = min(tried, key=lambda size: tried[size][-1].mean_s)
     name = f"groups of {best} ranks that share one copy of the parameters"
     fast, slow = tried[best][0], tried[best][-1]
@@ -57,8 +55,7 @@ def propose(case: Case) -> Remedy:
         raise NotApplicableError(
             f"with {name} a step takes {seconds(fast.mean_s)} or {seconds(slow.mean_s)}, now "
             f"{seconds(case.before.mean_s)}, as the network is: the trace holds no bytes to tell; "
-            "give --node-speedup, how many times as fast as a network adapter a link within a "
-            "node is"
+            f"give {_missing(case, groups, best)}"
         )
     need_gain(case, slow, name)
     now_s = case.before.mean_s
@@ -82,6 +79,18 @@ def propose(case: Case) -> Remedy:
         ),
         otherwise=tried[best][:-1],
     )
+
+
+def _missing(case: Case, groups: ShardGroups, size: int) -> str:
+    """Options that would tell more of the network."""
+    options = []
+    if len(_hops(case, groups)) > 1:
+        options.append("--latency-us, the time of a very small all-reduce in a group of now")
+    if len(_node_speedups(case, groups, size, 0.0)) > 1:
+        options.append(
+            "--node-speedup, how many times as fast as a network adapter a link within a node is"
+        )
+    return " and ".join(options)
 
 
 def _ranks_per_node(case: Case) -> int:
@@ -115,18 +124,42 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
     return [size]
 
 
-def _readings(case: Case, groups: ShardGroups, size: int) -> list[Prediction]:
+@dataclass(frozen=True)
+class _Reading:
+    """What a trace may leave open of its network.
+
+    Attributes:
+        hop_s: seconds of a hop of a ring beside the bytes.
+        node_speedup: how many times as fast as a network adapter a link within a node is.
+    """
+
+    hop_s: float
+    node_speedup: float
+
+
+def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]:
     """The steps with groups of another size by all readings of the network, fastest first."""
-    speedups = _node_speedups(case, groups, size)
-    readings = [Reading(latency=True, node_speedup=1.0)]
-    readings += [Reading(latency=False, node_speedup=speedup) for speedup in speedups]
-    if len(speedups) == 1 and groups.across(size):
-        readings = readings[1:]  # links differ, so bytes count
+    readings = [
+        _Reading(hop_s, speedup)
+        for hop_s in _hops(case, groups)
+        for speedup in _node_speedups(case, groups, size, hop_s)
+    ]
     predicted = [_predicted(case, groups, size, reading) for reading in readings]
     return sorted(predicted, key=lambda prediction: prediction.mean_s)
 
 
-def _node_speedups(case: Case, groups: ShardGroups, size: int) -> tuple[float, ...]:
+def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
+    """The least and the longest that a hop of a ring may take; or as asked for."""
+    given = case.options.get("latency_us")
+    if given is None:
+        return 0.0, groups.most_hop_s
+    if float(given) < 0:
+        raise RemedyError(f"a latency of {given} us is none")
+    hop_s = float(given) * 1e-6 / (2 * (groups.shard.ranks - 1))
+    return (min(hop_s, groups.most_hop_s),)
+
+
+def _node_speedups(case: Case, groups: ShardGroups, size: int, hop_s: float) -> tuple[float, ...]:
     """How many times as fast links within a node may be."""
     given = case.options.get("node_speedup")
     if given is not None:
@@ -135,47 +168,64 @@ def _node_speedups(case: Case, groups: ShardGroups, size: int) -> tuple[float, .
         return (float(given),)
     if not groups.across(size):
         return (1.0,)
-    if groups.node_speedup is not None:
-        return (groups.node_speedup,)
-    return (1.0, MOST_NODE_SPEEDUP)
+    measured = groups.node_speedup(hop_s)
+    return (1.0, MOST_NODE_SPEEDUP) if measured is None else (measured,)
 
 
 @dataclass(frozen=True)
-class _Factors:
+class _Times:
+    """Seconds of a new collective: ``factor`` times those of a recorded one, plus ``plus_s``."""
+
+    factor: float
+    plus_s: float
+
+    @classmethod
+    def of(cls, bytes_factor: float, hops: int, hops_now: int, hop_s: float) -> _Times:
+        """Bytes take ``bytes_factor`` times as long, hops as long as they are many."""
+        return cls(bytes_factor, hop_s * (hops - bytes_factor * hops_now))
+
+
+@dataclass(frozen=True)
+class _Changes:
     """Times of collectives in groups of another size.
 
     Attributes:
-        sharded: of gathers and scatters, as a multiple of those of now.
-        replicated: of the all-reduce between copies, as a multiple of ``source``; 0: there is none.
-        of_scatter: whether the source is the scatter of its unit, else the all-reduce of now.
+        sharded: of gathers and scatters, from those of now.
+        replicated: of the all-reduce between copies; None: there is none.
+        of_scatter: whether that is from the scatter of its unit, else from the all-reduce of now.
     """
 
-    sharded: float
-    replicated: float
+    sharded: _Times
+    replicated: _Times | None
     of_scatter: bool
 
 
-def _factors(groups: ShardGroups, size: int, reading: Reading) -> _Factors:
+def _changes(groups: ShardGroups, size: int, reading: _Reading) -> _Changes:
     shard, replicate = groups.rings(size)
-    now = reading.sharded(groups.shard)
-    sharded = reading.sharded(shard) / now
+    old, speedup, hop_s = groups.shard, reading.node_speedup, reading.hop_s
+    now = sharded_share(old, speedup)
+    bytes_factor = sharded_share(shard, speedup) / now
+    sharded = _Times.of(bytes_factor, shard.ranks - 1, old.ranks - 1, hop_s)
     if replicate.ranks == 1:
-        return _Factors(sharded, 0.0, of_scatter=False)
-    between = reading.replicated(replicate, size)
-    if groups.replicate.ranks == 1:
-        return _Factors(sharded, between / now, of_scatter=True)
-    old = reading.replicated(groups.replicate, groups.shard.ranks)
-    return _Factors(sharded, between / old, of_scatter=False)
+        return _Changes(sharded, None, of_scatter=False)
+    between, hops = replicated_share(replicate, size, speedup), 2 * (replicate.ranks - 1)
+    copies = groups.replicate
+    if copies.ranks == 1:
+        replicated = _Times.of(between / now, hops, old.ranks - 1, hop_s)
+        return _Changes(sharded, replicated, of_scatter=True)
+    factor = between / replicated_share(copies, old.ranks, speedup)
+    replicated = _Times.of(factor, hops, 2 * (copies.ranks - 1), hop_s)
+    return _Changes(sharded, replicated, of_scatter=False)
 
 
-def _predicted(case: Case, groups: ShardGroups, size: int, reading: Reading) -> Prediction:
-    factors = _factors(groups, size, reading)
+def _predicted(case: Case, groups: ShardGroups, size: int, reading: _Reading) -> Prediction:
+    changes = _changes(groups, size, reading)
     old = case.measured.graph.families
     families = np.concatenate([old, groups.partitions(size)])
 
     def edit(replica: Replica) -> None:
         for stage in range(len(replica.steps)):
-            _Regrouped(replica, factors, len(old)).edit(stage)
+            _Regrouped(replica, changes, len(old)).edit(stage)
 
     new = changed_job(case.measured, edit, case.delays, families=families)
     return case.predicted(new.durations, new.delays)
@@ -186,12 +236,12 @@ class _Regrouped:
 
     Args:
         replica: the programs.
-        factors: how long the collectives take.
+        changes: how long the collectives take.
         family: the family of the new shard groups; the next one is that of the copies.
     """
 
-    def __init__(self, replica: Replica, factors: _Factors, family: int) -> None:
-        self._replica, self._factors, self._family = replica, factors, family
+    def __init__(self, replica: Replica, changes: _Changes, family: int) -> None:
+        self._replica, self._changes, self._family = replica, changes, family
         self._new: dict[int, int] = {}
         self._open: list[int] = []  # all-reduces that are to be waited for before the update
 
@@ -209,9 +259,9 @@ class _Regrouped:
             if kind not in (*SHARDED, K.SEPARATE_GRADS_ALL_REDUCE):
                 edited.append(step)
                 continue
-            if kind in SHARDED or self._factors.replicated:
+            if kind in SHARDED or self._changes.replicated is not None:
                 edited.append(self._renewed(op) if step >= 0 else ~self._renewed(op))
-            if kind == K.GRADS_REDUCE_SCATTER and self._factors.of_scatter:
+            if kind == K.GRADS_REDUCE_SCATTER and self._changes.of_scatter:
                 edited += self._replicated(op, place) if step < 0 else []
                 if ~op not in place:
                     raise NotApplicableError(
@@ -224,21 +274,25 @@ class _Regrouped:
         """The collective of now in its new group."""
         if op not in self._new:
             within = self._replica.kind(op) in SHARDED
-            factor = self._factors.sharded if within else self._factors.replicated
-            unit, family = self._replica.unit(op)[1], self._family + (not within)
-            self._new[op] = self._replica.add(Added(op, unit, ((op, factor),), family=family))
+            self._new[op] = self._replica.add(self._added(op, within=within))
         return self._new[op]
+
+    def _added(self, op: int, *, within: bool) -> Added:
+        """A collective within the new shard groups, or between them, from one of now."""
+        times = self._changes.sharded if within else self._changes.replicated
+        assert times is not None
+        return Added(
+            op,
+            self._replica.unit(op)[1],
+            ((op, times.factor),),
+            times.plus_s,
+            family=self._family + (not within),
+        )
 
     def _replicated(self, op: int, place: Mapping[int, int]) -> list[int]:
         """The all-reduce behind the wait for a unit's reduction."""
-        added = Added(
-            op,
-            self._replica.unit(op)[1],
-            ((op, self._factors.replicated),),
-            kind=K.SEPARATE_GRADS_ALL_REDUCE,
-            family=self._family + 1,
-        )
-        between = self._replica.add(added)
+        added = self._added(op, within=False)
+        between = self._replica.add(replace(added, kind=K.SEPARATE_GRADS_ALL_REDUCE))
         if place[~op] == place[op] + 1:  # it blocks, so this one will
             return [between, ~between]
         self._open.append(~between)
