@@ -153,6 +153,7 @@ class HybridJob(ShardedJob):
         latency_s: of a hop.
         unit_s: bytes of a unit over the bandwidth of a rank's network adapter.
         node_speedup: how many times as fast links within a node are.
+        scatter_passes: how often a scatter's bytes go round; gloo's is an all-reduce.
     """
 
     dp: int = 8
@@ -161,6 +162,7 @@ class HybridJob(ShardedJob):
     latency_s: float = 0.0
     unit_s: float = 0.04
     node_speedup: float = 8.0
+    scatter_passes: int = 1
 
     def program(self):
         steps, names = super().program()
@@ -197,7 +199,8 @@ class HybridJob(ShardedJob):
             small = replace(self, unit_s=self.unit_s / shard)
             typical = 2 * small.ring_s(copies, max(1, self.per_node // shard))
         like = ("scatter", *name[1:]) if name[0] == "between" else name
-        whole = replace(self, gather_s=typical, scatter_s=typical)
+        passes = self.scatter_passes if name[0] == "scatter" else 1
+        whole = replace(self, gather_s=typical, scatter_s=passes * typical)
         return ShardedJob.seconds(whole, step, dp, like)
 
     @property

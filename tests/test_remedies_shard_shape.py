@@ -59,7 +59,7 @@ def test_an_hsdp_trace_tells_how_fast_links_within_a_node_are():
     job = HybridJob(dp=16, shard=4, unit_s=0.4, node_speedup=12.0, jitter=0.02)
     case = case_of(job.trace(), ranks_per_node=4, latency_us=0.0)
     remedy_groups = shard_shape.recorded_groups(case.measured, 4)
-    assert remedy_groups.node_speedup(0.0) == pytest.approx(12.0, rel=0.1)
+    assert remedy_groups.node_speedup(0.0, 1) == pytest.approx(12.0, rel=0.1)
     predicted = shard_shape._predictions(case, remedy_groups, 16)
     assert len(predicted) == 1
     true_s = replace(job, shard=16).step_s()
@@ -79,13 +79,14 @@ def random_job(seed):
         microbatches=int(rng.integers(1, 3)),
         ahead=int(rng.integers(0, 2)),
         jitter=0.02,
+        steps=2,
         seed=seed,
     )
 
 
 def test_promises_hold_where_latency_and_links_are_told():
     n_promised = 0
-    for seed in range(16):
+    for seed in range(12):
         job = random_job(seed)
         hops = 2 * (job.shard - 1)
         told = {"latency_us": 1e6 * hops * job.latency_s, "node_speedup": job.node_speedup}
@@ -97,12 +98,12 @@ def test_promises_hold_where_latency_and_links_are_told():
         true_s = replace(job, shard=remedy.change["shard"]).step_s()
         assert remedy.step_time_s == pytest.approx(true_s, rel=CLOSE), seed
         assert true_s < job.step_s()
-    assert n_promised > 6
+    assert n_promised > 5
 
 
 def test_a_promise_without_them_is_kept_or_not_made():
     n_promised = 0
-    for seed in range(24):
+    for seed in range(12):
         job = replace(random_job(seed), unit_s=0.01 + 0.002 * seed)
         try:
             remedy = remedy_of(job)
@@ -126,7 +127,13 @@ def test_what_the_trace_leaves_open_is_not_promised():
     assert "lie unevenly" in refusal(trace, ranks_per_node=3, shard=4)
     assert "share one copy of the parameters already" in refusal(trace, ranks_per_node=4, shard=8)
     assert "no params-all-gather" in refusal(BucketedJob().trace(), ranks_per_node=4)
-    for option in ({"shard": 3}, {"shard": 1}, {"ranks_per_node": 0}, {"node_speedup": 0.5}):
+    for option in (
+        {"shard": 3},
+        {"shard": 1},
+        {"ranks_per_node": 0},
+        {"node_speedup": 0.5},
+        {"backend": "mpi"},
+    ):
         with pytest.raises(RemedyError):
             KIND.proposed(case_of(trace, **{"ranks_per_node": 4, "shard": 4} | option))
 
@@ -140,3 +147,14 @@ def test_tensor_parallel_peers_keep_their_own_groups():
     shard, copies = groups.partitions(2)
     assert shard.tolist() == [0, 2, 0, 2, 1, 3, 1, 3]
     assert copies.tolist() == [0, 2, 1, 3, 0, 2, 1, 3]
+
+
+def test_a_scatter_that_may_be_an_all_reduce_is_asked_for():
+    """As gloo's: four ranks over two nodes, whose scatters take twice as long as their gathers."""
+    job = HybridJob(dp=4, shard=4, per_node=2, unit_s=0.1, jitter=0.0, uneven=0.0)
+    told = {"ranks_per_node": 2, "node_speedup": 8.0, "latency_us": 0.0}
+    trace = replace(job, scatter_passes=2).trace()
+    assert "whose scatter is an all-reduce" in refusal(trace, **told)
+    remedy = KIND.proposed(case_of(trace, **told, backend="gloo", shard=2))
+    then = replace(job, scatter_passes=2, shard=2)
+    assert remedy.step_time_s == pytest.approx(then.step_s(), rel=1e-9)

@@ -34,6 +34,7 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--shard", int, "N", "shard-groups: ranks that share one copy of the parameters"),
     ("--ranks-per-node", int, "N", "shard-groups: ranks (GPUs) of a node"),
     ("--node-speedup", float, "X", "shard-groups: links within a node over a network adapter"),
+    ("--backend", str, "NAME", "shard-groups: nccl or gloo"),
     ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
 )
 

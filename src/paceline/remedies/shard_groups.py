@@ -15,6 +15,9 @@ from paceline.trace import OpKind
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
+#: A scatter that takes longer than so many gathers may be an all-reduce.
+TWICE = 1.5
+
 #: Collectives in which the members of a shard group meet.
 SHARDED = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
@@ -32,6 +35,9 @@ class ShardGroups:
         scatter_s: typical seconds of a unit's reduction in its shard group.
         all_reduce_s: typical seconds of that between the copies; NaN where there are none.
         fastest_s: typical seconds of the fastest gather or scatter.
+        scatter_passes: how often the bytes of a scatter may go round its ring: once, or twice where
+            it takes as long as two gathers. Those may be larger numbers than the parameters, or a
+            scatter that is an all-reduce (gloo).
     """
 
     world: Ints
@@ -42,6 +48,7 @@ class ShardGroups:
     scatter_s: float
     all_reduce_s: float
     fastest_s: float
+    scatter_passes: tuple[int, ...] = (1,)
 
     @property
     def ranks(self) -> int:
@@ -56,15 +63,16 @@ class ShardGroups:
             return hops
         return min(hops, self.all_reduce_s / (2 * (self.replicate.ranks - 1)))
 
-    def node_speedup(self, hop_s: float) -> float | None:
+    def node_speedup(self, hop_s: float, passes: int) -> float | None:
         """How many times as fast as a network adapter a link within a node is.
 
-        None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes.
+        None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes,
+        and those of a scatter go round in so many ``passes``.
         """
         if self.shard.crosses or self.replicate.ranks == 1 or self.replicate.per_node > 1:
             return None
         return measured_node_speedup(
-            self.scatter_s - (self.shard.ranks - 1) * hop_s,
+            self.scatter_s / passes - (self.shard.ranks - 1) * hop_s,
             self.all_reduce_s - 2 * (self.replicate.ranks - 1) * hop_s,
             self.shard,
             self.replicate,
@@ -150,10 +158,13 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
         raise NotApplicableError("each rank holds all parameters: nothing is sharded")
     scatters = _typical_s(measured, K.GRADS_REDUCE_SCATTER)
     all_reduces = _typical_s(measured, K.SEPARATE_GRADS_ALL_REDUCE)
-    fastest_s = min([*scatters, *_typical_s(measured, K.PARAMS_ALL_GATHER)])
+    gathers = _typical_s(measured, K.PARAMS_ALL_GATHER)
+    fastest_s = min([*scatters, *gathers])
     scatter_s = float(np.median(scatters))
     all_reduce_s = float(np.median(all_reduces)) if all_reduces else np.nan
-    return ShardGroups(world, place, node, *rings, scatter_s, all_reduce_s, fastest_s)
+    passes = (1, 2) if scatter_s > TWICE * float(np.median(gathers)) else (1,)
+    times = (scatter_s, all_reduce_s, fastest_s)
+    return ShardGroups(world, place, node, *rings, *times, passes)
 
 
 def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:

@@ -24,6 +24,9 @@ from paceline.units import seconds
 
 K = OpKind
 
+#: How often a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
+_PASSES = {"nccl": 1, "gloo": 2}
+
 #: What needs all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
 
@@ -37,7 +40,8 @@ def propose(case: Case) -> Remedy:
 
     Options: ``shard``, that number; ``ranks_per_node``; ``node_speedup``, how many times as fast as
     a network adapter a link within a node is; ``latency_us``, what an all-reduce of next to no
-    bytes takes in a group of now. Without ``shard`` all sizes are compared.
+    bytes takes in a group of now; ``backend``, "nccl" or "gloo". Without ``shard`` all sizes are
+    compared.
 
     Raises:
         RemedyError: an option asks for what cannot be.
@@ -55,7 +59,7 @@ def propose(case: Case) -> Remedy:
         raise NotApplicableError(
             f"with {name} a step takes {seconds(fast.mean_s)} or {seconds(slow.mean_s)}, now "
             f"{seconds(case.before.mean_s)}, as the network is: the trace holds no bytes to tell; "
-            f"give {_missing(case, groups, best)}"
+            f"{_missing(case, groups, best)}"
         )
     need_gain(case, slow, name)
     now_s = case.before.mean_s
@@ -86,11 +90,13 @@ def _missing(case: Case, groups: ShardGroups, size: int) -> str:
     options = []
     if len(_hops(case, groups)) > 1:
         options.append("--latency-us, the time of a very small all-reduce in a group of now")
-    if len(_node_speedups(case, groups, size, 0.0)) > 1:
+    if len(_node_speedups(case, groups, size, 0.0, 1)) > 1:
         options.append(
             "--node-speedup, how many times as fast as a network adapter a link within a node is"
         )
-    return " and ".join(options)
+    if len(_passes(case, groups)) > 1:
+        options.append("--backend, nccl or gloo, whose scatter is an all-reduce")
+    return "give " + " and ".join(options)
 
 
 def _ranks_per_node(case: Case) -> int:
@@ -131,18 +137,21 @@ class _Reading:
     Attributes:
         hop_s: seconds of a hop of a ring beside the bytes.
         node_speedup: how many times as fast as a network adapter a link within a node is.
+        passes: how often the bytes of a scatter go round its ring.
     """
 
     hop_s: float
     node_speedup: float
+    passes: int
 
 
 def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]:
     """The steps with groups of another size by all readings of the network, fastest first."""
     readings = [
-        _Reading(hop_s, speedup)
+        _Reading(hop_s, speedup, passes)
         for hop_s in _hops(case, groups)
-        for speedup in _node_speedups(case, groups, size, hop_s)
+        for passes in _passes(case, groups)
+        for speedup in _node_speedups(case, groups, size, hop_s, passes)
     ]
     predicted = [_predicted(case, groups, size, reading) for reading in readings]
     return sorted(predicted, key=lambda prediction: prediction.mean_s)
@@ -159,7 +168,19 @@ def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
     return (min(hop_s, groups.most_hop_s),)
 
 
-def _node_speedups(case: Case, groups: ShardGroups, size: int, hop_s: float) -> tuple[float, ...]:
+def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
+    """How often the bytes of a scatter may go round its ring."""
+    backend = case.options.get("backend")
+    if backend is None:
+        return groups.scatter_passes
+    if backend not in _PASSES:
+        raise RemedyError(f"--backend {backend} is not known; known are {', '.join(_PASSES)}")
+    return (_PASSES[backend],)
+
+
+def _node_speedups(
+    case: Case, groups: ShardGroups, size: int, hop_s: float, passes: int
+) -> tuple[float, ...]:
     """How many times as fast links within a node may be."""
     given = case.options.get("node_speedup")
     if given is not None:
@@ -168,7 +189,7 @@ def _node_speedups(case: Case, groups: ShardGroups, size: int, hop_s: float) -> 
         return (float(given),)
     if not groups.across(size):
         return (1.0,)
-    measured = groups.node_speedup(hop_s)
+    measured = groups.node_speedup(hop_s, passes)
     return (1.0, MOST_NODE_SPEEDUP) if measured is None else (measured,)
 
 
@@ -211,7 +232,8 @@ def _changes(groups: ShardGroups, size: int, reading: _Reading) -> _Changes:
     between, hops = replicated_share(replicate, size, speedup), 2 * (replicate.ranks - 1)
     copies = groups.replicate
     if copies.ranks == 1:
-        replicated = _Times.of(between / now, hops, old.ranks - 1, hop_s)
+        passes = reading.passes
+        replicated = _Times.of(between / now / passes, hops, passes * (old.ranks - 1), hop_s)
         return _Changes(sharded, replicated, of_scatter=True)
     factor = between / replicated_share(copies, old.ranks, speedup)
     replicated = _Times.of(factor, hops, 2 * (copies.ranks - 1), hop_s)
