@@ -77,10 +77,11 @@ class Run:
         seconds: (dp, pp, n-th op of the program) -> its compute or transfer time.
         pause: (dp, pp, n-th op) -> host time before it is launched.
         peers: tensor-parallel ranks, which meet in tensor-comm; others meet across data parallel.
+        groups: kind -> [dp] number of the group in which a rank meets others, if not all do.
     """
 
-    def __init__(self, programs, seconds, pause=lambda key: 0.0, peers=1):
-        self.peers = peers
+    def __init__(self, programs, seconds, pause=lambda key: 0.0, peers=1, groups=None):
+        self.peers, self.groups = peers, groups or {}
         self.n_dp = 1 + max(dp for dp, _ in programs)
         self.n_pp = 1 + max(pp for _, pp in programs)
         self.seconds, self.pause = seconds, pause
@@ -130,6 +131,7 @@ class Run:
             worker.pc += 1
             dp, pp = place
             row = {"dp": dp, "pp": pp, "kind": step.kind, "issued": nth, "awaited": -1}
+            row["group"] = self.groups[step.kind][dp] if step.kind in self.groups else -1
             row |= {"start": now, "took": self.seconds((*place, nth)), "part": step.part}
             row |= {"microbatch": -1, "chunk": -1, "seq": worker.n_of_kind[step.kind]}
             worker.n_of_kind[step.kind] += 1
@@ -170,6 +172,9 @@ class Run:
             return (kind, dp, nth), (kind, dp), 2 if self.n_pp > 1 else 1
         if kind in ("tensor-comm", "context-comm"):
             return (kind, pp, dp // self.peers, nth), (kind, pp, dp // self.peers), self.peers
+        if row["group"] >= 0:
+            group, n_members = row["group"], self.groups[kind].count(row["group"])
+            return (kind, pp, group, nth), (kind, pp, group), n_members
         peer = dp % self.peers
         return (kind, pp, peer, nth), (kind, pp, peer), self.n_dp // self.peers
 
@@ -217,6 +222,9 @@ def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
         for name in ("dp", "pp", "seq", "chunk", "microbatch", "part", "issued", "awaited")
         if name not in drop
     }
+    groups = np.array([row.get("group", -1) for _, row in rows])
+    if (groups >= 0).any():
+        table["group"] = groups
     if (table.get("part", np.zeros(1)) < 0).all():
         table.pop("part", None)
     number = np.array([number for number, _ in rows])

@@ -5,7 +5,7 @@ in a program, so a changed program does the same work. It shares no code with th
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
 
@@ -15,6 +15,7 @@ GATHER, SCATTER, FORWARD, BACKWARD = (
     "forward-compute",
     "backward-compute",
 )
+BETWEEN = "separate-grads-all-reduce"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class ShardedJob:
     steps: int = 6
     slow: dict = field(default_factory=dict)
     seed: int = 0
+    groups = None
 
     def program(self):
         """Instructions of a rank, and what each op of it is."""
@@ -125,6 +127,7 @@ class ShardedJob:
                 programs,
                 lambda key, step=step: self.seconds(step, key[0], names[key[2]]),
                 lambda key, step=step: self.pause(step, key[0], names[key[2]]),
+                groups=self.groups,
             )
             for step in range(self.steps)
         ]
@@ -136,6 +139,76 @@ class ShardedJob:
 
     def trace(self):
         return trace_of_runs(self.runs())
+
+
+@dataclass(frozen=True)
+class HybridJob(ShardedJob):
+    """Some ranks share one copy of the parameters; gradients are reduced between copies (HSDP).
+
+    A ring passes each share from rank to rank: a latency each time, and bytes over the link.
+
+    Attributes:
+        shard: ranks that share a copy.
+        per_node: ranks on a node.
+        latency_s: of a hop.
+        unit_s: bytes of a unit over the bandwidth of a rank's network adapter.
+        node_speedup: how many times as fast links within a node are.
+        scatter_passes: how often a scatter's bytes go round; gloo's is an all-reduce.
+    """
+
+    dp: int = 8
+    shard: int = 8
+    per_node: int = 4
+    latency_s: float = 0.0
+    unit_s: float = 0.04
+    node_speedup: float = 8.0
+    scatter_passes: int = 1
+
+    def program(self):
+        steps, names = super().program()
+        if self.shard == self.dp:
+            return steps, names
+        scatters = {s.name: s for s in steps if isinstance(s, Launch) and s.kind == SCATTER}
+        ops = iter(names)
+        hybrid, hybrid_names, between = [], [], []
+        for step in steps:
+            if isinstance(step, Compute) and step.kind == "optimizer":
+                hybrid += [Wait(name) for name in between]
+            hybrid.append(step)
+            if not isinstance(step, Wait):
+                hybrid_names.append(next(ops))
+            elif step.name in scatters:
+                name = ("a", *step.name[1:])
+                hybrid.append(Launch(BETWEEN, name, scatters[step.name].part))
+                hybrid_names.append(("between", *step.name[1:]))
+                if self.blocking_scatters:
+                    hybrid.append(Wait(name))
+                else:
+                    between.append(name)
+        return hybrid, hybrid_names
+
+    def ring_s(self, ranks, on_node):
+        """Seconds in which a ring passes a whole unit round."""
+        fast = self.node_speedup if on_node == ranks else min(self.node_speedup, on_node)
+        return (ranks - 1) * (self.latency_s + self.unit_s / ranks / fast)
+
+    def seconds(self, step, dp, name):
+        shard, copies = self.shard, self.dp // self.shard
+        typical = self.ring_s(shard, min(shard, self.per_node))
+        if name[0] == "between":
+            small = replace(self, unit_s=self.unit_s / shard)
+            typical = 2 * small.ring_s(copies, max(1, self.per_node // shard))
+        like = ("scatter", *name[1:]) if name[0] == "between" else name
+        passes = self.scatter_passes if name[0] == "scatter" else 1
+        whole = replace(self, gather_s=typical, scatter_s=passes * typical)
+        return ShardedJob.seconds(whole, step, dp, like)
+
+    @property
+    def groups(self):
+        """Kind -> [dp] group."""
+        copy = [dp // self.shard for dp in range(self.dp)]
+        same = [dp % self.shard for dp in range(self.dp)]
+        return {GATHER: copy, SCATTER: copy, BETWEEN: same} if self.shard < self.dp else {}
 
 
 @dataclass(frozen=True)
@@ -202,5 +275,6 @@ class BucketedJob:
     def pause(self, step, dp, name):
         return ShardedJob.pause(self, step, dp, name) if name[0] == "forward" else 0.0
 
+    groups = None
     runs = ShardedJob.runs
     step_s, trace = ShardedJob.step_s, ShardedJob.trace

@@ -95,7 +95,9 @@ class Loop:
 def fsdp(case, rank, world, factor, loop):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    shape, names = ((2, 2), ("replicate", "shard")) if case == "hsdp" else ((world,), ("shard",))
+    shape, names = (
+        ((2, 2), ("replicate", "shard")) if case.startswith("hsdp") else ((world,), ("shard",))
+    )
     mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
     wide = "wide" in case
     width = WIDE if wide else WIDTH

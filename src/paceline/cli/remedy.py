@@ -30,7 +30,11 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--every-steps", int, "N", "planned-gc: steps between collections"),
     ("--distance", int, "N", "prefetch: units ahead of which parameters are gathered"),
     ("--bucket-size", float, "X", "bucket-size: times as large as now (0.5, 2, 4, ...)"),
-    ("--latency-us", float, "US", "bucket-size: time of a very small all-reduce, microseconds"),
+    ("--latency-us", float, "US", "bucket-size, shard-groups: time of a very small all-reduce"),
+    ("--shard", int, "N", "shard-groups: ranks that share one copy of the parameters"),
+    ("--ranks-per-node", int, "N", "shard-groups: ranks (GPUs) of a node"),
+    ("--node-speedup", float, "X", "shard-groups: links within a node over a network adapter"),
+    ("--backend", str, "NAME", "shard-groups: nccl or gloo"),
     ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
 )
 

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.cli import trace_input
+from paceline.cli import synth_layers, trace_input
 from paceline.cli.numbers import parse_floats, whole_number
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
-    from paceline.synth import SynthSpec
+    from paceline.synth import SlowWorker, SynthSpec
     from paceline.trace import Trace
     from paceline.trace.seqlens import SeqLens
 
@@ -40,7 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="YAML",
         type=file_name,
         help="durations and shape of a job that `paceline predict` reads; --dp, --pp, --tp, --vpp, "
-        "--microbatches, --schedule and --overlap then do not count",
+        "--microbatches, --schedule and --overlap then do not count, --layers cannot be given",
     )
     job.add_argument(
         "--scale", type=float, help="with --from-plan: factor on all of its durations (default 1)"
@@ -48,7 +48,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--dp", type=int, default=8, help="data-parallel ranks (default 8)")
     job.add_argument("--pp", type=int, default=4, help="pipeline stages (default 4)")
     job.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
-    job.add_argument("--vpp", type=int, default=1, help="model chunks per stage (default 1)")
+    job.add_argument(
+        "--vpp", type=int, help="model chunks per stage (default: 1, or what --schedule needs)"
+    )
     job.add_argument(
         "--microbatches",
         default="16",
@@ -58,8 +60,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--steps", type=int, default=10, help="steps (default 10)")
     job.add_argument(
         "--schedule",
-        choices=("gpipe", "1f1b", "interleaved"),
-        help="pipeline schedule (default: interleaved if --vpp is above 1, else 1f1b)",
+        choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
+        help="pipeline schedule (default: interleaved if --vpp is above 1, else 1f1b); the last "
+        "four split the backward",
     )
     job.add_argument(
         "--overlap", action="store_true", help="reduce gradients during the backward pass"
@@ -73,18 +76,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--noise", type=float, default=0.01, help="variation of all durations (default 0.01)"
     )
     job.add_argument("--seed", type=int, default=0, help="seed of all draws (default 0)")
+    synth_layers.add(parser)
     _add_causes(parser)
     trace_input.add_output(parser, "the parquet file to write")
     parser.set_defaults(run=run)
 
 
 def _add_causes(parser: argparse.ArgumentParser) -> None:
-    causes = parser.add_argument_group("causes of slowness (the first four may be repeated)")
+    causes = parser.add_argument_group("causes of slowness (the first five may be repeated)")
     for flag, metavar, text in (
-        ("--slow-worker", "DP,PP,FACTOR", "computes of a worker take longer"),
+        ("--slow-worker", "DP,PP[,PEER],FACTOR", "computes of a worker take longer"),
         ("--slow-link", "DP,PP,FACTOR", "transfers from stage PP to the next take longer"),
         ("--slow-nic", "DP,PP,FACTOR", "a NIC slows the DP collectives of stage PP"),
         ("--flapping-nic", "DP,PP,FACTOR,PROBABILITY", "the same in some steps only"),
+        ("--slow-peers", "DP,PP,FACTOR", "collectives of TP and CP peers take longer (NVLink)"),
     ):
         causes.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
     causes.add_argument(
@@ -179,6 +184,8 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     from paceline.synth.from_plan import plan_spec, synthesize_plan
 
     check_not_input([args.output], [args.from_plan])
+    if synth_layers.layers_of(args) is not None:
+        raise PlanError("--from-plan makes whole passes; --layers and its like are for other jobs")
     job = load_job(args.from_plan)
     if job.plan is None:
         raise PlanError(
@@ -186,7 +193,7 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
         )
     check(job.plan, job.llm)
     plan = job.plan
-    args.dp, args.pp, args.tp, args.vpp = plan.dp, plan.pp, plan.tp, plan.vpp
+    args.dp, args.pp, args.tp, args.vpp = plan.dp, plan.pp, plan.tp, len(plan.places)
     args.microbatches, args.schedule = str(plan.microbatches), plan.schedule
     costs = plan_costs(job.llm, plan, job.cluster)
     spec = plan_spec(plan, costs, spec_of(args))
@@ -196,7 +203,8 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
 
 def spec_of(args: argparse.Namespace) -> SynthSpec:
     """The job that the arguments describe."""
-    from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
+    from paceline.graph.zero_bubble import SPLIT_CHUNKS
+    from paceline.synth import SlowLink, SlowNic, SlowPeers, SynthSpec
 
     def numbers(text: str, flag: str, form: str, *n: int) -> tuple[float, ...]:
         return parse_floats(text, n, f"{form} after {flag}")
@@ -205,7 +213,10 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         return whole_number(dp, f"the dp rank of {flag}"), whole_number(pp, f"the stage of {flag}")
 
     triple = "DP,PP,FACTOR"
-    workers = [numbers(text, "--slow-worker", triple, 3) for text in args.slow_worker]
+    workers = [
+        numbers(text, "--slow-worker", "DP,PP[,PEER],FACTOR", 3, 4) for text in args.slow_worker
+    ]
+    peers = [numbers(text, "--slow-peers", triple, 3) for text in args.slow_peers]
     links = [numbers(text, "--slow-link", triple, 3) for text in args.slow_link]
     nics = [numbers(text, "--slow-nic", triple, 3) for text in args.slow_nic]
     nics += [
@@ -222,7 +233,8 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         dp=args.dp,
         pp=args.pp,
         tp=args.tp,
-        vpp=args.vpp,
+        vpp=SPLIT_CHUNKS.get(args.schedule, 1) if args.vpp is None else args.vpp,
+        layers=synth_layers.layers_of(args),
         microbatches=microbatches,
         steps=args.steps,
         schedule=args.schedule,
@@ -230,7 +242,8 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         noops=False if args.no_noops else None,
         noise=args.noise,
         seed=args.seed,
-        slow_workers=tuple(SlowWorker(*at("--slow-worker", dp, pp), f) for dp, pp, f in workers),
+        slow_workers=tuple(_slow_worker(*worker) for worker in workers),
+        slow_peers=tuple(SlowPeers(*at("--slow-peers", dp, pp), f) for dp, pp, f in peers),
         slow_links=tuple(SlowLink(*at("--slow-link", dp, pp), f) for dp, pp, f in links),
         slow_nics=tuple(SlowNic(*at("a NIC", dp, pp), *factors) for dp, pp, *factors in nics),
         slow_last_stage=(stage[0], stage[1]) if stage else None,
@@ -241,6 +254,19 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
     )
     # Drawn last: only for a job that is known to be of a sensible size.
     return replace(spec, seqlens=_seqlens(args, microbatches))
+
+
+def _slow_worker(dp: float, pp: float, *rest: float) -> SlowWorker:
+    """DP,PP,FACTOR or DP,PP,PEER,FACTOR as a cause."""
+    from paceline.synth import SlowWorker
+
+    *peer, factor = rest
+    names = ("the dp rank", "the stage", "the peer")
+    place = [
+        whole_number(number, f"{name} of --slow-worker")
+        for number, name in zip((dp, pp, *peer), names, strict=False)
+    ]
+    return SlowWorker(place[0], place[1], factor, *place[2:])
 
 
 def _seqlens(args: argparse.Namespace, microbatches: int | tuple[int, ...]) -> SeqLens | None:

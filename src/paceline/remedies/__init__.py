@@ -13,6 +13,7 @@ from paceline.remedies import (
     reshard,
     schedule,
     sequence_balance,
+    shard_shape,
     stage_layout,
 )
 from paceline.remedies.advise import Advice, advise, propose_all
@@ -32,6 +33,7 @@ REMEDIES: tuple[RemedyKind, ...] = (
     *schedule.KINDS,
     prefetch.KIND,
     reshard.KIND,
+    shard_shape.KIND,
     accumulate.KIND,
     buckets.KIND,
 )

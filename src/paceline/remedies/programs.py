@@ -44,6 +44,8 @@ class Added:
         own: it is one of so many pieces that vary each on its own, and takes what another step has
             beyond the mean; 0: it varies as its terms do.
         nth: which of the pieces.
+        kind: its kind; None: that of ``like``.
+        family: the family in which it meets others; None: that of ``like``.
     """
 
     like: int
@@ -52,6 +54,8 @@ class Added:
     plus_s: float = 0.0
     own: int = 0
     nth: int = 0
+    kind: OpKind | None = None
+    family: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Replica:
 
     def kind(self, op: int) -> OpKind:
         """The kind of an op."""
-        return OpKind(int(self.ops.kind[self.like(op)]))
+        own = None if op < self.n_recorded else self.added_as(op).kind
+        return OpKind(int(self.ops.kind[self.like(op)])) if own is None else own
 
     def like(self, op: int) -> int:
         """The recorded op that an op is or is like."""
@@ -142,9 +147,24 @@ class Replica:
             rank=table[:, 3],
             part=table[:, 4],
             awaited=np.array([awaited.get(one, -1) for one in op.tolist()], dtype=np.int64),
-            family=None if old.family is None else old.family[like],
+            family=self._families(op, like),
         )
         return new, op
+
+    def _families(self, ops: Ints, like: Ints) -> Ints | None:
+        """[new op] the family in which it meets others."""
+        told = {
+            op: added.family
+            for op, added in enumerate(self.added, self.n_recorded)
+            if added.family is not None
+        }
+        if self.ops.family is None and not told:
+            return None
+        usual = np.zeros(self.n_recorded) if self.ops.family is None else self.ops.family
+        families: Ints = usual[like].astype(np.int64)
+        for place in np.flatnonzero(np.isin(ops, list(told))).tolist():
+            families[place] = told[int(ops[place])]
+        return families
 
 
 def _count(counts: dict[tuple[int, ...], int], key: tuple[int, ...]) -> int:
@@ -159,6 +179,7 @@ def changed_job(
     delays: Durations | None = None,
     *,
     one_network: bool = False,
+    families: Ints | None = None,
 ) -> Regraphed:
     """The job with edited programs.
 
@@ -168,6 +189,7 @@ def changed_job(
         delays: launch delays of the trace's ops, to go along; None: none.
         one_network: gathers and reductions of a stage stand in one queue, as if each needed the
             whole network.
+        families: [family, replica] groups of the changed job; None: those of the trace.
 
     Raises:
         GraphError: the programs block each other.
@@ -178,7 +200,10 @@ def changed_job(
         edit(replica)
     finished = [replica.finished() for replica in replicas]
     graph = build_graph(
-        [ops for ops, _ in finished], old.graph.replica_variant, measured.job, old.graph.families
+        [ops for ops, _ in finished],
+        old.graph.replica_variant,
+        measured.job,
+        old.graph.families if families is None else families,
     )
     if one_network:
         queues = [

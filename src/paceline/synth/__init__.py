@@ -4,16 +4,20 @@ Draws of one cause do not depend on the others' settings, so two jobs with one s
 what was asked for.
 """
 
-from paceline.synth.make import synthesize
+from paceline.synth.layers import Layers
+from paceline.synth.make import each_step, synthesize
 from paceline.synth.sequences import draw_seqlens
-from paceline.synth.spec import BASE_S, SlowLink, SlowNic, SlowWorker, SynthSpec
+from paceline.synth.spec import BASE_S, SlowLink, SlowNic, SlowPeers, SlowWorker, SynthSpec
 
 __all__ = [
     "BASE_S",
+    "Layers",
     "SlowLink",
     "SlowNic",
+    "SlowPeers",
     "SlowWorker",
     "SynthSpec",
     "draw_seqlens",
+    "each_step",
     "synthesize",
 ]

@@ -20,7 +20,7 @@ def plan_spec(plan: Plan, costs: PlanCosts, causes: SynthSpec) -> SynthSpec:
         dp=plan.dp,
         pp=plan.pp,
         tp=plan.tp,
-        vpp=plan.vpp,
+        vpp=len(plan.places),
         microbatches=plan.microbatches,
         schedule=plan.schedule,
         overlap=costs.overlapped,

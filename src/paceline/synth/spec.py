@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import SynthError
 from paceline.graph.schedules import SCHEDULES
+from paceline.graph.zero_bubble import SPLIT_CHUNKS, SPLIT_SCHEDULES
+from paceline.synth.layers import Layers
 from paceline.trace import Job, OpKind
 from paceline.trace.seqlens import SeqLens
 
@@ -49,9 +51,38 @@ MOST_CHUNKS, MOST_RANKS = 2**15, 2**31
 SEQUENCE_MIX = 0.3
 
 
+#: Fields of a spec that make something slow.
+CAUSES = (
+    *("slow_workers", "slow_links", "slow_nics", "slow_peers", "slow_last_stage"),
+    *("sequence_imbalance", "stage_factors", "seqlens", "gc_pauses", "launch_delay"),
+)
+
+
 @dataclass(frozen=True)
 class SlowWorker:
-    """A worker whose computes take ``factor`` times as long."""
+    """A worker whose computes take ``factor`` times as long.
+
+    Attributes:
+        dp, pp: the worker.
+        factor: how much longer its computes take.
+        peer: its number among the tensor- and context-parallel ranks of (dp, pp); None: all of
+            them, a slow node.
+    """
+
+    dp: int
+    pp: int
+    factor: float
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
+class SlowPeers:
+    """A slow connection (NVLink, say) within a (dp, pp), whose collectives within passes it slows.
+
+    Attributes:
+        dp, pp: whose peers.
+        factor: how much longer each collective takes that one of them is a member of.
+    """
 
     dp: int
     pp: int
@@ -92,11 +123,13 @@ class SynthSpec:
         microbatches: microbatches of every replica, or one number per replica.
         steps: number of steps.
         schedule: "gpipe", "1f1b" or "interleaved"; None: interleaved where ``vpp`` > 1, else 1f1b.
+            Or one that splits the backward: "zb-h1", "zbv", "dualpipev", "dualpipe".
+        layers: what happens within passes; None: passes are whole.
         overlap: gradients are reduced during the backward pass.
         noops: record no-op sends and recvs; None: where ``vpp`` > 1.
         noise: coefficient of variation of every duration.
         seed: seed of all draws.
-        slow_workers, slow_links, slow_nics: see their classes.
+        slow_workers, slow_links, slow_nics, slow_peers: see their classes.
         slow_last_stage: factors of the last stage's forward and backward computes.
         sequence_imbalance: coefficient of variation of the cost of a microbatch, the same in
             forward and backward and on all stages.
@@ -118,6 +151,7 @@ class SynthSpec:
     tp: int = 1
     vpp: int = 1
     schedule: str | None = None
+    layers: Layers | None = None
     overlap: bool = False
     noops: bool | None = None
     noise: float = 0.01
@@ -125,6 +159,7 @@ class SynthSpec:
     slow_workers: tuple[SlowWorker, ...] = ()
     slow_links: tuple[SlowLink, ...] = ()
     slow_nics: tuple[SlowNic, ...] = ()
+    slow_peers: tuple[SlowPeers, ...] = ()
     slow_last_stage: tuple[float, float] | None = None
     sequence_imbalance: float = 0.0
     stage_factors: tuple[tuple[float, float], ...] | None = None
@@ -137,10 +172,7 @@ class SynthSpec:
 
     def __post_init__(self) -> None:
         self._check_size()
-        _require(
-            self.schedule is None or self.schedule in SCHEDULES,
-            f"there is no schedule {self.schedule!r}; known are {', '.join(SCHEDULES)}",
-        )
+        self._check_schedule()
         for name in ("noise", "sequence_imbalance", "clock_skew_s"):
             _check_amount(getattr(self, name), name)
         _require(
@@ -175,9 +207,41 @@ class SynthSpec:
             self.job.ranks <= MOST_RANKS, f"{self.job.ranks} ranks are too many to be numbered"
         )
 
+    def _check_schedule(self) -> None:
+        names = (*SCHEDULES, *SPLIT_SCHEDULES)
+        _require(
+            self.schedule is None or self.schedule in names,
+            f"there is no schedule {self.schedule!r}; known are {', '.join(names)}",
+        )
+        if self.split:
+            chunks = SPLIT_CHUNKS[str(self.schedule)]
+            _require(
+                self.vpp == chunks,
+                f"{self.schedule} has {chunks} chunks per stage (vpp), not {self.vpp}",
+            )
+            _require(self.layers is None, f"{self.schedule} is made of whole passes, not of layers")
+        if self.layers is not None:
+            self.layers.check_ranks(self.dp)
+            _require(
+                len(set(self.replica_microbatches)) == 1,
+                "where passes have layers all replicas have as many microbatches: they meet in "
+                "every pass",
+            )
+            _require(not self.overlap, "programs of layers say themselves what overlaps")
+
     def _check_causes(self) -> None:
-        causes: tuple[SlowWorker | SlowLink | SlowNic, ...]
-        causes = (*self.slow_workers, *self.slow_links, *self.slow_nics)
+        causes: tuple[SlowWorker | SlowLink | SlowNic | SlowPeers, ...]
+        causes = (*self.slow_workers, *self.slow_links, *self.slow_nics, *self.slow_peers)
+        for worker in self.slow_workers:
+            _require(
+                worker.peer is None or 0 <= worker.peer < self.job.peers,
+                f"SlowWorker: there is no peer {worker.peer}; peers are apart in jobs with layers "
+                f"and tensor or context parallelism, this one has {self.job.peers}",
+            )
+        _require(
+            not self.slow_peers or self.job.peers > 1,
+            "SlowPeers: the job has no peers whose collectives could be slow (layers, tp or cp)",
+        )
         for cause in causes:
             last = self.pp - 1 if isinstance(cause, SlowLink) and self.vpp == 1 else self.pp
             what = type(cause).__name__
@@ -239,7 +303,24 @@ class SynthSpec:
     @property
     def job(self) -> Job:
         """Degrees of parallelism of the job."""
-        return Job(self.dp, self.pp, self.tp, 1, self.vpp, name="synthesised")
+        if self.layers is None:
+            return Job(self.dp, self.pp, self.tp, 1, self.vpp, name="synthesised")
+        peers = self.layers.peers(self.tp)
+        dsp = self.layers.cp
+        return Job(self.dp, self.pp, self.tp, dsp, self.vpp, name="synthesised", peers=peers)
+
+    @property
+    def split(self) -> bool:
+        """Whether the schedule splits the backward."""
+        return self.schedule in SPLIT_SCHEDULES
+
+    @property
+    def without_causes(self) -> SynthSpec:
+        """The same job, where nothing is slow; its draws are the same."""
+        usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in CAUSES}
+        if self.layers is not None:
+            usual["layers"] = replace(self.layers, expert_imbalance=0.0)
+        return replace(self, **usual)
 
     def to_mapping(self) -> dict[str, Any]:
         """The spec as JSON can hold it, without the sequence lengths."""
@@ -252,6 +333,9 @@ def _check_ops(spec: SynthSpec, microbatches: int) -> None:
     """``microbatches`` of all replicas together must be few enough."""
     # Forward and backward, each with a send and a recv.
     n_ops = 6 * microbatches * spec.pp * spec.vpp * spec.steps
+    if spec.layers is not None:
+        n_inner = 2 * len(spec.layers.inner_kinds(spec.tp)) + 3
+        n_ops *= spec.layers.layers * n_inner * spec.layers.peers(spec.tp)
     _require(n_ops <= MOST_OPS, f"a trace of over {MOST_OPS:,} operations is too large")
 
 
