@@ -41,7 +41,8 @@ _PP_RANGE = re.compile(
     r"PP:(\d{1,6})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,6})"
 )
 _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
-_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+#: What ``prof.step()`` writes around a step.
+STEP_RANGE = re.compile(r"ProfilerStep#(\d{1,9})")
 
 
 def read_profile(path: Path) -> Profile:
@@ -100,7 +101,7 @@ class _Reader:
 
     def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         name = str(event.get("name"))
-        if match := _STEP.fullmatch(name):
+        if match := STEP_RANGE.fullmatch(name):
             self.steps.append(Span(start_s, end_s, int(match[1])))
             self.step_thread = str(event.get("tid"))
             return
@@ -160,11 +161,8 @@ class _Reader:
         info = mapping(header, "distributedInfo")
         rank = optional_whole(info.get("rank"))
         if rank is None:
-            raise TraceError(
-                f"{self.path} has no distributedInfo with a rank; profile after "
-                "torch.distributed.init_process_group, so that the file says whose it is"
-            )
-        groups = _groups(info.get("pg_config"), rank)
+            raise TraceError(no_rank(self.path))
+        groups = groups_of(info.get("pg_config"), rank)
         base = header.get("baseTimeNanoseconds", 0)
         base_s = base * 1e-9 if isinstance(base, int) and abs(base) < 2**63 else 0.0
         on_gpu = bool(self.kernels)
@@ -267,7 +265,16 @@ class _Reader:
         return transfers
 
 
-def _groups(config: Any, rank: int) -> tuple[Group, ...]:
+def no_rank(path: Path) -> str:
+    """Why a file that does not say its rank is refused."""
+    return (
+        f"{path} has no distributedInfo with a rank; profile after "
+        "torch.distributed.init_process_group, so that the file says whose it is; paceline ranks "
+        "reports on it without that"
+    )
+
+
+def groups_of(config: Any, rank: int) -> tuple[Group, ...]:
     """The process groups of ``distributedInfo`` that have this rank."""
     if isinstance(config, str):  # older versions write JSON in JSON
         try:

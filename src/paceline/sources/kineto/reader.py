@@ -21,6 +21,7 @@ from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import first_events
 from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
+from paceline.sources.kineto.headers import check_headers
 from paceline.sources.kineto.ops import RankOp, rank_ops
 from paceline.sources.kineto.overlap import overlapped_ops, overlaps, with_tails
 from paceline.sources.kineto.place import Places, find_places
@@ -71,6 +72,7 @@ def read(
     """
     if not paths:
         raise TraceError("no profiles are given; give one file per rank")
+    check_headers(paths, job)
     unplaced: Counter[str] = Counter()
     aside: Counter[str] = Counter()
     profiles, ops_of, ways = [], {}, {}
