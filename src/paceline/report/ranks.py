@@ -92,7 +92,7 @@ def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Itera
     name_width = max(20, width - 50)
     rows += [
         (
-            kernel.name[:name_width],
+            kernel.name.removeprefix("void ")[:name_width],
             kernel.work,
             f"{kernel.count:,}",
             seconds(kernel.total_s),

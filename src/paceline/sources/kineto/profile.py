@@ -41,6 +41,9 @@ _PP_RANGE = re.compile(
     r"PP:(\d{1,6})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,6})"
 )
 _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
+#: Ranges of schedules that run a forward beside a backward: DualPipe's ``1F1B``, ``attn(F)``,
+#: ``mlp(W)``, ``dispatch(B)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``).
+_OVERLAPPED = re.compile(r"1F1B|(?:attn|mlp|dispatch|combine)\((?:F|B|W)\)")
 #: What ``prof.step()`` writes around a step.
 STEP_RANGE = re.compile(r"ProfilerStep#(\d{1,9})")
 
@@ -109,7 +112,7 @@ class _Reader:
         if match := _PP_RANGE.fullmatch(name):
             microbatch = int(match[3] or -1)
             self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
-        elif name.startswith("PP:"):
+        elif name.startswith("PP:") or _OVERLAPPED.fullmatch(name):
             self.ranges.append(Range(start_s, end_s, -1, name[:40], -1))
         elif match := _GPIPE_RANGE.fullmatch(name):
             action = match[1] or match[3]

@@ -23,7 +23,7 @@ from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.headers import check_headers
 from paceline.sources.kineto.ops import RankOp, rank_ops
-from paceline.sources.kineto.overlap import overlapped_ops, overlaps, with_tails
+from paceline.sources.kineto.overlap import check_overlaps, overlapped_ops, overlaps, with_tails
 from paceline.sources.kineto.place import Places, find_places
 from paceline.sources.kineto.profile import read_profile
 from paceline.sources.kineto.programs import has_program, program_ops
@@ -82,6 +82,7 @@ def read(
         spans, ways[profile.rank] = find_steps(profile)
         if not has_program(profile):
             ops = rank_ops(profile, spans, unplaced, aside)
+            check_overlaps(ops, profile)
             ops_of[profile.rank] = with_tails(ops, profile)
             profile = replace(profile, host=None, copies=())
         # Kernels are done with; the other ranks' need the memory.
