@@ -57,6 +57,7 @@ def _header_profile(path: Path) -> Profile | None:
         collectives=(),
         work=Work(nothing, nothing, nothing, np.empty(0, dtype=bool)),
         copies=(),
+        stream=None,
         host=None,
         on_gpu=False,
         unplaced={},

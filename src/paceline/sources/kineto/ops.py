@@ -35,8 +35,8 @@ class RankOp(NamedTuple):
     """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds.
 
     ``launch_s`` is when the host launched it, the last of its kernels; ``tail_s`` when the GPU was
-    done with what follows a backward. ``part``, ``issued`` and ``awaited`` are those of a trace,
-    where its rank's program is told.
+    done with what follows a backward; ``kernel`` the correlation of a collective's. ``part``,
+    ``issued`` and ``awaited`` are those of a trace, where its rank's program is told.
     """
 
     kind: OpKind | None
@@ -52,6 +52,7 @@ class RankOp(NamedTuple):
     part: int = -1
     issued: int = -1
     awaited: int = -1
+    kernel: int = -1
 
 
 def rank_ops(

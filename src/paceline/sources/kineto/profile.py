@@ -13,7 +13,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ from paceline.sources.kineto.events import (
 )
 from paceline.sources.kineto.host import HostEvents
 from paceline.sources.kineto.nccl import Call, Kernel, communication
+from paceline.sources.kineto.streams import (
+    WAIT_EVENT,
+    DeviceEvent,
+    MainStream,
+    StreamWait,
+    main_stream,
+)
 
 #: ``torch/distributed/pipelining/schedules.py``: ``PP:{stage}{action}{microbatch}``; GPipe there
 #: has ``Forward {microbatch}`` and ``Backward {microbatch}``.
@@ -85,6 +92,7 @@ class _Reader:
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
+            "cuda_sync": self._wait,
         }
         self.steps: list[Span] = []
         self.step_thread, self.optimizer_thread = "", ""
@@ -101,6 +109,10 @@ class _Reader:
         self.kernel_times = (array("d"), array("d"))
         self.threads: dict[str, int] = {}
         self.copies: list[tuple[float, float]] = []
+        self.copy_calls: list[tuple[int, int]] = []  # correlation and stream of each copy
+        self.kernel_stream = array("i")
+        # Of each stream wait: the correlation of its call, its stream, the other, of the record.
+        self.waits: list[tuple[int, int, int, int]] = []
 
     def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         name = str(event.get("name"))
@@ -155,9 +167,57 @@ class _Reader:
         self.kernels.append(correlation)
         self.kernel_times[0].append(start_s)
         self.kernel_times[1].append(end_s)
+        self.kernel_stream.append(_stream_of(args))
 
     def _copy(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         self.copies.append((start_s, end_s))
+        args = mapping(event, "args")
+        correlation = optional_whole(args.get("correlation"))
+        self.copy_calls.append((-1 if correlation is None else correlation, _stream_of(args)))
+
+    def _wait(self, event: Mapping[str, Any], _: float, __: float) -> None:
+        if event.get("name") != WAIT_EVENT:
+            return
+        args = mapping(event, "args")
+        names = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+        call, stream, other, record = (optional_whole(args.get(name)) for name in names)
+        # What was recorded before the profile began holds nothing up.
+        if None not in (call, stream, other, record):
+            self.waits.append((call or 0, stream or 0, other or 0, record or 0))
+
+    def _main_stream(self, base_s: float) -> MainStream | None:
+        """The main stream; None where no stream wait is in the file."""
+        if not self.waits:
+            return None
+        calls = np.array(self.waits, dtype=np.int64)
+        wait_s, called, _ = self._launch_of(calls[:, 0])
+        record_s, recorded, _ = self._launch_of(calls[:, 3])
+        waits = [
+            StreamWait(
+                float(wait_s[n]) + base_s,
+                int(calls[n, 1]),
+                float(record_s[n]) + base_s,
+                int(calls[n, 2]),
+            )
+            for n in np.flatnonzero(called & recorded)
+        ]
+        return main_stream(list(self._device_events(base_s)), waits)
+
+    def _device_events(self, base_s: float) -> Iterator[DeviceEvent]:
+        """Kernels and copies whose launch is in the file."""
+        start_s, end_s = (times.tolist() for times in self.kernel_times)
+        rows = [
+            *zip(self.kernels, self.kernel_stream, start_s, end_s, strict=True),
+            *((*call, *times) for call, times in zip(self.copy_calls, self.copies, strict=True)),
+        ]
+        rows += [(k.correlation, _stream_of(k.args), k.start_s, k.end_s) for k in self.nccl]
+        launch_s, launched, _ = self._launch_of([row[0] for row in rows])
+        n_computing = len(rows) - len(self.nccl)
+        for n in np.flatnonzero(launched).tolist():
+            number, stream, start, end = rows[n]
+            collective = number if n >= n_computing else -1
+            times = (float(launch_s[n]) + base_s, start + base_s, end + base_s)
+            yield DeviceEvent(times[0], stream, times[1], times[2], collective)
 
     def finish(self, header: Mapping[str, Any]) -> Profile:
         """The profile, on the host's clock."""
@@ -211,6 +271,7 @@ class _Reader:
             collectives=shifted(collectives + launched, 3),
             work=self._work(base_s, unplaced) if on_gpu else self.host.work(base_s),
             copies=tuple((low_s + base_s, high_s + base_s) for low_s, high_s in self.copies),
+            stream=self._main_stream(base_s) if on_gpu else None,
             host=None if on_gpu else self.host.host(self.step_thread, base_s, launched),
             on_gpu=on_gpu,
             unplaced=dict(unplaced),
@@ -266,6 +327,11 @@ class _Reader:
                 ]
             transfers += mine
         return transfers
+
+
+def _stream_of(args: Mapping[str, Any]) -> int:
+    stream = optional_whole(args.get("stream"))
+    return -1 if stream is None else stream
 
 
 def no_rank(path: Path) -> str:

@@ -28,6 +28,7 @@ from paceline.sources.kineto.place import Places, find_places
 from paceline.sources.kineto.profile import read_profile
 from paceline.sources.kineto.programs import has_program, program_ops
 from paceline.sources.kineto.steps import CERTAINTY, find_steps
+from paceline.sources.kineto.stream_programs import streamed_ops
 from paceline.sources.kineto.transfers import end_together, with_direction
 from paceline.trace import Job, OpKind
 
@@ -105,7 +106,15 @@ def read(
             op._replace(start_s=op.start_s - ahead_s, end_s=op.end_s - ahead_s)
             for op in with_direction(ops, profile.rank, places, unplaced)
         ]
-    overlapped = _overlapped(profiles, places, ops_of)
+    streamed = _streamed(profiles, places)
+    if streamed:
+        for profile in profiles:
+            assert profile.stream is not None
+            stream = profile.stream.ran_later(-clocks.offset_s[profile.rank])
+            ops_of[profile.rank] = streamed_ops(
+                ops_of[profile.rank], stream, profile.steps, profile.optimizer
+            )
+    overlapped = not streamed and _overlapped(profiles, places, ops_of)
     if overlapped:
         ops_of = overlapped_ops(ops_of)
     on_host = not any(profile.on_gpu for profile in profiles)
@@ -132,6 +141,11 @@ def read(
         notes.append(
             "buckets of gradients overlap backwards: these are cut where buckets start; that all "
             "are awaited behind the backward is a rule (DDP), no stream event of the profile"
+        )
+    if streamed:
+        notes.append(
+            "computes are cut where streams waited for others (enable_cuda_sync_events): behind "
+            "what a collective waits for, and before what waits for it"
         )
     if programmed:
         notes.append(
@@ -166,6 +180,21 @@ def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
             f"with all others, but the job has {places.job.dp_size} data-parallel ranks"
         )
     return all(have)
+
+
+def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
+    """Whether all are GPUs of a data-parallel job whose profiles have stream waits."""
+    have = [
+        profile.stream is not None and not profile.transfers and not profile.ranges
+        for profile in profiles
+    ]
+    if any(have) and not all(have):
+        odd = profiles[have.index(False)].path
+        raise TraceError(
+            f"{odd} has no stream waits, other ranks' profiles do; set enable_cuda_sync_events on "
+            "all ranks"
+        )
+    return all(have) and places.job.pp_size == 1
 
 
 def _overlapped(
@@ -221,7 +250,7 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
         )
         if kind is not None and number is not None:
             op = RankOp(kind, number, item.start_s, item.end_s, launch_s=item.launch_s)
-            ops.append(op)
+            ops.append(op._replace(kernel=item.kernel))
         elif kind is not None:
             unplaced["collectives outside of any step"] += 1
     return ops
