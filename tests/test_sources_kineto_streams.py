@@ -1,6 +1,8 @@
 """PyTorch profiles of data-parallel GPUs that have stream waits (enable_cuda_sync_events)."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +114,67 @@ def step(gpu: Gpu, number: int) -> None:
     gpu.event("user_annotation", f"ProfilerStep#{number}", begin, gpu.host, MAIN_THREAD)
 
 
-def job(folder: Path, slow: float) -> tuple[list[Path], float]:
+@contextmanager
+def fsdp_range(gpu: Gpu, name: str, unit: int, tid: int) -> Iterator[None]:
+    begin = gpu.host + 0.006
+    yield
+    named = f"FSDP::{name}" if unit < 0 else f"FSDP::{name} (layers.{unit})"
+    gpu.event("user_annotation", named, begin, gpu.host + 0.006, tid)
+
+
+def fsdp_step(gpu: Gpu, number: int) -> None:
+    """The streams and ranges of FSDP2 as in torch 2.13, ``_fsdp_param_group.py``."""
+    begin = gpu.host
+    with fsdp_range(gpu, "root_pre_forward", -1, MAIN_THREAD):
+        gpu.wait(GATHER, gpu.record(COMPUTE, MAIN_THREAD), MAIN_THREAD)
+    before = -1
+
+    def unshard(unit: int, tid: int) -> int:
+        with fsdp_range(gpu, "all_gather", unit, tid):
+            gpu.collective("_allgather_base", GATHER, tid)
+            return gpu.record(GATHER, tid)
+
+    def copy_out(unit: int, gathered: int, tid: int) -> int:
+        with fsdp_range(gpu, "all_gather_copy_out", unit, tid):
+            gpu.wait(COMPUTE, gathered, tid)
+            gpu.kernel(1, tid)
+        return gpu.record(COMPUTE, tid)
+
+    for unit in range(UNITS):
+        gathered = unshard(unit, MAIN_THREAD)
+        if before >= 0:
+            gpu.wait(GATHER, before, MAIN_THREAD)
+        before = copy_out(unit, gathered, MAIN_THREAD)
+        gpu.kernel(10, MAIN_THREAD)
+    gpu.wait(GATHER, before, AUTOGRAD)
+    gathered, reduced = unshard(UNITS - 1, AUTOGRAD), -1
+    for unit in reversed(range(UNITS)):
+        gpu.wait(GATHER, copy_out(unit, gathered, AUTOGRAD), AUTOGRAD)
+        if unit:
+            gathered = unshard(unit - 1, AUTOGRAD)
+        gpu.kernel(20, AUTOGRAD)
+        if reduced >= 0:
+            with fsdp_range(gpu, "post_backward_rs_wait", unit, AUTOGRAD):
+                gpu.wait(COMPUTE, reduced, AUTOGRAD)
+        with fsdp_range(gpu, "post_backward_reduce", unit, AUTOGRAD):
+            gpu.kernel(1, AUTOGRAD)
+            gpu.wait(SCATTER, gpu.record(COMPUTE, AUTOGRAD), AUTOGRAD)
+            gpu.collective("_reduce_scatter_base", SCATTER, AUTOGRAD)
+            reduced = gpu.record(SCATTER, AUTOGRAD)
+    with fsdp_range(gpu, "root_post_backward_callback", -1, AUTOGRAD):
+        gpu.wait(COMPUTE, reduced, AUTOGRAD)
+    update = gpu.host + 0.006
+    gpu.kernel(2, MAIN_THREAD)
+    end = gpu.host + 0.006
+    gpu.event("user_annotation", "Optimizer.step#SGD.step", update, end, MAIN_THREAD)
+    gpu.host = max(gpu.free.values())
+    gpu.event("user_annotation", f"ProfilerStep#{number}", begin, gpu.host, MAIN_THREAD)
+
+
+Step = Callable[[Gpu, int], None]
+
+
+def job(folder: Path, slow: float, run_step: Step = step) -> tuple[list[Path], float]:
     """Two ranks, the second slower; their files, and the step time in ms.
 
     Collectives end 4 ms behind the later start: run again with the ends until nothing moves.
@@ -122,7 +184,7 @@ def job(folder: Path, slow: float) -> tuple[list[Path], float]:
         gpus = [Gpu(1.0, ends), Gpu(slow, ends)]
         for gpu in gpus:
             for number in range(3):
-                step(gpu, number)
+                run_step(gpu, number)
         before = ends
         ends = {n: max(both) + 4 for n, both in enumerate(zip(*(g.starts for g in gpus)))}  # noqa: B905
         if ends == before:
@@ -156,31 +218,55 @@ def test_the_program_is_what_streams_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slow", [1.0, 2.0])
-def test_a_slow_gpu_of_a_sharded_job(tmp_path: Path, slow: float) -> None:
+@pytest.mark.parametrize("run_step", [step, fsdp_step])
+def test_a_slow_gpu_of_a_sharded_job(tmp_path: Path, slow: float, run_step: Step) -> None:
     """Against the same job with both ranks at the mean."""
-    paths, step_ms = job(tmp_path, slow)
+    paths, step_ms = job(tmp_path, slow, run_step)
     result = paceline.analyze(from_trace(kineto.read(paths).trace))
     assert result.discrepancy < 0.01
     assert result.replay_error < 0.005
-    assert result.slowdown == pytest.approx(step_ms / level(slow), rel=0.02)
+    assert result.slowdown == pytest.approx(step_ms / level(slow, run_step), rel=0.02)
     if slow > 1:
         assert int(np.argmax(result.by_worker)) == 1
 
 
-def level(slow: float) -> float:
+def level(slow: float, run_step: Step) -> float:
     """Step time in ms with both ranks at the mean."""
     ends: dict[int, float] = {}
     gpu = Gpu((1 + slow) / 2, ends)
     for number in range(3):
-        step(gpu, number)
+        run_step(gpu, number)
     return gpu.host / 3
+
+
+def without_waits(path: Path) -> None:
+    value = json.loads(path.read_text())
+    value["traceEvents"] = [e for e in value["traceEvents"] if e["cat"] != "cuda_sync"]
+    dump(value, path)
+
+
+def test_rules_of_fsdp_give_the_program_of_its_stream_waits(tmp_path: Path) -> None:
+    paths, _ = job(tmp_path, 1.5, fsdp_step)
+    recorded = kineto.read(paths)
+    for path in paths:
+        without_waits(path)
+    by_rule = kineto.read(paths)
+    programs = [imported.trace.program for imported in (recorded, by_rule)]
+    first, second = programs
+    assert first is not None
+    assert second is not None
+    assert len(recorded.trace) == len(by_rule.trace)
+    assert (recorded.trace.kind == by_rule.trace.kind).all()
+    assert recorded.trace.start == pytest.approx(by_rule.trace.start, abs=1e-9)
+    assert first.issued.tolist() == second.issued.tolist()
+    assert first.awaited.tolist() == second.awaited.tolist()
+    assert any("told by the rules of torch 2.13" in note for note in by_rule.notes)
+    assert by_rule.confidence < recorded.confidence
 
 
 def test_ranks_with_and_without_stream_waits(tmp_path: Path) -> None:
     paths, _ = job(tmp_path, 1.0)
-    value = json.loads(paths[1].read_text())
-    value["traceEvents"] = [e for e in value["traceEvents"] if e["cat"] != "cuda_sync"]
-    dump(value, paths[1])
+    without_waits(paths[1])
     with pytest.raises(TraceError, match=r"rank1\.json has no stream waits, other ranks'"):
         kineto.read(paths)
 

@@ -14,6 +14,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from paceline.sources.kineto.events import (
     Transfer,
     Work,
 )
+from paceline.sources.kineto.fsdp_streams import FsdpRanges, fsdp_bounds
 from paceline.sources.kineto.host import HostEvents
 from paceline.sources.kineto.nccl import Call, Kernel, communication
 from paceline.sources.kineto.streams import (
@@ -186,9 +188,10 @@ class _Reader:
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
 
     def _main_stream(self, base_s: float) -> MainStream | None:
-        """The main stream; None where no stream wait is in the file."""
+        """The main stream; None where neither stream waits nor FSDP2's ranges are in the file."""
+        ranges = self.host.fsdp(base_s)
         if not self.waits:
-            return None
+            return None if ranges is None else self._stream_by_rule(base_s, ranges)
         calls = np.array(self.waits, dtype=np.int64)
         wait_s, called, _ = self._launch_of(calls[:, 0])
         record_s, recorded, _ = self._launch_of(calls[:, 3])
@@ -202,6 +205,21 @@ class _Reader:
             for n in np.flatnonzero(called & recorded)
         ]
         return main_stream(list(self._device_events(base_s)), waits)
+
+    def _stream_by_rule(self, base_s: float, ranges: FsdpRanges) -> MainStream | None:
+        events = sorted(self._device_events(base_s))
+        stream = main_stream(events, ())
+        if stream is None:
+            return None
+        collectives = [event for event in events if event.collective >= 0]
+        main = self.threads.get(self.step_thread, -1)
+        thread = self._launch_of([event.collective for event in collectives])[2].tolist()
+        forward = {
+            event.collective: main in (-1, own)
+            for event, own in zip(collectives, thread, strict=True)
+        }
+        bounds = fsdp_bounds(collectives, stream.launch_s.tolist(), ranges, forward)
+        return replace(stream, bounds=bounds, by_rule=True)
 
     def _device_events(self, base_s: float) -> Iterator[DeviceEvent]:
         """Kernels and copies whose launch is in the file."""

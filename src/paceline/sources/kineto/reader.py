@@ -42,6 +42,9 @@ CERTAINTY_RUNS = 0.8
 #: With several chunks per stage it also takes Megatron's interleaved order for granted.
 CERTAINTY_CHUNKS = 0.65
 
+#: Waits by the rules of one version of FSDP, though the ranges of the profile name its units.
+CERTAINTY_RULES = 0.9
+
 _NO_WORK = Work(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=bool))
 
 
@@ -110,6 +113,9 @@ def read(
     if streamed:
         for profile in profiles:
             assert profile.stream is not None
+            bounds = profile.stream.bounds
+            lost = [op for op in ops_of[profile.rank] if op.kernel >= 0 and op.kernel not in bounds]
+            unplaced["collectives whose launch is not in the file"] += len(lost)
             stream = profile.stream.ran_later(-clocks.offset_s[profile.rank])
             ops_of[profile.rank] = streamed_ops(
                 ops_of[profile.rank], stream, profile.steps, profile.optimizer
@@ -142,7 +148,13 @@ def read(
             "buckets of gradients overlap backwards: these are cut where buckets start; that all "
             "are awaited behind the backward is a rule (DDP), no stream event of the profile"
         )
-    if streamed:
+    if streamed and any(profile.stream and profile.stream.by_rule for profile in profiles):
+        certainty *= CERTAINTY_RULES
+        notes.append(
+            "no stream waits are in the profiles, so what waits for FSDP's gathers and reductions "
+            "is told by the rules of torch 2.13; profile with enable_cuda_sync_events to know it"
+        )
+    elif streamed:
         notes.append(
             "computes are cut where streams waited for others (enable_cuda_sync_events): behind "
             "what a collective waits for, and before what waits for it"

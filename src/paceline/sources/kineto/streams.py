@@ -61,12 +61,14 @@ class MainStream:
         start_s: [event] when it began.
         end_s: [event] when it ended.
         bounds: correlation of a collective -> where it lies.
+        by_rule: whether that is told by FSDP2's rules, not by stream waits of the profile.
     """
 
     launch_s: Times
     start_s: Times
     end_s: Times
     bounds: Mapping[int, Bound]
+    by_rule: bool = False
 
     def ran_later(self, by_s: float) -> MainStream:
         """The same with what the GPU did moved by some seconds; the host's calls stay."""
