@@ -32,7 +32,11 @@ EXTRAS = {
     "uvicorn": "monitor",
 }
 #: What no extra installs -> the arguments of pip.
-PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+PACKAGES = {
+    "deepspeed": "deepspeed",
+    "hta": "HolisticTraceAnalysis",
+    "megatron": "megatron-core",
+}
 
 
 def is_installed(name: str) -> bool:

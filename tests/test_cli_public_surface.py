@@ -19,6 +19,7 @@ PUBLIC = {
     "LLM",
     "Plan",
     "Prediction",
+    "RanksReport",
     "Scenario",
     "SynthSpec",
     "Trace",
@@ -33,6 +34,7 @@ PUBLIC = {
     "measure",
     "plot",
     "predict",
+    "rank_report",
     "synthesize",
     "write",
 }

@@ -21,6 +21,7 @@ LAYERS = (
         "client",
         "trace",
         "sources",
+        "ranks",
         "model",
         "graph",
         "simulate",

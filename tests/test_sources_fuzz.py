@@ -25,6 +25,7 @@ from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from otlp_spans import requests_of
 from paceline.errors import PacelineError
+from paceline.ranks import rank_report
 from paceline.sources import importers, kineto, load, otlp, parquet
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.hosts import read_hosts
@@ -146,6 +147,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     "kineto with ranges": (
         lambda folder: ProfileWriter(TRACE, ranges=True).write(folder, ".json"),
         imported,
+    ),
+    "kineto, ranks alone": (
+        lambda folder: ProfileWriter(TRACE).write(folder, ".json"),
+        lambda paths: [rank_report(path).to_mapping() for path in paths],
     ),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
     "ndtimeline's raw log": (raw_log, imported),

@@ -191,3 +191,46 @@ def test_any_bytes(tmp_path: Path, data: bytes, packed: bool, prefix: bytes) -> 
         list(JsonStream(path))
     except PacelineError as error:
         assert str(path) in str(error)  # noqa: PT017 (reading them is no error, either)
+
+
+def pretty(events: list[dict[str, object]]) -> str:
+    """Events as Kineto writes them, two spaces in."""
+    texts = [f"  {{\n    {json.dumps(event)[1:-1]}\n  }}" for event in events]
+    return '{\n  "schemaVersion": 1,\n  "traceEvents": [\n' + ",\n".join(texts) + "\n  ]}"
+
+
+@pytest.mark.parametrize("with_msgspec", [True, False])
+def test_events_that_are_parsed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_msgspec: bool
+) -> None:
+    if not with_msgspec:
+        monkeypatch.setattr(json_stream, "_list_decoder", lambda: json.loads)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 700)
+    nested = [{"a": "\n  },\n  {"}, {"a": [{"b": 1}, {"c": {}}]}, {"a": "\u00e9 }, {"}]
+    events: list[dict[str, object]] = [{"n": n, "args": nested[n % 3]} for n in range(100)]
+    path = tmp_path / "trace.json"
+    path.write_text(pretty(events))
+    stream = JsonStream(path)
+    assert list(stream) == events
+    assert stream.header == {"schemaVersion": 1}
+
+
+def test_damage_keeps_its_place_where_events_are_parsed_together(tmp_path: Path) -> None:
+    text = pretty([{"n": n} for n in range(50)])
+    line = text[: text.index('"n": 30')].count("\n") + 1
+    path = tmp_path / "trace.json"
+    path.write_text(text.replace('"n": 30', '"n": 3x'))
+    values = iter(JsonStream(path))
+    assert [next(values) for _ in range(30)] == [{"n": n} for n in range(30)]
+    with pytest.raises(TraceError, match=f"trace.json, line {line} "):
+        next(values)
+    path.write_text(text.replace('{\n    "n": 30\n  }', "30"))
+    with pytest.raises(TraceError, match=r"an event, \{...\}, should be here"):
+        list(JsonStream(path))
+
+
+def test_a_list_of_objects_with_the_same_layout_inside_an_event(tmp_path: Path) -> None:
+    inner = '{"list": [\n  {\n    "x": 1\n  },\n  {\n    "y": 2\n  }]}'
+    path = tmp_path / "trace.json"
+    path.write_text(f"[{inner},\n{inner}]")
+    assert list(JsonStream(path)) == [json.loads(inner)] * 2

@@ -142,3 +142,30 @@ def test_identical_ranks_of_a_real_nccl_job(tmp_path: Path) -> None:
     assert result.slowdown == pytest.approx(1.0, abs=0.005)
     assert result.replay_error < 0.02
     assert diagnose(measured, result).findings == ()
+
+
+def test_ranges_of_dualpipe_are_refused_by_name(tmp_path: Path) -> None:
+    """As deepseek-ai/profile-data (commit 4496024) has them in train.json."""
+    paths = ranks(tmp_path)
+    value = json.loads(paths[0].read_text())
+    gpu = Gpu()
+    for number, name in enumerate(("attn(F)", "mlp(B)", "dispatch(F)", "mlp(W)")):
+        gpu.event("user_annotation", name, 1 + number, 2 + number)
+    value["traceEvents"] += gpu.events
+    dump(value, paths[0])
+    with pytest.raises(TraceError, match=r"\(DualPipe's 'attn\(F\)'\).*paceline ranks"):
+        kineto.read(paths)
+
+
+def test_a_forward_beside_a_backward_is_refused(tmp_path: Path) -> None:
+    """Two passes that run at once, though no range says so."""
+    paths = ranks(tmp_path)
+    value = json.loads(paths[1].read_text())
+    gpu = Gpu()
+    gpu.events = value["traceEvents"]
+    gpu.kernel(STEP_MS + 5.5, STEP_MS + 35, STEP_MS + 55, MAIN)
+    gpu.kernel(STEP_MS + 5.6, STEP_MS + 70, STEP_MS + 75, AUTOGRAD)
+    dump(value, paths[1])
+    message = "rank1.json, step 1: a backward-compute and a forward-compute overlap by 20 ms"
+    with pytest.raises(TraceError, match=message):
+        kineto.read(paths)

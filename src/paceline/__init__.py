@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
     from paceline.plan.predict import Prediction, predict
+    from paceline.ranks import RanksReport, rank_report
     from paceline.results.document import JobReport
     from paceline.sources import load, write
     from paceline.synth import SynthSpec, synthesize
@@ -51,6 +52,7 @@ __all__ = [
     "Part",
     "Plan",
     "Prediction",
+    "RanksReport",
     "Scenario",
     "SynthSpec",
     "Trace",
@@ -65,6 +67,7 @@ __all__ = [
     "measure",
     "plot",
     "predict",
+    "rank_report",
     "synthesize",
     "write",
 ]
@@ -81,6 +84,7 @@ _HOME = {
     "Part": "paceline.whatif",
     "Plan": "paceline.model.plan",
     "Prediction": "paceline.plan.predict",
+    "RanksReport": "paceline.ranks",
     "Scenario": "paceline.whatif",
     "SynthSpec": "paceline.synth",
     "Trace": "paceline.trace",
@@ -94,6 +98,7 @@ _HOME = {
     "measure": "paceline.graph",
     "plot": "paceline.plot",
     "predict": "paceline.plan.predict",
+    "rank_report": "paceline.ranks",
     "synthesize": "paceline.synth",
     "write": "paceline.sources",
 }

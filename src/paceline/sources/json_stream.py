@@ -11,7 +11,8 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from io import BufferedReader
 from json.decoder import JSONDecodeError
 from pathlib import Path
@@ -28,8 +29,21 @@ MAX_VALUE_CHARS = 64 << 20
 #: A line of a log is shorter.
 MAX_LINE_BYTES = 16 << 20
 
+#: Between two events as Kineto writes them; events in front of the last one are parsed together.
+_BETWEEN = "\n  },\n  {"
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
+
+
+@cache
+def _list_decoder() -> Callable[[str], Any]:
+    """Msgspec where it is installed (with the monitor), the standard library's parser else."""
+    try:
+        from msgspec.json import decode
+    except ImportError:
+        return json.loads
+    return decode
 
 
 def open_bytes(path: Path) -> BufferedReader | gzip.GzipFile:
@@ -132,6 +146,7 @@ class JsonStream:
     def _list(self) -> Iterator[dict[str, Any]]:
         self._at += 1
         while self._peek() != "]":
+            yield from self._batch()
             value = self._value()
             if not isinstance(value, dict):
                 raise self._error("an event, {...}, should be here")
@@ -139,6 +154,23 @@ class JsonStream:
             if self._peek() != "]":
                 self._expect(",")
         self._at += 1
+
+    def _batch(self) -> list[dict[str, Any]]:
+        """The events that are in memory but the last, in one go; none where that cannot be.
+
+        Events of another layout, or damaged ones, are left to be parsed one by one.
+        """
+        end = self._text.rfind(_BETWEEN, self._at)
+        if end < 0:
+            return []
+        try:
+            values: list[dict[str, Any]] = _list_decoder()(f"[{self._text[self._at : end]}}}]")
+        except (ValueError, RecursionError):
+            return []
+        if not all(type(value) is dict for value in values):
+            return []
+        self._at = end + len(_BETWEEN) - 1  # behind the comma, in front of the last event
+        return values
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.sources.kineto.streams import MainStream
+
 Times = npt.NDArray[np.float64]
 
 #: What an event of the host is.
@@ -48,7 +50,10 @@ class Transfer(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective; ``group`` names its process group, '' = not told. Seconds."""
+    """A collective; ``group`` names its process group, '' = not told. Seconds.
+
+    ``kernel`` is the correlation of its kernel, -1 = none.
+    """
 
     launch_s: float
     start_s: float
@@ -57,6 +62,7 @@ class Collective(NamedTuple):
     group: str
     seq: int
     elements: int
+    kernel: int = -1
 
 
 class Group(NamedTuple):
@@ -138,6 +144,7 @@ class Profile:
         collectives: all other communication by launch.
         work: computing.
         copies: start and end of what the GPU copied or set, seconds.
+        stream: the GPU's main stream, where the profile has stream waits; None otherwise.
         host: the thread that runs the steps, where nothing runs on a GPU; None otherwise.
         on_gpu: whether ``work`` holds kernels, not host operators.
         unplaced: why -> how many communication events were lost.
@@ -155,6 +162,7 @@ class Profile:
     collectives: tuple[Collective, ...]
     work: Work
     copies: tuple[tuple[float, float], ...]
+    stream: MainStream | None
     host: Host | None
     on_gpu: bool
     unplaced: Mapping[str, int]

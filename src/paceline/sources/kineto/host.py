@@ -22,6 +22,7 @@ from paceline.sources.kineto.events import (
     UnitRange,
     Work,
 )
+from paceline.sources.kineto.fsdp_streams import FsdpRanges
 
 _AUTOGRAD_OP = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPS = ("c10d::", "_c10d_functional::", "record_param_comms")
@@ -29,6 +30,10 @@ _POST_BACKWARD = "FSDP::root_post_backward_callback"
 _COPY_OUT = "FSDP::all_gather_copy_out"
 _GATHER = "FSDP::all_gather ("
 _REDUCE = "FSDP::post_backward_reduce ("
+_REDUCE_WAIT = "FSDP::post_backward_rs_wait"
+_ROOT_FORWARD = "FSDP::root_pre_forward"
+
+_RANGES = (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE, _REDUCE_WAIT, _ROOT_FORWARD)
 
 #: What gloo runs for a collective, where that is another one: torch 2.13 scatters by a sum of all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
@@ -65,7 +70,7 @@ class HostEvents:
                 self._gloo.append(Collective(start_s, start_s, end_s, kind, "", -1, 0))
             return
         self._add(ANNOTATION, thread, start_s, end_s)
-        for prefix in (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE):
+        for prefix in _RANGES:
             if name.startswith(prefix):
                 unit = name[name.find("(") + 1 : -1] if "(" in name else ""
                 self._ranges[prefix].append(UnitRange(start_s, end_s, unit))
@@ -112,6 +117,26 @@ class HostEvents:
         if on_gpu or not launches:
             return self._gloo
         return _matched(launches, self._gloo, unplaced)
+
+    def fsdp(self, base_s: float) -> FsdpRanges | None:
+        """FSDP2's ranges; None where it gathers nothing."""
+
+        def ranges(prefix: str) -> list[UnitRange]:
+            return [
+                item._replace(start_s=item.start_s + base_s, end_s=item.end_s + base_s)
+                for item in sorted(self._ranges[prefix])
+            ]
+
+        if not self._ranges[_GATHER]:
+            return None
+        return FsdpRanges(
+            gathers=ranges(_GATHER),
+            copies=ranges(_COPY_OUT),
+            reduces=ranges(_REDUCE),
+            waits=ranges(_REDUCE_WAIT),
+            ends=ranges(_POST_BACKWARD),
+            begins=ranges(_ROOT_FORWARD),
+        )
 
     def host(self, step_thread: str, base_s: float, collectives: Iterable[Collective]) -> Host:
         """The thread that runs steps; without events where others launch collectives, too."""

@@ -107,6 +107,7 @@ def _collective(kernel: Kernel, args: Mapping[str, Any]) -> Collective:
         str(args.get("Process Group Name", "")),
         -1 if seq is None else seq,
         optional_whole(args.get("In msg nelems")) or 0,
+        kernel.correlation,
     )
 
 

@@ -35,8 +35,8 @@ class RankOp(NamedTuple):
     """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds.
 
     ``launch_s`` is when the host launched it, the last of its kernels; ``tail_s`` when the GPU was
-    done with what follows a backward. ``part``, ``issued`` and ``awaited`` are those of a trace,
-    where its rank's program is told.
+    done with what follows a backward; ``kernel`` the correlation of a collective's. ``part``,
+    ``issued`` and ``awaited`` are those of a trace, where its rank's program is told.
     """
 
     kind: OpKind | None
@@ -52,6 +52,7 @@ class RankOp(NamedTuple):
     part: int = -1
     issued: int = -1
     awaited: int = -1
+    kernel: int = -1
 
 
 def rank_ops(
@@ -72,6 +73,8 @@ def rank_ops(
         TraceError: the ranges are of a schedule that splits or overlaps passes, or there are none
             and nothing else tells backwards from forwards.
     """
+    for named in profile.ranges:
+        _check_action(named, profile)
     clock = _Steps(steps)
     ops = list(_updates(profile, clock))
     if any(item.action in ("F", "B") for item in profile.ranges):
@@ -136,7 +139,6 @@ def _by_ranges(profile: Profile, clock: _Steps, unplaced: Counter[str]) -> list[
     used = [False] * len(launch_s)
     received: dict[tuple[int, str, int, int], float] = {}
     for item in profile.ranges:
-        _check_action(item, profile)
         step = clock.at(item.start_s)
         if item.action not in ("F", "B", *_TRANSFER_KIND):
             continue
@@ -185,13 +187,19 @@ def _compute_window(
 
 
 def _check_action(item: Range, profile: Profile) -> None:
-    if item.action in ("I", "W") or item.action.startswith("PP:"):
-        split = item.action in ("I", "W")
-        what = "splits backwards in two (I, W)" if split else f"runs {item.action!r}"
-        raise TraceError(
-            f"{profile.path}: its schedule {what}, which a trace has no kind for; only schedules "
-            "of whole forwards and backwards (GPipe, 1F1B, interleaved 1F1B) can be read"
-        )
+    if item.action in ("I", "W"):
+        what = "splits backwards in two (I, W)"
+    elif item.action.startswith("PP:"):
+        what = f"runs {item.action!r}"
+    elif item.action == "1F1B" or item.action.endswith(")"):
+        what = f"runs a forward beside a backward (DualPipe's {item.action!r})"
+    else:
+        return
+    raise TraceError(
+        f"{profile.path}: its schedule {what}, which a trace has no kind for; only schedules of "
+        "whole forwards and backwards (GPipe, 1F1B, interleaved 1F1B) can be read. paceline ranks "
+        "reports on the file alone"
+    )
 
 
 def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[RankOp]:

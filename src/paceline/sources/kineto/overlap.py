@@ -11,15 +11,43 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile
 from paceline.sources.kineto.ops import RankOp
 from paceline.trace import OpKind
 
 _PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
+
+
+#: A forward and a backward of which more than this share of the shorter one run at once are no
+#: passes of one stream; less may be copies on another stream at their ends.
+MAX_OVERLAP_SHARE: Final = 0.1
+
+
+def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
+    """Refuse passes of which two run at once: their times would say nothing of either.
+
+    Raises:
+        TraceError: two computes of a step overlap.
+    """
+    passes = sorted((op for op in ops if op.kind in _PASSES[:2]), key=lambda op: op.start_s)
+    for before, after in pairwise(passes):
+        shared_s = min(before.end_s, after.end_s) - after.start_s
+        shorter_s = min(before.end_s - before.start_s, after.end_s - after.start_s)
+        if shared_s > MAX_OVERLAP_SHARE * shorter_s and before.step == after.step:
+            assert before.kind is not None
+            assert after.kind is not None
+            raise TraceError(
+                f"{profile.path}, step {before.step}: a {before.kind.label} and a "
+                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe; only "
+                "schedules that run one pass at a time can be read. paceline ranks reports on the "
+                "file alone"
+            )
 
 
 def with_tails(ops: Sequence[RankOp], profile: Profile) -> list[RankOp]:

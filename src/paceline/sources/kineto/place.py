@@ -15,6 +15,12 @@ _PIPELINE = re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:pp|pipeline)
 _DATA = re.compile(r"DATA_PARALLEL_GROUP|(?:mesh_)?(?:dp|dp_replicate|data)", re.IGNORECASE)
 _TENSOR = re.compile(r"TENSOR_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:tp|tensor)", re.IGNORECASE)
 
+#: What to do with files of which no whole job can be made.
+RANKS_HINT = "paceline ranks reports on the ranks that are here"
+
+#: Why all ranks are needed.
+NO_PURPOSE = "the process groups are not named after their purpose"
+
 
 @dataclass(frozen=True)
 class Places:
@@ -42,16 +48,34 @@ def find_places(profiles: Sequence[Profile], job: Job | None) -> Places:
     _check_ranks(profiles)
     found = _by_groups(profiles, job) or _by_job(profiles, job) or _by_stages(profiles)
     found = found or _by_world(profiles)
-    have = set(found.of_rank.values())
-    for dp in range(found.job.dp_size):
-        for pp in range(found.job.pp_size):
+    _check_all(found, len(profiles))
+    return found
+
+
+def check_places(profiles: Sequence[Profile], job: Job | None) -> None:
+    """Refuse what no events can make whole; only ranks and process groups need be there.
+
+    Raises:
+        TraceError: ranks are missing or there twice.
+    """
+    _check_ranks(profiles)
+    places = _by_groups(profiles, job) or _by_job(profiles, job)
+    if places is None:
+        _need_all(profiles, NO_PURPOSE)
+    else:
+        _check_all(places, len(profiles))
+
+
+def _check_all(places: Places, n_files: int) -> None:
+    have = set(places.of_rank.values())
+    for dp in range(places.job.dp_size):
+        for pp in range(places.job.pp_size):
             if (dp, pp) not in have:
                 raise TraceError(
-                    f"of dp {dp}, stage {pp} no rank's profile is here; {len(profiles)} files "
-                    f"are given for {found.job.dp_size} dp ranks x {found.job.pp_size} stages: "
-                    "give one file per rank"
+                    f"of dp {dp}, stage {pp} no rank's profile is here; {n_files} files "
+                    f"are given for {places.job.dp_size} dp ranks x {places.job.pp_size} stages: "
+                    f"give one file per rank, or {RANKS_HINT}"
                 )
-    return found
 
 
 def _check_ranks(profiles: Sequence[Profile]) -> None:
@@ -151,14 +175,14 @@ def _by_stages(profiles: Sequence[Profile]) -> Places | None:
             )
         of_rank[rank] = (replicas[pp], pp)
         replicas[pp] += 1
-    _need_all(profiles, "the process groups are not named after their purpose")
+    _need_all(profiles, NO_PURPOSE)
     job = Job(dp_size=max(replicas), pp_size=pp_size, vpp_size=n_chunks)
     return Places(of_rank, job, "stages are those of the ranges, replicas are by rank", 0.95)
 
 
 def _by_world(profiles: Sequence[Profile]) -> Places:
     """One pipeline over all ranks, or, without sends and recvs, data parallelism only."""
-    _need_all(profiles, "the process groups are not named after their purpose")
+    _need_all(profiles, NO_PURPOSE)
     n = len(profiles)
     if not any(profile.transfers for profile in profiles):
         of_rank = {profile.rank: (profile.rank, 0) for profile in profiles}
@@ -179,7 +203,7 @@ def _need_all(profiles: Sequence[Profile], why: str) -> None:
         missing = next(rank for rank in range(size) if rank not in ranks)
         raise TraceError(
             f"{len(ranks)} profiles of {size} ranks are here, rank {missing}'s is missing; give "
-            f"all, or --job, since {why}"
+            f"all, or --job, since {why}; {RANKS_HINT}"
         )
 
 

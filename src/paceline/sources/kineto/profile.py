@@ -13,7 +13,8 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,16 @@ from paceline.sources.kineto.events import (
     Transfer,
     Work,
 )
+from paceline.sources.kineto.fsdp_streams import FsdpRanges, fsdp_bounds
 from paceline.sources.kineto.host import HostEvents
 from paceline.sources.kineto.nccl import Call, Kernel, communication
+from paceline.sources.kineto.streams import (
+    WAIT_EVENT,
+    DeviceEvent,
+    MainStream,
+    StreamWait,
+    main_stream,
+)
 
 #: ``torch/distributed/pipelining/schedules.py``: ``PP:{stage}{action}{microbatch}``; GPipe there
 #: has ``Forward {microbatch}`` and ``Backward {microbatch}``.
@@ -41,7 +50,11 @@ _PP_RANGE = re.compile(
     r"PP:(\d{1,6})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|B|I|W)(\d{0,6})"
 )
 _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
-_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+#: Ranges of schedules that run a forward beside a backward: DualPipe's ``1F1B``, ``attn(F)``,
+#: ``mlp(W)``, ``dispatch(B)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``).
+_OVERLAPPED = re.compile(r"1F1B|(?:attn|mlp|dispatch|combine)\((?:F|B|W)\)")
+#: What ``prof.step()`` writes around a step.
+STEP_RANGE = re.compile(r"ProfilerStep#(\d{1,9})")
 
 
 def read_profile(path: Path) -> Profile:
@@ -81,6 +94,7 @@ class _Reader:
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
+            "cuda_sync": self._wait,
         }
         self.steps: list[Span] = []
         self.step_thread, self.optimizer_thread = "", ""
@@ -97,10 +111,14 @@ class _Reader:
         self.kernel_times = (array("d"), array("d"))
         self.threads: dict[str, int] = {}
         self.copies: list[tuple[float, float]] = []
+        self.copy_calls: list[tuple[int, int]] = []  # correlation and stream of each copy
+        self.kernel_stream = array("i")
+        # Of each stream wait: the correlation of its call, its stream, the other, of the record.
+        self.waits: list[tuple[int, int, int, int]] = []
 
     def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         name = str(event.get("name"))
-        if match := _STEP.fullmatch(name):
+        if match := STEP_RANGE.fullmatch(name):
             self.steps.append(Span(start_s, end_s, int(match[1])))
             self.step_thread = str(event.get("tid"))
             return
@@ -108,7 +126,7 @@ class _Reader:
         if match := _PP_RANGE.fullmatch(name):
             microbatch = int(match[3] or -1)
             self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
-        elif name.startswith("PP:"):
+        elif name.startswith("PP:") or _OVERLAPPED.fullmatch(name):
             self.ranges.append(Range(start_s, end_s, -1, name[:40], -1))
         elif match := _GPIPE_RANGE.fullmatch(name):
             action = match[1] or match[3]
@@ -151,20 +169,81 @@ class _Reader:
         self.kernels.append(correlation)
         self.kernel_times[0].append(start_s)
         self.kernel_times[1].append(end_s)
+        self.kernel_stream.append(_stream_of(args))
 
     def _copy(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
         self.copies.append((start_s, end_s))
+        args = mapping(event, "args")
+        correlation = optional_whole(args.get("correlation"))
+        self.copy_calls.append((-1 if correlation is None else correlation, _stream_of(args)))
+
+    def _wait(self, event: Mapping[str, Any], _: float, __: float) -> None:
+        if event.get("name") != WAIT_EVENT:
+            return
+        args = mapping(event, "args")
+        names = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+        call, stream, other, record = (optional_whole(args.get(name)) for name in names)
+        # What was recorded before the profile began holds nothing up.
+        if None not in (call, stream, other, record):
+            self.waits.append((call or 0, stream or 0, other or 0, record or 0))
+
+    def _main_stream(self, base_s: float) -> MainStream | None:
+        """The main stream; None where neither stream waits nor FSDP2's ranges are in the file."""
+        ranges = self.host.fsdp(base_s)
+        if not self.waits:
+            return None if ranges is None else self._stream_by_rule(base_s, ranges)
+        calls = np.array(self.waits, dtype=np.int64)
+        wait_s, called, _ = self._launch_of(calls[:, 0])
+        record_s, recorded, _ = self._launch_of(calls[:, 3])
+        waits = [
+            StreamWait(
+                float(wait_s[n]) + base_s,
+                int(calls[n, 1]),
+                float(record_s[n]) + base_s,
+                int(calls[n, 2]),
+            )
+            for n in np.flatnonzero(called & recorded)
+        ]
+        return main_stream(list(self._device_events(base_s)), waits)
+
+    def _stream_by_rule(self, base_s: float, ranges: FsdpRanges) -> MainStream | None:
+        events = sorted(self._device_events(base_s))
+        stream = main_stream(events, ())
+        if stream is None:
+            return None
+        collectives = [event for event in events if event.collective >= 0]
+        main = self.threads.get(self.step_thread, -1)
+        thread = self._launch_of([event.collective for event in collectives])[2].tolist()
+        forward = {
+            event.collective: main in (-1, own)
+            for event, own in zip(collectives, thread, strict=True)
+        }
+        bounds = fsdp_bounds(collectives, stream.launch_s.tolist(), ranges, forward)
+        return replace(stream, bounds=bounds, by_rule=True)
+
+    def _device_events(self, base_s: float) -> Iterator[DeviceEvent]:
+        """Kernels and copies whose launch is in the file."""
+        start_s, end_s = (times.tolist() for times in self.kernel_times)
+        rows = [
+            *zip(self.kernels, self.kernel_stream, start_s, end_s, strict=True),
+            *((*call, *times) for call, times in zip(self.copy_calls, self.copies, strict=True)),
+        ]
+        rows += [(k.correlation, _stream_of(k.args), k.start_s, k.end_s) for k in self.nccl]
+        launch_s, launched, _ = self._launch_of([row[0] for row in rows])
+        n_computing = len(rows) - len(self.nccl)
+        for n in np.flatnonzero(launched).tolist():
+            number, stream, start, end = rows[n]
+            collective = number if n >= n_computing else -1
+            times = (float(launch_s[n]) + base_s, start + base_s, end + base_s)
+            yield DeviceEvent(times[0], stream, times[1], times[2], collective)
 
     def finish(self, header: Mapping[str, Any]) -> Profile:
         """The profile, on the host's clock."""
         info = mapping(header, "distributedInfo")
         rank = optional_whole(info.get("rank"))
         if rank is None:
-            raise TraceError(
-                f"{self.path} has no distributedInfo with a rank; profile after "
-                "torch.distributed.init_process_group, so that the file says whose it is"
-            )
-        groups = _groups(info.get("pg_config"), rank)
+            raise TraceError(no_rank(self.path))
+        groups = groups_of(info.get("pg_config"), rank)
         base = header.get("baseTimeNanoseconds", 0)
         base_s = base * 1e-9 if isinstance(base, int) and abs(base) < 2**63 else 0.0
         on_gpu = bool(self.kernels)
@@ -210,6 +289,7 @@ class _Reader:
             collectives=shifted(collectives + launched, 3),
             work=self._work(base_s, unplaced) if on_gpu else self.host.work(base_s),
             copies=tuple((low_s + base_s, high_s + base_s) for low_s, high_s in self.copies),
+            stream=self._main_stream(base_s) if on_gpu else None,
             host=None if on_gpu else self.host.host(self.step_thread, base_s, launched),
             on_gpu=on_gpu,
             unplaced=dict(unplaced),
@@ -267,7 +347,21 @@ class _Reader:
         return transfers
 
 
-def _groups(config: Any, rank: int) -> tuple[Group, ...]:
+def _stream_of(args: Mapping[str, Any]) -> int:
+    stream = optional_whole(args.get("stream"))
+    return -1 if stream is None else stream
+
+
+def no_rank(path: Path) -> str:
+    """Why a file that does not say its rank is refused."""
+    return (
+        f"{path} has no distributedInfo with a rank; profile after "
+        "torch.distributed.init_process_group, so that the file says whose it is; paceline ranks "
+        "reports on it without that"
+    )
+
+
+def groups_of(config: Any, rank: int) -> tuple[Group, ...]:
     """The process groups of ``distributedInfo`` that have this rank."""
     if isinstance(config, str):  # older versions write JSON in JSON
         try:

@@ -21,12 +21,14 @@ from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import first_events
 from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
+from paceline.sources.kineto.headers import check_headers
 from paceline.sources.kineto.ops import RankOp, rank_ops
-from paceline.sources.kineto.overlap import overlapped_ops, overlaps, with_tails
+from paceline.sources.kineto.overlap import check_overlaps, overlapped_ops, overlaps, with_tails
 from paceline.sources.kineto.place import Places, find_places
 from paceline.sources.kineto.profile import read_profile
 from paceline.sources.kineto.programs import has_program, program_ops
 from paceline.sources.kineto.steps import CERTAINTY, find_steps
+from paceline.sources.kineto.stream_programs import streamed_ops
 from paceline.sources.kineto.transfers import end_together, with_direction
 from paceline.trace import Job, OpKind
 
@@ -39,6 +41,9 @@ CERTAINTY_RUNS = 0.8
 
 #: With several chunks per stage it also takes Megatron's interleaved order for granted.
 CERTAINTY_CHUNKS = 0.65
+
+#: Waits by the rules of one version of FSDP, though the ranges of the profile name its units.
+CERTAINTY_RULES = 0.9
 
 _NO_WORK = Work(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=bool))
 
@@ -71,6 +76,7 @@ def read(
     """
     if not paths:
         raise TraceError("no profiles are given; give one file per rank")
+    check_headers(paths, job)
     unplaced: Counter[str] = Counter()
     aside: Counter[str] = Counter()
     profiles, ops_of, ways = [], {}, {}
@@ -80,6 +86,7 @@ def read(
         spans, ways[profile.rank] = find_steps(profile)
         if not has_program(profile):
             ops = rank_ops(profile, spans, unplaced, aside)
+            check_overlaps(ops, profile)
             ops_of[profile.rank] = with_tails(ops, profile)
             profile = replace(profile, host=None, copies=())
         # Kernels are done with; the other ranks' need the memory.
@@ -102,7 +109,18 @@ def read(
             op._replace(start_s=op.start_s - ahead_s, end_s=op.end_s - ahead_s)
             for op in with_direction(ops, profile.rank, places, unplaced)
         ]
-    overlapped = _overlapped(profiles, places, ops_of)
+    streamed = _streamed(profiles, places)
+    if streamed:
+        for profile in profiles:
+            assert profile.stream is not None
+            bounds = profile.stream.bounds
+            lost = [op for op in ops_of[profile.rank] if op.kernel >= 0 and op.kernel not in bounds]
+            unplaced["collectives whose launch is not in the file"] += len(lost)
+            stream = profile.stream.ran_later(-clocks.offset_s[profile.rank])
+            ops_of[profile.rank] = streamed_ops(
+                ops_of[profile.rank], stream, profile.steps, profile.optimizer
+            )
+    overlapped = not streamed and _overlapped(profiles, places, ops_of)
     if overlapped:
         ops_of = overlapped_ops(ops_of)
     on_host = not any(profile.on_gpu for profile in profiles)
@@ -129,6 +147,17 @@ def read(
         notes.append(
             "buckets of gradients overlap backwards: these are cut where buckets start; that all "
             "are awaited behind the backward is a rule (DDP), no stream event of the profile"
+        )
+    if streamed and any(profile.stream and profile.stream.by_rule for profile in profiles):
+        certainty *= CERTAINTY_RULES
+        notes.append(
+            "no stream waits are in the profiles, so what waits for FSDP's gathers and reductions "
+            "is told by the rules of torch 2.13; profile with enable_cuda_sync_events to know it"
+        )
+    elif streamed:
+        notes.append(
+            "computes are cut where streams waited for others (enable_cuda_sync_events): behind "
+            "what a collective waits for, and before what waits for it"
         )
     if programmed:
         notes.append(
@@ -163,6 +192,21 @@ def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
             f"with all others, but the job has {places.job.dp_size} data-parallel ranks"
         )
     return all(have)
+
+
+def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
+    """Whether all are GPUs of a data-parallel job whose profiles have stream waits."""
+    have = [
+        profile.stream is not None and not profile.transfers and not profile.ranges
+        for profile in profiles
+    ]
+    if any(have) and not all(have):
+        odd = profiles[have.index(False)].path
+        raise TraceError(
+            f"{odd} has no stream waits, other ranks' profiles do; set enable_cuda_sync_events on "
+            "all ranks"
+        )
+    return all(have) and places.job.pp_size == 1
 
 
 def _overlapped(
@@ -218,7 +262,7 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
         )
         if kind is not None and number is not None:
             op = RankOp(kind, number, item.start_s, item.end_s, launch_s=item.launch_s)
-            ops.append(op)
+            ops.append(op._replace(kernel=item.kernel))
         elif kind is not None:
             unplaced["collectives outside of any step"] += 1
     return ops

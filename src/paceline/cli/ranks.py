@@ -1,0 +1,60 @@
+"""``paceline ranks``: what single ranks' profiles say, without the rest of the job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from paceline.cli.trace_input import file_name
+
+EPILOG = """\
+examples:
+  paceline ranks rank0.pt.trace.json.gz
+  paceline ranks traces/ --json
+
+For profiles of torch.profiler, of any ranks of a job. Profiles of all ranks can say more: who slows
+whom, and what each fix gains; see paceline import.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "ranks",
+        help="what PyTorch profiles of some ranks say: compute, communication, idle time, kernels",
+        description="Break down the time of each rank's device, step by step: computing, exposed "
+        "and hidden communication, copies, idle time, the kernels that take longest.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", type=file_name, help="profiles, or folders of them"
+    )
+    parser.add_argument(
+        "--without-last-step",
+        action="store_true",
+        help="leave out the last ProfilerStep of each file, as HTA does",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, and print."""
+    from paceline.ranks import rank_report
+    from paceline.sources.importers import IMPORTERS, find_files
+
+    profiles = [importer for importer in IMPORTERS if importer.name == "kineto"]
+    _, files, n_left_out = find_files(args.paths, None, profiles)
+    report = rank_report(files, last_step=not args.without_last_step)
+    if args.json:
+        print(json.dumps({**report.to_mapping(), "files_left_out": n_left_out}))
+        return 0
+    from paceline.report.ranks import ranks_lines
+    from paceline.report.terminal import print_lines, standard_output
+
+    console = standard_output()
+    print_lines(ranks_lines(report, console.width), console)
+    if n_left_out:
+        print(f"{n_left_out} other files in the folder left out")
+    return 0

@@ -1,0 +1,38 @@
+"""Sets of intervals of time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
+
+
+class Intervals(NamedTuple):
+    """Disjoint intervals by start, [interval] seconds."""
+
+    start_s: Times
+    end_s: Times
+
+    @property
+    def length_s(self) -> float:
+        """What they cover together."""
+        return float((self.end_s - self.start_s).sum())
+
+    def within(self, low_s: float, high_s: float) -> Intervals:
+        """What lies in a window of time."""
+        inside = (self.end_s > low_s) & (self.start_s < high_s)
+        return Intervals(self.start_s[inside].clip(min=low_s), self.end_s[inside].clip(max=high_s))
+
+
+def union(start_s: Times, end_s: Times) -> Intervals:
+    """What intervals in any order, which may overlap, cover."""
+    if not len(start_s):
+        return Intervals(start_s, end_s)
+    order = np.argsort(start_s, kind="stable")
+    start_s = start_s[order]
+    until_s = np.maximum.accumulate(end_s[order])
+    begins = np.flatnonzero(np.append(True, start_s[1:] > until_s[:-1]))
+    return Intervals(start_s[begins], until_s[np.append(begins[1:], len(start_s)) - 1])

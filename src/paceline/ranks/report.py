@@ -1,0 +1,247 @@
+"""The report of one rank's profile, and of several: what can be said without the whole job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.ranks.breakdown import Breakdown, StreamIdle, Timeline, streams_idle
+from paceline.ranks.kernels import Kernel, Launches, launches, top_kernels
+from paceline.sources.kineto.device import RankFile, read_device
+from paceline.sources.kineto.events import Span
+
+#: Version of the JSON form; the next one when a field changes its meaning or is dropped.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of a rank.
+
+    Attributes:
+        number: as in ``ProfilerStep#N``.
+        step_s: that range on the host, seconds.
+        device: from the first kernel that the step launched to the next step's first, or to the
+            last one's end; None where it launched none.
+    """
+
+    number: int
+    step_s: float
+    device: Breakdown | None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank's profile says.
+
+    Attributes:
+        path: the file.
+        rank: global rank; None where the file does not say.
+        world_size: ranks of the job; 0 = not told.
+        device_name: name of the device; '' = not told.
+        steps: its ``ProfilerStep`` ranges; none where the job did not call ``prof.step()``.
+        device: from the first event of the device to the end of the last; None: it ran nothing.
+        kernels: by their time, the longest first.
+        streams: idle time of each stream.
+        launches: how the host launched the device's work.
+        operators: on the host, outside of any other, by their time; only where ``device`` is None.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int
+    device_name: str
+    steps: tuple[StepReport, ...]
+    device: Breakdown | None
+    kernels: tuple[Kernel, ...]
+    streams: tuple[StreamIdle, ...]
+    launches: Launches
+    operators: tuple[Kernel, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON holds it."""
+        return {
+            "file": str(self.path),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "device_name": self.device_name,
+            "steps": [
+                {
+                    "number": step.number,
+                    "step_s": step.step_s,
+                    "device": None if step.device is None else step.device.to_mapping(),
+                }
+                for step in self.steps
+            ],
+            "device": None if self.device is None else self.device.to_mapping(),
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+            "streams": [asdict(stream) for stream in self.streams],
+            "launches": asdict(self.launches),
+            "operators": [asdict(operator) for operator in self.operators],
+        }
+
+
+@dataclass(frozen=True)
+class RanksReport:
+    """The reports of some ranks of a job, by rank.
+
+    Attributes:
+        ranks: one report per file.
+        notes: what the numbers cannot tell, and what more ranks would.
+    """
+
+    ranks: tuple[RankReport, ...]
+    notes: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON holds it."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "ranks": [rank.to_mapping() for rank in self.ranks],
+            "notes": list(self.notes),
+        }
+
+
+def rank_report(paths: str | Path | Sequence[str | Path], *, last_step: bool = True) -> RanksReport:
+    """Report on profiles of ``torch.profiler``, of any ranks of a job.
+
+    Nothing is simulated: with some ranks only, the slowdown S cannot be known.
+
+    Args:
+        paths: one file, or several of one job; gzip or not.
+        last_step: take the last ``ProfilerStep``, too; HTA leaves it out by default.
+
+    Raises:
+        TraceError: a file is unreadable or no profile, or two are of one rank or of several jobs.
+    """
+    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not given:
+        raise TraceError("no profile is given; give one file per rank")
+    reports = sorted(
+        (_report(read_device(path), last_step) for path in given),
+        key=lambda report: -1 if report.rank is None else report.rank,
+    )
+    _check_one_job(reports)
+    return RanksReport(tuple(reports), tuple(_notes(reports)))
+
+
+def _report(file: RankFile, last_step: bool) -> RankReport:
+    steps = file.steps if last_step or len(file.steps) < 2 else file.steps[:-1]
+    events = _taken(file, last_step)
+    timeline = Timeline(file, events) if events.any() else None
+    return RankReport(
+        path=file.path,
+        rank=file.rank,
+        world_size=file.world_size,
+        device_name=file.device,
+        steps=tuple(_steps(file, steps, timeline, events)),
+        device=None if timeline is None else timeline.breakdown(),
+        kernels=top_kernels(file, events),
+        streams=streams_idle(file, events),
+        launches=launches(file, events),
+        operators=_operators(file),
+    )
+
+
+def _taken(file: RankFile, last_step: bool) -> npt.NDArray[np.bool_]:
+    """[event] whether it counts.
+
+    As in HTA: of several steps what the host launched until their end; else all.
+    """
+    if len(file.steps) < 2 or np.isnan(file.launch_s).all():
+        return np.ones(len(file.start_s), dtype=bool)
+    last = file.steps[-1]
+    with np.errstate(invalid="ignore"):
+        if last_step:
+            return np.asarray(file.launch_s <= last.end_s)
+        return np.asarray(file.launch_s < last.start_s)
+
+
+def _steps(
+    file: RankFile,
+    steps: Sequence[Span],
+    timeline: Timeline | None,
+    events: npt.NDArray[np.bool_],
+) -> Iterable[StepReport]:
+    begun = [_first_start_s(file, step, events) for step in steps]
+    for place, step in enumerate(steps):
+        low_s = begun[place]
+        device = None
+        if timeline is not None and low_s is not None:
+            following = [at_s for at_s in begun[place + 1 :] if at_s is not None]
+            device = timeline.breakdown(low_s, following[0] if following else None)
+        yield StepReport(step.number, step.end_s - step.start_s, device)
+
+
+def _first_start_s(file: RankFile, step: Span, events: npt.NDArray[np.bool_]) -> float | None:
+    """When the device began the first that a step launched; without launches, within the range."""
+    at_s = file.start_s if np.isnan(file.launch_s).all() else file.launch_s
+    inside = events & (at_s >= step.start_s) & (at_s < step.end_s)
+    return float(file.start_s[inside].min()) if inside.any() else None
+
+
+def _operators(file: RankFile) -> tuple[Kernel, ...]:
+    operators = file.operators
+    if not len(operators.name):
+        return ()
+    totals_s = np.bincount(operators.name, operators.end_s - operators.start_s)
+    counts = np.bincount(operators.name)
+    whole_s = float(totals_s.sum()) or 1.0
+    return tuple(
+        Kernel(file.names[row], "host", int(counts[row]), float(totals_s[row]), total / whole_s)
+        for row in np.argsort(-totals_s, kind="stable").tolist()
+        if counts[row] and (total := float(totals_s[row])) >= 0
+    )
+
+
+def _check_one_job(reports: Sequence[RankReport]) -> None:
+    ranks = Counter(report.rank for report in reports if report.rank is not None)
+    for rank, n in ranks.items():
+        if n > 1:
+            paths = [str(report.path) for report in reports if report.rank == rank]
+            raise TraceError(
+                f"{paths[0]} and {paths[1]} are both of rank {rank}; give one file per rank"
+            )
+    sizes = sorted({report.world_size for report in reports if report.world_size})
+    if len(sizes) > 1:
+        raise TraceError(
+            f"the profiles are of jobs of {' and '.join(map(str, sizes))} ranks; give files of "
+            "one run"
+        )
+
+
+def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
+    """What cannot be told from these ranks."""
+    world = max(report.world_size for report in reports)
+    if world > len(reports):
+        yield (
+            f"{len(reports)} of {world} ranks: the job's slowdown S and who slows whom need the "
+            "profiles of all; then use paceline import"
+        )
+    devices = [report for report in reports if report.device is not None]
+    if not devices:
+        yield (
+            "no event of a device is in the files, so compute, communication and idle times are "
+            "unknown; profile with ProfilerActivity.CUDA"
+        )
+    exposed = [report for report in devices if report.device and report.device.communication_s > 0]
+    if exposed and len(exposed) == 1:
+        yield (
+            "a communication kernel also runs while it waits for other ranks; which part of its "
+            "time that is, profiles of these ranks would tell"
+        )
+    if any(report.launches.missing for report in devices):
+        missing = sum(report.launches.missing for report in devices)
+        yield (
+            f"the launches of {missing:,} events are not in the files; idle time in front of them "
+            "counts as the device's"
+        )
+    if any(not report.steps for report in reports):
+        yield "files without ProfilerStep#N are one window; call prof.step() after each step"

@@ -1,0 +1,119 @@
+"""The screen of ``paceline ranks``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from paceline.ranks import RankReport, RanksReport
+from paceline.ranks.breakdown import Breakdown
+from paceline.ranks.kernels import Kernel
+from paceline.report.layout import wrap
+from paceline.units import count, percent, seconds
+
+#: Kernels of a rank, and ranks whose steps and kernels are listed; ``--json`` has all.
+MAX_KERNELS, MAX_RANKS = 10, 4
+
+_HEAD = ("time", "compute", "comm exposed", "hidden", "copies", "idle: host", "idle: device")
+
+
+def ranks_lines(report: RanksReport, width: int) -> list[Text]:
+    """The lines of the screen, at most ``width`` characters where a name can be cut."""
+    lines: list[Text] = []
+    if len(report.ranks) > 1:
+        lines += [*_ranks_table(report.ranks), Text("")]
+    for rank in report.ranks[:MAX_RANKS]:
+        lines += [*_rank(rank, width), Text("")]
+    if len(report.ranks) > MAX_RANKS:
+        rest = count(len(report.ranks) - MAX_RANKS, "more rank")
+        lines += wrap(f"steps and kernels of {rest}: give fewer files, or --json", width)
+    for note in report.notes:
+        lines += wrap(f"note: {note}", width, indent="  ", style="dim")
+    return lines
+
+
+def _name(rank: RankReport) -> str:
+    return "rank not told" if rank.rank is None else f"rank {rank.rank}"
+
+
+def _ranks_table(ranks: Sequence[RankReport]) -> list[Text]:
+    rows = [("", *_HEAD), *((_name(rank), *_cells(rank.device)) for rank in ranks)]
+    return _table(rows)
+
+
+def _rank(rank: RankReport, width: int) -> Iterable[Text]:
+    of = f" of {rank.world_size:,}" if rank.world_size else ""
+    device = f", {rank.device_name}" if rank.device_name else ""
+    yield Text(f"{_name(rank)}{of}{device}: {rank.path.name}", style="bold")
+    rows: list[tuple[str, ...]] = [("step", "on the host", *_HEAD)]
+    rows += [(str(step.number), seconds(step.step_s), *_cells(step.device)) for step in rank.steps]
+    if rank.device is not None:
+        rows.append(("all", "", *_cells(rank.device)))
+    if len(rows) > 1:
+        yield from _table(rows)
+    if rank.device is not None:
+        yield from wrap(_launch_words(rank, rank.device), width, indent="  ")
+    yield from _kernels(rank.kernels or rank.operators, width, on_device=rank.device is not None)
+
+
+def _cells(device: Breakdown | None) -> tuple[str, ...]:
+    if device is None:
+        return ("",) * len(_HEAD)
+    whole_s = device.window_s or 1.0
+    shares = (
+        device.compute_s,
+        device.communication_exposed_s,
+        device.communication_hidden_s,
+        device.memory_exposed_s,
+        device.idle_host_s,
+        device.idle_device_s + device.other_s,
+    )
+    return (seconds(device.window_s), *(percent(share / whole_s) for share in shares))
+
+
+def _launch_words(rank: RankReport, device: Breakdown) -> str:
+    launches = rank.launches
+    if not launches.count:
+        return "  no launch is in the file, so why the device was idle is unknown"
+    bound = percent(device.idle_host_s / (device.window_s or 1.0))
+    median, most = seconds(launches.delay_median_s), seconds(launches.delay_p95_s)
+    return (
+        f"  launch-bound {bound}: idle before the host launched what ran next; from launch to "
+        f"begin {median} (median), {most} (95%); "
+        f"{percent(launches.shorter_than_launch)} of the kernels are shorter than their launch"
+    )
+
+
+def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Iterable[Text]:
+    if not kernels:
+        return
+    rows = [("kernel" if on_device else "operator", "kind", "count", "total", "share")]
+    name_width = max(20, width - 50)
+    rows += [
+        (
+            kernel.name.removeprefix("void ")[:name_width],
+            kernel.work,
+            f"{kernel.count:,}",
+            seconds(kernel.total_s),
+            percent(kernel.share),
+        )
+        for kernel in kernels[:MAX_KERNELS]
+    ]
+    yield from _table(rows)
+    if len(kernels) > MAX_KERNELS:
+        rest = kernels[MAX_KERNELS:]
+        yield Text(
+            f"  {len(rest):,} more, {percent(sum(kernel.share for kernel in rest))}", style="dim"
+        )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[Text]:
+    """Columns under their heads, the first to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for place, row in enumerate(rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append(Text("  " + "  ".join(cells), style="dim" if place == 0 else ""))
+    return lines

@@ -1,0 +1,289 @@
+"""One rank's PyTorch profile -> what its device ran, for a report that needs no other rank.
+
+Held against the test data of HTA (commit f4d0062: NVIDIA, AMD and MTIA) and of TraceLens (commit
+171dd74). What is communication follows HTA (``hta/common/types.py``), plus DeepEP's kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.fields import mapping, number, optional_whole
+from paceline.sources.json_stream import JsonStream
+from paceline.sources.kineto.events import Span
+from paceline.sources.kineto.profile import STEP_RANGE
+
+Times = npt.NDArray[np.float64]
+
+
+class Work(IntEnum):
+    """What an event of a device does."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    MEMORY = 2
+    OTHER = 3
+
+
+#: NCCL and RCCL (``nccl...``), HCCL, NVSHMEM; DeepEP (``internode::dispatch``), which HTA takes for
+#: computing.
+_COMMUNICATION = re.compile(
+    r"^nccl|^hccl|ncclKernel|ncclDevKernel|nvshmem|deep_ep::|\b(?:inter|intra)node(?:_ll)?::"
+)
+_MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^dma")
+#: MTIA's control of jobs, of which HTA says neither computing nor communication.
+_OTHER = re.compile(
+    r"^runFunction|^job_exe|^packet|^pe_exe|^cpum_exe_subgraph|^collective_subgraph_execution"
+)
+
+#: Categories of events, lower case; older profilers wrote ``Kernel``, ``Memcpy``, ``Runtime``.
+_COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "hip_runtime", "xpu_runtime")
+_OPERATORS = ("cpu_op", "operator")
+
+
+@dataclass(frozen=True, eq=False)
+class RankFile:
+    """What one file says of its rank. Times in seconds since the file's first event of interest.
+
+    Attributes:
+        path: the file.
+        rank: global rank; None where the file does not say.
+        world_size: ranks of the job; 0 = not told.
+        device: name of the device; '' = not told.
+        names: of events and operators.
+        start_s: [event] when the device began it.
+        end_s: [event] when it ended.
+        work: [event] a :class:`Work`.
+        name: [event] its place in ``names``.
+        stream: [event] the stream; -1 = not told.
+        launch_s: [event] when the host launched it; nan = not in the file.
+        launched_s: [event] when that call returned; nan = not in the file.
+        steps: ``ProfilerStep`` ranges of the host by start.
+        operators: [operator] start and end of operators outside of any other, and their thread and
+            name; only where the device ran nothing.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int
+    device: str
+    names: tuple[str, ...]
+    start_s: Times
+    end_s: Times
+    work: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int64]
+    launch_s: Times
+    launched_s: Times
+    steps: tuple[Span, ...]
+    operators: Operators
+
+
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """Operators on the host that no other is around: [operator] times in seconds, and name."""
+
+    start_s: Times
+    end_s: Times
+    thread: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+
+
+def read_device(path: Path) -> RankFile:
+    """Read one rank's file as a stream; some 50 bytes per kernel, 24 per launch stay.
+
+    Raises:
+        TraceError: it is damaged, or has neither kernels, operators nor steps.
+    """
+    stream = JsonStream(path)
+    reader = _Reader()
+    for place, event in _complete(stream):
+        category = event.get("cat")
+        take = reader.takers.get(category.lower()) if isinstance(category, str) else None
+        if take is not None:
+            at = f"{path}, event {place}"
+            start_us, duration_us = number(event, "ts", at), number(event, "dur", at)
+            if duration_us < 0:
+                raise TraceError(f"{at}: dur {duration_us:g} is negative; is the file damaged?")
+            take(event, start_us, start_us + duration_us)
+    return reader.finish(path, stream.header)
+
+
+def _complete(stream: JsonStream) -> Iterator[tuple[int, dict[str, Any]]]:
+    return ((n, event) for n, event in enumerate(stream) if event.get("ph") == "X")
+
+
+class _Reader:
+    """Sorts a file's events; times in microseconds, as the file has them."""
+
+    def __init__(self) -> None:
+        self.takers: dict[str, Callable[[Mapping[str, Any], float, float], None]] = {
+            "user_annotation": self._annotation,
+            "kernel": self._kernel,
+            "mtia_ccp_events": self._on_mtia,
+            **dict.fromkeys(_COPIES, self._copy),
+            **dict.fromkeys(_LAUNCHES, self._launch),
+            **dict.fromkeys(_OPERATORS, self._operator),
+        }
+        self._names: dict[str, int] = {}
+        self._work_of: dict[int, Work] = {}
+        self._threads: dict[str, int] = {}
+        self._steps: list[Span] = []
+        self._times = (array("d"), array("d"))
+        self._work, self._name = array("b"), array("i")
+        self._stream, self._correlation = array("q"), array("q")
+        self._launches = (array("d"), array("d"), array("q"))
+        self._operators = (array("d"), array("d"), array("i"), array("i"))
+
+    def _annotation(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        if match := STEP_RANGE.fullmatch(str(event.get("name"))):
+            self._steps.append(Span(start_us, end_us, int(match[1])))
+
+    def _kernel(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        name = self._name_of(event)
+        work = self._work_of.get(name)
+        if work is None:
+            work = self._work_of[name] = work_of(str(event.get("name")))
+        self._add(event, work, name, start_us, end_us)
+
+    def _on_mtia(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        if "stream" in mapping(event, "args"):  # else no work of a stream, as in HTA
+            self._kernel(event, start_us, end_us)
+
+    def _copy(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        self._add(event, Work.MEMORY, self._name_of(event), start_us, end_us)
+
+    def _add(
+        self, event: Mapping[str, Any], work: Work, name: int, start_us: float, end_us: float
+    ) -> None:
+        args = mapping(event, "args")
+        stream = optional_whole(args.get("stream"))
+        correlation = optional_whole(args.get("correlation"))
+        self._times[0].append(start_us)
+        self._times[1].append(end_us)
+        self._work.append(work)
+        self._name.append(name)
+        self._stream.append(-1 if stream is None else stream)
+        self._correlation.append(-1 if correlation is None else correlation)
+
+    def _launch(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        correlation = optional_whole(mapping(event, "args").get("correlation"))
+        if correlation is not None:
+            self._launches[0].append(start_us)
+            self._launches[1].append(end_us)
+            self._launches[2].append(correlation)
+
+    def _operator(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+        if self._work:  # the device ran something: operators are not reported
+            return
+        thread = self._threads.setdefault(str(event.get("tid")), len(self._threads))
+        self._operators[0].append(start_us)
+        self._operators[1].append(end_us)
+        self._operators[2].append(thread)
+        self._operators[3].append(self._name_of(event))
+
+    def _name_of(self, event: Mapping[str, Any]) -> int:
+        return self._names.setdefault(str(event.get("name")), len(self._names))
+
+    def finish(self, path: Path, header: Mapping[str, Any]) -> RankFile:
+        """The file, its times from the first event on.
+
+        Raises:
+            TraceError: nothing can be reported of it.
+        """
+        if not (self._work or self._steps or self._operators[0]):
+            raise TraceError(
+                f"{path} has no kernels, no operators and no ProfilerStep ranges; is it a profile "
+                "of torch.profiler?"
+            )
+        start, end = (np.array(times) for times in self._times)
+        launch_us, launched_us = self._launched()
+        operators = self._outer_operators()
+        steps = sorted(set(self._steps))
+        first = min(
+            float(start.min(initial=np.inf)),
+            float(operators.start_s.min(initial=np.inf)),
+            min((step.start_s for step in steps), default=np.inf),
+        )
+
+        def seconds(times_us: Times) -> Times:
+            return (times_us - first) * 1e-6
+
+        info = mapping(header, "distributedInfo")
+        return RankFile(
+            path=path,
+            rank=optional_whole(info.get("rank")),
+            world_size=optional_whole(info.get("world_size")) or 0,
+            device=_device(header),
+            names=tuple(self._names),
+            start_s=seconds(start),
+            end_s=seconds(end),
+            work=np.array(self._work, dtype=np.int8),
+            name=np.array(self._name, dtype=np.int32),
+            stream=np.array(self._stream, dtype=np.int64),
+            launch_s=seconds(launch_us),
+            launched_s=seconds(launched_us),
+            steps=tuple(
+                Span((step.start_s - first) * 1e-6, (step.end_s - first) * 1e-6, step.number)
+                for step in steps
+            ),
+            operators=Operators(
+                seconds(operators.start_s),
+                seconds(operators.end_s),
+                operators.thread,
+                operators.name,
+            ),
+        )
+
+    def _launched(self) -> tuple[Times, Times]:
+        """[event] begin and end of the call that launched it, microseconds; nan = none."""
+        begin, end, of = (np.array(column) for column in self._launches)
+        wanted = np.array(self._correlation, dtype=np.int64)
+        if not len(of):
+            return np.full(len(wanted), np.nan), np.full(len(wanted), np.nan)
+        order = np.argsort(of, kind="stable")
+        at = np.searchsorted(of[order], wanted).clip(max=len(of) - 1)
+        rows = order[at]
+        absent = (of[rows] != wanted) | (wanted < 0)
+        return np.where(absent, np.nan, begin[rows]), np.where(absent, np.nan, end[rows])
+
+    def _outer_operators(self) -> Operators:
+        """The operators that no other of their thread is around, in microseconds."""
+        start, end, thread, name = (np.array(column) for column in self._operators)
+        if self._work:
+            start, end, thread, name = start[:0], end[:0], thread[:0], name[:0]
+        order = np.lexsort((-end, start, thread))
+        start, end, thread, name = start[order], end[order], thread[order], name[order]
+        outer = np.zeros(len(start), dtype=bool)
+        for one in np.unique(thread):
+            rows = np.flatnonzero(thread == one)
+            until = np.maximum.accumulate(end[rows])
+            outer[rows] = np.append(True, start[rows][1:] >= until[:-1])
+        return Operators(start[outer], end[outer], thread[outer], name[outer])
+
+
+def work_of(name: str) -> Work:
+    """What a kernel of that name does."""
+    if _COMMUNICATION.search(name):
+        return Work.COMMUNICATION
+    if _MEMORY.match(name):
+        return Work.MEMORY
+    return Work.OTHER if _OTHER.match(name) else Work.COMPUTE
+
+
+def _device(header: Mapping[str, Any]) -> str:
+    devices = header.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,133 @@
+"""What a GPU's main stream launched and waited for, by the stream waits that a profile records.
+
+``torch.profiler`` records them with ``experimental_config=_ExperimentalConfig(
+enable_cuda_sync_events=True)``: events ``Stream Wait Event`` of category ``cuda_sync``, with
+``stream``, ``wait_on_stream`` and ``wait_on_cuda_event_record_corr_id``, the correlation of the
+``cudaEventRecord`` call. As in HTA (``hta/analyzers/critical_path_analysis.py``, commit f4d0062), a
+stream's next event waits for the last one launched on the other stream before that call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
+
+WAIT_EVENT: Final = "Stream Wait Event"
+
+
+class DeviceEvent(NamedTuple):
+    """A kernel or copy; ``collective`` is its correlation where it communicates, else -1."""
+
+    launch_s: float
+    stream: int
+    start_s: float
+    end_s: float
+    collective: int = -1
+
+
+class StreamWait(NamedTuple):
+    """A stream waits for an event that was recorded on another one. Seconds of the host's calls."""
+
+    wait_s: float
+    stream: int
+    record_s: float
+    recorded_on: int
+
+
+class Bound(NamedTuple):
+    """Where a collective lies in the main stream.
+
+    Attributes:
+        behind: the last event of the main stream that it waits for, -1 = none.
+        before: the first event of the main stream that waits for it, -1 = none.
+    """
+
+    behind: int
+    before: int
+
+
+@dataclass(frozen=True, eq=False)
+class MainStream:
+    """The stream that computes most; its events by launch, seconds.
+
+    Attributes:
+        launch_s: [event] when the host launched it.
+        start_s: [event] when it began.
+        end_s: [event] when it ended.
+        bounds: correlation of a collective -> where it lies.
+        by_rule: whether that is told by FSDP2's rules, not by stream waits of the profile.
+    """
+
+    launch_s: Times
+    start_s: Times
+    end_s: Times
+    bounds: Mapping[int, Bound]
+    by_rule: bool = False
+
+    def ran_later(self, by_s: float) -> MainStream:
+        """The same with what the GPU did moved by some seconds; the host's calls stay."""
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
+
+
+def main_stream(events: Sequence[DeviceEvent], waits: Sequence[StreamWait]) -> MainStream | None:
+    """The main stream, and what waits for what across streams; None: nothing computes."""
+    busy_s: dict[int, float] = {}
+    for event in events:
+        if event.collective < 0:
+            busy_s[event.stream] = busy_s.get(event.stream, 0.0) + event.end_s - event.start_s
+    if not busy_s:
+        return None
+    main = max(busy_s, key=lambda stream: busy_s[stream])
+    ordered = sorted(events)
+    own = [event for event in ordered if event.stream == main and event.collective < 0]
+    return MainStream(
+        np.array([event.launch_s for event in own]),
+        np.array([event.start_s for event in own]),
+        np.array([event.end_s for event in own]),
+        _bounds(ordered, waits, main),
+    )
+
+
+def _bounds(
+    events: Sequence[DeviceEvent], waits: Sequence[StreamWait], main: int
+) -> dict[int, Bound]:
+    """Follows the host's calls: per stream, how far each other stream has to be for it to go on."""
+    calls: list[tuple[float, int, int]] = []  # time, what (record, wait, launch), index
+    calls += [(wait.record_s, 0, n) for n, wait in enumerate(waits)]
+    calls += [(wait.wait_s, 1, n) for n, wait in enumerate(waits)]
+    calls += [(event.launch_s, 2, n) for n, event in enumerate(events)]
+    reached: dict[int, dict[int, int]] = {}  # stream -> other stream -> its event
+    recorded: dict[int, dict[int, int]] = {}  # wait -> what its record had reached
+    behind: dict[int, int] = {}
+    before: dict[int, int] = {}
+    open_on: dict[int, list[tuple[int, int]]] = {}  # stream -> (place, collective) not awaited
+    n_main = 0
+    for _, what, n in sorted(calls):
+        if what == 0:
+            recorded[n] = dict(reached.get(waits[n].recorded_on, {}))
+        elif what == 1:
+            own = reached.setdefault(waits[n].stream, {})
+            for stream, place in recorded.get(n, {}).items():
+                own[stream] = max(own.get(stream, -1), place)
+        else:
+            event = events[n]
+            own = reached.setdefault(event.stream, {})
+            if event.collective >= 0:
+                behind[event.collective] = own.get(main, -1)
+                open_on.setdefault(event.stream, []).append((n, event.collective))
+            if event.stream == main and event.collective < 0:
+                for stream, items in open_on.items():
+                    until = own.get(stream, -1)
+                    while items and items[0][0] <= until:
+                        before[items.pop(0)[1]] = n_main
+                own[main] = n_main
+                n_main += 1
+            else:
+                own[event.stream] = n
+    return {number: Bound(place, before.get(number, -1)) for number, place in behind.items()}
