@@ -32,7 +32,11 @@ EXTRAS = {
     "uvicorn": "monitor",
 }
 #: What no extra installs -> the arguments of pip.
-PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+PACKAGES = {
+    "deepspeed": "deepspeed",
+    "megatron": "megatron-core",
+    "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",
+}
 
 
 def is_installed(name: str) -> bool:
