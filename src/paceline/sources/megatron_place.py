@@ -24,12 +24,16 @@ WORLD = "dl.world_size"
 
 
 class MegatronPlace:
-    """The degrees of parallelism, as the ranks' attributes say them, and which ranks there are."""
+    """The degrees of parallelism, as the ranks' attributes say them, and which ranks there are.
+
+    Attributes:
+        world: ranks in all, as the attributes say; 0 = they do not.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[str, tuple[int, int]] = {}  # field -> (size, rank that said so)
         self._ranks: set[int] = set()
-        self._world = 0
+        self.world = 0
 
     def add_sizes(self, attributes: Mapping[str, Any], rank: int, place: str) -> None:
         """Note what a rank says.
@@ -38,7 +42,7 @@ class MegatronPlace:
             TraceError: a size is none, or another rank said otherwise.
         """
         self._ranks.add(rank)
-        self._world = max(self._world, optional_whole(attributes.get(WORLD)) or 0)
+        self.world = max(self.world, optional_whole(attributes.get(WORLD)) or 0)
         for name, field in SIZES.items():
             if attributes.get(name) is None:
                 continue
@@ -92,5 +96,5 @@ class MegatronPlace:
     def _rest(self, sizes: Mapping[str, int]) -> int:
         """The degree that no attribute says: Megatron's ranks are tp x cp x dp x pp."""
         product = sizes["dp_size"] * sizes["pp_size"] * sizes.get("tp_size", 1)
-        rest, remainder = divmod(self._world, product)
+        rest, remainder = divmod(self.world, product)
         return rest if rest and not remainder else 1

@@ -248,7 +248,7 @@ def _check_groups(rows: Sequence[Row], where: str) -> None:
     if not any(row.kind == OpKind.FORWARD_COMPUTE for row in rows):
         raise TraceError(
             f"{where} has no megatron.microbatch.forward in a step, so no trace can be made of it; "
-            f"run the job with MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline ranks"
+            f"run the job with MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
         )
 
 
@@ -272,7 +272,7 @@ def _check_ranks(rows: Sequence[Row], job: Job, where: str) -> None:
             f"{where} has the spans of {len(ranks)} of {job.ranks} ranks; "
             f"{job.worker_name(missing % job.dp_size, missing // job.dp_size)} (rank "
             f"{missing * peers}) sent none in a step. Let all send: "
-            "MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks, or see paceline ranks"
+            "MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks, or see paceline times"
         )
 
 

@@ -150,7 +150,7 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
     if not spans:
         raise TraceError(
             f"{where} has no span of a transfer between its {job.pp_size} stages; run the job with "
-            f"MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline ranks"
+            f"MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
         )
     computes = sum(row.kind in _AROUND for row in rows)
     # A microbatch passes all chunks both ways; a transfer less than chunks, of two sides.
@@ -158,7 +158,7 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
     if job.vpp_size > 1 and spans < 2 * computes * (n_chunks - 1) // n_chunks:
         raise TraceError(
             f"{where}: the interleaved schedule's transfers have no spans ({spans} for {computes} "
-            "computes), so when its stages waited is unknown: no trace; paceline ranks says what "
+            "computes), so when its stages waited is unknown: no trace; paceline times says what "
             "the spans do tell"
         )
 
