@@ -170,7 +170,7 @@ def test_output_for_prometheus_is_refused_by_name(tmp_path):
         'comm_name="DP",n_nodes="1",nranks="4",collective="AllReduce",message_size="4-5GB",'
         'algo_proto="Ring_ll"} 678.263\n'
     )
-    with pytest.raises(TraceError, match="output for Prometheus.*NCCL_INSPECTOR_PROM_DUMP=0"):
+    with pytest.raises(TraceError, match=r"output for Prometheus.*NCCL_INSPECTOR_PROM_DUMP=0"):
         load_call_log([path])
 
 
