@@ -1,6 +1,6 @@
 """A small real job of two processes whose flight recorder is dumped, as pickle and as JSON.
 
-python gloo_job.py FOLDER RANK
+python gloo_job.py FOLDER RANK [SLOW_RANK]
 """
 
 import sys
@@ -14,13 +14,13 @@ import torch.distributed as dist
 STEPS, CALLS, STEP_S = 12, 3, 0.02
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int, slow_rank: int = -1) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     group = dist.new_group([0, 1], group_desc="dp")
     some, other = torch.ones(64), torch.ones(8, 4)
     for _ in range(STEPS):
-        time.sleep(STEP_S)
+        time.sleep(STEP_S * (2 if rank == slow_rank else 1))
         dist.all_reduce(some)
         dist.all_reduce(other)
         dist.all_gather([torch.empty(64), torch.empty(64)], some, group=group)
@@ -31,4 +31,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,6 +1,13 @@
-"""Rows of a job -> the spans that Megatron-LM would send, as OTLP's JSON."""
+"""Rows of a job -> spans as Megatron-LM names them, as OTLP's JSON.
+
+More than Megatron-LM sends: every transfer has a span, and every compute its microbatch.
+``megatron_spans_job.py`` sends what the tool itself sends.
+"""
 
 from collections.abc import Iterable
+
+#: A job's operations that Megatron-LM has spans for: what to leave out of a ``Spec``.
+WITH_SPANS = dict.fromkeys(("gc", "gather", "clip", "layernorm", "embedding"), False)
 
 START_NS = 1_795_245_033_000_000_000
 STEP_GAP_S = 0.05
@@ -12,10 +19,8 @@ NAMES = {
     "forward-recv": "megatron.p2p.recv_forward",
     "backward-send": "megatron.p2p.send_backward",
     "backward-recv": "megatron.p2p.recv_backward",
-    "grads-reduce-scatter": "megatron.grad_sync.data_parallel",
-    "layernorm-grads-all-reduce": "megatron.grad_sync.layernorm",
-    "embedding-grads-all-reduce": "megatron.grad_sync.embedding",
-    "optimizer": "megatron.optimizer_step",
+    "grads-reduce-scatter": "megatron.grad_sync.finish",
+    "optimizer": "megatron.train.iteration.optimizer",
 }
 
 
@@ -46,7 +51,7 @@ def spans_of_ranks(rows: Iterable[dict], tp: int = 1) -> dict[int, list[dict]]:
             if not any(span["id"] == parent for span in mine):
                 mine.append(
                     {
-                        "name": "megatron.train_step",
+                        "name": "megatron.train.iteration",
                         "start_ns": begin[row["step"]],
                         "end_ns": begin[row["step"]] + round(length[row["step"]] * 1e9),
                         "id": parent,

@@ -36,6 +36,7 @@ PACKAGES = {
     "deepspeed": "deepspeed",
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
+    "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",
 }
 
 

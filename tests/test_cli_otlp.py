@@ -11,7 +11,7 @@ import pytest
 
 import requires
 from jobs import Spec, make_rows, trace_of
-from otlp_spans import sizes_of, spans_of_ranks
+from otlp_spans import WITH_SPANS, sizes_of, spans_of_ranks
 from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.sources import otlp
@@ -90,9 +90,7 @@ def test_spans_of_the_real_exporter_are_received_and_analysed(tmp_path):
             pp=2,
             microbatches=(4, 4),
             steps=3,
-            gc=False,
-            gather=False,
-            clip=False,
+            **WITH_SPANS,
             slow=((1, 0, 2),),
         )
     )
@@ -101,6 +99,9 @@ def test_spans_of_the_real_exporter_are_received_and_analysed(tmp_path):
         send(receiver.url, rows, packed=True)
         code, out, err = receiver.stop()
     assert (code, err) == (0, "")
+    assert "  export MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks\n" in out
+    assert "  export MEGATRON_OTEL_SPAN_GROUPS=per_step,microbatch\n" in out
+    assert f"  export OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={receiver.url}\n" in out
     spans = len(rows) + 4 * 3
     assert f"with {spans:,} spans" in out
     assert f"in {folder / 'otlp.jsonl'}" in out
@@ -116,7 +117,14 @@ def test_spans_of_the_real_exporter_are_received_and_analysed(tmp_path):
 
 
 def test_a_folder_is_continued_and_sigint_ends_it_too(tmp_path):
-    rows = make_rows(Spec(pp=1, microbatches=(2, 2), steps=1, gc=False, gather=False, clip=False))
+    rows = make_rows(
+        Spec(
+            pp=1,
+            microbatches=(2, 2),
+            steps=1,
+            **WITH_SPANS,
+        )
+    )
     for n in (1, 2):
         with Process(tmp_path, "--listen", "127.0.0.1:0") as receiver:
             send(receiver.url, rows, packed=False)

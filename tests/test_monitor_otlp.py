@@ -14,7 +14,7 @@ import pytest
 
 import requires
 from jobs import Spec, make_rows
-from otlp_spans import requests_of
+from otlp_spans import WITH_SPANS, requests_of
 from paceline.errors import OutputError
 from paceline.monitor import otlp as monitor
 from paceline.monitor import otlp_body as bodies
@@ -27,7 +27,14 @@ SMALL = {
         {"resource": {"attributes": []}, "scopeSpans": [{"spans": [{"name": "a"}, {"name": "b"}]}]}
     ]
 }
-SHORT = make_rows(Spec(pp=2, microbatches=(2, 2), steps=2, gc=False, gather=False, clip=False))
+SHORT = make_rows(
+    Spec(
+        pp=2,
+        microbatches=(2, 2),
+        steps=2,
+        **WITH_SPANS,
+    )
+)
 JSON = {"Content-Type": "application/json"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -429,9 +436,9 @@ def no_size(request, span):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (no_times, "endTimeUnixNano of a megatron.train_step of rank 0 is 'x'"),
-        (no_rank, "service.instance.id should be the rank, but is 'zz'"),
-        (no_number, "a megatron.train_step of rank 0 lacks megatron.iteration"),
+        (no_times, "endTimeUnixNano of a megatron.train.iteration of rank 0 is 'x'"),
+        (no_rank, "which could end in the rank, is 'zz'"),
+        (no_number, "a megatron.train.iteration of rank 0 lacks megatron.iteration"),
         (no_size, "dl.data_parallel.size of rank 0 is '-1'"),
     ],
 )

@@ -23,7 +23,7 @@ import test_sources_flight_recorder
 import test_sources_nccl_inspector
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
-from otlp_spans import requests_of
+from otlp_spans import WITH_SPANS, requests_of
 from paceline.errors import PacelineError
 from paceline.ranks import rank_report
 from paceline.sources import importers, kineto, load, otlp, parquet
@@ -53,7 +53,14 @@ VALUES = (
 
 TRACE = make_trace(PROFILED, steps=2, microbatches=2)
 SPANS = requests_of(
-    make_rows(Spec(pp=2, microbatches=(2, 2), steps=1, gc=False, gather=False, clip=False))
+    make_rows(
+        Spec(
+            pp=2,
+            microbatches=(2, 2),
+            steps=1,
+            **WITH_SPANS,
+        )
+    )
 )
 
 

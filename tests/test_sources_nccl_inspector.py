@@ -1,4 +1,4 @@
-"""NCCL Inspector's logs, built to the format as documented, and call logs of any format."""
+"""NCCL Inspector's logs, built to the format of its source, and call logs of any format."""
 
 import copy
 import gzip
@@ -102,6 +102,76 @@ def test_calls_of_all_ranks(tmp_path):
 def test_the_tools_own_start_is_better(tmp_path):
     log, _ = nccl_inspector.read(saved(tmp_path, job(verbose=True)))
     assert log.time_s[0] == pytest.approx((US + 1000) * 1e-6, abs=1e-6)
+
+
+def test_a_call_begins_with_its_first_kernel(tmp_path):
+    kernels = [{"channel_id": n, "kernel_start_ts": US + at} for n, at in ((0, 70), (1, 60))]
+    trace = {"coll_start_ts": US, "kernel_events": [*kernels, {"channel_id": 2}]}
+    one = line(0, 0, 1000, coll_perf__event_trace_ts=trace)
+    log, _ = load_call_log(saved(tmp_path, {0: [one]}))
+    assert log.time_s[0] == pytest.approx((US + 60) * 1e-6, abs=1e-6)
+
+
+def send(rank, peer, number, start_us):
+    """A send or recv between two ranks of the communicator of all."""
+    entry = line(rank, number, start_us)
+    call = entry.pop("coll_perf")
+    entry["p2p_perf"] = {
+        "p2p": "Send" if rank < peer else "Recv",
+        "p2p_peer": peer,
+        **{key.replace("coll", "p2p"): value for key, value in call.items() if key != "coll"},
+    }
+    return entry
+
+
+def test_sends_and_recvs_meet_in_communicators_of_two(tmp_path):
+    logs = job(steps=2)
+    for rank, peer in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        logs[rank].append(send(rank, peer, 0, 30_000))
+    log, notes = load_call_log(saved(tmp_path, logs))
+    assert set(log.ops) == {"AllReduce", "AllGather", "Send", "Recv"}
+    assert {"0xfeed:0-1", "0xfeed:2-3"} <= set(log.communicators)
+    assert notes == ()
+
+
+def test_begins_that_are_only_dump_times_are_refused(tmp_path):
+    logs = job()
+    for lines_of_rank in logs.values():
+        for n, one in enumerate(lines_of_rank):  # as written when the communicator ends
+            one["metadata"]["dump_timestamp_us"] = US + 10**7 + n
+    with pytest.raises(TraceError, match=r"written together.*DUMP_VERBOSE=1.*MICROSECONDS=500"):
+        load_call_log(saved(tmp_path, logs))
+    verbose = job(verbose=True)
+    for lines_of_rank in verbose.values():
+        for n, one in enumerate(lines_of_rank):
+            one["metadata"]["dump_timestamp_us"] = US + 10**7 + n
+    log, _ = load_call_log(saved(tmp_path, verbose))
+    assert len(log) == sum(map(len, verbose.values()))
+
+
+def test_a_header_holds_until_the_next(tmp_path):
+    logs = {0: [line(0, n, 1000 * n) for n in range(3)]}
+    bare = [{"coll_perf": one["coll_perf"], "metadata": one["metadata"]} for one in logs[0]]
+    bare.insert(0, {"header": logs[0][0]["header"], "metadata": logs[0][0]["metadata"]})
+    log, _ = load_call_log(saved(tmp_path, {0: bare}))
+    assert (log.rank.tolist(), log.communicators) == ([0, 0, 0], ("0xfeed",))
+
+
+def test_durations_of_the_host_are_told(tmp_path):
+    logs = {0: [line(0, n, 1000 * n, coll_perf__coll_timing_source="kernel_cpu") for n in range(2)]}
+    _, notes = load_call_log(saved(tmp_path, logs))
+    assert any("2 of 2 durations were measured on the host" in note for note in notes)
+
+
+def test_output_for_prometheus_is_refused_by_name(tmp_path):
+    path = tmp_path / "nccl_inspector_metrics_GPU-1.prom"
+    path.write_text(
+        'nccl_bus_bandwidth_gbs{version="v5.1",slurm_job_id="unknown",node="n1",gpu="GPU0",'
+        'comm_name="DP",n_nodes="1",nranks="4",collective="AllReduce",message_size="4-5GB",'
+        'algo_proto="Ring_ll"} 678.263\n'
+    )
+    with pytest.raises(TraceError, match=r"output for Prometheus.*NCCL_INSPECTOR_PROM_DUMP=0"):
+        load_call_log([path])
 
 
 def test_steps_are_found(tmp_path):

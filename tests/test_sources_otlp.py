@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fuzzing import SHARED_FIXTURES
 from jobs import Spec, make_rows, trace_of
-from otlp_spans import attribute, request, requests_of, sizes_of, spans_of_ranks
+from otlp_spans import WITH_SPANS, attribute, request, requests_of, sizes_of, spans_of_ranks
 from paceline.errors import PacelineError, TraceError
 from paceline.sources import otlp
 from paceline.sources.otlp import json_encoding, protobuf_encoding
@@ -28,7 +28,12 @@ from paceline.trace import Job, OpKind
 from paceline.whatif import analyze
 
 SPEC = Spec(
-    pp=2, microbatches=(3, 3), steps=3, first_step=5, gc=False, gather=False, clip=False, seed=3
+    pp=2,
+    microbatches=(3, 3),
+    steps=3,
+    first_step=5,
+    **WITH_SPANS,
+    seed=3,
 )
 ROWS = make_rows(SPEC)
 
@@ -86,7 +91,12 @@ def test_spans_are_the_trace_that_they_were_made_of(requests):
 
 def test_a_slow_worker_is_found():
     rows = make_rows(
-        Spec(pp=2, microbatches=(4, 4), gc=False, gather=False, clip=False, slow=((1, 0, 2.0),))
+        Spec(
+            pp=2,
+            microbatches=(4, 4),
+            **WITH_SPANS,
+            slow=((1, 0, 2.0),),
+        )
     )
     result = analyze(otlp.read_requests(requests_of(rows)).trace)
     truth = analyze(trace_of(rows))
@@ -189,26 +199,76 @@ def test_spans_outside_of_steps_or_without_an_end_are_counted(requests):
     spans(requests[0]).append({**late, "endTimeUnixNano": "0"})
     got = otlp.read_requests(requests)
     assert same(got.trace, trace_of(ROWS))
-    assert got.unplaced == {"outside of any megatron.train_step": 1, "that have no end": 1}
+    assert got.unplaced == {"outside of any megatron.train.iteration": 1, "that have no end": 1}
     assert got.confidence == pytest.approx(len(ROWS) / (len(ROWS) + 2))
 
 
-def test_one_span_may_be_a_send_and_a_recv():
-    assert otlp.kinds_of("megatron.p2p.send_forward_recv_backward") == (
-        OpKind.FORWARD_SEND,
-        OpKind.BACKWARD_RECV,
-    )
-    assert otlp.kinds_of("megatron.p2p.send_forward") == (OpKind.FORWARD_SEND,)
-    assert otlp.kinds_of("megatron.p2p") == otlp.kinds_of("megatron.evaluate") == ()
+def test_the_names_are_those_of_megatrons_source():
+    assert otlp.kind_of("megatron.p2p.send_forward") == OpKind.FORWARD_SEND
+    assert otlp.kind_of("megatron.grad_sync.finish") == OpKind.GRADS_REDUCE_SCATTER
+    assert otlp.kind_of("megatron.p2p.send_forward_recv_backward") is None  # has no span
+    assert otlp.kind_of("megatron.evaluate") is None
+    assert otlp.is_used("megatron.train.iteration")
+    assert otlp.is_used("megatron.train_step")  # as Megatron's pages call it
+    assert not otlp.is_used("megatron.pretrain")
 
 
-def test_the_frame_around_synchronisations_is_none(requests):
+@pytest.mark.parametrize(
+    ("resource", "rank"),
+    [
+        ({"dl.rank": 3, "service.instance.id": "job-rank9"}, 3),
+        ({"service.instance.id": "run-7-rank12"}, 12),
+        ({"service.instance.id": "4711-rank0"}, 0),
+        ({"service.instance.id": "0f3crank5"}, None),
+        ({"service.instance.id": "rank 2"}, 2),
+        ({"service.instance.id": "7"}, 7),
+        ({"service.instance.id": "run-7"}, None),
+    ],
+)
+def test_the_rank_is_what_lens_says(resource, rank):
+    if rank is None:
+        with pytest.raises(TraceError, match=r"has no dl\.rank"):
+            otlp.rank_of(resource, "here")
+    else:
+        assert otlp.rank_of(resource, "here") == rank
+
+
+def test_a_launch_and_its_end_are_one_synchronisation(requests):
     for one in requests:
-        for n, sync in enumerate(named(one, "megatron.grad_sync.data_parallel")):
-            frame = {**sync, "name": "megatron.grad_sync.all", "spanId": f"{n + 77:016x}"}
-            sync["parentSpanId"] = frame["spanId"]
-            spans(one).append(frame)
+        for n, sync in enumerate(named(one, "megatron.grad_sync.finish")):
+            begin, end = int(sync["startTimeUnixNano"]), int(sync["endTimeUnixNano"])
+            launched = begin + (end - begin) // 3
+            start = {**sync, "name": "megatron.grad_sync.start", "spanId": f"{n + 77:016x}"}
+            spans(one).append({**start, "endTimeUnixNano": str(launched)})
+            sync["startTimeUnixNano"] = str(launched)
     assert same(otlp.read_requests(requests).trace, trace_of(ROWS))
+
+
+def test_calls_without_a_peer_are_none(requests):
+    for rank, one in enumerate(requests):
+        at_end = "recv_forward" if rank < 2 else "send_forward"
+        for n, compute in enumerate(named(one, "megatron.microbatch.forward")):
+            span = {**compute, "name": f"megatron.p2p.{at_end}", "spanId": f"{n + 77:016x}"}
+            spans(one).append({**span, "endTimeUnixNano": span["startTimeUnixNano"]})
+    assert same(otlp.read_requests(requests).trace, trace_of(ROWS))
+
+
+def test_context_parallel_ranks_follow_from_the_world():
+    requests = requests_of(ROWS, tp=2)
+    for one in requests:
+        set_resource(one, "dl.tensor_parallel.size", 1)
+        set_resource(one, "dl.world_size", 8)
+    got = otlp.read_requests(requests)
+    assert got.trace.job == Job(dp_size=2, pp_size=2, dsp_size=2)
+
+
+def test_spans_that_were_open_at_the_end_are_counted(requests):
+    span = {**named(requests[0], "megatron.microbatch.forward")[0], "spanId": "ff"}
+    span["attributes"] = [{"key": "nemo.span.truncated", "value": {"boolValue": True}}]
+    spans(requests[0]).append(span)
+    got = otlp.read_requests(requests)
+    assert got.unplaced == {"that were open when the job stopped": 1}
+    assert same(got.trace, trace_of(ROWS))
 
 
 def test_microbatches_without_a_number_are_counted(requests):
@@ -223,7 +283,13 @@ def test_microbatches_without_a_number_are_counted(requests):
 
 def test_virtual_stages_follow_megatrons_order():
     rows = make_rows(
-        Spec(pp=2, vpp=2, microbatches=(4,), gc=False, gather=False, clip=False, steps=1)
+        Spec(
+            pp=2,
+            vpp=2,
+            microbatches=(4,),
+            **WITH_SPANS,
+            steps=1,
+        )
     )
     sizes = {**sizes_of(rows), "dl.virtual_pipeline_parallel.size": 2}
     got = otlp.read_requests(
@@ -278,7 +344,7 @@ def no_size(requests):
 
 
 def fewer_steps(requests):
-    last = named(requests[1], "megatron.train_step")[-1]
+    last = named(requests[1], "megatron.train.iteration")[-1]
     kept = [span for span in spans(requests[1]) if last["spanId"] not in span.values()]
     spans(requests[1])[:] = kept
 
@@ -293,35 +359,31 @@ def lost_forward(requests):
     spans(requests[1]).remove(named(requests[1], "megatron.microbatch.forward")[0])
 
 
-def lost_send(requests):
-    spans(requests[0]).remove(named(requests[0], "megatron.p2p.send_forward")[0])
-
-
 def lost_sync(requests):
-    spans(requests[0]).remove(named(requests[0], "megatron.grad_sync.data_parallel")[0])
+    spans(requests[0]).remove(named(requests[0], "megatron.grad_sync.finish")[0])
 
 
 def lost_step(requests):
-    spans(requests[1]).remove(named(requests[1], "megatron.train_step")[0])
+    spans(requests[1]).remove(named(requests[1], "megatron.train.iteration")[0])
 
 
 def no_steps(requests):
-    for span in named(requests[1], "megatron.train_step"):
+    for span in named(requests[1], "megatron.train.iteration"):
         spans(requests[1]).remove(span)
 
 
 def restarted(requests):
-    steps = named(requests[0], "megatron.train_step")
+    steps = named(requests[0], "megatron.train.iteration")
     steps[2]["attributes"] = steps[1]["attributes"]
 
 
 def overlapping(requests):
-    steps = named(requests[0], "megatron.train_step")
+    steps = named(requests[0], "megatron.train.iteration")
     steps[0]["endTimeUnixNano"] = steps[1]["endTimeUnixNano"]
 
 
 def no_iteration(requests):
-    named(requests[0], "megatron.train_step")[0]["attributes"] = []
+    named(requests[0], "megatron.train.iteration")[0]["attributes"] = []
 
 
 def backwards(requests):
@@ -355,22 +417,24 @@ def nothing(requests):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (missing_rank, "dp 1, stage 1 has no ops in step 5"),
-        (no_rank, "service.instance.id should be the rank, but is missing"),
-        (name_for_a_rank, "should be the rank, but is 'worker-a'"),
+        (
+            missing_rank,
+            r"the spans of 3 of 4 ranks; dp 1, stage 1 \(rank 3\) sent none .*all_ranks",
+        ),
+        (no_rank, "no dl.rank, and its service.instance.id, .* rank, is missing"),
+        (name_for_a_rank, "could end in the rank, is 'worker-a'"),
         (rank_beyond, "has a rank 9, but the degrees of the job make only 4 ranks"),
         (other_sizes, "data_parallel.size is 4 on rank 1, but 2 on rank 0; are these two jobs"),
         (no_size, "data_parallel.size of rank 1 is '0'; it should be a whole number from 1"),
         (fewer_steps, "dp 1, stage 0 has no ops in step 7"),
         (other_clock, "in step 5 rank 1 works from .* they never meet, so their clocks"),
         (lost_forward, "dp 1, stage 0 ran 2 forwards in step 5, stage 1 ran 3 forwards"),
-        (lost_send, "dp 0, stage 0 sent 2 forwards in step 5, stage 1 received 3"),
         (lost_sync, "stage 0 ran 0 grads-reduce-scatter in step 5 on dp 0, but 1 on dp 1"),
         (lost_step, "dp 1, stage 0 has no ops in step 5"),
-        (no_steps, "rank 1 has 48 operations but no whole megatron.train_step"),
+        (no_steps, "rank 1 has 42 operations but no whole megatron.train.iteration"),
         (restarted, "rank 0 has step 6 more than once; was the job started again"),
         (overlapping, "steps 5 and 6 of rank 0 overlap in time"),
-        (no_iteration, "a megatron.train_step of rank 0 lacks megatron.iteration"),
+        (no_iteration, "a megatron.train.iteration of rank 0 lacks megatron.iteration"),
         (backwards, "of rank 0 ends before it starts"),
         (no_time, "startTimeUnixNano of a megatron.* of rank 0 is 'soon'"),
         (same_microbatch, "rank 0 ran the forward-compute of microbatch 0 more than once in step"),
@@ -458,7 +522,14 @@ def places_in(value, path=()):
 
 
 SMALL = requests_of(
-    make_rows(Spec(pp=1, microbatches=(1, 1), steps=1, gc=False, gather=False, clip=False))
+    make_rows(
+        Spec(
+            pp=1,
+            microbatches=(1, 1),
+            steps=1,
+            **WITH_SPANS,
+        )
+    )
 )
 PLACES = list(places_in(SMALL))
 

@@ -241,9 +241,7 @@ def _locate(
                 file=sys.stderr,
             )
     elif log is not None and step_times is not None and onsets:
-        if log.duration_s is None:
-            print("note: the call log has no duration_s, so it cannot say who", file=sys.stderr)
-        elif args.input is None:
+        if args.input is None:
             events = locate.locate_in_calls(events, log, step_times)
         else:
             events = locate.locate_last(events, who_from_calls(log, step_times))
@@ -254,7 +252,7 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
     """Who is slow in a log that is too short to say since when."""
     from paceline.detect.who_calls import who_from_calls
 
-    if log is None or step_times is None or log.duration_s is None:
+    if log is None or step_times is None:
         return 0
     suspects = who_from_calls(log, step_times)
     if args.json:

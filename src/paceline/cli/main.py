@@ -40,6 +40,7 @@ from paceline.cli import (
     serve,
     synth,
     timeline,
+    times,
     validate,
 )
 from paceline.errors import PacelineError
@@ -47,7 +48,7 @@ from paceline.errors import PacelineError
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
-    *(import_, ranks, analyze, diagnose, remedy, compare, timeline, synth),
+    *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
     *(detect, validate, mitigate, predict, plan, optimal, profile, calibrate),
     *(record, push, otlp, demo, serve, alerts, admin, completion),
 )

@@ -18,8 +18,8 @@ examples:
   paceline otlp -o runs/job-18
   paceline otlp --listen 10.0.0.7:4318 -o runs/job-18
 
-The job, Megatron-LM unmodified:
-  MEGATRON_OTEL_ENABLED=1 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://10.0.0.7:4318/v1/traces ...
+It prints the environment variables that the job, Megatron-LM unmodified, has to be run with: by
+default one rank sends, no steps and no microbatches, and over gRPC, which is not taken here.
 
 Ctrl-C or SIGTERM ends it. An existing otlp.jsonl in the folder is continued. Anyone who reaches the
 address can send spans: keep it on the loopback or a private network.
@@ -55,7 +55,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from paceline.monitor.otlp import Receiver
-    from paceline.sources.otlp import protobuf_encoding
+    from paceline.sources.otlp import environment, protobuf_encoding
 
     ended = threading.Event()
     receiver = Receiver(args.out, *args.listen)
@@ -68,7 +68,11 @@ def run(args: argparse.Namespace) -> int:
             _note(f"removed {receiver.file.torn_bytes:,} bytes of a request that was cut off")
         if not protobuf_encoding.available():
             _note("protobuf needs pip install 'paceline[otlp]'; only JSON is taken")
-        print(f"listening on {receiver.url}, writing {receiver.file.path}", flush=True)
+        print(f"listening on {receiver.url}, writing {receiver.file.path}")
+        print("run the job, Megatron-LM unmodified, with:")
+        for variable, value in environment(receiver.url).items():
+            print(f"  export {variable}={value}")
+        sys.stdout.flush()
         while not ended.wait(3600.0):  # a wait without limit would not see signals everywhere
             pass
     finally:

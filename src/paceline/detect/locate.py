@@ -17,11 +17,7 @@ from paceline.whatif import WhatIf, analyze
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
-    """Who is slow in each fail-slow, from the call log in which its steps were found.
-
-    Raises:
-        DetectError: the log has no durations.
-    """
+    """Who is slow in each fail-slow, from the call log in which its steps were found."""
     return [
         replace(
             event,

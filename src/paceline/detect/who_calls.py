@@ -1,4 +1,4 @@
-"""Who is slow, from a log of collective calls with durations."""
+"""Who is slow, from a log of collective calls; without durations by the order of arrivals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect, Transfers, Work, find_suspects, number, waited_for
+from paceline.detect.who_late import who_is_late
 from paceline.errors import DetectError
 from paceline.trace.calls import CallLog
 
@@ -29,27 +30,26 @@ def who_from_calls(
     judged in communicators of two.
 
     Args:
-        log: calls with durations.
+        log: calls.
         steps: the steps found in it.
         first: first step of the window, of which 50 steps at most are used; None: the last 50.
         end: the step behind it; None: the end of the log.
 
     Raises:
-        DetectError: the log has no durations, or no step in the window.
+        DetectError: the log has no step in the window.
     """
-    if log.duration_s is None:
-        raise DetectError(
-            "the call log has no duration_s; who is slow shows only in how long the calls took"
-        )
     high = int(steps.step.max()) + 1 if end is None else end
     low = high - WINDOW_STEPS if first is None else first
     high = min(high, low + WINDOW_STEPS)
     inside = (steps.step >= low) & (steps.step < high)
     if not inside.any():
         raise DetectError(f"the call log has no steps from {low} to {high - 1}")
+    step_s = float(np.median(steps.duration_s[inside]))
+    if log.duration_s is None:
+        step = _steps_of_calls(log, steps)
+        return who_is_late(log, np.where((step >= low) & (step < high), step, -1), step_s)
     window = _window(log, steps, low, high)
     transfers, late = _transfers(window)
-    step_s = float(np.median(steps.duration_s[inside]))
     n_steps = len(np.unique(steps.step[inside]))
     return find_suspects(transfers, _work(window, late, n_steps), step_s, n_steps)
 

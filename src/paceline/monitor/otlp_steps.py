@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.sources.fields import mapping, optional_whole
-from paceline.sources.megatron_place import SIZES
-from paceline.sources.otlp import ITERATION, STEP, kinds_of, rank_of
+from paceline.sources.megatron_place import SIZES, WORLD
+from paceline.sources.otlp import ITERATION, STEPS, is_used, rank_of
 from paceline.sources.otlp.json_encoding import attributes_of, resources_of, spans_of, times_of
 
 
@@ -54,17 +54,20 @@ def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
     ends: dict[int, dict[int, int]] = {}  # step -> rank -> end
     hosts: dict[int, tuple[str, str]] = {}
     sizes: dict[str, int] = {}
+    world_size = 0
     for line in lines:
         for rank, about, spans in _ranks(json.loads(line), "a line"):
             sizes_of_rank = {name: optional_whole(about.get(name)) for name in SIZES}
             sizes.update({name: size for name, size in sizes_of_rank.items() if size})
+            world_size = max(world_size, optional_whole(about.get(WORLD)) or 0)
             if about.get("host.name"):
                 hosts[rank] = (str(about["host.name"])[:100], "")
             for step, _, end_ns in spans:
                 if step is not None:
                     ends.setdefault(step, {})[rank] = end_ns
     ranks = {rank for of_step in ends.values() for rank in of_step}
-    world = math.prod(size for name, size in sizes.items() if "virtual" not in name)
+    product = math.prod(size for name, size in sizes.items() if "virtual" not in name)
+    world = max(product, world_size)
     newest = max((max(of_step.values()) for of_step in ends.values()), default=0) - late_ns
     complete = {
         step: of_step
@@ -103,7 +106,7 @@ def _is_behind(
     span: Mapping[str, Any], about: Mapping[str, Any], until: Mapping[int, int], place: str
 ) -> bool:
     name = str(span.get("name"))
-    if name != STEP and not kinds_of(name):
+    if not is_used(name):
         return False
     rank = rank_of(about, place)
     return times_of(span, name, rank, place)[0] >= until.get(rank, 0)
@@ -119,12 +122,12 @@ def _ranks(request: Any, where: str) -> Iterator[tuple[int, dict[str, Any], list
         rank, rank_spans = -1, list[_Span]()
         for span in spans_of(resource, place):
             name = str(span.get("name"))
-            if name != STEP and not kinds_of(name):
+            if not is_used(name):
                 continue
             rank = rank_of(about, place) if rank < 0 else rank
             start_ns, end_ns = times_of(span, name[:80], rank, place)
             step = None
-            if name == STEP and end_ns:
+            if name in STEPS and end_ns:
                 attributes = attributes_of(span, place)
                 about |= {key: attributes[key] for key in SIZES if key in attributes}
                 step = optional_whole(attributes.get(ITERATION))

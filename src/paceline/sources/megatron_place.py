@@ -19,12 +19,21 @@ SIZES = {
 }
 
 
+#: Ranks in all: what is left of them beside the degrees is context parallelism, which is not said.
+WORLD = "dl.world_size"
+
+
 class MegatronPlace:
-    """The degrees of parallelism, as the ranks' attributes say them, and which ranks there are."""
+    """The degrees of parallelism, as the ranks' attributes say them, and which ranks there are.
+
+    Attributes:
+        world: ranks in all, as the attributes say; 0 = they do not.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[str, tuple[int, int]] = {}  # field -> (size, rank that said so)
         self._ranks: set[int] = set()
+        self.world = 0
 
     def add_sizes(self, attributes: Mapping[str, Any], rank: int, place: str) -> None:
         """Note what a rank says.
@@ -33,6 +42,7 @@ class MegatronPlace:
             TraceError: a size is none, or another rank said otherwise.
         """
         self._ranks.add(rank)
+        self.world = max(self.world, optional_whole(attributes.get(WORLD)) or 0)
         for name, field in SIZES.items():
             if attributes.get(name) is None:
                 continue
@@ -67,7 +77,7 @@ class MegatronPlace:
                 dp_size=sizes["dp_size"],
                 pp_size=sizes["pp_size"],
                 tp_size=sizes.get("tp_size", 1),
-                dsp_size=sizes.get("dsp_size", 1),
+                dsp_size=sizes.get("dsp_size", self._rest(sizes)),
                 vpp_size=sizes.get("vpp_size", 1),
             )
         for field, size in sizes.items():
@@ -82,3 +92,9 @@ class MegatronPlace:
                 f"{known_job.ranks} ranks"
             )
         return known_job
+
+    def _rest(self, sizes: Mapping[str, int]) -> int:
+        """The degree that no attribute says: Megatron's ranks are tp x cp x dp x pp."""
+        product = sizes["dp_size"] * sizes["pp_size"] * sizes.get("tp_size", 1)
+        rest, remainder = divmod(self.world, product)
+        return rest if rest and not remainder else 1

@@ -9,17 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.trace import OpKind
 
 Ints = npt.NDArray[np.int64]
 
-_STEP_WIDTH, _OP_WIDTH = 4, 7
+_STEP_WIDTH, _OP_WIDTH = 4, 6
 #: Columns of an operation that are equal where one span was sent twice.
 _COMPARED = [0, 1, 3, 4, 5]
 
 
 class SpanTable:
-    """Train steps and operations of all ranks, in any order; 56 bytes an operation.
+    """Train steps and operations of all ranks, in any order; 48 bytes an operation.
 
     Attributes:
         repeated: how many operations were there twice; known once :meth:`ops` has run.
@@ -27,7 +26,7 @@ class SpanTable:
 
     def __init__(self) -> None:
         self.repeated = 0
-        # Rows of (rank, number, start, end) and (rank, kind, microbatch, start, end, id, parent's).
+        # Rows of (rank, number, start, end) and (rank, kind, microbatch, start, end, id).
         self._steps, self._ops = array("q"), array("q")
 
     def __len__(self) -> int:
@@ -40,33 +39,34 @@ class SpanTable:
     def add_op(
         self,
         rank: int,
-        kind: OpKind,
+        kind: int,
         microbatch: int | None,
         start_ns: int,
         end_ns: int,
-        ids: tuple[str, str, str],
+        ids: tuple[str, str],
     ) -> None:
-        """Add an operation; ``ids`` are those of its trace, its own, and its parent's."""
-        trace, span, parent = ids
-        key = hash((rank, trace, span))
-        above = hash((rank, trace, parent)) if parent else -1  # no hash is -1
+        """Add an operation; ``ids`` are those of its trace and its own."""
         number = -1 if microbatch is None else microbatch
-        self._ops.extend((rank, kind, number, start_ns, end_ns, key, above))
+        self._ops.extend((rank, kind, number, start_ns, end_ns, hash((rank, *ids))))
+
+    def steps(self) -> Ints:
+        """[4, step of a rank] rank, number, start and end in ns; by rank, then by start."""
+        rows = np.unique(np.array(self._steps, np.int64).reshape(-1, _STEP_WIDTH), axis=0).T
+        ordered: Ints = rows[:, np.lexsort((rows[2], rows[0]))]
+        return ordered
 
     def ops(self, where: str) -> Iterator[tuple[int, int, int, int, float, float]]:
         """(rank, step, kind, microbatch, start in s, end in s) of each operation, by rank.
 
-        The step is the one of the rank in which the operation starts; -1 where there is none. A
-        synchronisation of gradients that has others below it is only their frame. Ask once: the
-        table is empty afterwards.
+        The step is the one of the rank in which the operation starts; -1 where there is none. Ask
+        once: the table has no operations afterwards.
 
         Raises:
             TraceError: a rank has no step, has one twice, or its steps overlap.
         """
-        rank, kind, microbatch, start, end, key, above = self._distinct()
-        frame = (kind == OpKind.GRADS_REDUCE_SCATTER) & np.isin(key, above[_is_sync(kind)])
+        rank, kind, microbatch, start, end, _ = self._distinct()
         step = self._step_of(rank, start, where)
-        for row in np.flatnonzero(~frame).tolist():
+        for row in range(len(rank)):
             yield (
                 int(rank[row]),
                 int(step[row]),
@@ -80,7 +80,7 @@ class SpanTable:
         """[column, op] operations by rank, those sent twice once."""
         rows = np.frombuffer(self._ops, np.int64).reshape(-1, _OP_WIDTH)
         self._ops = array("q")  # two copies of them are enough, for a moment
-        rank, kind, _, start, end, key, _ = rows.T
+        rank, kind, _, start, end, key = rows.T
         rows = rows[np.lexsort((key, kind, end, start, rank))]
         repeated = np.zeros(len(rows), dtype=bool)
         repeated[1:] = (rows[1:, _COMPARED] == rows[:-1, _COMPARED]).all(axis=1)
@@ -89,9 +89,7 @@ class SpanTable:
 
     def _step_of(self, rank: Ints, start: Ints, where: str) -> Ints:
         """[op] the step that an op starts in, -1 = none; ``rank`` ascends."""
-        steps = np.frombuffer(self._steps, np.int64).reshape(-1, _STEP_WIDTH)
-        steps = np.unique(steps, axis=0).T
-        steps = steps[:, np.lexsort((steps[2], steps[0]))]
+        steps = self.steps()
         step = np.full(len(rank), -1, dtype=np.int64)
         for number in np.union1d(rank, steps[0]).tolist():
             low, high = np.searchsorted(rank, [number, number + 1])
@@ -99,24 +97,13 @@ class SpanTable:
             if not len(begin):
                 raise TraceError(
                     f"{where}: rank {number} has {high - low} operations but no whole "
-                    "megatron.train_step; is its part cut off?"
+                    "megatron.train.iteration; is its part cut off?"
                 )
             _check_steps(number, name, begin, until, where)
             at = np.searchsorted(begin, start[low:high], side="right") - 1
             inside = (at >= 0) & (start[low:high] <= until[at])
             step[low:high] = np.where(inside, name[at], -1)
         return step
-
-
-def _is_sync(kind: Ints) -> npt.NDArray[np.bool_]:
-    return np.isin(
-        kind,
-        [
-            OpKind.GRADS_REDUCE_SCATTER,
-            OpKind.EMBEDDING_GRADS_ALL_REDUCE,
-            OpKind.LAYERNORM_GRADS_ALL_REDUCE,
-        ],
-    )
 
 
 def _check_steps(rank: int, number: Ints, begin: Ints, until: Ints, where: str) -> None:

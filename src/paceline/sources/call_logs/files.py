@@ -57,6 +57,12 @@ def _format(path: Path) -> str:
         raise TraceError(f"{path} does not exist")
     if flight_recorder.matches(path):
         return "flight-recorder"
+    if nccl_inspector.is_metrics(path):
+        raise TraceError(
+            f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
+            "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
+            "NCCL_INSPECTOR_DUMP_VERBOSE=1"
+        )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
 

@@ -1,19 +1,27 @@
-"""NCCL Inspector's logs: one JSON object per completed collective and line, a file per process.
+"""NCCL Inspector's logs: one JSON object per completed call and line, a file per process.
 
-The format, from memory of NCCL 2.28's ext-profiler/inspector/README and not compared with it:
+Held against NCCL 2.28.3 to 2.30.7 (plugins/profiler/inspector/inspector_json.cc and inspector.cc,
+before 2.29 ext-profiler/inspector; format v4.0):
 
-    {"header": {"id": "0x7f8c496ae9f661", "rank": 2, "n_ranks": 8, "nnodes": 1},
+    {"header": {"id": "0x7f8c496ae9f661", "comm_name": "unknown", "rank": 2, "n_ranks": 8,
+                "nnodes": 1},
      "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "",
-                  "rec_mechanism": "profiler_plugin", "dump_timestamp_us": 1748030377748202,
-                  "hostname": "node-1", "pid": 1639453},
+                  "rec_mechanism": "nccl_profiler_interface",
+                  "dump_timestamp_us": 1748030377748202, "hostname": "node-1", "pid": 1639453},
      "coll_perf": {"coll": "AllReduce", "coll_sn": 1407, "coll_msg_size_bytes": 17179869184,
-                   "coll_exec_time_us": 61974, "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1,
-                   "event_trace_ts": {"coll_start_ts": 1748030377686228, ...}}}   # only if verbose
+                   "coll_exec_time_us": 61974, "coll_timing_source": "kernel_gpu", ...,
+                   "event_trace_ts": {"coll_start_ts": 1748030377686228, "kernel_events":
+                       [{"channel_id": 0, "kernel_start_ts": 1748030377686312, ...}]}}}  # verbose
+
+Sends and recvs (from 2.30.3 on) have ``p2p_perf`` with ``p2p``, ``p2p_sn``, ``p2p_peer`` and so on.
+A line without a header belongs to the header above it.
 
 ``id`` names the communicator and ``rank`` counts within it, so a process is (hostname, pid), and
 its global rank is that in the communicator that holds all processes; where none does, processes
 are numbered by host and pid, and a note says so. The tool writes what it finds completed every now
-and then: a call begins at ``coll_start_ts``, or else its execution time before the dump.
+and then, by default only at the end of the communicator (``inspector.cc``, interval -1): a call
+begins at its kernels' start, or else its execution time before the dump. The latter is made up
+where calls were dumped together, which is refused.
 """
 
 from __future__ import annotations
@@ -35,6 +43,13 @@ from paceline.trace.calls import CallLog
 
 Process = tuple[str, int]
 
+#: A communicator's calls run one after the other, so not half of them begin before the end of the
+#: call ahead; more do where the begins are only dump times.
+MAX_OVERLAPPING = 0.5
+
+#: What the keys of a line begin with, and what names the call.
+_FAMILIES = ("coll", "p2p")
+
 
 @dataclass
 class _Calls:
@@ -48,6 +63,10 @@ class _Calls:
     start_s: list[float] = field(default_factory=list)
     dump_s: list[float] = field(default_factory=list)
     duration_s: list[float] = field(default_factory=list)
+    #: Calls of a family are numbered apart; a process counts those of a communicator together.
+    sequence: list[int] = field(default_factory=list)
+    has_start: list[bool] = field(default_factory=list)
+    by_host: list[bool] = field(default_factory=list)
 
 
 class _Index:
@@ -59,12 +78,20 @@ class _Index:
         self.processes: dict[Process, int] = {}
         self.ranks: dict[int, dict[int, int]] = defaultdict(dict)  # communicator, process -> rank
         self.sizes: dict[int, int] = {}
+        self.sequences: dict[tuple[str, str], int] = {}  # (communicator, family)
 
 
 def matches(path: Path) -> bool:
     """Whether a file's first line is one of the inspector's."""
     first = head(path).lstrip()
-    return first.startswith("{") and '"header"' in first and '_perf"' in first
+    return first.startswith("{") and (
+        '"inspector_output_format_version"' in first or ('"header"' in first and '_perf"' in first)
+    )
+
+
+def is_metrics(path: Path) -> bool:
+    """Whether a file is what the inspector writes for Prometheus."""
+    return re.match(r"\s*nccl_(p2p_)?\w+\{version=", head(path)) is not None
 
 
 def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
@@ -76,14 +103,23 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     """
     index, calls, others = _Index(), _Calls(), 0
     for path in paths:
+        above: dict[str, Any] = {}
         for place, entry in _entries(path):
-            others += not _add(index, calls, entry, place)
+            above |= {key: entry[key] for key in ("header", "metadata") if key in entry}
+            others += not _add(index, calls, {**above, **entry}, place)
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs of NCCL Inspector"
     if not calls.op:
-        raise TraceError(f"{where}: no collective is in there (coll_perf)")
+        raise TraceError(f"{where}: no collective is in there (coll_perf, p2p_perf)")
     rank_of, notes = _ranks(index, where)
     if others:
         notes.append(f"{others:,} lines are of no collective and were passed over")
+    _check_begins(calls, where)
+    n_by_host = sum(calls.by_host)
+    if n_by_host:
+        notes.append(
+            f"{n_by_host:,} of {len(calls.op):,} durations were measured on the host; "
+            "NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1 leaves such calls out"
+        )
     return _log(index, calls, rank_of, notes, where), tuple(notes)
 
 
@@ -105,18 +141,46 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _add(index: _Index, calls: _Calls, entry: Mapping[str, Any], place: str) -> bool:
-    """Add a line, if it is of a collective."""
-    header, metadata = mapping(entry, "header"), mapping(entry, "metadata")
-    call = mapping(entry, "coll_perf")
-    if not call:
+    """Add a line, if it is of a call."""
+    family = next((name for name in _FAMILIES if mapping(entry, f"{name}_perf")), None)
+    if family is None:
         return False
-    name = str(header.get("id"))[:80]
-    communicator = index.communicators.setdefault(name, len(index.communicators))
+    header, metadata = mapping(entry, "header"), mapping(entry, "metadata")
+    call = mapping(entry, f"{family}_perf")
     host = metadata.get("hostname")
-    if not isinstance(host, str) or not isinstance(call.get("coll"), str):
-        raise TraceError(f"{place}: hostname and coll should be names")
+    if not isinstance(host, str) or not isinstance(call.get(family), str):
+        raise TraceError(f"{place}: hostname and {family} should be names")
     process_name = (host[:200], whole(metadata, "pid", place))
     process = index.processes.setdefault(process_name, len(index.processes))
+    name = str(header.get("id"))[:80]
+    communicator = _member(index, name, header, process, place)
+    if family == "p2p":
+        communicator = _pair(index, name, header, call, place)
+    duration_s = number(call, f"{family}_exec_time_us", place) * 1e-6
+    if duration_s < 0:
+        raise TraceError(f"{place}: {family}_exec_time_us is negative; is the file damaged?")
+    size_bytes = number(call, f"{family}_msg_size_bytes", place)
+    if not 0 <= size_bytes < 2**62 or size_bytes % 1:
+        raise TraceError(f"{place}: {family}_msg_size_bytes should be a whole number from 0")
+    dump_s = number(metadata, "dump_timestamp_us", place) * 1e-6
+    start_s = _start_s(call, family, place)
+    calls.process.append(process)
+    calls.communicator.append(communicator)
+    calls.op.append(index.ops.setdefault(call[family][:80], len(index.ops)))
+    calls.number.append(whole(call, f"{family}_sn", place))
+    calls.size.append(int(size_bytes))
+    calls.start_s.append(dump_s - duration_s if start_s is None else start_s)
+    calls.dump_s.append(dump_s)
+    calls.duration_s.append(duration_s)
+    calls.sequence.append(index.sequences.setdefault((name, family), len(index.sequences)))
+    calls.has_start.append(start_s is not None)
+    calls.by_host.append(str(call.get(f"{family}_timing_source", "")).endswith("_cpu"))
+    return True
+
+
+def _member(index: _Index, name: str, header: Mapping[str, Any], process: int, place: str) -> int:
+    """The communicator of a line, in which its process has a rank."""
+    communicator = index.communicators.setdefault(name, len(index.communicators))
     rank, n_ranks = whole(header, "rank", place), whole(header, "n_ranks", place)
     before = index.ranks[communicator].setdefault(process, rank)
     size = index.sizes.setdefault(communicator, n_ranks)
@@ -125,26 +189,50 @@ def _add(index: _Index, calls: _Calls, entry: Mapping[str, Any], place: str) -> 
             f"{place}: rank {rank} of {n_ranks} in communicator {name} contradicts an earlier line "
             f"(rank {before} of {size}), or itself; are these logs of one run?"
         )
-    duration_s = number(call, "coll_exec_time_us", place) * 1e-6
-    dump_s = number(metadata, "dump_timestamp_us", place) * 1e-6
+    return communicator
+
+
+def _pair(
+    index: _Index, name: str, header: Mapping[str, Any], call: Mapping[str, Any], place: str
+) -> int:
+    """The two ends of a send or recv as a communicator of their own: only they meet in it."""
+    ends = sorted((whole(header, "rank", place), whole(call, "p2p_peer", place)))
+    pair = f"{name}:{ends[0]}-{ends[1]}"
+    return index.communicators.setdefault(pair, len(index.communicators))
+
+
+def _start_s(call: Mapping[str, Any], family: str, place: str) -> float | None:
+    """When the first of its kernels began, else when the host called; None: not said."""
     verbose = mapping(call, "event_trace_ts")
-    start_s = dump_s - duration_s
-    if "coll_start_ts" in verbose:
-        start_s = number(verbose, "coll_start_ts", place) * 1e-6
-    if duration_s < 0:
-        raise TraceError(f"{place}: coll_exec_time_us is negative; is the file damaged?")
-    size_bytes = number(call, "coll_msg_size_bytes", place)
-    if not 0 <= size_bytes < 2**62 or size_bytes % 1:
-        raise TraceError(f"{place}: coll_msg_size_bytes should be a whole number from 0")
-    calls.process.append(process)
-    calls.communicator.append(communicator)
-    calls.op.append(index.ops.setdefault(call["coll"][:80], len(index.ops)))
-    calls.number.append(whole(call, "coll_sn", place))
-    calls.size.append(int(size_bytes))
-    calls.start_s.append(start_s)
-    calls.dump_s.append(dump_s)
-    calls.duration_s.append(duration_s)
-    return True
+    kernels = verbose.get("kernel_events")
+    starts = [
+        number(kernel, "kernel_start_ts", place)
+        for kernel in (kernels if isinstance(kernels, list) else ())
+        if isinstance(kernel, dict) and kernel.get("kernel_start_ts")
+    ]
+    if starts:
+        return min(starts) * 1e-6
+    if f"{family}_start_ts" in verbose:
+        return number(verbose, f"{family}_start_ts", place) * 1e-6
+    return None
+
+
+def _check_begins(calls: _Calls, where: str) -> None:
+    """Refuse begins that are only the times of a dump."""
+    columns = [calls.process, calls.sequence, calls.number, calls.start_s, calls.dump_s]
+    process, sequence, call, start_s, dump_s = (np.array(values) for values in columns)
+    order = np.lexsort((call, sequence, process))
+    same = (np.diff(process[order]) == 0) & (np.diff(sequence[order]) == 0)
+    same &= ~np.array(calls.has_start)[order][1:]
+    overlaps = same & (start_s[order][1:] < dump_s[order][:-1])
+    if overlaps.sum() > MAX_OVERLAPPING * max(int(same.sum()), 1):
+        raise TraceError(
+            f"{where}: {overlaps.sum():,} of {same.sum():,} calls would begin before the one ahead "
+            "of them had ended, as they were written together, so when calls began is not known: "
+            "set NCCL_INSPECTOR_DUMP_VERBOSE=1 (the begins are written), and "
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500 (by default, -1, the log is "
+            "written when the communicator ends)"
+        )
 
 
 def _ranks(index: _Index, where: str) -> tuple[list[int], list[str]]:
@@ -184,10 +272,10 @@ def _log(
 ) -> CallLog:
     columns = {name: np.array(values) for name, values in vars(calls).items()}
     rank = np.array(rank_of, dtype=np.int64)[columns["process"]]
-    order = np.lexsort((columns["number"], columns["communicator"], rank))
+    order = np.lexsort((columns["number"], columns["sequence"], rank))
     columns = {name: values[order] for name, values in columns.items()}
     rank, group, sequence = rank[order], columns["communicator"], columns["number"]
-    same_sequence = (np.diff(rank) == 0) & (np.diff(group) == 0)
+    same_sequence = (np.diff(rank) == 0) & (np.diff(columns["sequence"]) == 0)
     gap = np.diff(sequence)
     twice = same_sequence & (gap == 0)
     back = same_sequence & (np.diff(columns["dump_s"]) < 0)
@@ -205,7 +293,8 @@ def _log(
     if missing:
         notes.append(
             f"{missing:,} calls between the {len(rank):,} logged are missing, by their sequence "
-            "numbers; dump more often (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS)"
+            "numbers; dump more often (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS), and note "
+            "that calls below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8,192) are not logged"
         )
     in_time = np.lexsort((sequence, columns["start_s"], rank))
     return CallLog(

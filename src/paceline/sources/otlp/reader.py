@@ -1,26 +1,19 @@
 """Megatron-LM's OpenTelemetry spans, out of the Collector's or the receiver's files.
 
-The spans, from Paceline's issue 6: ``megatron.train_step`` {megatron.iteration},
-``megatron.microbatch.forward`` {megatron.microbatch_id} and ``.backward``,
-``megatron.p2p.{send,recv}_{forward,backward}``, ``megatron.grad_sync.*``,
-``megatron.optimizer_step``; the rank in the resource attribute ``service.instance.id``, the degrees
-of parallelism in ``dl.*_parallel.size``. From memory of Megatron-LM, not compared with its
-source: the words for ``*`` (data, pipeline, tensor, context, virtual_pipeline; embedding and
-layernorm below grad_sync), that one P2P span may be a send and a recv
-(``send_forward_recv_backward``), and the order of ranks, its default ``tp-cp-ep-dp-pp``:
+:mod:`paceline.sources.otlp.names` has the names and the versions of Megatron-LM and NeMo Lens that
+they were held against. The rank is ``dl.rank``; the place follows in Megatron's default order of
+ranks (``tp-cp-ep-dp-pp``):
 
     rank = ((stage * dp_size + dp) * cp_size + cp) * tp_size + tp
 
-A span belongs to the train_step of its rank in which it starts, so the order of the file does not
-matter.
+A span belongs to the step of its rank in which it starts, so the order of the file does not matter.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +23,7 @@ from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import head
 from paceline.sources.megatron_place import MegatronPlace
 from paceline.sources.otlp import json_encoding
+from paceline.sources.otlp.environment import GROUPS
 from paceline.sources.otlp.json_encoding import (
     attributes_of,
     resources,
@@ -37,42 +31,103 @@ from paceline.sources.otlp.json_encoding import (
     spans_of,
     times_of,
 )
+from paceline.sources.otlp.names import (
+    ITERATION,
+    MICROBATCH,
+    MICROBATCHES,
+    PASSES,
+    STEP,
+    STEPS,
+    TRUNCATED,
+    is_used,
+    kind_of,
+    rank_of,
+)
+from paceline.sources.otlp.transfers import Row, complete
 from paceline.sources.span_table import SpanTable
 from paceline.trace import Job, OpKind
 
 #: The file that the receiver (``paceline otlp``) fills in its folder.
 FILE_NAME = "otlp.jsonl"
 
-STEP = "megatron.train_step"
-ITERATION, MICROBATCH, RANK = "megatron.iteration", "megatron.microbatch_id", "service.instance.id"
-
-_KINDS = {
-    "megatron.microbatch.forward": OpKind.FORWARD_COMPUTE,
-    "megatron.microbatch.backward": OpKind.BACKWARD_COMPUTE,
-    "megatron.optimizer_step": OpKind.OPTIMIZER,
-}
-_TRANSFERS = {
-    "send_forward": OpKind.FORWARD_SEND,
-    "recv_forward": OpKind.FORWARD_RECV,
-    "send_backward": OpKind.BACKWARD_SEND,
-    "recv_backward": OpKind.BACKWARD_RECV,
-}
-_TRANSFER = re.compile("|".join(_TRANSFERS))
-_GRAD_SYNC = (
-    ("embedding", OpKind.EMBEDDING_GRADS_ALL_REDUCE),
-    ("layernorm", OpKind.LAYERNORM_GRADS_ALL_REDUCE),
-    ("", OpKind.GRADS_REDUCE_SCATTER),
-)
-
 #: As NDTimeline's: counting by order is right for every schedule that runs microbatches in order;
 #: with several chunks per stage it takes Megatron's interleaved order for granted.
 CERTAINTY_BY_ORDER, CERTAINTY_CHUNKS = 0.95, 0.8
+#: Transfers between two computes that no span shows are upper bounds.
+CERTAINTY_REBUILT = 0.9
 
-_HOST_TIMES = (
-    "times are the host's: a span ends when the host is done with the call, for CUDA work that is "
-    "its launch; sends and receives are worth little unless the job waits for them"
+HOST_TIMES = (
+    "times are the host's: a span ends when the host is done with the call. On a GPU a compute's "
+    "span is only its launch, and the GPU's time lies in the next call that waits for it, so "
+    "computes look too short and transfers too long"
 )
-_RANK = re.compile(r"(?:rank[ _:=-]*)?(\d{1,9})", re.IGNORECASE)
+NO_SPANS = (
+    "embedding and layernorm all-reduces, the gathers of parameters, data loading and garbage "
+    "collection have no spans"
+)
+
+
+@dataclass
+class Spans:
+    """What files of spans say, before it is a trace.
+
+    Attributes:
+        table: steps and operations.
+        place: the degrees of parallelism and the ranks.
+        others: name -> spans that are no part of a step.
+        unplaced: why -> spans that could not be used.
+        microbatches: what the spans around all microbatches say is their number.
+    """
+
+    table: SpanTable = field(default_factory=SpanTable)
+    place: MegatronPlace = field(default_factory=MegatronPlace)
+    others: Counter[str] = field(default_factory=Counter)
+    unplaced: Counter[str] = field(default_factory=Counter)
+    microbatches: set[int] = field(default_factory=set)
+
+    def add_resource(self, resource: Mapping[str, Any], place: str) -> None:
+        """Add the spans of one process; other services' in the same file are passed over.
+
+        Raises:
+            TraceError: a span of a step lacks its rank, number or times.
+        """
+        rank: int | None = None
+        attributes_of_process = attributes_of(mapping(resource, "resource"), place)
+        for span in spans_of(resource, place):
+            name = _printable(span.get("name"))
+            if not is_used(name):
+                if name in self.others or len(self.others) < 1000:
+                    self.others[name] += 1
+                continue
+            if rank is None:
+                rank = rank_of(attributes_of_process, place)
+                self.place.add_sizes(attributes_of_process, rank, place)
+            self._add_span(span, name, rank, place)
+
+    def _add_span(self, span: Mapping[str, Any], name: str, rank: int, place: str) -> None:
+        attributes = attributes_of(span, place)
+        start_ns, end_ns = times_of(span, name, rank, place)
+        if not end_ns:
+            self.unplaced["that have no end"] += 1
+        elif attributes.get(TRUNCATED):
+            self.unplaced["that were open when the job stopped"] += 1
+        elif name in STEPS:
+            self.place.add_sizes(attributes, rank, place)
+            iteration = optional_whole(attributes.get(ITERATION))
+            if iteration is None:
+                raise TraceError(f"{place}: a {name} of rank {rank} lacks {ITERATION}, its number")
+            self.table.add_step(rank, iteration, start_ns, end_ns)
+        elif name in PASSES:
+            n_microbatches = optional_whole(
+                attributes.get(MICROBATCHES, attributes.get(f"megatron.{MICROBATCHES}"))
+            )
+            if n_microbatches:
+                self.microbatches.add(n_microbatches)
+        else:
+            microbatch = optional_whole(attributes.get(MICROBATCH))
+            kind = kind_of(name)
+            assert kind is not None  # is_used() says that the name is one of the three
+            self.table.add_op(rank, kind, microbatch, start_ns, end_ns, _ids(span))
 
 
 def matches(path: Path) -> bool:
@@ -94,12 +149,25 @@ def read(
         steps: iterations to keep; None keeps all.
 
     Raises:
-        TraceError: a file is damaged or has no span of Megatron-LM, a rank or degree is missing, or
-            ranks disagree.
+        TraceError: a file is damaged or has no span of Megatron-LM, a rank or degree is missing,
+            ranks disagree, or the spans are too few for a trace.
+    """
+    spans, where = read_spans(paths)
+    return _import(spans, where, job, steps)
+
+
+def read_spans(paths: Sequence[Path]) -> tuple[Spans, str]:
+    """The spans of some files, and what to call the files.
+
+    Raises:
+        TraceError: a file is damaged, or a span lacks its rank, number or times.
     """
     files = [path / FILE_NAME if path.is_dir() else path for path in paths]
-    where = str(files[0]) if len(files) == 1 else f"{len(files)} OTLP files"
-    return _import((resource for file in files for resource in resources(file)), where, job, steps)
+    spans = Spans()
+    for file in files:
+        for place, resource in resources(file):
+            spans.add_resource(resource, place)
+    return spans, str(files[0]) if len(files) == 1 else f"{len(files)} OTLP files"
 
 
 def read_requests(
@@ -109,12 +177,11 @@ def read_requests(
     steps: frozenset[int] | None = None,
 ) -> Imported:
     """Read parsed ExportTraceServiceRequests, in the JSON encoding; else like :func:`read`."""
-    placed = (
-        resource
-        for n, request in enumerate(requests, 1)
-        for resource in resources_of(request, f"{where}, {n}")
-    )
-    return _import(placed, where, job, steps)
+    spans = Spans()
+    for n, request in enumerate(requests, 1):
+        for place, resource in resources_of(request, f"{where}, {n}"):
+            spans.add_resource(resource, place)
+    return _import(spans, where, job, steps)
 
 
 def check_request(request: Any, where: str) -> int:
@@ -124,37 +191,98 @@ def check_request(request: Any, where: str) -> int:
         TraceError: it is no ExportTraceServiceRequest, or a span of Megatron-LM lacks its rank,
             times or number, so that no file with it could be read.
     """
-    spans, place_of = SpanTable(), MegatronPlace()
+    spans = Spans()
     for place, resource in resources_of(request, where):
-        _add_resource(spans, place_of, resource, place, Counter(), Counter())
+        spans.add_resource(resource, place)
     return json_encoding.check_request(request, where)
 
 
-def _import(
-    placed: Iterable[tuple[str, Mapping[str, Any]]],
-    where: str,
-    job: Job | None,
-    steps: frozenset[int] | None,
-) -> Imported:
-    spans, place_of = SpanTable(), MegatronPlace()
-    others, unplaced = Counter[str](), Counter[str]()
-    for place, resource in placed:
-        _add_resource(spans, place_of, resource, place, others, unplaced)
-    if not len(spans):
-        if unplaced:
-            raise TraceError(
-                f"{where} has {unplaced.total()} spans of Megatron-LM, none of which has an end; "
-                "let the job export them once they are over"
-            )
-        names = f" (spans: {', '.join(sorted(others)[:5])})" if others else ""
-        raise TraceError(
-            f"{where} has no span of Megatron-LM, such as {STEP}{names}; run the job with "
-            "MEGATRON_OTEL_ENABLED=1"
-        )
-    job = place_of.job(job, where)
+def _import(spans: Spans, where: str, job: Job | None, steps: frozenset[int] | None) -> Imported:
+    check_any(spans, where)
+    rows = [Row(*values) for values in spans.table.ops(where)]
+    n_all = len(rows)
+    rows = [row for row in rows if row.step >= 0]
+    spans.unplaced[f"outside of any {STEP}"] += n_all - len(rows)
+    _check_groups(rows, where)
+    job = _with_chunks(spans.place.job(job, where), rows, spans, job)
+    _check_ranks(rows, job, where)
+    rows, n_rebuilt = complete(rows, job, where)
     ops = OpTable()
-    by_order = _fill(ops, spans, job, where, unplaced)
-    notes = [_HOST_TIMES, "dp and stage follow from the rank in Megatron's order (tp, cp, dp, pp)"]
+    by_order = _fill(ops, rows, job)
+    certainty, notes = _notes(spans, job, by_order, n_rebuilt)
+    return ops.finish(
+        job,
+        where,
+        steps=steps,
+        unplaced=spans.unplaced,
+        certainty=certainty,
+        notes=notes,
+        by_order=True,
+    )
+
+
+def check_any(spans: Spans, where: str) -> None:
+    """Check that there is a span of a step or of what is in one.
+
+    Raises:
+        TraceError: there is none; the message says how to get them.
+    """
+    if len(spans.table):
+        return
+    if spans.unplaced:
+        raise TraceError(
+            f"{where} has {spans.unplaced.total()} spans of Megatron-LM, none of which has an end; "
+            "let the job export them once they are over"
+        )
+    names = f" (spans: {', '.join(sorted(spans.others)[:5])})" if spans.others else ""
+    enabled = "MEGATRON_OTEL_ENABLED=1"
+    if any(name.startswith("megatron.") for name in spans.others):
+        enabled = f"MEGATRON_OTEL_SPAN_GROUPS={GROUPS}: by default Megatron-LM sends no steps"
+    raise TraceError(
+        f"{where} has no span of Megatron-LM, such as {STEP}{names}; run the job with {enabled}"
+    )
+
+
+def _check_groups(rows: Sequence[Row], where: str) -> None:
+    """Steps alone are no trace; groups of spans are switched on one by one."""
+    if not any(row.kind == OpKind.FORWARD_COMPUTE for row in rows):
+        raise TraceError(
+            f"{where} has no megatron.microbatch.forward in a step, so no trace can be made of it; "
+            f"run the job with MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
+        )
+
+
+def _with_chunks(job: Job, rows: Sequence[Row], spans: Spans, given: Job | None) -> Job:
+    """The job with its virtual stages, which no attribute says: by the forwards of a step."""
+    if given is not None or job.vpp_size > 1 or len(spans.microbatches) != 1:
+        return job
+    forwards = Counter((row.rank, row.step) for row in rows if row.kind == OpKind.FORWARD_COMPUTE)
+    chunks, rest = divmod(max(forwards.values()), next(iter(spans.microbatches)))
+    return replace(job, vpp_size=chunks) if chunks > 1 and not rest and job.pp_size > 1 else job
+
+
+def _check_ranks(rows: Sequence[Row], job: Job, where: str) -> None:
+    """Each worker has a rank that sent spans."""
+    peers = job.tp_size * job.dsp_size
+    workers = {row.rank // peers for row in rows}
+    missing = next((w for w in range(job.dp_size * job.pp_size) if w not in workers), None)
+    if missing is not None:
+        ranks = {row.rank for row in rows}
+        raise TraceError(
+            f"{where} has the spans of {len(ranks)} of {job.ranks} ranks; "
+            f"{job.worker_name(missing % job.dp_size, missing // job.dp_size)} (rank "
+            f"{missing * peers}) sent none in a step. Let all send: "
+            "MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks, or see paceline times"
+        )
+
+
+def _notes(spans: Spans, job: Job, by_order: bool, n_rebuilt: int) -> tuple[float, tuple[str, ...]]:
+    """How sure the places are, and what was inferred."""
+    notes = [
+        HOST_TIMES,
+        "dp and stage follow from the rank in Megatron's order (tp, cp, dp, pp)",
+        NO_SPANS,
+    ]
     certainty = 1.0
     if job.vpp_size > 1:
         certainty = CERTAINTY_CHUNKS
@@ -162,57 +290,18 @@ def _import(
     elif by_order:
         certainty = CERTAINTY_BY_ORDER
         notes.append("microbatches of spans without megatron.microbatch_id are counted by start")
-    if spans.repeated:
-        notes.append(f"{spans.repeated} spans were there twice (sent again?) and count once")
-    if others:
-        few = ", ".join(name for name, _ in others.most_common(5))
-        notes.append(f"{others.total()} spans are no operations and were passed over: {few}")
-    return ops.finish(
-        job,
-        where,
-        steps=steps,
-        unplaced=unplaced,
-        certainty=certainty,
-        notes=tuple(notes),
-        by_order=True,
-    )
-
-
-def _add_resource(
-    spans: SpanTable,
-    place_of: MegatronPlace,
-    resource: Mapping[str, Any],
-    place: str,
-    others: Counter[str],
-    unplaced: Counter[str],
-) -> None:
-    """Add the spans of one process; other services' in the same file are passed over."""
-    rank: int | None = None
-    attributes_of_process = attributes_of(mapping(resource, "resource"), place)
-    for span in spans_of(resource, place):
-        name = _printable(span.get("name"))
-        kinds = kinds_of(name)
-        if name != STEP and not kinds:
-            if name in others or len(others) < 1000:
-                others[name] += 1
-            continue
-        if rank is None:
-            rank = rank_of(attributes_of_process, place)
-            place_of.add_sizes(attributes_of_process, rank, place)
-        attributes = attributes_of(span, place)
-        start_ns, end_ns = times_of(span, name, rank, place)
-        if not end_ns:
-            unplaced["that have no end"] += 1
-        elif name == STEP:
-            place_of.add_sizes(attributes, rank, place)
-            iteration = optional_whole(attributes.get(ITERATION))
-            if iteration is None:
-                raise TraceError(f"{place}: a {STEP} of rank {rank} lacks {ITERATION}, its number")
-            spans.add_step(rank, iteration, start_ns, end_ns)
-        else:
-            microbatch = optional_whole(attributes.get(MICROBATCH))
-            for kind in kinds:
-                spans.add_op(rank, kind, microbatch, start_ns, end_ns, _ids(span))
+    if n_rebuilt:
+        certainty *= CERTAINTY_REBUILT
+        notes.append(
+            f"{n_rebuilt} sends and recvs were fused calls, which have no span: they take from one "
+            "compute to the next, at most until the peer's call returned"
+        )
+    if spans.table.repeated:
+        notes.append(f"{spans.table.repeated} spans were there twice (sent again?) and count once")
+    if spans.others:
+        few = ", ".join(name for name, _ in spans.others.most_common(5))
+        notes.append(f"{spans.others.total()} spans are no operations and were passed over: {few}")
+    return certainty, tuple(notes)
 
 
 def _printable(name: Any) -> str:
@@ -221,64 +310,28 @@ def _printable(name: Any) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-@lru_cache(maxsize=1024)
-def kinds_of(name: str) -> tuple[OpKind, ...]:
-    """The operations that a span of this name is; none where it is another one."""
-    if name in _KINDS:
-        return (_KINDS[name],)
-    if name.startswith("megatron.p2p."):
-        return tuple(_TRANSFERS[word] for word in _TRANSFER.findall(name))
-    if name.startswith("megatron.grad_sync."):
-        return (next(kind for word, kind in _GRAD_SYNC if word in name),)
-    return ()
+def _ids(span: Mapping[str, Any]) -> tuple[str, str]:
+    """(trace, span) in one form of hex."""
+    return str(span.get("traceId", "")).lower(), str(span.get("spanId", "")).lower()
 
 
-def rank_of(resource: Mapping[str, Any], place: str) -> int:
-    """The rank of a process, by the attributes of its resource.
-
-    Raises:
-        TraceError: they do not say it.
-    """
-    match = _RANK.fullmatch(str(resource.get(RANK, "")).strip())
-    rank = optional_whole(match[1]) if match else None
-    if rank is None:
-        text = repr(resource[RANK])[:40] if RANK in resource else "missing"
-        raise TraceError(
-            f"{place}: the resource attribute {RANK} should be the rank, but is {text}; set it "
-            "for every process (OTEL_RESOURCE_ATTRIBUTES)"
-        )
-    return rank
-
-
-def _ids(span: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(trace, span, parent) in one form of hex."""
-    return (
-        str(span.get("traceId", "")).lower(),
-        str(span.get("spanId", "")).lower(),
-        str(span.get("parentSpanId", "")).lower(),
-    )
-
-
-def _fill(ops: OpTable, spans: SpanTable, job: Job, where: str, unplaced: Counter[str]) -> bool:
-    """Put the spans that lie in a step into the table; whether some had no microbatch."""
+def _fill(ops: OpTable, rows: Iterable[Row], job: Job) -> bool:
+    """Put the rows into the table; whether some had no microbatch."""
     by_order = False
     tp_cp = job.tp_size * job.dsp_size
-    for rank, step, kind, microbatch, start_s, end_s in spans.ops(where):
-        if step < 0:
-            unplaced[f"outside of any {STEP}"] += 1
-            continue
-        compute = kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
-        has_microbatch = compute and microbatch >= 0 and job.vpp_size == 1
+    for row in rows:
+        compute = row.kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+        has_microbatch = compute and row.microbatch >= 0 and job.vpp_size == 1
         by_order |= compute and not has_microbatch
         ops.add(
-            rank=rank,
-            dp=rank // tp_cp % job.dp_size,
-            pp=rank // (tp_cp * job.dp_size),
-            step=step,
-            kind=OpKind(kind),
-            start_s=start_s,
-            end_s=end_s,
+            rank=row.rank,
+            dp=row.rank // tp_cp % job.dp_size,
+            pp=row.rank // (tp_cp * job.dp_size),
+            step=row.step,
+            kind=OpKind(row.kind),
+            start_s=row.start_s,
+            end_s=row.end_s,
             chunk=0 if has_microbatch else -1,
-            microbatch=microbatch if has_microbatch else -1,
+            microbatch=row.microbatch if has_microbatch else -1,
         )
     return by_order

@@ -1,0 +1,6 @@
+"""Host times of ranks, out of files that are too poor for a trace: spans, timers in logs."""
+
+from paceline.sources.host_times.files import load_host_times
+from paceline.sources.host_times.table import HostTimes
+
+__all__ = ["HostTimes", "load_host_times"]

@@ -1,0 +1,187 @@
+"""Megatron-LM's transfers between stages, as far as spans show or imply them.
+
+Only the four single calls have spans; the fused ones of 1F1B's steady state
+(``send_forward_recv_backward``, ``send_backward_recv_forward``) have none. A worker's calls stand
+between its computes, so a fused call is what lies between two computes that no span fills. Both of
+its transfers begin with it. It returns when both are over, so either side's return is an upper
+bound of a transfer's end; the earlier of the two counts.
+
+The single calls do nothing at the ends of the pipeline, but carry spans there.
+
+Source: Megatron-LM core 0.20.0 (commit d98e8a6), ``core/pipeline_parallel/schedules.py``
+(``forward_backward_pipelining_without_interleaving``) and ``p2p_communication.py`` beside it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from paceline.errors import TraceError
+from paceline.sources.otlp.environment import GROUPS
+from paceline.sources.otlp.names import SYNC_START
+from paceline.trace import Job, OpKind
+from paceline.trace.kinds import P2P_KINDS
+
+
+class Row(NamedTuple):
+    """An operation of a rank in a step; ``kind`` may be SYNC_START, ``microbatch`` -1 (unknown)."""
+
+    rank: int
+    step: int
+    kind: int
+    microbatch: int
+    start_s: float
+    end_s: float
+    rebuilt: bool = False
+
+
+#: A time since 1970 as a double is this exact.
+ROUNDING_S = 1e-6
+
+#: Compute -> its recv and its send, and the way that the data takes: to the next stage or back.
+_AROUND = {
+    OpKind.FORWARD_COMPUTE: (OpKind.FORWARD_RECV, OpKind.FORWARD_SEND, 1),
+    OpKind.BACKWARD_COMPUTE: (OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND, -1),
+}
+
+
+def complete(rows: Iterable[Row], job: Job, where: str) -> tuple[list[Row], int]:
+    """The rows without no-ops, with the fused transfers and whole synchronisations.
+
+    Args:
+        rows: spans in a step, a rank's together.
+        job: degrees of parallelism.
+        where: the name of the source, for messages.
+
+    Returns:
+        the rows, and how many of them no span shows.
+
+    Raises:
+        TraceError: there are several stages, but no span of a transfer, or not all of those of an
+            interleaved schedule, whose calls return before the data is there.
+    """
+    result: list[Row] = []
+    for rank, of_rank in groupby(rows, key=lambda row: row.rank):
+        steps: dict[int, list[Row]] = defaultdict(list)
+        for row in of_rank:
+            steps[row.step].append(row)
+        stage = rank // (job.ranks // job.pp_size)
+        for own in steps.values():
+            own.sort(key=lambda row: row.start_s)
+            own = _synchronised([row for row in own if not _is_noop(row, stage, job)])
+            result += own
+            if job.pp_size > 1 and job.vpp_size == 1:
+                result += _fused(own, stage, job.pp_size)
+    if job.pp_size > 1:
+        _check_spans(result, job, where)
+    _end_together(result, job)
+    return result, sum(row.rebuilt for row in result)
+
+
+def _is_noop(row: Row, stage: int, job: Job) -> bool:
+    """Whether the call had no peer; with several chunks the ends meet, so no call is known to."""
+    if job.pp_size > 1 and job.vpp_size > 1:
+        return False
+    first = row.kind in (OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND) and stage == 0
+    last = row.kind in (OpKind.FORWARD_SEND, OpKind.BACKWARD_RECV) and stage == job.pp_size - 1
+    return first or last
+
+
+def _synchronised(rows: Sequence[Row]) -> list[Row]:
+    """The rows with one operation for each synchronisation: from its launch to its end.
+
+    Where the launches are another number than the ends (hooks launched buckets), only the wait for
+    the end is known.
+    """
+    starts = [row for row in rows if row.kind == SYNC_START]
+    ends = [row for row in rows if row.kind == OpKind.GRADS_REDUCE_SCATTER]
+    others = [row for row in rows if row.kind not in (SYNC_START, OpKind.GRADS_REDUCE_SCATTER)]
+    if len(starts) != len(ends):
+        return others + ends
+    joined = zip(starts, ends, strict=True)
+    return others + [end._replace(start_s=min(start.start_s, end.start_s)) for start, end in joined]
+
+
+def _fused(rows: Sequence[Row], stage: int, pp_size: int) -> list[Row]:
+    """The transfers of a worker's step that no span shows."""
+    computes = sorted((row for row in rows if row.kind in _AROUND), key=lambda row: row.start_s)
+    has = {kind: _served(rows, computes, kind) for kind in P2P_KINDS}
+    rebuilt = []
+    for i, (before, after) in enumerate(pairwise(computes)):
+        _, send, to = _AROUND[OpKind(before.kind)]
+        recv, _, way = _AROUND[OpKind(after.kind)]
+        low, high = before.end_s, max(before.end_s, after.start_s)
+        for kind, served, peer in ((send, i, stage + to), (recv, i + 1, stage - way)):
+            if 0 <= peer < pp_size and not has[kind][served]:
+                rebuilt.append(Row(before.rank, before.step, kind, -1, low, high, rebuilt=True))
+    return rebuilt
+
+
+def _served(rows: Sequence[Row], computes: Sequence[Row], kind: OpKind) -> list[bool]:
+    """[compute] whether a span of this kind is its recv or send: the next one's or the last one's.
+
+    Where there are as many spans as computes that need one, each has one.
+    """
+    compute, receives = next(
+        (of, recv == kind) for of, (recv, send, _) in _AROUND.items() if kind in (recv, send)
+    )
+    own = [i for i, row in enumerate(computes) if row.kind == compute]
+    spans = [row for row in rows if row.kind == kind]
+    if len(spans) == len(own):
+        return [True] * len(computes)
+    served = [False] * len(computes)
+    starts, ends = ([getattr(computes[i], name) for i in own] for name in ("start_s", "end_s"))
+    for span in spans:
+        if receives:
+            at = bisect_left(starts, span.end_s - ROUNDING_S)
+        else:
+            at = bisect_right(ends, span.start_s + ROUNDING_S) - 1
+        if 0 <= at < len(own):
+            served[own[at]] = True
+    return served
+
+
+def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
+    spans = sum(row.kind in P2P_KINDS and not row.rebuilt for row in rows)
+    if not spans:
+        raise TraceError(
+            f"{where} has no span of a transfer between its {job.pp_size} stages; run the job with "
+            f"MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
+        )
+    computes = sum(row.kind in _AROUND for row in rows)
+    # A microbatch passes all chunks both ways; a transfer less than chunks, of two sides.
+    n_chunks = job.pp_size * job.vpp_size
+    if job.vpp_size > 1 and spans < 2 * computes * (n_chunks - 1) // n_chunks:
+        raise TraceError(
+            f"{where}: the interleaved schedule's transfers have no spans ({spans} for {computes} "
+            "computes), so when its stages waited is unknown: no trace; paceline times says what "
+            "the spans do tell"
+        )
+
+
+def _end_together(rows: list[Row], job: Job) -> None:
+    """Let a rebuilt side end no later than its peer's, in place."""
+    per_stage = job.ranks // job.pp_size
+    sides: dict[tuple[int, int, int, int], tuple[list[int], list[int]]] = defaultdict(
+        lambda: ([], [])
+    )
+    order = sorted(range(len(rows)), key=lambda i: rows[i].start_s)
+    for i in order:
+        row = rows[i]
+        for recv, send, way in _AROUND.values():
+            if row.kind in (recv, send):
+                stage = row.rank // per_stage + (way if row.kind == send else 0)
+                key = (row.rank % per_stage, row.step, stage % job.pp_size, recv)
+                sides[key][row.kind == send].append(i)
+    for receivers, senders in sides.values():
+        if len(receivers) != len(senders):
+            continue
+        for pair in zip(receivers, senders, strict=True):
+            end_s = min(rows[i].end_s for i in pair)
+            for i in pair:
+                if rows[i].rebuilt:
+                    rows[i] = rows[i]._replace(end_s=max(rows[i].start_s, end_s))
