@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -83,6 +83,7 @@ class Recorder:
         self._pid = os.getpid()
         self._failed = self._warned = False
         self._hooked: WeakSet[Any] = WeakSet()
+        self._endings: list[Callable[[Step], None]] = []
         self._sync_timeout_s = sync_timeout_s
         self._every, self._steps, self._sync_every = every, steps, sync_every
         self._at_first = every, steps
@@ -299,6 +300,10 @@ class Recorder:
         self._hooked.add(hooked)
         return new
 
+    def at_step_end(self, ending: Callable[[Step], None]) -> None:
+        """Call ``ending`` with every step that is over, before it is written."""
+        self._endings.append(ending)
+
     @property
     def running_step(self) -> Step | None:
         """The step that runs now."""
@@ -347,6 +352,8 @@ class Recorder:
         if writer is not None and whole and step.start is not None:
             try:
                 step.end = self.mark()
+                for ending in self._endings:
+                    ending(step)
                 writer.put(step)
             except Exception as error:
                 self.fail(error)
