@@ -41,12 +41,11 @@ def recorder(tmp_path):
 def test_a_wait_is_seen_and_the_work_stays_itself(recorder, monkeypatch):
     monkeypatch.setattr(module, "BLOCKED_NS", 0)
     works, work = Works(recorder), Work()
-    with recorder.step(0) as step:
-        with recorder.op("forward-compute", 0):
-            op = recorder.launch("params-all-gather")
-            works.watch(work, op)
-            assert works.is_watched(work)
-            assert work.wait() == "answer"
+    with recorder.step(0) as step, recorder.op("forward-compute", 0):
+        op = recorder.launch("params-all-gather")
+        works.watch(work, op)
+        assert works.is_watched(work)
+        assert work.wait() == "answer"
     assert type(work) is Work
     assert (work.waits, works.is_watched(work)) == (1, False)
     assert [(K(o.kind).label, o.issued, o.awaited) for o in step.ops] == [

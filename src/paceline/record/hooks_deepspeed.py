@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline.record.passes import Passes
-from paceline.record.patching import Wrapper, wrap
+from paceline.record.patching import Wrapper, argument, wrap
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Op
 from paceline.record.works import LowestRanks, Works
@@ -234,12 +234,12 @@ class _Collectives:
                 try:
                     # The norm is one number of all ranks, whatever group sums it.
                     is_norm = kind == "optimizer-clip-main-grad"
-                    group = -1 if is_norm else self._number(_at(args, place, kwargs, "group"))
+                    group = -1 if is_norm else self._number(argument(args, kwargs, place, "group"))
                 except Exception as error:
                     recorder.fail(error)
                     return function(*args, **kwargs)
                 self._works.go_on()
-                if not _at(args, place + 1, kwargs, "async_op"):
+                if not argument(args, kwargs, place + 1, "async_op"):
                     with recorder.op(kind, group=group):
                         return self._alone(function, *args, **kwargs)
                 op = recorder.launch(kind, group=group)
@@ -257,8 +257,3 @@ class _Collectives:
             return function(*args, **kwargs)
         finally:
             self._inside = False
-
-
-def _at(args: tuple[Any, ...], place: int, kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of a call; None where it is not given."""
-    return args[place] if place < len(args) else kwargs.get(name)
