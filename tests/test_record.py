@@ -283,7 +283,7 @@ def test_steps_pass_one_whose_operation_has_no_end(tmp_path):
     rec.close()
 
 
-def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch):
+def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch, caplog):
     rec = record.start(tmp_path, every=1, flush_s=3600)
     with rec.step(0):
         rec.launch("forward-send", 0)
@@ -294,6 +294,9 @@ def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch):
     assert rec._writer._put == rec._writer._taken
     (file,) = read_files(tmp_path)
     assert file.dropped == (1, 0)
+    (line,) = caplog.records
+    assert "the operations of step 0 are not recorded" in line.message
+    assert "(forward-send)" in line.message
     rec.close()
 
 

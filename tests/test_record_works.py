@@ -1,5 +1,7 @@
 """Works that a framework keeps to itself, and how the recorder sees their waits."""
 
+import time
+
 import pytest
 
 import paceline.record as record
@@ -66,6 +68,27 @@ def test_a_work_that_was_over_has_a_late_end(recorder, monkeypatch):
         both.wait()
     assert op.flags == LATE
     assert [work.waits for work in both.works] == [1, 1]
+
+
+class Copying:
+    """Of gloo's reduce-scatter: copies its result when it is waited for, and tells nothing."""
+
+    def wait(self):
+        time.sleep(0.002)
+
+    def is_completed(self):
+        return False
+
+
+def test_a_wait_that_takes_as_long_as_copying_has_not_blocked(recorder):
+    works, ends = Works(recorder), []
+    with recorder.step(0):
+        for copied in (0, 1024, 4_000_000):  # the latter takes up to 20 ms
+            op, work = recorder.launch("grads-reduce-scatter"), Copying()
+            works.watch(work, op, copied=copied)
+            work.wait()
+            ends.append(op.flags)
+    assert ends == [0, 0, LATE]
 
 
 def test_what_nobody_waits_for_does_not_cost_the_step(recorder, tmp_path):

@@ -138,7 +138,6 @@ class _Hooks:
         if self._recorder.running_step is not self._step:
             self._step = self._recorder.running_step
             self._forwards.clear()
-            self.transfers.clear()
             self._backwards = self._chunks = self._forwarded = 0
 
     def schedule(self, function: Function) -> Function:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.record.recorder import Recorder
-from paceline.record.steps import Op, Operation
+from paceline.record.steps import Op, Operation, Step
 from paceline.record.works import Works
 
 Function = Callable[..., Any]
@@ -39,9 +39,10 @@ class Transfers:
         self._recorder, self._works = recorder, works
         self._made: dict[int, tuple[int, int]] = {}  # id of a tensor -> microbatch, chunk
         self._received: dict[int, Op] = {}  # id of a tensor -> its receive
+        recorder.at_step_end(self._clear)
 
-    def clear(self) -> None:
-        """A step begins."""
+    def _clear(self, step: Step) -> None:
+        """Ids are those of other tensors in the next step."""
         self._made.clear()
         self._received.clear()
 

@@ -301,7 +301,7 @@ class Recorder:
         return new
 
     def at_step_end(self, ending: Callable[[Step], None]) -> None:
-        """Call ``ending`` with every step that is over, before it is written."""
+        """Call ``ending`` with every step that is over or was left, before it is written."""
         self._endings.append(ending)
 
     @property
@@ -324,8 +324,9 @@ class Recorder:
 
     def _give_up_step(self) -> None:
         if self._step is not None and self._writer is not None:
-            self._step.ops = self._ops = None
+            number, self._step.ops, self._ops = self._step.number, None, None
             self._writer.dropped_steps += 1
+            self._warn_once(f"step {number} has over {MAX_OPS:,} operations: only its time is kept")
 
     def begin(self, step: Step) -> None:
         """A step begins; called by its block."""
@@ -349,12 +350,13 @@ class Recorder:
     def finish(self, step: Step, *, whole: bool) -> None:
         """A step ends; called by its block. One that an exception left is not kept."""
         writer = self._writer
-        if writer is not None and whole and step.start is not None:
+        if writer is not None and step.start is not None:
             try:
                 step.end = self.mark()
                 for ending in self._endings:
                     ending(step)
-                writer.put(step)
+                if whole:
+                    writer.put(step)
             except Exception as error:
                 self.fail(error)
         self._ops = self._step = None

@@ -50,7 +50,8 @@ class Works:
                 op.end = self._recorder.after(work, op.kind)
                 if op.end is None and op.kind in SENDS:
                     op.flags |= PEER_END
-            self._of[id(work)] = work, ops, COPYING_NS + copied * COPIED_NS if copied else BLOCKED_NS
+            free_ns = COPYING_NS + copied * COPIED_NS if copied else BLOCKED_NS
+            self._of[id(work)] = work, ops, free_ns
             if type(work) not in self._classes:
                 self._classes.add(type(work))
                 wrap(type(work), "wait", self._wait)
