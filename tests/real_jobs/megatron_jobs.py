@@ -12,7 +12,8 @@ import warnings
 import torch
 from torch.overrides import TorchFunctionMode
 
-#: Case -> (stages, chunks, microbatches, overlaps of DDP, of transfers).
+#: Case -> (stages, chunks, microbatches, overlaps of DDP, of transfers). With -align all stages
+#: exchange at the same time, with -ahead the optimizer also gathers for the next step.
 CASES = {
     "megatron-ddp": (1, 1, 2, False, False),
     "megatron-overlap": (1, 1, 2, True, False),
@@ -21,6 +22,8 @@ CASES = {
     "megatron-p2p": (4, 2, 8, False, True),
     "megatron-flush": (4, 2, 8, False, True),
     "megatron-both": (2, 2, 4, True, True),
+    "megatron-align": (2, 2, 4, True, True),
+    "megatron-ahead": (2, 2, 4, True, True),
 }
 LAYERS = 4
 TYPES = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
@@ -61,10 +64,15 @@ def megatron(case, rank, world, factor, loop, layer, rows, width, seconds):
     config.finalize_model_grads_func = finalize_model_grads
     n = LAYERS if stages == 1 else 1
     with OnTheHost():
-        model = [_chunk(config, layer, n, width, seconds * factor, overlap) for _ in range(chunks)]
-        optimizer = _optimizer(config, model)
+        model = [
+            _chunk(case, config, layer, n, width, seconds * factor, overlap) for _ in range(chunks)
+        ]
+        optimizer = _optimizer(case, model)
     if overlap:
         config.no_sync_func = [chunk.no_sync for chunk in model] if chunks > 1 else model[0].no_sync
+    if case in ("megatron-align", "megatron-ahead"):
+        config.param_sync_func = [chunk.start_param_sync for chunk in model]
+        config.grad_sync_func = [chunk.start_grad_sync for chunk in model]
     seed = torch.Generator().manual_seed(parallel_state.get_data_parallel_rank())
     x = torch.randn(rows, 1, width, generator=seed)
 
@@ -109,7 +117,7 @@ def _config(case, width, stages, chunks, overlap_p2p):
     )
 
 
-def _chunk(config, layer, n, width, seconds, overlap):
+def _chunk(case, config, layer, n, width, seconds, overlap):
     """A chunk of the model in Megatron's DDP, a bucket a layer."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.enums import ModelType
@@ -139,13 +147,14 @@ def _chunk(config, layer, n, width, seconds, overlap):
             use_distributed_optimizer=True,
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap,
+            align_param_gather=case in ("megatron-align", "megatron-ahead"),
             bucket_size=width * width,
         ),
         Chunk(),
     )
 
 
-def _optimizer(config, model):
+def _optimizer(case, model):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     return get_megatron_optimizer(
@@ -154,6 +163,7 @@ def _optimizer(config, model):
             lr=1e-2,
             use_distributed_optimizer=True,
             overlap_param_gather=model[0].ddp_config.overlap_param_gather,
+            overlap_param_gather_with_optimizer_step=case == "megatron-ahead",
             clip_grad=1.0,
         ),
         model,

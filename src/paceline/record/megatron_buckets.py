@@ -55,6 +55,8 @@ class Buckets:
         call = self._calling(function, _REDUCE)
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.is_profiling:
+                return function(buckets, *args, **kwargs)
             self._launched, self._copied = None, _bytes_of(buckets)
             try:
                 answer = call(buckets, *args, **kwargs)
@@ -121,7 +123,7 @@ class Buckets:
         """
 
         def finish_param_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder, work = self._recorder, buckets.param_gather_handle
+            recorder, work = self._recorder, getattr(buckets, "param_gather_handle", None)
             if not recorder.is_profiling or work is None or self._works.is_watched(work):
                 return function(buckets, *args, **kwargs)
             chunk, part = self._places.get(buckets, (0, -1))
@@ -135,4 +137,5 @@ class Buckets:
 
 def _bytes_of(buckets: Any) -> int:
     """Bytes of a group's gradients."""
-    return sum(int(getattr(bucket.grad_data, "nbytes", 0)) for bucket in buckets.buckets)
+    gradients = [getattr(bucket, "grad_data", None) for bucket in getattr(buckets, "buckets", ())]
+    return sum(int(getattr(gradient, "nbytes", 0)) for gradient in gradients)
