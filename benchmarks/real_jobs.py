@@ -28,6 +28,9 @@ from harness import factors_of, run
 
 #: DeepSpeed's, which is not among Paceline's dependencies: name them.
 ZERO = ("zero1", "zero2", "zero2-accumulate", "zero3", "zero3-prefetch", "zero3-single")
+#: Megatron-Core's, likewise: DDP with the distributed optimizer, pipelines, both.
+MEGATRON = ("megatron-ddp", "megatron-overlap", "megatron-1f1b", "megatron-interleaved")
+MEGATRON += ("megatron-p2p", "megatron-flush", "megatron-both", "megatron-align", "megatron-ahead")
 CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
 CASES += ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 CASES += ("pp-fsdp", "tp", "tp-sums", "tp-fsdp", "ep", "cp")

@@ -33,6 +33,9 @@ CASES = {
     "zero1": False,
     "zero2-accumulate": False,
     "zero3-single": False,
+    "megatron-overlap": False,
+    "megatron-p2p": True,
+    "megatron-both": False,
 }
 
 
@@ -40,6 +43,8 @@ CASES = {
 def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path):
     if case.startswith("zero"):
         requires.installed("deepspeed")
+    if case.startswith("megatron"):
+        requires.installed("megatron.core")  # what of CUDA is replaced: real_jobs/megatron_jobs.py
     slow, _, _ = factors_of(3.0)
     plain = run(case, tmp_path / "plain", [0.0] * len(slow), steps=4)  # sleeps change no number
     recorded = run(case, tmp_path / "recorded", slow, steps=4, recorded=True)

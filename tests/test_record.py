@@ -244,7 +244,7 @@ def test_a_slow_disk_drops_whole_steps_and_counts_them(tmp_path, monkeypatch):
     assert times.warnings == (f"{lost} step times were dropped because the disk was slow",)
 
 
-def test_a_step_of_too_many_operations_is_dropped(tmp_path, monkeypatch):
+def test_a_step_of_too_many_operations_is_dropped(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(record.recorder, "MAX_OPS", 2)
     clock = SetClock()
     rec = recorder(tmp_path, clock)
@@ -252,6 +252,8 @@ def test_a_step_of_too_many_operations_is_dropped(tmp_path, monkeypatch):
     play(rec, clock, 1, [*OPS, ("optimizer", -1, -1, 45, 48)], (100, 150))
     play(rec, clock, 2, OPS, (200, 250))
     rec.close()
+    (line,) = caplog.records
+    assert line.message == "step 1 has over 2 operations: only its time is kept"
     assert load(tmp_path).steps.tolist() == [0, 2]
     assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1, 2]
 
@@ -283,7 +285,7 @@ def test_steps_pass_one_whose_operation_has_no_end(tmp_path):
     rec.close()
 
 
-def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch):
+def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch, caplog):
     rec = record.start(tmp_path, every=1, flush_s=3600)
     with rec.step(0):
         rec.launch("forward-send", 0)
@@ -294,6 +296,9 @@ def test_operations_without_an_end_are_given_up_in_time(tmp_path, monkeypatch):
     assert rec._writer._put == rec._writer._taken
     (file,) = read_files(tmp_path)
     assert file.dropped == (1, 0)
+    (line,) = caplog.records
+    assert "the operations of step 0 are not recorded" in line.message
+    assert "(forward-send)" in line.message
     rec.close()
 
 

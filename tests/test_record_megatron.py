@@ -10,154 +10,17 @@ from pathlib import Path
 import pytest
 
 import paceline.record as record
+from megatron_tree import DistributedDataParallel, Work, installed
 from paceline import load
 from paceline.trace import OpKind
 
 K = OpKind
 
 
-class Request:
-    def wait(self):
-        return None
-
-
-class P2PCommunicator:
-    def __init__(self):
-        self.called = []
-
-    def _communicate(
-        self,
-        *,
-        tensor_send_next,
-        tensor_send_prev,
-        recv_prev,
-        recv_next,
-        tensor_shape,
-        wait_on_reqs=True,
-    ):
-        self.called.append((tensor_send_next, tensor_send_prev, recv_prev, recv_next))
-        requests = {"send_next": Request(), "recv_prev": Request()}
-        return None, None, None if wait_on_reqs else requests
-
-
-class DistributedDataParallel:
-    def __init__(self, module):
-        self.module = module
-
-    def finish_grad_sync(self, force_all_reduce=False):
-        return "synced"
-
-
-class MegatronOptimizer:
-    def clip_grad_norm(self, clip_grad):
-        return self.get_grad_norm()
-
-    def get_grad_norm(self):
-        return 1.0
-
-
-class MixedPrecisionOptimizer(MegatronOptimizer):
-    def step_with_ready_grads(self):
-        return True
-
-    def step(self):
-        self.clip_grad_norm(1.0)
-        return self.step_with_ready_grads()
-
-
-class DistributedOptimizer(MixedPrecisionOptimizer):
-    def step_with_ready_grads(self):
-        return super().step_with_ready_grads()
-
-
-class FP32Optimizer(MixedPrecisionOptimizer):
-    def step_with_ready_grads(self):
-        return True
-
-
-class ChainedOptimizer(MegatronOptimizer):
-    def __init__(self, optimizers):
-        self.chained_optimizers = optimizers
-
-    def get_grad_norm(self):
-        return max(each.get_grad_norm() for each in self.chained_optimizers)
-
-    def step_with_ready_grads(self):
-        return all(each.step_with_ready_grads() for each in self.chained_optimizers)
-
-    def step(self):
-        self.get_grad_norm()
-        return self.step_with_ready_grads()
-
-
-def forward_step(forward_step_func, data_iterator, model, num_microbatches, *_, **__):
-    return [object()], 7
-
-
-def backward_step(input_tensor, output_tensor, output_tensor_grad, model_type, config):
-    return "gradient"
-
-
 @pytest.fixture
 def megatron(monkeypatch):
     """The modules by their last names; every one a fresh copy."""
-    from copy import copy
-
-    def fresh(cls, *bases):
-        return type(cls.__name__, bases or cls.__bases__, dict(vars(cls)))
-
-    base = fresh(MegatronOptimizer)
-    mixed = fresh(MixedPrecisionOptimizer, base)
-    distributed = type(
-        "DistributedOptimizer",
-        (mixed,),
-        {"step_with_ready_grads": lambda self: mixed.step_with_ready_grads(self)},
-    )
-    trees = {
-        "megatron": {},
-        "megatron.core": {},
-        "megatron.core.parallel_state": {
-            "model_parallel_is_initialized": lambda: True,
-            "get_data_parallel_world_size": lambda: 1,
-            "get_pipeline_model_parallel_world_size": lambda: 2,
-            "get_tensor_model_parallel_world_size": lambda: 1,
-            "get_context_parallel_world_size": lambda: 1,
-            "get_virtual_pipeline_model_parallel_world_size": lambda: None,
-            "get_data_parallel_rank": lambda: 0,
-            "get_pipeline_model_parallel_rank": lambda: 1,
-        },
-        "megatron.core.pipeline_parallel": {},
-        "megatron.core.pipeline_parallel.schedules": {
-            "forward_step": forward_step,
-            "backward_step": backward_step,
-        },
-        "megatron.core.pipeline_parallel.p2p_communication": {
-            "P2PCommunicator": fresh(P2PCommunicator)
-        },
-        "megatron.core.distributed": {},
-        "megatron.core.distributed.distributed_data_parallel": {
-            "DistributedDataParallel": fresh(DistributedDataParallel)
-        },
-        "megatron.core.distributed.finalize_model_grads": {
-            "_allreduce_non_tensor_model_parallel_grads": lambda *_: None,
-            "_allreduce_word_embedding_grads": lambda *_: None,
-        },
-        "megatron.core.optimizer": {},
-        "megatron.core.optimizer.optimizer": {
-            "MegatronOptimizer": base,
-            "MixedPrecisionOptimizer": mixed,
-            "FP32Optimizer": fresh(FP32Optimizer, mixed),
-            "ChainedOptimizer": fresh(ChainedOptimizer, base),
-        },
-        "megatron.core.optimizer.distrib_optimizer": {"DistributedOptimizer": distributed},
-    }
-    modules = {}
-    for name, contents in trees.items():
-        module = types.ModuleType(name)
-        vars(module).update(copy(contents))
-        monkeypatch.setitem(sys.modules, name, module)
-        modules[name.rpartition(".")[2]] = module
-    return modules
+    return installed(monkeypatch)
 
 
 @pytest.fixture
@@ -172,6 +35,12 @@ def model_of(ties):
     return [chunk]
 
 
+def forward(schedules, microbatch, chunk=None, received=None, model=None):
+    return schedules.forward_step(
+        None, None, model, 3, received, [], None, 1, current_microbatch=microbatch, vp_stage=chunk
+    )
+
+
 def train_step(megatron, optimizer, ties=False, overlap=False):
     """A step of the last stage: 1F1B of three microbatches."""
     schedules, link = megatron["schedules"], megatron["p2p_communication"].P2PCommunicator()
@@ -182,14 +51,13 @@ def train_step(megatron, optimizer, ties=False, overlap=False):
         return link._communicate(**arguments)
 
     for microbatch in range(3):
-        _, _, requests = communicate(recv_prev=True, wait_on_reqs=not overlap)
+        received, _, requests = communicate(recv_prev=True, wait_on_reqs=not overlap)
         for request in (requests or {}).values():
+            assert type(request) is Work
             request.wait()
-        output, _ = schedules.forward_step(
-            None, None, None, 3, current_microbatch=microbatch, vp_stage=None
-        )
+        output, _ = forward(schedules, microbatch, None, received)
         assert schedules.backward_step(None, output, None, None, None) == "gradient"
-        communicate(tensor_send_prev="gradient")
+        communicate(tensor_send_prev="gradient", wait_on_reqs=not overlap)
     ddp = megatron["distributed_data_parallel"].DistributedDataParallel(None)
     assert ddp.finish_grad_sync() == "synced"
     finalize = megatron["finalize_model_grads"]
@@ -276,11 +144,7 @@ def test_backwards_of_chunks_find_their_forwards(megatron, recorder):
     record.instrument_megatron()
     schedules = megatron["schedules"]
     with recorder.step(0):
-        outputs = {
-            (m, c): schedules.forward_step(None, None, None, 2, current_microbatch=m, vp_stage=c)[0]
-            for c in range(2)
-            for m in range(2)
-        }
+        outputs = {(m, c): forward(schedules, m, c)[0] for c in range(2) for m in range(2)}
         for key in ((0, 1), (1, 1), (0, 0), (1, 0)):
             schedules.backward_step(None, outputs[key], None, None, None)
         backwards = [op for op in recorder._ops if op.kind == K.BACKWARD_COMPUTE]
@@ -297,7 +161,7 @@ def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeyp
     )
     assert any("finalize_model_grads cannot be imported" in line for line in told)
     with recorder.step(0):
-        megatron["schedules"].forward_step(None, None, None, 1, current_microbatch=0)
+        forward(megatron["schedules"], 0)
     assert recorder.is_on
 
 
@@ -313,7 +177,7 @@ def test_instrumenting_twice_records_once(megatron, recorder):
     record.instrument_megatron()
     record.instrument_megatron()
     with recorder.step(0):
-        megatron["schedules"].forward_step(None, None, None, 1, current_microbatch=0)
+        forward(megatron["schedules"], 0)
         assert len(recorder._ops) == 1
 
 

@@ -457,6 +457,12 @@ def sharded_pipeline(case, rank, world, factor, loop):
     loop.run(step)
 
 
+def megatron(case, rank, world, factor, loop):
+    from megatron_jobs import megatron
+
+    megatron(case, rank, world, factor, loop, Layer, ROWS, WIDTH, LAYER_S)
+
+
 def main(case, rank, world, folder, factors, steps, seen):
     rank, world, folder = int(rank), int(world), Path(folder)
     torch.set_num_threads(1)
@@ -481,6 +487,7 @@ KINDS = {
     "pp-fsdp": sharded_pipeline,
     "tp": tensor,
     "ep": experts,
+    "megatron": megatron,
     "cp": context,
     "fsdp": fsdp,
     "hsdp": fsdp,

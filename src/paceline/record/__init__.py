@@ -180,7 +180,7 @@ def instrument_model(model: Any) -> None:
 
 
 def instrument_megatron() -> None:
-    """Record an installed Megatron-Core: schedules, transfers, exchange of gradients, optimizer.
+    """Record an installed Megatron-Core: passes, transfers, gathers, gradients, optimizer.
 
     Call it after Megatron's model-parallel state is initialised and before training.
     """

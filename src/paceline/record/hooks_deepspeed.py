@@ -6,11 +6,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from paceline.blockfile import LATE
 from paceline.record.passes import Passes
-from paceline.record.patching import Wrapper, wrap
+from paceline.record.patching import Wrapper, argument, wrap
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, Op, Step
+from paceline.record.steps import Op
+from paceline.record.works import LowestRanks, Works
 
 #: Methods of ``deepspeed.comm.torch.TorchBackend`` that ZeRO gathers parameters by -> place of
 #: their argument ``group``, which ``async_op`` follows. Their signatures are hidden
@@ -205,20 +205,15 @@ class _Phase:
 
 
 class _Collectives:
-    """Collectives of ``deepspeed.comm``: each blocks, or returns a work that is waited for.
-
-    DeepSpeed gets its own works: a wait is seen where their class has it, so no handle notices.
-    """
+    """Collectives of ``deepspeed.comm``: each blocks, or returns a work that is waited for."""
 
     def __init__(self, recorder: Recorder, kind: Callable[[bool], str | None]) -> None:
         self._recorder, self._kind = recorder, kind
-        self._works: dict[int, tuple[Any, Op]] = {}  # that are under way, by id
-        self._classes: set[type] = set()  # of works, whose wait is seen
-        self._numbers: dict[int, tuple[Any, int]] = {}  # lowest ranks of groups, by id
-        self._step: Step | None = None
+        self._works = Works(recorder)
+        self._number = LowestRanks()
         self._inside = False  # of a collective, which may call others
-        self._fetching = False
-        self._waited: tuple[Op, Any] | None = None  # last wait of a fetch, and its end
+        #: Wraps ``fetch_sub_module``, which takes what it waits for from a ``set`` of parameters.
+        self.fetch = self._works.joined
 
     def install(self, backend: Any) -> None:
         """Put the wrappers in the place of the backend's methods."""
@@ -226,15 +221,6 @@ class _Collectives:
             for name, place in names.items():
                 if hasattr(backend, name):
                     wrap(backend, name, self._wrapper(gathers, place))
-
-    def _group(self, group: Any) -> int:
-        """The lowest rank of a process group."""
-        if id(group) not in self._numbers:
-            import torch.distributed as dist
-
-            ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-            self._numbers[id(group)] = group, min(ranks)
-        return self._numbers[id(group)][1]
 
     def _wrapper(self, gathers: bool, place: int) -> Wrapper:
         def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,17 +234,17 @@ class _Collectives:
                 try:
                     # The norm is one number of all ranks, whatever group sums it.
                     is_norm = kind == "optimizer-clip-main-grad"
-                    group = -1 if is_norm else self._group(_at(args, place, kwargs, "group"))
+                    group = -1 if is_norm else self._number(argument(args, kwargs, place, "group"))
                 except Exception as error:
                     recorder.fail(error)
                     return function(*args, **kwargs)
-                self._go_on()
-                if not _at(args, place + 1, kwargs, "async_op"):
+                self._works.go_on()
+                if not argument(args, kwargs, place + 1, "async_op"):
                     with recorder.op(kind, group=group):
                         return self._alone(function, *args, **kwargs)
-                op: Any = recorder.launch(kind, group=group)
+                op = recorder.launch(kind, group=group)
                 work = self._alone(function, *args, **kwargs)
-                self._watch(work, op)
+                self._works.watch(work, op)
                 return work
 
             return collective
@@ -271,71 +257,3 @@ class _Collectives:
             return function(*args, **kwargs)
         finally:
             self._inside = False
-
-    def _watch(self, work: Any, op: Op) -> None:
-        if self._step is not self._recorder.running_step:
-            self._step = self._recorder.running_step
-            self._works.clear()  # never waited for
-        self._works[id(work)] = work, op
-        if type(work) not in self._classes:
-            self._classes.add(type(work))
-            wrap(type(work), "wait", self._wait)
-
-    def _wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a work's ``wait``, in its class: instances of torch's take no attribute."""
-
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            _, op = self._works.pop(id(work), (None, None)) if self._works else (None, None)
-            if op is None or not self._recorder.is_profiling:
-                return function(work, *args, **kwargs)
-            recorder = self._recorder
-            before = recorder.mark()
-            if self._waited is None:
-                recorder.wait_from(op, before)
-            else:
-                op.awaited = self._waited[0].awaited
-            over = _is_over(work)
-            answer = function(work, *args, **kwargs)
-            op.end = recorder.mark()
-            op.flags |= LATE if over or op.end - before < BLOCKED_NS else 0
-            self._waited = op, op.end
-            if not self._fetching:
-                self._go_on()
-            return answer
-
-        return wait
-
-    def fetch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the coordinator's ``fetch_sub_module``, which may wait for several gathers.
-
-        It takes them from a ``set`` of parameters, so ranks wait in orders of their own. They are
-        one wait here, or ranks would run programs that differ.
-        """
-
-        def fetch_sub_module(*args: Any, **kwargs: Any) -> Any:
-            self._fetching = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._fetching = False
-                self._go_on()
-
-        return fetch_sub_module
-
-    def _go_on(self) -> None:
-        """What waited goes on, from when its last wait was over."""
-        if self._waited is not None:
-            op, end = self._waited
-            self._waited = None
-            self._recorder.wait_to(op, end)
-
-
-def _is_over(work: Any) -> bool:
-    """Whether a work is complete, as far as it says so: a wait may take long without blocking."""
-    asked = getattr(work, "is_completed", None)
-    return bool(asked()) if asked is not None else False
-
-
-def _at(args: tuple[Any, ...], place: int, kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of a call; None where it is not given."""
-    return args[place] if place < len(args) else kwargs.get(name)

@@ -10,6 +10,7 @@ from paceline.record.passes import NoExchange, Passes, TailExchange, record_opti
 from paceline.record.patching import wrap, wrap_call
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Step
+from paceline.record.works import LowestRanks
 
 
 def instrument(recorder: Recorder, model: Any) -> None:
@@ -53,16 +54,8 @@ class _Units:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._gathers: dict[int, Any] = {}  # of works that are under way
-        self._numbers: dict[int, int] = {}  # of process groups
+        self._group = LowestRanks()
         self._unit = -1  # that was scattered last
-
-    def _group(self, process_group: Any) -> int:
-        """The lowest rank of a process group."""
-        if id(process_group) not in self._numbers:
-            import torch.distributed as dist
-
-            self._numbers[id(process_group)] = min(dist.get_process_group_ranks(process_group))
-        return self._numbers[id(process_group)]
 
     def gather(self, unit: int) -> Callable[..., Any]:
         """Called in the place of a unit's gather."""

@@ -1,4 +1,4 @@
-"""Hooks for an installed Megatron-Core (written against 0.16): functions are replaced in place."""
+"""Hooks for an installed Megatron-Core (read at 0.16.1): functions are replaced in place."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from paceline.record.patching import wrap
+from paceline.record.megatron_buckets import Buckets
+from paceline.record.megatron_transfers import Transfers, first_of
+from paceline.record.patching import argument, wrap
 from paceline.record.place import megatron_place
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Step
+from paceline.record.works import Works
 
 log = logging.getLogger("paceline.record")
 
 Function = Callable[..., Any]
 
-#: What a call of ``_communicate`` transfers: its argument, the request's name, the kind.
-_TRANSFERS = (
-    ("tensor_send_next", "send_next", "forward-send"),
-    ("tensor_send_prev", "send_prev", "backward-send"),
-    ("recv_prev", "recv_prev", "forward-recv"),
-    ("recv_next", "recv_next", "backward-recv"),
+_SCHEDULES = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
 )
 
 _OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
 
 
 def instrument(recorder: Recorder) -> None:
-    """Record the schedules, transfers, exchange of gradients and optimizer of Megatron-Core.
+    """Record Megatron-Core: schedules, transfers, gathers, exchange of gradients, optimizer.
+
+    On the host every transfer, and every gather and reduction of a group of buckets, is recorded
+    where it is launched and waited for. On a GPU transfers are, and the exchange of gradients as
+    what the end of a step waits for.
 
     What a version of Megatron does not have is one line in the log. Steps are those of
     ``megatron.training.training.train_step`` where that is installed; else the loop names them.
@@ -42,15 +47,12 @@ def instrument(recorder: Recorder) -> None:
     schedules = _module("megatron.core.pipeline_parallel.schedules")
     wrap(schedules, "forward_step", hooks.forward)
     wrap(schedules, "backward_step", hooks.backward)
-    p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
-    # A method since 0.14, a function before.
-    wrap(getattr(p2p, "P2PCommunicator", p2p), "_communicate", hooks.transfer)
-    ddp = _module("megatron.core.distributed.distributed_data_parallel")
-    wrap(
-        getattr(ddp, "DistributedDataParallel", ddp),
-        "finish_grad_sync",
-        hooks.collective("grads-reduce-scatter", by_chunk=True),
-    )
+    for name in _SCHEDULES:
+        wrap(schedules, name, hooks.schedule)
+    if recorder.on_host:
+        _exchange(hooks)
+    else:
+        _exchange_on_gpu(hooks)
     finalize = _module("megatron.core.distributed.finalize_model_grads")
     wrap(
         finalize,
@@ -60,6 +62,30 @@ def instrument(recorder: Recorder) -> None:
     wrap(finalize, "_allreduce_word_embedding_grads", hooks.embedding)
     _optimizers(hooks)
     _training(hooks)
+
+
+def _exchange(hooks: _Hooks) -> None:
+    p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
+    wrap(p2p, "_batched_p2p_ops", hooks.transfers.host(in_order=True))
+    wrap(p2p, "_p2p_ops", hooks.transfers.host(in_order=False))
+    buffer = _module("megatron.core.distributed.param_and_grad_buffer")
+    wrap(buffer, "_coalescing_manager", hooks.buckets.manager)
+    groups = getattr(buffer, "_ParamAndGradBucketGroup", buffer)
+    wrap(groups, "start_param_sync", hooks.buckets.gather)
+    wrap(groups, "finish_param_sync", hooks.buckets.finish)
+    wrap(groups, "start_grad_sync", hooks.buckets.reduce)
+
+
+def _exchange_on_gpu(hooks: _Hooks) -> None:
+    p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
+    # A method since 0.14, a function before.
+    wrap(getattr(p2p, "P2PCommunicator", p2p), "_communicate", hooks.transfers.streams)
+    ddp = _module("megatron.core.distributed.distributed_data_parallel")
+    wrap(
+        getattr(ddp, "DistributedDataParallel", ddp),
+        "finish_grad_sync",
+        hooks.collective("grads-reduce-scatter", by_chunk=True),
+    )
 
 
 def _module(name: str) -> Any:
@@ -101,6 +127,8 @@ class _Hooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        works = Works(recorder)
+        self.transfers, self.buckets = Transfers(recorder, works), Buckets(recorder, works)
         self._step: Step | None = None
         self._forwards: dict[int, tuple[int, int]] = {}
         self._backwards = self._chunks = self._forwarded = 0
@@ -111,6 +139,19 @@ class _Hooks:
             self._step = self._recorder.running_step
             self._forwards.clear()
             self._backwards = self._chunks = self._forwarded = 0
+
+    def schedule(self, function: Function) -> Function:
+        """Wraps a schedule, which is given the chunks of the model."""
+
+        def forward_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._recorder.is_profiling:
+                self._refresh()
+                model = kwargs.get("model")
+                for chunk, module in enumerate(model if isinstance(model, list) else [model]):
+                    self.buckets.learn(chunk, module)
+            return function(*args, **kwargs)
+
+        return forward_backward
 
     def forward(self, function: Function) -> Function:
         """Wraps ``forward_step``, which is told its microbatch and chunk."""
@@ -123,10 +164,13 @@ class _Hooks:
             if microbatch is None:
                 microbatch = self._forwarded
             self._forwarded += 1
+            self.buckets.learn(chunk, argument(args, kwargs, 2, "model"))
+            self.transfers.taken(argument(args, kwargs, 4, "input_tensor"), microbatch, chunk)
             with self._recorder.op("forward-compute", microbatch, chunk):
                 answer = function(*args, **kwargs)
             output = answer[0] if isinstance(answer, tuple) else answer
-            self._forwards[_identity(output)] = microbatch, chunk
+            self._forwards[id(first_of(output))] = microbatch, chunk
+            self.transfers.made(output, microbatch, chunk)
             return answer
 
         return forward_step
@@ -139,39 +183,16 @@ class _Hooks:
                 return function(input_tensor, output_tensor, *args, **kwargs)
             self._refresh()
             unknown = self._backwards, 0
-            microbatch, chunk = self._forwards.pop(_identity(output_tensor), unknown)
+            microbatch, chunk = self._forwards.pop(id(first_of(output_tensor)), unknown)
             self._backwards += 1
+            gradient = argument(args, kwargs, 0, "output_tensor_grad")
+            self.transfers.taken(gradient, microbatch, chunk)
             with self._recorder.op("backward-compute", microbatch, chunk):
-                return function(input_tensor, output_tensor, *args, **kwargs)
-
-        return backward_step
-
-    def transfer(self, function: Function) -> Function:
-        """Wraps ``_communicate``, through which all sends and recvs go."""
-
-        def communicate(*args: Any, **kwargs: Any) -> Any:
-            recorder = self._recorder
-            if not recorder.is_profiling:
-                return function(*args, **kwargs)
-            launched = {
-                request: recorder.launch(kind)
-                for argument, request, kind in _TRANSFERS
-                if kwargs.get(argument) is not None and kwargs[argument] is not False
-            }
-            answer = function(*args, **kwargs)
-            requests = answer[2] if isinstance(answer, tuple) and len(answer) > 2 else None
-            if not requests:  # it has waited for them
-                for op in launched.values():
-                    op.done()
-            elif isinstance(requests, dict):
-                for name in requests.keys() & launched.keys():
-                    requests[name] = launched[name].track(requests[name])
-            else:
-                for op in launched.values():
-                    requests[:] = [op.track(request) for request in requests]
+                answer = function(input_tensor, output_tensor, *args, **kwargs)
+            self.transfers.made(answer, microbatch, chunk)
             return answer
 
-        return communicate
+        return backward_step
 
     def collective(self, kind: str, *, by_chunk: bool = False) -> Callable[[Function], Function]:
         """Wraps what is done when it returns; inside another operation it is part of that."""
@@ -212,13 +233,6 @@ class _Hooks:
                 return function(*args, **kwargs)
 
         return step
-
-
-def _identity(output: Any) -> int:
-    """A number for the tensor, alone or in a list, that a forward returned."""
-    while isinstance(output, list | tuple) and output:
-        output = output[0]
-    return id(output)
 
 
 def _ties_embeddings(model: Any) -> bool:

@@ -44,3 +44,8 @@ def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
 
     members = {"__call__": call, "__paceline_wraps__": base, "__module__": base.__module__}
     callee.__class__ = type(base.__name__, (base,), members)
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    """An argument of a call; None where it is not given."""
+    return args[place] if place < len(args) else kwargs.get(name)

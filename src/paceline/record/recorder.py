@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class Recorder:
         self._pid = os.getpid()
         self._failed = self._warned = False
         self._hooked: WeakSet[Any] = WeakSet()
+        self._endings: list[Callable[[Step], None]] = []
         self._sync_timeout_s = sync_timeout_s
         self._every, self._steps, self._sync_every = every, steps, sync_every
         self._at_first = every, steps
@@ -369,6 +370,10 @@ class Recorder:
         self._hooked.add(hooked)
         return new
 
+    def at_step_end(self, ending: Callable[[Step], None]) -> None:
+        """Call ``ending`` with every step that is over or was left, before it is written."""
+        self._endings.append(ending)
+
     @property
     def running_step(self) -> Step | None:
         """The step that runs now."""
@@ -389,8 +394,9 @@ class Recorder:
 
     def _give_up_step(self) -> None:
         if self._step is not None and self._writer is not None:
-            self._step.ops = self._ops = None
+            number, self._step.ops, self._ops = self._step.number, None, None
             self._writer.dropped_steps += 1
+            self._warn_once(f"step {number} has over {MAX_OPS:,} operations: only its time is kept")
 
     def begin(self, step: Step) -> None:
         """A step begins; called by its block."""
@@ -414,10 +420,13 @@ class Recorder:
     def finish(self, step: Step, *, whole: bool) -> None:
         """A step ends; called by its block. One that an exception left is not kept."""
         writer = self._writer
-        if writer is not None and whole and step.start is not None:
+        if writer is not None and step.start is not None:
             try:
                 step.end = self.mark()
-                writer.put(step)
+                for ending in self._endings:
+                    ending(step)
+                if whole:
+                    writer.put(step)
             except Exception as error:
                 self.fail(error)
         self._ops = self._step = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -16,6 +17,8 @@ from paceline import blockfile
 from paceline.record.clocks import HostClock, Offset
 from paceline.record.place import Place
 from paceline.record.steps import Op, Step
+
+log = logging.getLogger("paceline.record")
 
 #: Operations and steps that wait for the disk or for the GPU; some 8 MB.
 MAX_WAITING = 50_000
@@ -183,7 +186,7 @@ class Writer:
                     self._held.append((step, start, end))
                     continue
                 if packed is None:
-                    self._incomplete += 1
+                    self._lose(step, ops)
                 else:
                     head = blockfile.STEP_HEAD.pack(step.number, start, end - start, len(ops))
                     kind = blockfile.SUMMED if summed else blockfile.PROGRAM
@@ -191,6 +194,19 @@ class Writer:
                     marks += [mark for op in ops for mark in (op.start, op.end)]
             self._clock.recycle(marks)
             self._taken += step.size
+
+    def _lose(self, step: Step, ops: list[Op]) -> None:
+        """Give up a step's operations; the first time says which of them have no end."""
+        self._incomplete += 1
+        if self._incomplete > 1:
+            return
+        kinds = {blockfile.KINDS[op.kind] for op in ops if op.end is None}
+        log.warning(
+            "the operations of step %d are not recorded, for some have no end (%s); later steps "
+            "like it are only counted (paceline record status)",
+            step.number,
+            ", ".join(sorted(kinds)) or "the GPU has not come there",
+        )
 
     def _packed(self, ops: list[Op], zero: int, *, summed: bool) -> bytes | None:
         """The operations' records; None where one has no end yet."""

@@ -1,0 +1,148 @@
+"""Works that a framework keeps to itself: their waits are seen, and nothing is put around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.blockfile import LATE, PEER_END
+from paceline.record.patching import wrap
+from paceline.record.recorder import Recorder
+from paceline.record.steps import BLOCKED_NS, SENDS, Op, Operation, Step
+
+#: ns that a wait takes at most for each byte which it copies from a buffer of gloo's. Measured for
+#: reduce-scatters, whose works never say that they are complete: 2 ns (1 MB), and 0.1 ms at least.
+COPIED_NS, COPYING_NS = 5, 200_000
+
+_UNKNOWN: tuple[None, tuple[Op, ...], int] = (None, (), 0)
+
+
+class Works:
+    """Works under way, and when the program waits for them.
+
+    The framework gets its own works: a wait is seen where their class has it, so no handle notices
+    and no test of a work's type fails.
+
+    Args:
+        recorder: the recorder.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        #: Those under way, by id: the work, its operations, ns of a wait that did not block.
+        self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
+        self._classes: set[type] = set()  # of works, whose wait is seen
+        self._joining = False
+        self._waited: tuple[Op, Any] | None = None  # last of joined waits, and its end
+        recorder.at_step_end(self._end_step)
+
+    def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
+        """Operations end when ``work`` does. On a GPU a stream of ours waits for that.
+
+        Args:
+            work: of ``torch.distributed``, or anything with ``wait``.
+            operations: that it is; several where a work stands for all of them.
+            copied: bytes that its wait may copy, whether it blocks or not.
+        """
+        ops = tuple(op for op in operations if isinstance(op, Op))
+        try:
+            for op in ops:
+                op.end = self._recorder.after(work, op.kind)
+                if op.end is None and op.kind in SENDS:
+                    op.flags |= PEER_END
+            free_ns = COPYING_NS + copied * COPIED_NS if copied else BLOCKED_NS
+            self._of[id(work)] = work, ops, free_ns
+            if type(work) not in self._classes:
+                self._classes.add(type(work))
+                wrap(type(work), "wait", self._wait)
+        except Exception as error:
+            self._recorder.fail(error)
+
+    def is_watched(self, work: Any) -> bool:
+        """Whether a work of this step is under way."""
+        return id(work) in self._of
+
+    def _wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a work's ``wait``, in its class: instances of torch's take no attribute."""
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            _, ops, free_ns = self._of.pop(id(work), _UNKNOWN) if self._of else _UNKNOWN
+            if not ops or not self._recorder.is_profiling:
+                return function(work, *args, **kwargs)
+            recorder = self._recorder
+            before = recorder.mark()
+            for op in ops:
+                if self._waited is None:
+                    recorder.wait_from(op, before)
+                else:
+                    op.awaited = self._waited[0].awaited
+            over = _is_over(work)
+            asked = recorder.mark()  # what we do is no wait
+            answer = function(work, *args, **kwargs)
+            end = recorder.mark()
+            if recorder.on_host:
+                over = over or end - asked < free_ns
+                for op in ops:
+                    op.end, op.flags = end, op.flags | (LATE if over else 0)
+            self._waited = ops[-1], end
+            if not self._joining:
+                self.go_on()
+            return answer
+
+        return wait
+
+    def joined(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a function that may wait for several works, in any order: that is one wait.
+
+        Else ranks that wait in orders of their own would run programs that differ.
+        """
+
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            self._joining = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._joining = False
+                self.go_on()
+
+        return waits
+
+    def go_on(self) -> None:
+        """What waited goes on, from when its last wait was over."""
+        if self._waited is not None:
+            op, end = self._waited
+            self._waited = None
+            self._recorder.wait_to(op, end)
+
+    def _end_step(self, step: Step) -> None:
+        """Nobody waited for these in the step: when they end is not known."""
+        for _, ops, _ in self._of.values():
+            for op in ops:
+                if op.end is None and op.ops is step.ops:
+                    op.end, op.flags = step.end, op.flags | LATE
+        self._of.clear()
+
+
+def _is_over(work: Any) -> bool:
+    """Whether a work is complete, as far as it says so: a wait may take long without blocking."""
+    works = getattr(work, "works", None)  # of torch's coalescing manager
+    if isinstance(works, list):
+        return all(map(_is_over, works))
+    asked = getattr(work, "is_completed", None)
+    return bool(asked()) if asked is not None else False
+
+
+class LowestRanks:
+    """Numbers of process groups: the lowest of their ranks."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Any, int]] = {}  # by id; the group, so that its id stays its own
+
+    def __call__(self, group: Any) -> int:
+        """The lowest rank of a process group; None: of all ranks."""
+        if id(group) not in self._of:
+            import torch.distributed as dist
+
+            ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+            self._of[id(group)] = group, min(ranks)
+        return self._of[id(group)][1]
