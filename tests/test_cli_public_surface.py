@@ -28,6 +28,7 @@ PUBLIC = {
     "cluster_preset",
     "compare",
     "from_trace",
+    "integrations",
     "llm_preset",
     "load",
     "measure",

@@ -35,6 +35,7 @@ LAYERS = (
         "detect",
         "mitigate",
         "record",
+        "integrations",
         "results",
         "report",
     ),

@@ -45,8 +45,9 @@ KINDS: Final = (
 )
 
 #: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all
-#: steps, a clock exchange, counts of what was dropped, a profiled step with its program.
-STEP, TIMES, CLOCK, COUNTS, PROGRAM = 1, 2, 3, 4, 5
+#: steps, a clock exchange, counts of what was dropped, a profiled step with its program, what was
+#: hooked or could not be.
+STEP, TIMES, CLOCK, COUNTS, PROGRAM, NOTE = 1, 2, 3, 4, 5, 6
 
 #: Types that hold a profiled step.
 PROFILED: Final = frozenset((STEP, PROGRAM))
