@@ -17,10 +17,10 @@ from torch import nn
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "real_jobs"))
-from job import WIDTH, layers
+from job import WIDTH, Sleep, layers
 
 DOCS = HERE.parents[1] / "docs" / "integrations.md"
-STEPS, MICROBATCHES, ROWS = 8, 2, 4
+STEPS, MICROBATCHES, ROWS = 6, 2, 4
 LAYERS, LAYER_S = 3, 0.02
 
 
@@ -58,7 +58,8 @@ def insert(section, folder, **names):
     """Run the trainer's snippet with every step profiled; returns the names it has made."""
     code = snippet(section)
     assert code.count('"runs/job-17"') == 1
-    code = code.replace('"runs/job-17"', repr(f"{folder}/run") + ", every=1")
+    every = ', "every": 1' if '"folder"' in code else ", every=1"
+    code = code.replace('"runs/job-17"', repr(f"{folder}/run") + every)
     exec(code, names)
     return names
 
@@ -93,6 +94,60 @@ def transformers(folder, factor, recorded):
         insert("Hugging Face Trainer", folder, trainer=trainer)
     trainer.train()
     return losses
+
+
+def trl(folder, factor, recorded):
+    """Supervised fine-tuning of a tiny Llama, by TRL's own trainer."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    losses = []
+
+    class Losses(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            losses.append(logs.get("loss"))
+
+    words = {"<pad>": 0, "</s>": 1, **{f"w{i}": i + 2 for i in range(30)}}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="</s>",
+    )
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": LAYERS}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes, **heads))
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda *call: sleeping(call[-1], LAYER_S * factor))
+    rows = dist_size() * ROWS * MICROBATCHES * STEPS
+    ids = torch.randint(2, 32, (rows, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    args = SFTConfig(
+        output_dir=f"{folder}/out",
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=MICROBATCHES,
+        gradient_checkpointing=False,
+        max_steps=STEPS,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+    )
+    data = Dataset.from_dict({"input_ids": ids})
+    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer)
+    trainer.add_callback(Losses())
+    if recorded:
+        insert("Hugging Face Trainer", folder, trainer=trainer)
+    trainer.train()
+    return losses
+
+
+def sleeping(output, seconds):
+    if isinstance(output, tuple):
+        return (Sleep.apply(output[0], seconds, 2 * seconds), *output[1:])
+    return Sleep.apply(output, seconds, 2 * seconds)
 
 
 def dist_size():
@@ -143,7 +198,135 @@ def lightning(folder, factor, recorded):
     return losses
 
 
-CASES = {"transformers": transformers, "lightning": lightning}
+def loop(folder, factor, recorded):
+    """A loop of its own, with two optimizers and not a line for Paceline (PACELINE_RECORD)."""
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(Model(factor))
+    parameters = list(model.parameters())
+    optimizers = [torch.optim.SGD(half, 1e-2) for half in (parameters[::2], parameters[1::2])]
+    losses = []
+    for batch in batches():
+        for microbatch in batch:
+            model.require_backward_grad_sync = microbatch is batch[-1]
+            loss = model(**microbatch)["loss"]
+            loss.backward()
+            losses.append(float(loss.detach()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def sharded(folder, factor, recorded):
+    """The same for fully_shard."""
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist_size(),), mesh_dim_names=("dp",))
+    model = Model(factor)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    losses = []
+    for batch in batches():
+        for microbatch in batch:
+            model.set_requires_gradient_sync(microbatch is batch[-1])
+            loss = model(**microbatch)["loss"]
+            loss.backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def pipeline(folder, factor, recorded):
+    """And for a schedule of torch.distributed.pipelining."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist_size()
+    part = layers(factor, LAYERS, LAYER_S)
+    stage = PipelineStage(part, rank, size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 2 * size, loss_fn=nn.MSELoss())
+    optimizer = torch.optim.SGD(part.parameters(), 1e-2)
+    x = Rows(ROWS * 2 * size).x
+    losses = []
+    for _ in range(STEPS):
+        told = []
+        last = {"target": x, "losses": told} if rank == size - 1 else {}
+        schedule.step(*([x] if rank == 0 else []), **last)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [float(loss.detach()) for loss in told]
+    return losses
+
+
+def batches():
+    """[step][microbatch] of this rank."""
+    first, size = int(os.environ["RANK"]), dist_size()
+    loader = torch.utils.data.DataLoader(Rows(size * ROWS * MICROBATCHES * STEPS), batch_size=ROWS)
+    mine = list(loader)[first::size]
+    return [mine[i : i + MICROBATCHES] for i in range(0, len(mine), MICROBATCHES)]
+
+
+def accelerate(folder, factor, recorded):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICROBATCHES)
+    model = Model(factor)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-2))
+    if recorded:
+        insert("Accelerate", folder)
+    losses = []
+    for batch in batches():
+        for microbatch in batch:
+            with accelerator.accumulate(model):
+                loss = model(**microbatch)["loss"]
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+    return losses
+
+
+def deepspeed(folder, factor, recorded):
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_accumulation_steps": MICROBATCHES,
+        "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": 1},
+    }
+    model = Model(factor)
+    if recorded:
+        engine = insert("DeepSpeed", folder, model=model, config=config)["engine"]
+    else:
+        engine, *_ = deepspeed.initialize(model=model, config=config)
+    losses = []
+    for batch in batches():
+        for microbatch in batch:
+            loss = engine(**microbatch)["loss"]
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+CASES = {
+    "transformers": transformers,
+    "lightning": lightning,
+    "loop": loop,
+    "sharded": sharded,
+    "pipeline": pipeline,
+    "accelerate": accelerate,
+    "deepspeed": deepspeed,
+    "trl": trl,
+}
 
 
 def main():
