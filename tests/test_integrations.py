@@ -72,7 +72,7 @@ def test_a_pipeline_without_a_line(tmp_path):
     recorded = record_case("pipeline", tmp_path / "recorded", [1.0, 3.0])
     assert recorded == plain
     measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
-    assert measured.job.pp == 2
+    assert measured.job.pp_size == 2
     result = paceline.analyze(measured)
     assert result.discrepancy < 0.1
     finding = diagnose(measured, result).findings[0]

@@ -41,7 +41,7 @@ class _Waiting:
     ) -> ModuleSpec | None:
         if name != OPTIMIZERS:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder needs no more than this
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         loader: Any = None if spec is None else spec.loader
         execute = getattr(loader, "exec_module", None)

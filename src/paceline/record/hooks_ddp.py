@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from paceline.blockfile import LATE
-from paceline.record.passes import Exchange, Passes, TailExchange, guarded, record_optimizers
+from paceline.record.passes import Exchange, Passes, TailExchange, record_optimizers
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, Op
 
@@ -57,6 +57,8 @@ class _Buckets:
     def __init__(self, recorder: Recorder, model: Any, trained: Sequence[Any]) -> None:
         self._recorder, self._model, self._trained = recorder, model, trained
         self._of: list[int] = []  # [parameter] its bucket
+        self._sizes: list[int] = []  # [bucket] its parameters
+        self._final = False  # whether DDP will not change them
         self._missing: list[int] = []  # [bucket] gradients that are not there yet
         self._launched: list[Any] = []
         self._drained: Any = None
@@ -66,8 +68,15 @@ class _Buckets:
         """Called when the gradient of a parameter is complete."""
 
         def gradient(_: object) -> None:
-            if self._active:
-                guarded(self._recorder, self._arrived, number)
+            if not self._active:
+                return
+            try:  # in here, not by a call: a model has hundreds of parameters
+                bucket = self._of[number]
+                self._missing[bucket] -= 1
+                if not self._missing[bucket]:
+                    self._launch()
+            except Exception as error:
+                self._recorder.fail(error)
 
         return gradient
 
@@ -76,11 +85,24 @@ class _Buckets:
         self._active = bool(self._model.require_backward_grad_sync)
         self._launched = []
         if self._active:
-            sizes, self._of = buckets_of(self._model._get_ddp_logging_data(), self._trained)
-            self._missing = list(sizes)
+            if not self._final:
+                self._ask()
+            self._missing = list(self._sizes)
 
-    def _arrived(self, number: int) -> None:
-        self._missing[self._of[number]] -= 1
+    def _ask(self) -> None:
+        """Ask DDP for its buckets.
+
+        It makes them anew once, where it looks for unused parameters never
+        (``Reducer::should_rebuild_buckets``, torch 2.13).
+        """
+        model = self._model
+        logged = model._get_ddp_logging_data()
+        self._sizes, self._of = buckets_of(logged, self._trained)
+        stays = model.find_unused_parameters and not getattr(model, "static_graph", False)
+        self._final = stays or bool(logged.get("rebuilt_per_bucket_param_indices"))
+
+    def _launch(self) -> None:
+        """Buckets start in their order, as soon as their gradients are there."""
         while (bucket := len(self._launched)) < len(self._missing) and not self._missing[bucket]:
             self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
 
