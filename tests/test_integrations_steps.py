@@ -1,6 +1,7 @@
 """Integrations without a trainer: steps, what is found and refused, the start by environment."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline.integrations
+from paceline import blockfile
 from paceline.cli.main import run as paceline_command
 from paceline.integrations import models
 from paceline.integrations.torch import OptimizerSteps
@@ -217,6 +219,62 @@ def test_a_plain_model_of_many_ranks_says_that_its_exchange_is_not_seen(tmp_path
         models.hook(recorder, model)
     (note,) = told(tmp_path)["not_recorded"]
     assert "neither DDP nor fully_shard" in note["not_recorded"]
+
+
+def test_a_note_that_a_later_version_writes_is_passed_over(tmp_path):
+    with record.start(tmp_path, every=1) as recorder:
+        recorder.note("a model")
+        with recorder.step(0):
+            pass
+    (path,) = tmp_path.glob("rank-*")
+    for payload in (b"[1]", b"{", b'{"recorded": 7}', b'{"read": "me"}'):
+        path.write_bytes(path.read_bytes() + blockfile.block(blockfile.NOTE, payload))
+    assert told(tmp_path)["recorded"] == [{"recorded": "a model", "ranks": [0]}]
+    assert steps_of(tmp_path) == [0]
+
+
+class Container(torch.optim.Optimizer):
+    """Steps others, as torchtitan's container does."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+        super().__init__([p for one in optimizers for p in one.param_groups[0]["params"]], {})
+
+    def step(self, closure=None):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def test_an_optimizer_made_of_others_is_one_operation(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    container = Container([sgd(layer.parameters()) for layer in model])
+    with record.start(tmp_path, every=1) as recorder:
+        record.instrument_model(model)
+        for number in range(2):
+            with recorder.step(number) as step:
+                train(model, [container])
+            assert [op.kind for op in step.ops] == [0, 1, 13]
+
+
+def test_the_monitor_hears_of_what_a_trainer_records(tmp_path, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(record.push, "start", lambda *told: pushed.append(told))
+    training = Training(tmp_path, {})
+    training.start(net())
+    training.end()
+    assert pushed == [(tmp_path, 0)]
+
+
+def test_every_snippet_of_the_docs_is_run_by_a_test():
+    text = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    code = {name: re.findall(r"```python\n(.*?)```", body, re.S) for name, body in sections.items()}
+    job = (ROOT / "tests" / "trainers" / "job.py").read_text(encoding="utf-8")
+    run = {name for name in sections if f'insert("{name}"' in job}
+    assert run == {"Hugging Face Trainer", "Accelerate", "Lightning", "DeepSpeed"}
+    (generic,) = code["Accelerate"]
+    others = [block for name, blocks in code.items() if name not in run for block in blocks]
+    assert others == [generic] * 3  # torchtitan, Megatron, Composer
 
 
 def python(code, **env):

@@ -19,8 +19,9 @@ examples:
   paceline record off runs/job-17
   paceline record on runs/job-17 --every 50
 
-The job records where its loop calls paceline.record (docs/record.md). It looks for the switch once
-a second; step times are kept while it is off.
+The job records where its loop calls paceline.record (docs/record.md), by a callback of its trainer,
+or where PACELINE_RECORD names the folder (docs/integrations.md). It looks for the switch once a
+second; step times are kept while it is off.
 """
 
 
