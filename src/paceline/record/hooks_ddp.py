@@ -36,10 +36,7 @@ def instrument(recorder: Recorder, model: Any) -> None:
 
 def _exchange(recorder: Recorder, model: Any, trained: Sequence[Any]) -> Exchange:
     if recorder.on_host:
-        buckets = _Buckets(recorder, model, trained)
-        for number, parameter in enumerate(trained):
-            parameter.register_post_accumulate_grad_hook(buckets.hook(number))
-        return buckets
+        return _Buckets(recorder, model, trained)
     tail = TailExchange(recorder, lambda: bool(model.require_backward_grad_sync))
     for parameter in islice(trained, WATCHED):
         parameter.register_post_accumulate_grad_hook(tail.gradient)
@@ -63,8 +60,10 @@ class _Buckets:
         self._launched: list[Any] = []
         self._drained: Any = None
         self._active = False
+        self._hooks = [self._hook(number) for number in range(len(trained))]
+        self._handles: list[Any] = []  # of hooks, in place while a backward is recorded
 
-    def hook(self, number: int) -> Any:
+    def _hook(self, number: int) -> Any:
         """Called when the gradient of a parameter is complete."""
 
         def gradient(_: object) -> None:
@@ -88,6 +87,20 @@ class _Buckets:
             if not self._final:
                 self._ask()
             self._missing = list(self._sizes)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Hooks that stayed would cost a call for each parameter in every backward."""
+        self._unwatch()  # a backward that raised has left its own
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(hook)
+            for parameter, hook in zip(self._trained, self._hooks, strict=True)
+        ]
+
+    def _unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _ask(self) -> None:
         """Ask DDP for its buckets.
@@ -119,6 +132,7 @@ class _Buckets:
 
     def end(self, backward: Op) -> None:
         """DDP has waited for all buckets."""
+        self._unwatch()
         if not self._active or not self._launched:
             return
         self._active = False
