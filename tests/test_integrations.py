@@ -32,7 +32,7 @@ CASES = {
     "trl": ("trl", DDP, 0),
 }
 #: Those that have no line for Paceline.
-SILENT = ("loop", "sharded", "pipeline")
+SILENT = ("loop", "sharded", "pipeline", "tensor")
 STEPS = 6
 
 
@@ -77,3 +77,16 @@ def test_a_pipeline_without_a_line(tmp_path):
     assert result.discrepancy < 0.1
     finding = diagnose(measured, result).findings[0]
     assert (finding.cause, finding.where["stage"]) == ("stage-imbalance", 1)
+
+
+def test_tensor_parallel_ranks_without_a_line(tmp_path):
+    plain = run("tensor", tmp_path / "plain", [0.0, 0.0])
+    recorded = record_case("tensor", tmp_path / "recorded", [1.0, 3.0])
+    assert recorded == plain
+    folder = tmp_path / "recorded" / "run"
+    assert summary(folder, read_files(folder))["not_recorded"] == []
+    measured = from_trace(paceline.load(folder))
+    assert (measured.job.peers, measured.job.dp_size) == (2, 1)
+    result = paceline.analyze(measured)
+    assert result.discrepancy < 0.05
+    assert "peer 1" in diagnose(measured, result).findings[0].text

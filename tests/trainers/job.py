@@ -240,6 +240,39 @@ def sharded(folder, factor, recorded):
     return losses
 
 
+class Block(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.seconds = seconds
+
+    def forward(self, x):
+        return self.down(Sleep.apply(torch.tanh(self.up(x)), self.seconds, 2 * self.seconds))
+
+
+def tensor(folder, factor, recorded):
+    """And for tensor parallelism by DTensor."""
+    from torch.distributed.tensor import parallel
+
+    dist.init_process_group("gloo")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist_size(),), mesh_dim_names=("tp",))
+    model = nn.Sequential(*(Block(LAYER_S * factor) for _ in range(LAYERS)))
+    for block in model:
+        plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+        parallel.parallelize_module(block, mesh, plan)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = Rows(ROWS).x
+    losses = []
+    for _ in range(STEPS):
+        for _ in range(MICROBATCHES):
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 def pipeline(folder, factor, recorded):
     """And for a schedule of torch.distributed.pipelining."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -323,6 +356,7 @@ CASES = {
     "loop": loop,
     "sharded": sharded,
     "pipeline": pipeline,
+    "tensor": tensor,
     "accelerate": accelerate,
     "deepspeed": deepspeed,
     "trl": trl,

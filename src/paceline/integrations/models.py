@@ -43,11 +43,13 @@ def hook(recorder: Recorder, core: Any = None, optimizers: Iterable[Any] = ()) -
             "call record.instrument_ddp(model) or its like yourself (docs/record.md)",
         )
         return
-    _locate(recorder, owners)
+    tp = _locate(recorder, owners)
     schedules = alive("torch.distributed.pipelining.schedules", "_PipelineSchedule")
     for schedule in schedules:
         record.instrument_torch_pipelining(schedule)
-    _hook_modules(recorder, _top(owners), owners, staged=bool(schedules))
+    roots = _top(owners)
+    if not _refused(recorder, roots, owners) and not _hook_exchange(owners) and not schedules:
+        _hook_plain(recorder, roots, tp)
 
 
 def megatron_steps() -> bool:
@@ -87,7 +89,7 @@ def _top(modules: Sequence[Any]) -> list[Any]:
     return [module for module in modules if id(module) not in inside]
 
 
-def _locate(recorder: Recorder, owners: Sequence[Any]) -> None:
+def _locate(recorder: Recorder, owners: Sequence[Any]) -> int:
     """The tensor-parallel degree, and its group, as the parameters' device mesh has them."""
     for parameter in owners[0].parameters():
         mesh = getattr(parameter, "device_mesh", None)
@@ -96,15 +98,12 @@ def _locate(recorder: Recorder, owners: Sequence[Any]) -> None:
             if tensor.size() > 1:
                 recorder.locate({"tp": tensor.size()})
                 record.instrument_groups(tensor=tensor)
-            return
+            return int(tensor.size())
+    return 1
 
 
-def _hook_modules(
-    recorder: Recorder, roots: Sequence[Any], owners: Sequence[Any], *, staged: bool
-) -> None:
-    """Record data parallelism, and the passes of what has none."""
-    if _refused(recorder, roots, owners):
-        return
+def _hook_exchange(owners: Sequence[Any]) -> bool:
+    """Record data parallelism, with its passes; returns whether there is one."""
     ddp = _class("torch.nn.parallel", "DistributedDataParallel")
     fsdp = _class("torch.distributed.fsdp", "FSDPModule")
     replicated = [module for module in owners if ddp and isinstance(module, ddp)]
@@ -113,8 +112,7 @@ def _hook_modules(
         record.instrument_ddp(module)
     for module in sharded:
         record.instrument_fsdp(module)
-    if not (replicated or sharded or staged):
-        _hook_plain(recorder, roots)
+    return bool(replicated or sharded)
 
 
 def _refused(recorder: Recorder, roots: Sequence[Any], owners: Sequence[Any]) -> bool:
@@ -141,7 +139,7 @@ _HOW = {
 }
 
 
-def _hook_plain(recorder: Recorder, roots: Sequence[Any]) -> None:
+def _hook_plain(recorder: Recorder, roots: Sequence[Any], tp: int) -> None:
     """The outermost module that the loop calls; its gradients are not exchanged by torch."""
     model = max(roots, key=lambda root: sum(1 for _ in root.parameters()))
     if hasattr(model, "training_step"):  # Lightning calls this, not the module
@@ -155,7 +153,7 @@ def _hook_plain(recorder: Recorder, roots: Sequence[Any]) -> None:
         (model,) = children
     record.instrument_model(model)
     group = process_group()
-    if group is not None and group.get_world_size() > 1:
+    if group is not None and group.get_world_size() > tp:
         recorder.note(
             f"exchange of gradients: {type(model).__name__} is neither DDP nor fully_shard",
             "where the loop reduces them, name that: recorder.op('grads-reduce-scatter')",

@@ -62,11 +62,6 @@ class Training:
         models.hook(self._recorder, core, optimizers)
 
     @property
-    def is_recording(self) -> bool:
-        """Whether the recorder runs; another start of one in this process ends it."""
-        return self._recorder is not None and self._recorder.is_on
-
-    @property
     def in_step(self) -> bool:
         """Whether a step is open."""
         return self._step is not None
