@@ -13,10 +13,13 @@ import shared_data
 
 #: Top-level package -> the extra of Paceline that installs it.
 EXTRAS = {
+    "accelerate": "test-integrations",
     "axe_playwright_python": "dev",
+    "deepspeed": "test-integrations",
     "fsspec": "monitor",
     "google": "otlp",
     "hypothesis": "dev",
+    "lightning": "test-integrations",
     "matplotlib": "plot",
     "msgspec": "monitor",
     "opentelemetry.exporter": "dev",
@@ -29,11 +32,12 @@ EXTRAS = {
     "sqlalchemy": "monitor",
     "starlette": "monitor",
     "torch": "profile",
+    "transformers": "test-integrations",
+    "trl": "test-integrations",
     "uvicorn": "monitor",
 }
 #: What no extra installs -> the arguments of pip.
 PACKAGES = {
-    "deepspeed": "deepspeed",
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
     "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",

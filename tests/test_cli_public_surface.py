@@ -29,6 +29,7 @@ PUBLIC = {
     "cluster_preset",
     "compare",
     "from_trace",
+    "integrations",
     "llm_preset",
     "load",
     "measure",

@@ -36,13 +36,20 @@ LAYERS = (
         "detect",
         "mitigate",
         "record",
+        "integrations",
         "results",
         "report",
     ),
     *("plot", "monitor", "demo", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.
-LIGHT = {"record": ("record", "blockfile"), "blockfile": ("blockfile",)}
+LIGHT = {
+    "record": ("record", "blockfile"),
+    "integrations": ("integrations", "record", "blockfile"),
+    "blockfile": ("blockfile",),
+}
+# What a file of integrations is for, and imported only by who trains with it.
+TRAINERS = ("transformers", "lightning", "deepspeed")
 PUBLIC = ("__init__.py", "__main__.py")
 
 
@@ -101,6 +108,7 @@ def violations(package: Path) -> list[str]:
             if mine in LIGHT:
                 top = module.split(".")[0]
                 allowed = top in sys.stdlib_module_names or (top == "torch" and lazy)
+                allowed |= mine == "integrations" and top == path.stem and top in TRAINERS
                 if not allowed and (target is None or layer_of(target, package) not in LIGHT[mine]):
                     found.append(f"{where}: {mine} imports {module}")
                 continue
@@ -197,6 +205,11 @@ def test_the_check_sees_what_the_recorder_imports(toy):
     assert found == [
         f"record.py: record imports {name}" for name in ("numpy", "torch", "toy.errors")
     ]
+
+
+def test_the_check_sees_another_trainer_in_an_integration(toy):
+    package = toy(integrations__sub__lightning="import lightning\nimport transformers")
+    assert violations(package) == ["integrations/lightning.py: integrations imports transformers"]
 
 
 def test_the_check_sees_a_cycle(toy):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline import plot
+    from paceline import integrations, plot
     from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
@@ -62,6 +62,7 @@ __all__ = [
     "cluster_preset",
     "compare",
     "from_trace",
+    "integrations",
     "llm_preset",
     "load",
     "measure",
@@ -93,6 +94,7 @@ _HOME = {
     "cluster_preset": "paceline.model.cluster_presets",
     "compare": "paceline.comparison",
     "from_trace": "paceline.graph",
+    "integrations": "paceline.integrations",
     "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
     "measure": "paceline.graph",
@@ -110,7 +112,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = import_module(_HOME[name])
-    value = home if name == "plot" else getattr(home, name)
+    value = home if name in ("integrations", "plot") else getattr(home, name)
     globals()[name] = value
     return value
 

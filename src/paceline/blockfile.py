@@ -46,8 +46,8 @@ KINDS: Final = (
 
 #: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all
 #: steps, a clock exchange, counts of what was dropped, a profiled step with its program, the same
-#: with summed collectives.
-STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED = 1, 2, 3, 4, 5, 6
+#: with summed collectives, what was hooked or could not be.
+STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED, NOTE = 1, 2, 3, 4, 5, 6, 7
 
 #: Types that hold a profiled step.
 PROFILED: Final = frozenset((STEP, PROGRAM, SUMMED))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.trace_input import file_name
 
@@ -18,8 +19,9 @@ examples:
   paceline record off runs/job-17
   paceline record on runs/job-17 --every 50
 
-The job records where its loop calls paceline.record (docs/record.md). It looks for the switch once
-a second; step times are kept while it is off.
+The job records where its loop calls paceline.record (docs/record.md), by a callback of its trainer,
+or where PACELINE_RECORD names the folder (docs/integrations.md). It looks for the switch once a
+second; step times are kept while it is off.
 """
 
 
@@ -80,7 +82,27 @@ def _status(folder: Path, *, as_json: bool) -> int:
     print("rank  host              steps   times  dropped      bytes  written  clock")
     for file in files:
         print(_line(file))
+    for line in _notes(status):
+        print(line)
     return 0
+
+
+def _notes(status: dict[str, Any]) -> Iterator[str]:
+    """What is recorded, and what is not: how it can be."""
+    for note in status["recorded"]:
+        yield f"recorded: {_printable(note['recorded'])}{_ranks(note, status)}"
+    for note in status["not_recorded"]:
+        yield f"not recorded: {_printable(note['not_recorded'])}{_ranks(note, status)}"
+        yield f"  {_printable(note['how'])}"
+
+
+def _ranks(note: dict[str, Any], status: dict[str, Any]) -> str:
+    """Which ranks say so, where it is not all."""
+    ranks = note["ranks"]
+    if len(ranks) == status["ranks_seen"]:
+        return ""
+    more = ", ..." if len(ranks) > 8 else ""
+    return f" (rank {', '.join(map(str, ranks[:8]))}{more})"
 
 
 def _line(file: RankFile) -> str:

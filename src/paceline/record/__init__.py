@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paceline.record import push
+from paceline.record import patching, push
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Operation, Step
 
@@ -40,6 +40,16 @@ __all__ = [
 ]
 
 log = logging.getLogger("paceline.record")
+
+#: Modules of hooks -> what they record.
+_HOOKS = {
+    "hooks_ddp": "DistributedDataParallel",
+    "hooks_deepspeed": "DeepSpeed engine",
+    "hooks_fsdp": "fully_shard (FSDP2)",
+    "hooks_groups": "passes of a module, collectives of process groups",
+    "hooks_megatron": "Megatron-Core",
+    "hooks_pipelining": "torch.distributed.pipelining",
+}
 
 _current: Recorder | None = None
 
@@ -192,8 +202,15 @@ def _instrument(hooks: str, *args: Any, **options: Any) -> None:
     recorder = _current
     if recorder is None or not recorder.is_on:
         return
+    what = _HOOKS[hooks]
+    patching.absent.clear()
     try:
         module = import_module(f"paceline.record.{hooks}")
         module.instrument(recorder, *args, **options)
+        recorder.note(what)
     except Exception as error:
-        log.error("not recorded (%s): %s", hooks, " ".join(f"{error}".split()))
+        line = " ".join(f"{error}".split())
+        log.error("not recorded (%s): %s", hooks, line)
+        recorder.note(f"{what}: {line}", "name its operations in the loop (docs/record.md)")
+    for name in patching.absent:
+        recorder.note(f"{what}: {name} is absent", "this version of it is not known to Paceline")

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from paceline.blockfile import LATE
-from paceline.record.passes import Exchange, Passes, TailExchange, guarded, record_optimizers
+from paceline.record.passes import Exchange, Passes, TailExchange, record_optimizers
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, Op
 
@@ -36,10 +36,7 @@ def instrument(recorder: Recorder, model: Any) -> None:
 
 def _exchange(recorder: Recorder, model: Any, trained: Sequence[Any]) -> Exchange:
     if recorder.on_host:
-        buckets = _Buckets(recorder, model, trained)
-        for number, parameter in enumerate(trained):
-            parameter.register_post_accumulate_grad_hook(buckets.hook(number))
-        return buckets
+        return _Buckets(recorder, model, trained)
     tail = TailExchange(recorder, lambda: bool(model.require_backward_grad_sync))
     for parameter in islice(trained, WATCHED):
         parameter.register_post_accumulate_grad_hook(tail.gradient)
@@ -57,17 +54,28 @@ class _Buckets:
     def __init__(self, recorder: Recorder, model: Any, trained: Sequence[Any]) -> None:
         self._recorder, self._model, self._trained = recorder, model, trained
         self._of: list[int] = []  # [parameter] its bucket
+        self._sizes: list[int] = []  # [bucket] its parameters
+        self._final = False  # whether DDP will not change them
         self._missing: list[int] = []  # [bucket] gradients that are not there yet
         self._launched: list[Any] = []
         self._drained: Any = None
         self._active = False
+        self._hooks = [self._hook(number) for number in range(len(trained))]
+        self._handles: list[Any] = []  # of hooks, in place while a backward is recorded
 
-    def hook(self, number: int) -> Any:
+    def _hook(self, number: int) -> Any:
         """Called when the gradient of a parameter is complete."""
 
         def gradient(_: object) -> None:
-            if self._active:
-                guarded(self._recorder, self._arrived, number)
+            if not self._active:
+                return
+            try:  # in here, not by a call: a model has hundreds of parameters
+                bucket = self._of[number]
+                self._missing[bucket] -= 1
+                if not self._missing[bucket]:
+                    self._launch()
+            except Exception as error:
+                self._recorder.fail(error)
 
         return gradient
 
@@ -76,11 +84,38 @@ class _Buckets:
         self._active = bool(self._model.require_backward_grad_sync)
         self._launched = []
         if self._active:
-            sizes, self._of = buckets_of(self._model._get_ddp_logging_data(), self._trained)
-            self._missing = list(sizes)
+            if not self._final:
+                self._ask()
+            self._missing = list(self._sizes)
+            self._watch()
 
-    def _arrived(self, number: int) -> None:
-        self._missing[self._of[number]] -= 1
+    def _watch(self) -> None:
+        """Hooks that stayed would cost a call for each parameter in every backward."""
+        self._unwatch()  # a backward that raised has left its own
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(hook)
+            for parameter, hook in zip(self._trained, self._hooks, strict=True)
+        ]
+
+    def _unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _ask(self) -> None:
+        """Ask DDP for its buckets.
+
+        It makes them anew once, where it looks for unused parameters never
+        (``Reducer::should_rebuild_buckets``, torch 2.13).
+        """
+        model = self._model
+        logged = model._get_ddp_logging_data()
+        self._sizes, self._of = buckets_of(logged, self._trained)
+        stays = model.find_unused_parameters and not getattr(model, "static_graph", False)
+        self._final = stays or bool(logged.get("rebuilt_per_bucket_param_indices"))
+
+    def _launch(self) -> None:
+        """Buckets start in their order, as soon as their gradients are there."""
         while (bucket := len(self._launched)) < len(self._missing) and not self._missing[bucket]:
             self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
 
@@ -97,6 +132,7 @@ class _Buckets:
 
     def end(self, backward: Op) -> None:
         """DDP has waited for all buckets."""
+        self._unwatch()
         if not self._active or not self._launched:
             return
         self._active = False

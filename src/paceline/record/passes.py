@@ -195,8 +195,13 @@ def record_optimizers(recorder: Recorder) -> None:
         raised = running.pop(id(optimizer), None)
         if raised is not None:
             recorder.drop(raised)
-        if recorder.is_profiling and recorder.open_op is None:
+        if recorder.is_profiling and recorder.open_op is None and not is_inner():
             running[id(optimizer)] = recorder.launch("optimizer")
+
+    def is_inner() -> bool:
+        """Whether another one runs, which is made of several (torchtitan's container)."""
+        step = recorder.running_step
+        return any(step is not None and op.ops is step.ops for op in running.values())
 
     def after(optimizer: object, *_: object) -> None:
         op = running.pop(id(optimizer), None)

@@ -9,6 +9,9 @@ from typing import Any
 
 log = logging.getLogger("paceline.record")
 
+#: What the last hooks looked for in vain.
+absent: list[str] = []
+
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -20,6 +23,7 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
     function = getattr(owner, name, None)
     if function is None:
         where = getattr(owner, "__name__", type(owner).__name__)
+        absent.append(f"{where}.{name}")
         log.warning("%s has no %s; it is not recorded", where, name)
         return False
     function = getattr(function, "__paceline_wraps__", function)

@@ -136,6 +136,17 @@ class Recorder:
         except Exception as error:
             self.fail(error)
 
+    def note(self, what: str, how: str | None = None) -> None:
+        """Something to be known of the recording, which ``paceline record status`` tells.
+
+        Args:
+            what: is recorded; or, with ``how``, is not.
+            how: it can be.
+        """
+        if self._writer is not None:
+            note = {"recorded": what} if how is None else {"not_recorded": what, "how": how}
+            self._writer.put_note(note)
+
     def _session(self) -> str | None:
         """Set up the clock exchange where there are peers; returns what they call this start."""
         group = process_group()

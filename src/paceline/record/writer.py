@@ -65,6 +65,7 @@ class Writer:
         self._queue: deque[Step] = deque()
         self._held: list[tuple[Step, int, int]] = []  # start and end, ns; operations still run
         self._offsets: deque[Offset] = deque()
+        self._notes: deque[dict[str, str]] = deque()
         self._put = self._taken = 0  # operations and steps; each counted by one thread only
         self.dropped_steps = self.dropped_times = 0  # counted by the training thread
         self._incomplete = 0  # counted by the writer's
@@ -95,6 +96,10 @@ class Writer:
         """Take the result of a clock exchange."""
         self._offsets.append(offset)
 
+    def put_note(self, note: dict[str, str]) -> None:
+        """Take what is to be known of the recording; written beside the first step."""
+        self._notes.append(note)
+
     def stop(self) -> None:
         """Write what waits and end, some time soon."""
         self._stop.set()
@@ -120,13 +125,16 @@ class Writer:
         """Append everything that is finished, in one write."""
         parts: list[bytes] = []
         if not self._has_header:
-            if not self._queue:
+            if not self._queue and not (last and self._notes):
                 return
             parts.append(self._header())
         while self._offsets:
             o = self._offsets.popleft()
             entry = blockfile.CLOCK_ENTRY.pack(o.at_ns, o.offset_ns, o.residual_ns)
             parts.append(blockfile.block(blockfile.CLOCK, entry))
+        while self._notes:
+            text = json.dumps(self._notes.popleft()).encode()
+            parts.append(blockfile.block(blockfile.NOTE, text))
         times = bytearray()
         while self._queue:
             span = self._span(self._queue[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class RankFile:
         residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
             compared.
         dropped: profiled steps, and step times, that were dropped.
+        notes: what was hooked (``recorded``), and what could not be (``not_recorded``, ``how``).
         torn_bytes: bytes of an unfinished block at the end.
         damaged: damaged places, skipped.
         n_bytes: size of the file.
@@ -74,6 +76,7 @@ class RankFile:
     times: npt.NDArray[np.int64]
     residual_ns: int | None
     dropped: tuple[int, int]
+    notes: tuple[Mapping[str, str], ...]
     torn_bytes: int
     damaged: int
     n_bytes: int
@@ -171,11 +174,23 @@ def _read(path: Path) -> RankFile | None:
         times=_table(of_type.get(blockfile.TIMES, []), 3, path),
         residual_ns=int(clock[-1, 2]) if len(clock) else None,
         dropped=(int(counts[-1, 0]), int(counts[-1, 1])) if len(counts) else (0, 0),
+        notes=tuple(_notes(of_type.get(blockfile.NOTE, []))),
         torn_bytes=file.torn_bytes,
         damaged=file.damaged,
         n_bytes=stat.st_size,
         age_s=max(0.0, time.time() - stat.st_mtime),
     )
+
+
+def _notes(payloads: list[bytes]) -> Iterator[Mapping[str, str]]:
+    """Notes that are mappings of texts; what else a later version writes is passed over."""
+    for payload in payloads:
+        try:
+            note = json.loads(payload)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(note, dict) and all(isinstance(text, str) for text in note.values()):
+            yield note
 
 
 def _check_clock(clock: npt.NDArray[np.int64], path: Path) -> None:

@@ -28,6 +28,8 @@ def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
         "missing_ranks": [rank for rank in range(last.degrees[0]) if rank not in seen],
         "common_steps": len(set.intersection(*(set(file.steps.tolist()) for file in now))),
         "switch": _switch(folder),
+        "recorded": _noted(now, "recorded"),
+        "not_recorded": _noted(now, "not_recorded", "how"),
         "files": [
             {
                 "file": file.path.name,
@@ -47,6 +49,20 @@ def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
             for file in files
         ],
     }
+
+
+def _noted(files: Sequence[RankFile], *names: str) -> list[dict[str, Any]]:
+    """Notes that have these texts, once each, with the ranks that say them."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for file in files:
+        for note in file.notes:
+            if all(name in note for name in names):
+                said_by = ranks.setdefault(tuple(note[name] for name in names), [])
+                said_by += [file.rank] if file.rank not in said_by else []
+    return [
+        {**dict(zip(names, texts, strict=True)), "ranks": said_by}
+        for texts, said_by in ranks.items()
+    ]
 
 
 def _switch(folder: Path) -> str | None:

@@ -1,0 +1,92 @@
+"""Real trainers on two gloo ranks, one of them slow, recorded by the snippets of the docs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+import requires
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.sources.recording.files import read_files
+from paceline.sources.recording.status import summary
+
+requires.installed("torch.distributed")
+sys.path.insert(0, str(Path(__file__).parent / "trainers"))
+
+from trainer_ranks import of_environment, run
+
+pytestmark = pytest.mark.alone
+
+DDP, FSDP = "DistributedDataParallel", "fully_shard (FSDP2)"
+
+#: Case -> package that it needs, what is hooked, first step that is recorded.
+CASES = {
+    "accelerate": ("accelerate", DDP, 2),
+    "deepspeed": ("deepspeed", "DeepSpeed engine", 0),
+    "lightning": ("lightning", DDP, 0),
+    "loop": ("torch", DDP, 2),
+    "sharded": ("torch", FSDP, 2),
+    "transformers": ("transformers", DDP, 0),
+    "trl": ("trl", DDP, 0),
+}
+#: Those that have no line for Paceline.
+SILENT = ("loop", "sharded", "pipeline", "tensor")
+STEPS = 6
+
+
+def record_case(case, folder, factors):
+    told = of_environment(folder) if case in SILENT else {}
+    return run(case, folder, factors, recorded=True, **told)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_slow_rank_is_named_and_no_loss_changes(case, tmp_path):
+    package, hooked, first = CASES[case]
+    requires.installed(package)
+    plain = run(case, tmp_path / "plain", [0.0, 0.0])  # sleeps change no number
+    recorded = record_case(case, tmp_path / "recorded", [1.0, 3.0])
+    assert recorded == plain  # bit by bit
+    assert len(plain[0]) >= STEPS
+    folder = tmp_path / "recorded" / "run"
+    status = summary(folder, read_files(folder))
+    assert status["recorded"] == [{"recorded": hooked, "ranks": [0, 1]}]
+    assert status["not_recorded"] == []
+    trace = paceline.load(folder)
+    assert trace.steps.tolist() == list(range(first, STEPS))
+    measured = from_trace(trace)
+    result = paceline.analyze(measured)
+    assert result.replay_error < 0.01
+    assert result.discrepancy < 0.05
+    assert result.lasting.by_worker.ravel()[1] > 1.3
+    finding = diagnose(measured, result).findings[0]
+    assert (finding.cause, finding.where["workers"][0][0]) == ("worker", 1)
+    # Two microbatches of forward and backward a step, whatever evaluations lie between.
+    kinds = [paceline.OpKind(kind).label for kind in trace.kind[(trace.step == first)].tolist()]
+    assert kinds.count("forward-compute") >= 2 * 2
+
+
+def test_a_pipeline_without_a_line(tmp_path):
+    plain = run("pipeline", tmp_path / "plain", [0.0, 0.0])
+    recorded = record_case("pipeline", tmp_path / "recorded", [1.0, 3.0])
+    assert recorded == plain
+    measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
+    assert measured.job.pp_size == 2
+    result = paceline.analyze(measured)
+    assert result.discrepancy < 0.1
+    finding = diagnose(measured, result).findings[0]
+    assert (finding.cause, finding.where["stage"]) == ("stage-imbalance", 1)
+
+
+def test_tensor_parallel_ranks_without_a_line(tmp_path):
+    plain = run("tensor", tmp_path / "plain", [0.0, 0.0])
+    recorded = record_case("tensor", tmp_path / "recorded", [1.0, 3.0])
+    assert recorded == plain
+    folder = tmp_path / "recorded" / "run"
+    assert summary(folder, read_files(folder))["not_recorded"] == []
+    measured = from_trace(paceline.load(folder))
+    assert (measured.job.peers, measured.job.dp_size) == (2, 1)
+    result = paceline.analyze(measured)
+    assert result.discrepancy < 0.05
+    assert "peer 1" in diagnose(measured, result).findings[0].text
