@@ -13,6 +13,7 @@ from import_files import dump
 from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.sources import kineto
+from paceline.sources.kineto.host import HostEvents
 from paceline.sources.kineto.streams import Bound, DeviceEvent, StreamWait, main_stream
 from paceline.trace import OpKind
 
@@ -116,9 +117,10 @@ def step(gpu: Gpu, number: int) -> None:
 
 @contextmanager
 def fsdp_range(gpu: Gpu, name: str, unit: int, tid: int) -> Iterator[None]:
+    """Unit 0 is the root, which has no name."""
     begin = gpu.host + 0.006
     yield
-    named = f"FSDP::{name}" if unit < 0 else f"FSDP::{name} (layers.{unit})"
+    named = f"FSDP::{name}" if unit <= 0 else f"FSDP::{name} (layers.{unit})"
     gpu.event("user_annotation", named, begin, gpu.host + 0.006, tid)
 
 
@@ -288,3 +290,24 @@ def test_waits_go_through_other_streams() -> None:
     found = main_stream(events, waits)
     assert found is not None
     assert found.bounds == {500: Bound(behind=0, before=2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("FSDP::all_gather", ""),
+        ("FSDP::all_gather (layers.0, layers.1)", "layers.0, layers.1"),
+        ("FSDP::all_gather (layers.0) [pg=8]", "layers.0 pg=8"),
+        ("FSDP::all_gather [pg=8]", "pg=8"),
+    ],
+)
+def test_names_of_units(name: str, unit: str) -> None:
+    """As torch 2.13's ``FSDPParamGroup._with_fqn`` writes them."""
+    host = HostEvents()
+    host.annotation(name, "1", 1.0, 2.0)
+    ranges = host.fsdp(0.0)
+    assert ranges is not None
+    assert [item.unit for item in ranges.gathers] == [unit]
+    host = HostEvents()
+    host.annotation(name.replace("all_gather", "all_gather_copy_out"), "1", 1.0, 2.0)
+    assert host.fsdp(0.0) is None
