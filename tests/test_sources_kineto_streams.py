@@ -266,6 +266,20 @@ def test_rules_of_fsdp_give_the_program_of_its_stream_waits(tmp_path: Path) -> N
     assert by_rule.confidence < recorded.confidence
 
 
+def test_groups_of_some_ranks_are_refused(tmp_path: Path) -> None:
+    """HSDP: two pairs of ranks, each with gathers of its own."""
+    paths, _ = job(tmp_path, 1.0, fsdp_step)
+    four = []
+    for rank in range(4):
+        value = json.loads(paths[rank % 2].read_text())
+        pair = [0, 1] if rank < 2 else [2, 3]
+        groups = [{"pg_name": "0", "pg_desc": "mesh_shard", "ranks": pair}]
+        value["distributedInfo"] = {"rank": rank, "world_size": 4, "pg_config": groups}
+        four.append(dump(value, tmp_path / f"rank{rank}.json"))
+    with pytest.raises(TraceError, match=r"the process group 0 has 2 of the 4 data-parallel"):
+        kineto.read(four)
+
+
 def test_ranks_with_and_without_stream_waits(tmp_path: Path) -> None:
     paths, _ = job(tmp_path, 1.0)
     without_waits(paths[1])

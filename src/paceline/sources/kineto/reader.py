@@ -163,7 +163,24 @@ def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
             f"{odd} has no stream waits, other ranks' profiles do; set enable_cuda_sync_events on "
             "all ranks"
         )
-    return all(have) and places.job.pp_size == 1
+    streamed = all(have) and places.job.pp_size == 1
+    if streamed:
+        for profile in profiles:
+            _check_groups(profile, places)
+    return streamed
+
+
+def _check_groups(profile: Profile, places: Places) -> None:
+    """Refuse exchanges within some of the data-parallel ranks: a program's meet all of them."""
+    groups = {group.name: group for group in profile.groups}
+    for name in {item.group for item in profile.collectives} & groups.keys():
+        dp_ranks = {places.of_rank[rank][0] for rank in groups[name].ranks}
+        if _over_data(groups[name], profile.rank, places) and len(dp_ranks) < places.job.dp_size:
+            raise TraceError(
+                f"{profile.path}: the process group {name} has {len(dp_ranks)} of the "
+                f"{places.job.dp_size} data-parallel ranks (HSDP?), which a profile's reader has "
+                "no families for; record such a job with paceline.record"
+            )
 
 
 def _stream_programs(
