@@ -103,6 +103,19 @@ def test_notes_say_what_more_ranks_would_tell(tmp_path: Path) -> None:
     assert any("waits for other ranks" in note for note in notes)
 
 
+def test_the_rank_that_communicates_least(tmp_path: Path) -> None:
+    """It may come late: the others' kernels run while they wait for it."""
+    other = two_steps()
+    other["distributedInfo"]["rank"] = 5
+    for item in other["traceEvents"]:
+        if item["name"].startswith("nccl"):
+            item["ts"], item["dur"] = 250, 50
+    paths = [dump(two_steps(), tmp_path / "rank3.json"), dump(other, tmp_path / "rank5.json")]
+    notes = rank_report(paths).notes
+    assert any("50.0 µs on rank 5, 150 µs on rank 3" in note for note in notes)
+    assert not any("rank 5, " in note for note in rank_report(paths[:1]).notes)
+
+
 def test_a_launch_that_is_not_in_the_file(tmp_path: Path) -> None:
     value = two_steps()
     value["traceEvents"].append(event("kernel", "graph", 550, 560, correlation=5555, stream=7))

@@ -21,6 +21,7 @@ import pytest
 import requires
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
+from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from otlp_spans import WITH_SPANS, requests_of
@@ -155,6 +156,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda folder: ProfileWriter(TRACE, ranges=True).write(folder, ".json"),
         imported,
     ),
+    "kineto with stream waits": (lambda folder: job(folder, 1.5, fsdp_step)[0], kineto.read),
     "kineto, ranks alone": (
         lambda folder: ProfileWriter(TRACE).write(folder, ".json"),
         lambda paths: [rank_report(path).to_mapping() for path in paths],

@@ -33,14 +33,14 @@ def test_round_trip_of_cuda_profiles(tmp_path: Path, spec: dict, ranges: bool) -
     imported = kineto.read(ProfileWriter(truth, ranges=ranges).write(tmp_path))
     same(imported.trace, only(truth, PROFILED))
     assert imported.unplaced == {}
-    assert imported.confidence == pytest.approx(1.0 if ranges else kineto.reader.CERTAINTY_RUNS)
+    assert imported.confidence == pytest.approx(1.0 if ranges else kineto.notes.CERTAINTY_RUNS)
 
 
 def test_chunks_without_ranges_follow_the_interleaved_order(tmp_path: Path) -> None:
     truth = make_trace(WRITTEN, pp=4, vpp=2, microbatches=8)
     imported = kineto.read(ProfileWriter(truth).write(tmp_path), truth.job)
     same(imported.trace, only(truth, PROFILED))
-    assert imported.confidence == pytest.approx(kineto.reader.CERTAINTY_CHUNKS)
+    assert imported.confidence == pytest.approx(kineto.notes.CERTAINTY_CHUNKS)
 
 
 def test_clocks_are_aligned_on_the_ends_of_collectives(tmp_path: Path, truth: Trace) -> None:

@@ -27,7 +27,7 @@ def test_steps_by_the_optimizer(tmp_path: Path, truth: Trace) -> None:
     np.testing.assert_array_equal(imported.trace.counts, rest.counts)
     assert np.abs(imported.trace.end - imported.trace.start - rest.end + rest.start).max() < 2e-6
     assert imported.notes[0] == "steps are the Optimizer.step ranges"
-    assert imported.confidence < kineto.reader.CERTAINTY_RUNS
+    assert imported.confidence < kineto.notes.CERTAINTY_RUNS
 
 
 @pytest.mark.parametrize("gone", ["ProfilerStep", ("ProfilerStep", "Optimizer")])

@@ -95,6 +95,8 @@ OTHER_THAN_HTA = {
     ),
     "hta/triton_example/triton_example.json.gz": (0, 1.8, 0, 1.8),
 }
+FILES = sorted(path for name in ("hta", "tracelens") for path in (REAL / name).rglob("*.gz"))
+PROFILES = [path for path in FILES if not path.name.endswith(("_et.json.gz", ".raw.gz"))]
 CPU_ONLY = (
     "hta/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
     "hta/cupti_profiler/benchmark_result_924719_1679055439_trace.json.gz",
@@ -160,7 +162,16 @@ def test_synchronising_is_no_work(name: str) -> None:
     assert breakdown_us(report_of(name)) == pytest.approx(OTHER_THAN_HTA[name], abs=0.1)
 
 
-@pytest.mark.parametrize("name", sorted({*WHOLE, *OTHER_THAN_HTA, *CPU_ONLY}))
+def test_only_profiles_are_taken_for_profiles() -> None:
+    """An execution trace (Chakra) and a timeline of memory are none."""
+    others = {path for path in FILES if not kineto.matches(path)}
+    assert {path.name for path in others} == {
+        "benchmark_simple_add_et.json.gz",
+        "memory_timeline.raw.gz",
+    }
+
+
+@pytest.mark.parametrize("name", [str(path.relative_to(REAL)) for path in PROFILES])
 def test_parts_add_up(name: str) -> None:
     rank = report_of(name)
     assert json.loads(json.dumps(rank.to_mapping()))["file"].endswith(name)
@@ -211,6 +222,11 @@ def test_import_names_the_rank_report(tmp_path: Path, capsys: Captured) -> None:
     said = capsys.readouterr().err
     assert "1 profiles of 2 ranks are here, rank 1's is missing" in said
     assert "paceline ranks reports on the ranks that are here" in said
+
+
+def test_analyze_names_the_rank_report(capsys: Captured) -> None:
+    assert run(["analyze", str(REAL / "hta" / "trace_diff" / "control" / "control.json.gz")]) == 2
+    assert "paceline ranks reports on the ranks that are here" in capsys.readouterr().err
 
 
 def test_missing_ranks_are_refused_by_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:

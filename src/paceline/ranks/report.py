@@ -16,9 +16,13 @@ from paceline.ranks.breakdown import Breakdown, StreamIdle, Timeline, streams_id
 from paceline.ranks.kernels import Kernel, Launches, launches, top_kernels
 from paceline.sources.kineto.device import RankFile, read_device
 from paceline.sources.kineto.events import Span
+from paceline.units import seconds
 
 #: Version of the JSON form; the next one when a field changes its meaning or is dropped.
 SCHEMA_VERSION = 1
+
+#: Communication times of ranks that differ by less than this are alike.
+LEVEL_RATIO = 1.1
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class RankReport:
     streams: tuple[StreamIdle, ...]
     launches: Launches
     operators: tuple[Kernel, ...]
+
+    @property
+    def communication_s(self) -> float:
+        """Time in which the device communicated, seconds; 0 where it ran nothing."""
+        return 0.0 if self.device is None else self.device.communication_s
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON holds it."""
@@ -231,12 +240,7 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
             "no event of a device is in the files, so compute, communication and idle times are "
             "unknown; profile with ProfilerActivity.CUDA"
         )
-    exposed = [report for report in devices if report.device and report.device.communication_s > 0]
-    if exposed and len(exposed) == 1:
-        yield (
-            "a communication kernel also runs while it waits for other ranks; which part of its "
-            "time that is, profiles of these ranks would tell"
-        )
+    yield from _waiting_notes([rank for rank in devices if rank.communication_s > 0])
     if any(report.launches.missing for report in devices):
         missing = sum(report.launches.missing for report in devices)
         yield (
@@ -245,3 +249,23 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
         )
     if any(not report.steps for report in reports):
         yield "files without ProfilerStep#N are one window; call prof.step() after each step"
+
+
+def _waiting_notes(ranks: Sequence[RankReport]) -> Iterable[str]:
+    """How much of the communication may be waiting, as far as these ranks show it."""
+    if len(ranks) == 1:
+        yield (
+            "a communication kernel also runs while it waits for other ranks; which part of its "
+            "time that is, profiles of these ranks would tell"
+        )
+    if len(ranks) < 2 or len({tuple(step.number for step in rank.steps) for rank in ranks}) > 1:
+        return
+    least = min(ranks, key=lambda rank: rank.communication_s)
+    most = max(ranks, key=lambda rank: rank.communication_s)
+    if most.communication_s > LEVEL_RATIO * least.communication_s:
+        yield (
+            f"communication takes {seconds(least.communication_s)} on rank {least.rank}, "
+            f"{seconds(most.communication_s)} on rank {most.rank}: where they run the same "
+            "collectives, the difference is waiting for a rank that comes late, as "
+            f"{least.rank} may"
+        )

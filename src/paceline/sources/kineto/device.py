@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -108,7 +108,9 @@ def read_device(path: Path) -> RankFile:
     """
     stream = JsonStream(path)
     reader = _Reader()
-    for place, event in _complete(stream):
+    for place, event in enumerate(stream):
+        if event.get("ph") != "X":
+            continue
         category = event.get("cat")
         take = reader.takers.get(category.lower()) if isinstance(category, str) else None
         if take is not None:
@@ -118,10 +120,6 @@ def read_device(path: Path) -> RankFile:
                 raise TraceError(f"{at}: dur {duration_us:g} is negative; is the file damaged?")
             take(event, start_us, start_us + duration_us)
     return reader.finish(path, stream.header)
-
-
-def _complete(stream: JsonStream) -> Iterator[tuple[int, dict[str, Any]]]:
-    return ((n, event) for n, event in enumerate(stream) if event.get("ph") == "X")
 
 
 class _Reader:

@@ -57,19 +57,19 @@ def fsdp_bounds(
         return bisect_left(main_launch_s, at_s) - 1
 
     bounds: dict[int, Bound] = {}
-    gathered: list[UnitRange | None] = []  # where the main stream took each gather so far
     for item in collectives:
         at_s = item.launch_s
         gather, reduce = _around(ranges.gathers, at_s), _around(ranges.reduces, at_s)
         if gather is not None:
-            # In forwards the copy-out before the last one: gathers are launched one ahead.
-            back = 2 if forward.get(item.collective, True) else 1
-            taken = gathered[-back] if len(gathered) >= back else None
+            # A forward frees what it copied out behind the next copy-out, a backward at once.
+            place = bisect_left(ranges.copies, at_s, key=lambda one: one.end_s)
+            place -= 2 if forward.get(item.collective, True) else 1
             root = _before(ranges.begins, at_s)
-            free_s = max((one.end_s for one in (taken,) if one), default=float("-inf"))
-            behind = max(rows_until(free_s), rows_until(root.start_s) if root else -1)
+            behind = max(
+                rows_until(ranges.copies[place].end_s) if place >= 0 else -1,
+                rows_until(root.start_s) if root else -1,
+            )
             copy = _behind(ranges.copies, at_s, gather.unit)
-            gathered.append(copy)
             bounds[item.collective] = Bound(behind, first_row(copy.start_s) if copy else -1)
         elif reduce is not None:
             waits = [_behind(some, at_s) for some in (ranges.waits or ranges.reduces, ranges.ends)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -28,12 +29,16 @@ _AUTOGRAD_OP = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPS = ("c10d::", "_c10d_functional::", "record_param_comms")
 _POST_BACKWARD = "FSDP::root_post_backward_callback"
 _COPY_OUT = "FSDP::all_gather_copy_out"
-_GATHER = "FSDP::all_gather ("
-_REDUCE = "FSDP::post_backward_reduce ("
+_GATHER = "FSDP::all_gather"
+_REDUCE = "FSDP::post_backward_reduce"
 _REDUCE_WAIT = "FSDP::post_backward_rs_wait"
 _ROOT_FORWARD = "FSDP::root_pre_forward"
 
 _RANGES = (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE, _REDUCE_WAIT, _ROOT_FORWARD)
+
+#: Of torch 2.13, ``FSDPParamGroup._with_fqn``: the root has no name, and ``pg`` is the size of the
+#: group where a module is sharded over several.
+_FSDP_RANGE = re.compile(r"(FSDP::\w+)(?: \((.*)\))?(?: \[(pg=\d+)\])?")
 
 #: What gloo runs for a collective, where that is another one: torch 2.13 scatters by a sum of all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
@@ -70,10 +75,10 @@ class HostEvents:
                 self._gloo.append(Collective(start_s, start_s, end_s, kind, "", -1, 0))
             return
         self._add(ANNOTATION, thread, start_s, end_s)
-        for prefix in _RANGES:
-            if name.startswith(prefix):
-                unit = name[name.find("(") + 1 : -1] if "(" in name else ""
-                self._ranges[prefix].append(UnitRange(start_s, end_s, unit))
+        match = _FSDP_RANGE.fullmatch(name)
+        if match and match[1] in _RANGES:
+            unit = f"{match[2] or ''} {match[3] or ''}".strip()
+            self._ranges[match[1]].append(UnitRange(start_s, end_s, unit))
 
     def _number(self, thread: str) -> int:
         return self._threads.setdefault(thread, len(self._threads))
@@ -121,10 +126,10 @@ class HostEvents:
     def fsdp(self, base_s: float) -> FsdpRanges | None:
         """FSDP2's ranges; None where it gathers nothing."""
 
-        def ranges(prefix: str) -> list[UnitRange]:
+        def ranges(label: str) -> list[UnitRange]:
             return [
                 item._replace(start_s=item.start_s + base_s, end_s=item.end_s + base_s)
-                for item in sorted(self._ranges[prefix])
+                for item in sorted(self._ranges[label])
             ]
 
         if not self._ranges[_GATHER]:

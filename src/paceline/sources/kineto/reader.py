@@ -22,6 +22,7 @@ from paceline.sources.json_stream import first_events
 from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.headers import check_headers
+from paceline.sources.kineto.notes import Way
 from paceline.sources.kineto.ops import RankOp, rank_ops
 from paceline.sources.kineto.overlap import check_overlaps, overlapped_ops, overlaps, with_tails
 from paceline.sources.kineto.place import Places, find_places
@@ -35,15 +36,6 @@ from paceline.trace import Job, OpKind
 #: All-reduces over the data-parallel group below this share of the largest are no gradients (the
 #: loss, counters).
 GRADIENT_SHARE = 0.01
-
-#: Runs of kernels by launching thread are a guess, though one whose counts are checked.
-CERTAINTY_RUNS = 0.8
-
-#: With several chunks per stage it also takes Megatron's interleaved order for granted.
-CERTAINTY_CHUNKS = 0.65
-
-#: Waits by the rules of one version of FSDP, though the ranges of the profile name its units.
-CERTAINTY_RULES = 0.9
 
 _NO_WORK = Work(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=bool))
 
@@ -111,15 +103,7 @@ def read(
         ]
     streamed = _streamed(profiles, places)
     if streamed:
-        for profile in profiles:
-            assert profile.stream is not None
-            bounds = profile.stream.bounds
-            lost = [op for op in ops_of[profile.rank] if op.kernel >= 0 and op.kernel not in bounds]
-            unplaced["collectives whose launch is not in the file"] += len(lost)
-            stream = profile.stream.ran_later(-clocks.offset_s[profile.rank])
-            ops_of[profile.rank] = streamed_ops(
-                ops_of[profile.rank], stream, profile.steps, profile.optimizer
-            )
+        ops_of = _stream_programs(profiles, ops_of, clocks.offset_s, unplaced)
     overlapped = not streamed and _overlapped(profiles, places, ops_of)
     if overlapped:
         ops_of = overlapped_ops(ops_of)
@@ -129,50 +113,23 @@ def read(
     table = OpTable()
     for rank, ops in ops_of.items():
         _add(table, rank, ops, places)
-    runs = not programmed and not any(
-        item.action in ("F", "B") for p in profiles for item in p.ranges
+    way = Way(
+        runs=not programmed
+        and not any(item.action in ("F", "B") for p in profiles for item in p.ranges),
+        overlapped=overlapped,
+        streamed=streamed,
+        by_rule=streamed and any(p.stream is not None and p.stream.by_rule for p in profiles),
+        programmed=programmed,
+        on_host=on_host,
     )
-    way = next(iter(ways.values()))
-    certainty = CERTAINTY[way] * places.certainty
-    if runs:
-        certainty *= CERTAINTY_RUNS if places.job.vpp_size == 1 else CERTAINTY_CHUNKS
-    notes = [f"steps are the {way}", places.note, clocks.note]
-    if runs:
-        notes.append(
-            "computes are runs of kernels between calls to send and receive; "
-            f"{aside['too short']} short runs and {aside['after the last backward']} after a "
-            "step's last backward are none"
-        )
-    if overlapped:
-        notes.append(
-            "buckets of gradients overlap backwards: these are cut where buckets start; that all "
-            "are awaited behind the backward is a rule (DDP), no stream event of the profile"
-        )
-    if streamed and any(profile.stream and profile.stream.by_rule for profile in profiles):
-        certainty *= CERTAINTY_RULES
-        notes.append(
-            "no stream waits are in the profiles, so what waits for FSDP's gathers and reductions "
-            "is told by the rules of torch 2.13; profile with enable_cuda_sync_events to know it"
-        )
-    elif streamed:
-        notes.append(
-            "computes are cut where streams waited for others (enable_cuda_sync_events): behind "
-            "what a collective waits for, and before what waits for it"
-        )
-    if programmed:
-        notes.append(
-            "computes are cut where the host launched collectives (c10d) and where it stood until "
-            "they ended (gloo); where nobody ever waited for one, a rule says where it was needed"
-        )
-    elif on_host:
-        notes.append("times are the host's; a transfer ends when the first side has waited for it")
+    steps_by = next(iter(ways.values()))
     return table.finish(
         places.job,
         str(paths[0]) if len(paths) == 1 else f"{len(paths)} profiles",
         steps=steps,
         unplaced=unplaced,
-        certainty=certainty,
-        notes=tuple(notes),
+        certainty=CERTAINTY[steps_by] * places.certainty * way.certainty(places.job.vpp_size),
+        notes=(f"steps are the {steps_by}", places.note, clocks.note, *way.notes(aside)),
         by_order=True,
     )
 
@@ -206,7 +163,42 @@ def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
             f"{odd} has no stream waits, other ranks' profiles do; set enable_cuda_sync_events on "
             "all ranks"
         )
-    return all(have) and places.job.pp_size == 1
+    streamed = all(have) and places.job.pp_size == 1
+    if streamed:
+        for profile in profiles:
+            _check_groups(profile, places)
+    return streamed
+
+
+def _check_groups(profile: Profile, places: Places) -> None:
+    """Refuse exchanges within some of the data-parallel ranks: a program's meet all of them."""
+    groups = {group.name: group for group in profile.groups}
+    for name in {item.group for item in profile.collectives} & groups.keys():
+        dp_ranks = {places.of_rank[rank][0] for rank in groups[name].ranks}
+        if _over_data(groups[name], profile.rank, places) and len(dp_ranks) < places.job.dp_size:
+            raise TraceError(
+                f"{profile.path}: the process group {name} has {len(dp_ranks)} of the "
+                f"{places.job.dp_size} data-parallel ranks (HSDP?), which a profile's reader has "
+                "no families for; record such a job with paceline.record"
+            )
+
+
+def _stream_programs(
+    profiles: Sequence[Profile],
+    ops_of: Mapping[int, Sequence[RankOp]],
+    offset_s: Mapping[int, float],
+    unplaced: Counter[str],
+) -> dict[int, list[RankOp]]:
+    """Rank -> its ops with their places in the program of its main stream."""
+    programs = {}
+    for profile in profiles:
+        stream, ops = profile.stream, ops_of[profile.rank]
+        assert stream is not None
+        lost = [op for op in ops if op.kernel >= 0 and op.kernel not in stream.bounds]
+        unplaced["collectives whose launch is not in the file"] += len(lost)
+        stream = stream.ran_later(-offset_s[profile.rank])
+        programs[profile.rank] = streamed_ops(ops, stream, profile.steps, profile.optimizer)
+    return programs
 
 
 def _overlapped(

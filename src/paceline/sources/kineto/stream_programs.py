@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from paceline.errors import TraceError
 from paceline.sources.kineto.events import Span
 from paceline.sources.kineto.ops import RankOp
 from paceline.sources.kineto.streams import MainStream
@@ -31,6 +32,9 @@ def streamed_ops(
         stream: its main stream.
         steps: its steps on the host.
         updates: ``Optimizer.step`` ranges on the host.
+
+    Raises:
+        TraceError: waits contradict launches.
     """
     by_step: dict[int, list[RankOp]] = defaultdict(list)
     for op in ops:
@@ -60,7 +64,13 @@ class _Step:
         for op in sorted(ops, key=lambda op: op.launch_s):
             bound = stream.bounds.get(op.kernel)
             if bound is not None:
-                self._issued[min(max(low, bound.behind + 1), high)].append(op)
+                issued = min(max(low, bound.behind + 1), high)
+                self._issued[issued].append(op)
+                if low <= bound.before < issued:
+                    raise TraceError(
+                        f"step {step.number}: something waits for the kernel with correlation "
+                        f"{op.kernel} before that is launched; is the profile damaged?"
+                    )
                 if low <= bound.before < high:
                     self._awaited[bound.before].append(op.kernel)
         self._number = step.number
