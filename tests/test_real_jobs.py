@@ -1,4 +1,4 @@
-"""Real jobs of four gloo ranks, one of them slow, through torch 2.13's own FSDP, DDP, pipelines.
+"""Real jobs of four gloo ranks, one of them slow: FSDP, DDP, pipelines, DeepSpeed, Megatron-Core.
 
 What is asserted holds on a busy machine, too; ``benchmarks/real_jobs.py`` holds S against the
 measured times of the same jobs without the slow rank.
@@ -49,7 +49,10 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path
     plain = run(case, tmp_path / "plain", [0.0] * len(slow), steps=4)  # sleeps change no number
     recorded = run(case, tmp_path / "recorded", slow, steps=4, recorded=True)
     assert recorded.losses == plain.losses  # bit by bit
-    measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
+    trace = paceline.load(tmp_path / "recorded" / "run")
+    assert trace.steps.tolist() == [2, 3]  # none is lost
+    assert trace.warnings == ()
+    measured = from_trace(trace)
     result = paceline.analyze(measured)
     assert measured.graph.programmed
     assert result.replay_error < 0.01

@@ -111,6 +111,15 @@ def test_what_nobody_waits_for_does_not_cost_the_step(recorder, tmp_path):
     assert (file.steps.tolist(), file.dropped) == ([0, 1], (0, 0))
 
 
+def test_a_tracked_send_that_nobody_waits_for_does_not_cost_the_step(recorder):
+    with recorder.step(0) as step:
+        sent, received = recorder.launch("forward-send", 0), recorder.launch("forward-recv", 0)
+        sent.track(Work())
+        received.track(Work())
+    assert (sent.end, sent.flags, sent.awaited) == (step.end, PEER_END | LATE, -1)
+    assert received.end is None  # nothing tells its end, here or at the peer's
+
+
 def test_a_recorder_that_failed_leaves_works_alone(recorder, monkeypatch):
     works, work = Works(recorder), Work()
     with recorder.step(0):

@@ -95,7 +95,7 @@ def megatron(case, rank, world, factor, loop, layer, rows, width, seconds):
                 forward_only=False,
             )
             optimizer.step()
-        return sum(float(each["loss"].detach()) for each in done)
+        return sum(float(microbatch["loss"].detach()) for microbatch in done)
 
     loop.run(step)
 
@@ -137,8 +137,8 @@ def _chunk(case, config, layer, n, width, seconds, overlap):
 
         def forward(self, x):
             x = x if self.received is None else self.received
-            for each in self.layers:
-                x = each(x)
+            for block in self.layers:
+                x = block(x)
             return x
 
     return DistributedDataParallel(

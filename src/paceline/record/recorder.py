@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from paceline.blockfile import LATE, PEER_END
 from paceline.record.clocks import TIMEOUT_S, Exchange, HostClock
 from paceline.record.cuda import CudaClock
 from paceline.record.place import find_place, process_group
@@ -434,6 +435,7 @@ class Recorder:
         if writer is not None and step.start is not None:
             try:
                 step.end = self.mark()
+                _end_sends(step)
                 for ending in self._endings:
                     ending(step)
                 if whole:
@@ -507,6 +509,13 @@ def _clock(device: str | None) -> HostClock:
     import torch as imported
 
     return CudaClock(imported)
+
+
+def _end_sends(step: Step) -> None:
+    """Sends that nobody waited for: the peer's receive tells their end when the files are read."""
+    for op in step.ops or ():
+        if op.end is None and op.flags & PEER_END:
+            op.end, op.flags = step.end, op.flags | LATE
 
 
 def _line(error: BaseException) -> str:
