@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.graph.program_steps import program_steps
+from paceline.graph.replica import ReplicaOps
 from paceline.simulate import timeline
 from paceline.synth import Layers, SlowWorker, SynthSpec
 from paceline.synth.durations import make_durations
@@ -47,6 +49,7 @@ PIPELINE = SECONDS | {
     K.FORWARD_COMPUTE: 0.04,
     K.BACKWARD_COMPUTE: 0.08,
     K.WEIGHT_COMPUTE: 0.04,
+    K.PARAMS_ALL_GATHER: 0.0,
     K.GRADS_REDUCE_SCATTER: 0.0,
 }
 
@@ -122,7 +125,28 @@ def drawing(title: str) -> str:
     return "\n".join(lines)
 
 
-def _name(spec, ops, op, kinds) -> str:
+def program(title: str) -> str:
+    """The launches and waits (``|``) of the first worker that is drawn."""
+    spec, ((_, stage), *_), _ = DRAWINGS[title]
+    (ops,) = synth_structure(spec).variants
+    letters = {kind: letter for kinds in ROWS.values() for kind, letter in kinds.items()}
+    letters |= {K.OPTIMIZER_CLIP_MAIN_GRAD: "N", K.GC: "", K.LAYERNORM_GRADS_ALL_REDUCE: ""}
+    letters |= {K.FORWARD_SEND: "s", K.BACKWARD_SEND: "s"}
+    letters |= {K.FORWARD_RECV: "r", K.BACKWARD_RECV: "r"}
+    words = []
+    for step in program_steps(ops, stage):
+        op = step if step >= 0 else ~step
+        kind = OpKind(int(ops.kind[op]))
+        letter = letters.get(kind, "")
+        number = ops.seq[op] if spec.pp > 1 else ops.part[op]
+        if letter:
+            words.append(
+                ("|" if step < 0 else "") + letter + ("" if letter in "NO" else str(number))
+            )
+    return " ".join(words)
+
+
+def _name(spec: SynthSpec, ops: ReplicaOps, op: int, kinds: dict[OpKind, str]) -> str:
     kind = OpKind(int(ops.kind[op]))
     if kind == K.OPTIMIZER:
         return kinds[kind]
@@ -139,7 +163,7 @@ def _box(name: str, length: int) -> str:
 
 def main() -> None:
     for title in DRAWINGS:
-        print(f"{title}\n\n{drawing(title)}\n")
+        print(f"{title}\n\n{program(title)}\n\n{drawing(title)}\n")
 
 
 if __name__ == "__main__":

@@ -363,8 +363,8 @@ def _check_program(graph: StepGraph) -> None:
     if graph.peers > 1:
         raise MitigateError(
             "tensor- or context-parallel ranks were recorded apart, and mitigation knows one "
-            "worker for each (dp, stage); paceline remedy replace-worker says what a restart without the "
-            "slow GPU gains"
+            "worker for each (dp, stage); paceline remedy replace-worker says what a restart "
+            "without the slow GPU gains"
         )
     if graph.programmed and graph.n_variants > 1:
         raise MitigateError(
