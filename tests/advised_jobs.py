@@ -23,7 +23,7 @@ from paceline.trace.seqlens import SeqLens
 from paceline.whatif import WhatIf, analyze
 from peer_jobs import runs, slow_connection, tokens
 from program_jobs import columns_of, trace_of_runs
-from sharded_jobs import BucketedJob, ShardedJob
+from sharded_jobs import BucketedJob, HybridJob, ShardedJob
 
 JOB = SynthSpec(dp=8, pp=4, microbatches=8, steps=8)
 COLLECTIVES = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER)
@@ -132,6 +132,11 @@ def _most_of_a_stage() -> Advised:
     return of(slow_workers=slow)
 
 
+def _shard_groups() -> Advised:
+    job = HybridJob(unit_s=0.2, node_speedup=8.0)
+    return advised(job.trace(), ranks_per_node=4, node_speedup=8.0, latency_us=0.0)
+
+
 def _context_ranks() -> Advised:
     columns = columns_of(runs("context-comm", tokens(0.6), dp=1, peers=4))
     return advised(arrange(columns, Job(dp_size=1, pp_size=1, dsp_size=4)))
@@ -168,6 +173,7 @@ JOBS: dict[str, Callable[[], Advised]] = {
     "gpipe": lambda: of(schedule="gpipe", slow_workers=(SlowWorker(3, 1, 1.3),)),
     "sharded": lambda: advised(ShardedJob(microbatches=2, blocking_scatters=True).trace()),
     "buckets": _buckets,
+    "shard groups": _shard_groups,
     "slow connection": lambda: advised(trace_of_runs(runs("tensor-comm", slow_connection))),
     "experts": lambda: advised(trace_of_runs(runs("expert-comm", tokens(0.6), dp=4, peers=1))),
     "context ranks": _context_ranks,

@@ -1,12 +1,14 @@
 """Tensor- and context-parallel ranks in a trace: workers of their own, or merged, and why."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import paceline
 from paceline.errors import TraceError
 from paceline.graph import from_trace
-from paceline.trace import Job, arrange
+from paceline.trace import Job, OpKind, arrange
 from paceline.trace.job import place_name
 from program_jobs import Spec, columns_of, programs_of, random_run
 
@@ -87,6 +89,34 @@ def test_an_absent_peer_is_said_and_the_others_are_merged():
     assert trace.job.peers == 1
     said = "dp 1, stage 0 has 2 of 3 of them, so no single GPU can be named"
     assert any(said in text for text in trace.warnings)
+
+
+def test_a_single_recorded_peer_is_said_too():
+    columns = columns_of(steps())
+    others = columns.peer > 0
+    trace = arrange(replace(without(columns, others), peer=None), None)
+    assert trace.job.peers == 1
+    assert any("waits for them count as transfer" in text for text in trace.warnings)
+    every = arrange(columns_of(steps()), None)
+    assert not every.warnings
+
+
+def test_a_peer_absent_from_one_step_costs_that_step():
+    columns = columns_of(steps())
+    gone = (columns.dp == 1) & (columns.pp == 0) & (columns.peer == 2) & (columns.step == 0)
+    trace = arrange(without(columns, gone), None)
+    assert trace.job.peers == 3
+    measured = from_trace(trace)
+    assert list(measured.left_out) == [0]
+    assert "dp 1, stage 0, peer 2 has no rows" in measured.left_out[0]
+
+
+def test_peers_that_ran_different_programs_name_the_first_op():
+    columns = columns_of(steps())
+    own = (columns.dp == 1) & (columns.peer == 2) & (columns.kind == OpKind.TENSOR_COMM)
+    last = own & (columns.seq == columns.seq[own].max())
+    with pytest.raises(TraceError, match=r"dp 1, stage 0, peer 2 launches .* has tensor-comm"):
+        from_trace(arrange(without(columns, last), None))
 
 
 def test_a_peer_outside_the_degrees_is_refused():

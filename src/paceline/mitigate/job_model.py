@@ -34,6 +34,12 @@ MAX_VALUES = 1 << 23
 
 _MAX_GRAPHS = 64
 
+#: Why microbatches of a recorded program stay where they are.
+OF_PROGRAMS = (
+    "launches and waits were recorded: what a replica would launch and wait for with other numbers "
+    "of microbatches is not known, and where each pass gathers or reduces all need as many"
+)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -95,11 +101,9 @@ class JobModel:
         if (dp is not None and dp < 1) or not 0 < scale < np.inf:
             raise MitigateError("a job needs one replica or more, and a scale above 0")
         graph = measured.graph
-        if graph.programmed:
-            raise MitigateError(
-                "passes were recorded in parts, between launches and waits; mitigation knows whole "
-                "passes only"
-            )
+        _check_program(graph)
+        #: Groups of some replicas meet: then each has to be simulated, not only distinct ones.
+        self._all = graph if graph.has_families else None
         self.dp = graph.n_dp if dp is None else dp
         self.pp = graph.n_pp
         variant = int(np.bincount(graph.replica_variant).argmax())
@@ -109,6 +113,8 @@ class JobModel:
         #: Why other numbers of microbatches cannot be simulated; "" = they can.
         self.fixed = ""
         try:
+            if graph.programmed:
+                raise RemedyError(OF_PROGRAMS)
             self._resizer = resizer(self._replica)
             self.unit = self._resizer.unit
             usual = int(self._resizer.counts[0])
@@ -209,6 +215,13 @@ class JobModel:
                     f"there is no worker dp {dp}, stage {pp}; the job has dp 0 to {self.dp - 1}, "
                     f"stages 0 to {self.pp - 1}"
                 )
+        for fault in faults:
+            between = {dp for dp, _ in fault.machines}
+            if self._all is not None and (fault.kind == NIC or len(between) > 1):
+                raise MitigateError(
+                    f"{fault.name}: collectives join groups of some replicas only, so which of "
+                    "them pass a slow NIC or link between replicas is not known"
+                )
 
     def factor_of(self, fault: Fault, slowdown: float) -> float:
         """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
@@ -259,6 +272,9 @@ class JobModel:
         _, sort = np.unique(rows[slow].reshape(-1, 3 * self.pp), axis=0, return_inverse=True)
         key = np.array(setting.counts, dtype=np.int64) * (self.dp + 1)
         key[slow] += 1 + sort.reshape(-1)
+        if self._all is not None:
+            every = np.arange(self.dp)
+            return _Factors(key // (self.dp + 1), rows, ring, every)
         _, first, lane = np.unique(key, return_index=True, return_inverse=True)
         return _Factors(key[first] // (self.dp + 1), rows[first], ring, lane)
 
@@ -286,7 +302,9 @@ class JobModel:
         key = tuple(lanes_of.items())
         if key not in self._graphs:
             variants = np.repeat(np.arange(len(lanes_of)), list(lanes_of.values()))
-            if self._resizer is None:
+            if self._all is not None:
+                graph = self._all
+            elif self._resizer is None:
                 graph = some_replicas(self._replica.graph, np.zeros(len(variants), dtype=np.int64))
             else:
                 ops = [self._resizer.ops(0, n) for n in lanes_of]
@@ -328,7 +346,8 @@ class JobModel:
         """[op] the column that its factor stands in."""
         kind, pp = graph.kind, graph.pp.astype(np.int64)
         index = np.zeros(graph.n_ops, dtype=np.int64)
-        index[kind <= OpKind.BACKWARD_COMPUTE] = (1 + pp)[kind <= OpKind.BACKWARD_COMPUTE]
+        computes = (kind <= OpKind.BACKWARD_COMPUTE) | (kind == OpKind.WEIGHT_COMPUTE)
+        index[computes] = (1 + pp)[computes]
         up = (kind == OpKind.FORWARD_SEND) | (kind == OpKind.BACKWARD_RECV)
         index[up] = (1 + self.pp + pp)[up]
         down = (kind == OpKind.FORWARD_RECV) | (kind == OpKind.BACKWARD_SEND)
@@ -337,6 +356,20 @@ class JobModel:
         index[spans] = (1 + 2 * self.pp + pp)[spans]
         index[kind == OpKind.EMBEDDING_GRADS_ALL_REDUCE] = 1 + 3 * self.pp
         return index
+
+
+def _check_program(graph: StepGraph) -> None:
+    """Raise MitigateError where replicas of a recorded program cannot be simulated apart."""
+    if graph.peers > 1:
+        raise MitigateError(
+            "tensor- or context-parallel ranks were recorded apart, and mitigation knows one "
+            "worker for each (dp, stage); paceline remedy replace-worker says what a restart "
+            "without the slow GPU gains"
+        )
+    if graph.programmed and graph.n_variants > 1:
+        raise MitigateError(
+            "replicas run unlike programs; paceline remedy says what single changes gain"
+        )
 
 
 def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured:

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph.served import served
+from paceline.graph.served import served, served_in_programs
 from paceline.simulate import Timeline
 from paceline.trace import OpKind, Trace
-from paceline.trace.kinds import PASSES, TRANSFERS
+from paceline.trace.kinds import DP_KINDS, PASSES, PEER_KINDS, TRANSFERS
+
+#: Collectives of units, buckets or layers.
+_PART_KINDS = (DP_KINDS | PEER_KINDS) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -31,6 +34,8 @@ class Events:
         microbatch: microbatch, -1 = not applicable or unknown; a transfer has that of its compute.
         start_s: launch, seconds since the step's start.
         end_s: end, seconds since the step's start.
+        part: place of a compute within its pass, unit or bucket of a collective, -1 = there is
+            only one; None: passes are whole.
     """
 
     step: Ints
@@ -42,6 +47,7 @@ class Events:
     microbatch: Ints
     start_s: npt.NDArray[np.float64]
     end_s: npt.NDArray[np.float64]
+    part: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.step)
@@ -58,6 +64,7 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
     graph = timeline.graph
     drawn_dps = np.arange(graph.n_dp) if replicas is None else np.unique(np.asarray(replicas))
     chunk, microbatch = served(graph)
+    part = _named_parts(graph.kind, graph.part) if graph.programmed else None
     blocks: list[list[npt.NDArray[Any]]] = []
     for v, all_dps in enumerate(graph.variant_dps):
         dps = np.intersect1d(all_dps, drawn_dps)
@@ -73,7 +80,9 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
             table.block(v)[:, :, dp_columns].transpose(1, 2, 0).ravel()
             for table in (timeline.start, timeline.end)
         )
-        blocks.append([*(np.broadcast_to(a, shape).ravel() for a in columns), *times])
+        labels = [np.broadcast_to(a, shape).ravel() for a in columns]
+        parts = [] if part is None else [np.broadcast_to(part[ops], shape).ravel()]
+        blocks.append([*labels, *times, *parts])
     joined: Iterable[npt.NDArray[Any]] = map(np.concatenate, zip(*blocks, strict=True))
     return Events(*joined)
 
@@ -90,12 +99,27 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
     keep = np.full(len(trace), True) if replicas is None else np.isin(dp, list(replicas))
     labels = (trace.step, dp, trace.pp, trace.kind, trace.seq, chunk, microbatch)
     columns: list[npt.NDArray[Any]] = [*labels, trace.start, trace.end]
+    if trace.program is not None:
+        columns.append(_named_parts(trace.kind, trace.program.part))
     return Events(*(column[keep] for column in columns))
+
+
+def _named_parts(kind: Ints, part: Ints) -> Ints:
+    """[op] its part where that tells it from others of its pass, else -1."""
+    numbered = np.isin(kind, [int(k) for k in _PART_KINDS])
+    for compute in PASSES:
+        own = kind == compute
+        numbered |= own & bool(part[own].any())
+    return np.where(numbered, part, -1)
 
 
 def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
     """[row] the same for a trace: transfer k belongs to compute k, where there are as many."""
     chunk, microbatch = trace.chunk.astype(np.int64), trace.microbatch.astype(np.int64)
+    if trace.program is not None:
+        worker = np.repeat(np.arange(trace.counts[..., 0].size), trace.counts.sum(axis=-1).ravel())
+        first = trace.program.part == 0
+        return served_in_programs(worker, trace.pp, trace.kind, first, chunk, microbatch)
     counts = trace.counts.astype(np.int64)
     first = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(counts.shape)
     cell = np.repeat(np.arange(counts.size), counts.ravel())
@@ -111,14 +135,17 @@ def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
     return chunk, microbatch
 
 
-def label(kind: OpKind, microbatch: int, chunk: int, seq: int) -> str:
+def label(kind: OpKind, microbatch: int, chunk: int, seq: int, part: int = -1) -> str:
     """A short name: ``F3``, ``send B3``, ``F3 c1`` (chunk 1), ``grads-reduce-scatter``.
 
-    ``chunk`` is to be -1 where the job has one per stage.
+    ``chunk`` is to be -1 where the job has one per stage. Part 2 of a forward is ``F3.2``, the
+    gather of unit 2 ``params-all-gather 2``.
     """
     if kind not in TRANSFERS and kind not in PASSES:
-        return kind.label if chunk < 0 else f"{kind.label} c{chunk}"
+        name = kind.label if part < 0 else f"{kind.label} {part}"
+        return name if chunk < 0 else f"{name} c{chunk}"
     direction = kind.name[0]  # forward, backward, weight
     prefix = {"SEND": "send ", "RECV": "recv "}.get(kind.name.rpartition("_")[2], "")
     number = f"{direction}{microbatch}" if microbatch >= 0 else f"{direction} #{seq}"
+    number += f".{part}" if part >= 0 else ""
     return prefix + number + (f" c{chunk}" if chunk >= 0 else "")

@@ -29,6 +29,9 @@ _ROUNDING_NS = 1_000_000
 _AT_ONCE = 8192  # events formatted per write
 _GZIP_LEVEL = 4  # a third of the time of the default 9, for 15% more bytes
 
+#: Rows of a stream: one, and those for what overlaps.
+MOST_LANES = 13
+
 #: Threads of one process; their ids differ from the process's, which would make one its main one.
 THREADS = 100
 
@@ -249,14 +252,12 @@ def _slices(events: Events, times: _Times, shift_ns: Ints, first_pid: int, job: 
     stream = np.array([_STREAM_OF.get(kind, 0) for kind in OpKind])[events.kind]
     order = np.lexsort((end_ns, start_ns, stream, pid))
     pid, row, start_ns, stream = (a[order] for a in (pid, pid * THREADS + stream, start_ns, stream))
-    end_ns, second = _disjoint(row, start_ns, end_ns[order])
-    return Slices(order, pid, row + len(_STREAMS) * second, start_ns, end_ns, shift[order])
+    end_ns, lane = _disjoint(row, start_ns, end_ns[order])
+    return Slices(order, pid, row + len(_STREAMS) * lane, start_ns, end_ns, shift[order])
 
 
-def _disjoint(
-    row: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """[event] ends without small overlaps, and which events belong on a second row.
+def _disjoint(row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """[event] ends without small overlaps, and on which row of its stream each event is drawn.
 
     Events come sorted by (row, start).
     """
@@ -271,9 +272,24 @@ def _disjoint(
     span = int(end.max(initial=0) - start.min(initial=0)) + 1
     row_offset = np.cumsum(~same_row) * span
     latest = np.maximum.accumulate(end + row_offset) - row_offset
-    second = np.zeros(len(row), dtype=bool)
-    second[1:] = same_row[1:] & (latest[:-1] > start[1:]) & (end[1:] > start[1:])
-    return end, second
+    above = np.zeros(len(row), dtype=bool)
+    above[1:] = same_row[1:] & (latest[:-1] > start[1:]) & (end[1:] > start[1:])
+    return end, _lanes(row, start, end, above)
+
+
+def _lanes(row: Ints, start: Ints, end: Ints, above: npt.NDArray[np.bool_]) -> Ints:
+    """[event] 0 on the first row of its stream; those ``above`` go where there is room."""
+    lane = above.astype(np.int64)
+    free: list[int] = []  # [further row] when it is free again
+    last_row = -1
+    for event in np.flatnonzero(above).tolist():
+        if row[event] != last_row:
+            free, last_row = [], int(row[event])
+        choice = next((n for n, at in enumerate(free) if at <= start[event]), len(free))
+        choice = min(choice, MOST_LANES - 2)
+        free[choice : choice + 1] = [int(end[event])]
+        lane[event] = choice + 1
+    return lane
 
 
 def _heads(
@@ -283,7 +299,8 @@ def _heads(
     chunk = events.chunk if job.vpp_size > 1 else np.full(len(events), -1)
     # Names count by seq only where the microbatch is unknown.
     seq = np.where(events.microbatch < 0, events.seq, 0)
-    table = np.stack([events.kind, events.microbatch, chunk, seq, critical], axis=1)
+    part = np.full(len(events), -1) if events.part is None else events.part
+    table = np.stack([events.kind, events.microbatch, chunk, seq, critical, part], axis=1)
     packed = np.zeros(len(events), dtype=np.int64)
     for column in table.T:
         packed = packed * (int(column.max(initial=0)) + 2) + column + 1
@@ -291,13 +308,14 @@ def _heads(
     return [_head(*table[event].tolist()) for event in first], head_of_event.reshape(-1)
 
 
-def _head(kind: int, microbatch: int, chunk: int, seq: int, critical: int) -> str:
+def _head(kind: int, microbatch: int, chunk: int, seq: int, critical: int, part: int) -> str:
     op = OpKind(kind)
     args: dict[str, Any] = {"kind": op.label}
     args |= {"microbatch": microbatch} if microbatch >= 0 else {}
     args |= {"chunk": chunk} if chunk >= 0 else {}
+    args |= {"part": part} if part >= 0 else {}
     args |= {"critical": True} if critical else {}
-    name = label(op, microbatch, chunk, seq)
+    name = label(op, microbatch, chunk, seq, part)
     event = {"ph": "X", "name": name, "cat": op.label, "cname": _COLOURS[op], "args": args}
     return json.dumps(event, separators=(",", ":"))[1:-2]
 
@@ -318,7 +336,8 @@ def _names(
         yield meta("process_sort_index", process, 0, sort_index=process + 1)
     for thread in np.unique(slices.row).tolist():
         process, stream = divmod(thread, THREADS)
-        overlapping, stream = divmod(stream, len(_STREAMS))
-        name = _STREAMS[stream] + (" (overlapping)" if overlapping else "")
+        lane, stream = divmod(stream, len(_STREAMS))
+        further = "" if not lane else " (overlapping)" if lane == 1 else f" (overlapping {lane})"
+        name = _STREAMS[stream] + further
         yield meta("thread_name", process, thread, name=name)
-        yield meta("thread_sort_index", process, thread, sort_index=2 * stream + overlapping)
+        yield meta("thread_sort_index", process, thread, sort_index=MOST_LANES * stream + lane)

@@ -12,6 +12,7 @@ from paceline.report import events
 from paceline.report.events import Events
 from paceline.simulate import Timeline
 from paceline.trace import OpKind
+from paceline.trace.kinds import LOCAL_KINDS
 from paceline.whatif.critical_path import CriticalPath, path_of
 from paceline.whatif.segments import Replay
 
@@ -29,9 +30,10 @@ class Links:
         begin_s: [event] when its transfer begins, since all its peers are launched; -inf where it
             has no peers.
         critical: [event] whether it is on the critical path.
-        source: [arrow] event that an arrow comes from: a send, or of a collective the member that
-            is launched last.
-        target: [arrow] event it goes to: the recv, or a member that waited.
+        source: [arrow] event that an arrow comes from: a send, of a collective the member that is
+            launched last, or what a program waited for.
+        target: [arrow] event it goes to: the recv, a member that waited, or the compute that runs
+            behind a wait.
     """
 
     begin_s: npt.NDArray[np.float64]
@@ -137,7 +139,11 @@ def _links(timeline: Timeline, places: _Places, path: CriticalPath) -> Links:
     critical = np.zeros(places.n_events, dtype=bool)
     on_path = places.of(path.step_index, path.dp, path.op)
     critical[on_path[on_path >= 0]] = True
-    arrows = [*_pair_arrows(timeline, places, begin), *_wide_arrows(timeline, places, begin)]
+    arrows = [
+        *_pair_arrows(timeline, places, begin),
+        *_wide_arrows(timeline, places, begin),
+        *_wait_arrows(timeline, places),
+    ]
     source, target = (
         np.concatenate([np.empty(0, dtype=np.int64), *column])
         for column in (zip(*arrows, strict=True) if arrows else ((), ()))
@@ -173,6 +179,25 @@ def _pair_arrows(
         back = (equals[:, None, None] & (second > first)).ravel()
         arrows.append((np.where(back, to_event, from_event), np.where(back, from_event, to_event)))
     return arrows
+
+
+def _wait_arrows(timeline: Timeline, places: _Places) -> list[tuple[Ints, Ints]]:
+    """Arrows from communication to the computes that programs held back for it."""
+    graph, arrows = timeline.graph, []
+    if not graph.programmed:
+        return []
+    local = np.isin(graph.kind, [int(kind) for kind in LOCAL_KINDS])
+    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
+    awaited = np.flatnonzero(local[after] & ~local[graph.dep])
+    for before, behind in zip(graph.dep[awaited].tolist(), after[awaited].tolist(), strict=True):
+        dps = places.dps[int(graph.variant[before])]
+        index = graph.dp_index[dps]
+        end, start = timeline.end.row(before)[:, index], timeline.start.row(behind)[:, index]
+        step, rank = np.nonzero(end >= start)
+        arrows.append(
+            tuple(places.of(step, dps[rank], np.full(len(step), op)) for op in (before, behind))
+        )
+    return [(source, target) for source, target in arrows]
 
 
 def _wide_arrows(

@@ -176,7 +176,7 @@ class _Stage:
         bucket, after = (n - layer - 1) * buckets // n, (n - layer) * buckets // n
         if after > bucket:
             self._reductions.append(self._launch(K.GRADS_REDUCE_SCATTER, bucket, chunk))
-        if layer == 0:
+        if layer == 0 and self._job.pp_size == 1:  # else others would wait for what is sent
             self._wait_for_reductions()
 
     def _replicate(self) -> None:

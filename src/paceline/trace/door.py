@@ -13,7 +13,7 @@ from paceline.trace.columns import Columns, describe
 from paceline.trace.job import Job
 from paceline.trace.kinds import OpKind
 from paceline.trace.peers import has_peers, merge_peers
-from paceline.trace.peers_apart import has_inner, peers_apart, with_groups
+from paceline.trace.peers_apart import has_inner, meets_peers, peers_apart, with_groups
 from paceline.trace.placing import Extremes, Parts
 from paceline.trace.placing import place as place_parts
 from paceline.trace.plausible import check_lengths
@@ -171,6 +171,11 @@ def _place(
     if has_inner(columns):
         columns = with_groups(columns, job)
         warnings += rotation_warnings(columns, where)
+        if not merged and job.peers == 1 and meets_peers(columns):
+            warnings.append(
+                f"{where}: one rank of each (dp, stage) recorded collectives with its peers: its "
+                "waits for them count as transfer, and no single GPU can be named"
+            )
     shape = (len(steps), job.replicas, job.pp_size, N_KINDS)
     counts = np.bincount(cell, minlength=int(np.prod(shape))).astype(np.int32)
     place, renumbered = _places(columns, cell, counts, where)

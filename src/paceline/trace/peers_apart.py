@@ -118,6 +118,12 @@ def has_inner(columns: Columns) -> bool:
     return bool(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]).any())
 
 
+def meets_peers(columns: Columns) -> bool:
+    """Whether some of those collectives join the ranks of one (dp, stage)."""
+    inner = [int(OpKind.TENSOR_COMM), int(OpKind.CONTEXT_COMM)]
+    return bool(np.isin(columns.kind, inner).any())
+
+
 def with_groups(columns: Columns, job: Job) -> Columns:
     """The columns with the ``group`` of each collective: as told, else that usual for its kind."""
     peer = np.zeros(len(columns), dtype=np.int64) if columns.peer is None else columns.peer

@@ -252,6 +252,17 @@ def _prefetch(change: Change) -> Phrases:
         yield f"gains by distance: {', '.join(gains)}"
 
 
+def _shard_groups(change: Change) -> Phrases:
+    gains = [
+        f"{count(row['shard'], 'rank')} {percent(row['gain'])}"
+        for row in change.get("compared") or ()
+    ]
+    if gains:
+        yield f"gains by ranks that share one copy: {', '.join(gains)}"
+    if factor := change.get("memory_factor"):
+        yield f"memory for sharded states: {times(factor)} that of now"
+
+
 def _keep_parameters(change: Change) -> Phrases:
     dropped, total = change.get("gathers_dropped"), change.get("gathers")
     if dropped and total:
@@ -292,6 +303,7 @@ OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "interleave": _interleave,
     "prefetch": _prefetch,
     "keep-parameters": _keep_parameters,
+    "shard-groups": _shard_groups,
     "accumulate": _accumulate,
     "bucket-size": _bucket_size,
 }
