@@ -95,6 +95,13 @@ def test_an_interleaved_schedule_is_refused_by_name():
         otlp.read_requests(requests)
 
 
+def test_a_lost_compute_beside_fused_calls_is_refused():
+    requests = two_stages()
+    assert spans(requests[0]).pop(5)["name"] == "megatron.microbatch.forward"
+    with pytest.raises(TraceError, match="rank 0 has 1 forward-compute in step 3, rank 1 has 2"):
+        otlp.read_requests(requests)
+
+
 def only(requests, *names):
     for one in requests:
         spans(one)[:] = [span for span in spans(one) if span["name"] in names]

@@ -9,7 +9,7 @@ missing would be analysed without a complaint and be wrong, so disagreement is r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,20 @@ class OpTable:
             self._integers[name].append(value)
         self._start_s.append(start_s)
         self._end_s.append(end_s)
+
+    def spans(self) -> Iterator[tuple[int, int, int, int, int, float, float]]:
+        """(rank, dp, stage, step, kind, start in s, end in s) of each op, as they were added."""
+        names = ("rank", "dp", "pp", "step", "kind")
+        columns = (self._integers[name] for name in names)
+        return zip(*columns, self._start_s, self._end_s, strict=True)
+
+    def end_at(self, i: int, end_s: float) -> None:
+        """Let the i-th op end at another time."""
+        self._end_s[i] = end_s
+
+    def place_in_program(self, i: int, issued: int, awaited: int) -> None:
+        """Give the i-th op its place in its worker's program."""
+        self._integers["issued"][i], self._integers["awaited"][i] = issued, awaited
 
     def finish(
         self,

@@ -1,14 +1,16 @@
 """NDTimeline (veScale): timelines of hosts as Chrome trace events, and its raw text log.
 
-The tool: https://github.com/volcengine/veScale, vescale/ndtimeline; what it records: what-if paper,
-3.1 and Table 1. From Paceline's issue 6: per-host JSON arrays whose events have the metric as
-``name``, ``ts`` and ``dur`` in microseconds, the DP rank as ``pid``, and ``rank``, ``step``, ``tp``
-and ``pp`` in ``args``. From memory, not compared with the tool's source: the names of its metrics
-(``unshard-all-gather``, ``grad-reduce-scatter``, ``grad-all-reduce``, ``cross-mesh-*``), and the
-raw log's lines, which are therefore read by their fields wherever these stand: the same event as
-one JSON object per line, or text with a metric's name and ``rank``, ``step``, ``dp``, ``pp``,
-``ts`` and ``dur`` as ``name=value`` or ``name: value``. ``cross-mesh-send`` and ``-recv`` do not
-say whether they carry activations or gradients, so they are counted but have no kind.
+The tool: https://github.com/volcengine/veScale, held against commit 20cf5c7 (March 2026),
+legacy/vescale/ndtimeline: ``predefined.py`` (metrics), ``handlers/local_timeline_handler.py``
+(JSON arrays per host: the metric as ``name``, ``ts`` and ``dur`` in microseconds, the DP rank as
+``pid``, ``rank``, ``step``, ``tp`` and ``pp`` in ``args``), ``handlers/local_raw_handler.py`` (the
+raw log, read by :mod:`paceline.sources.ndtimeline_raw`). What it records: what-if paper, 3.1 and
+Table 1. Events as one JSON object per line, and lines with a metric's name and ``rank``, ``step``,
+``dp``, ``pp``, ``ts`` and ``dur`` as ``name=value``, which the tool does not write, are read, too.
+
+``forward-send-backward-recv`` and ``backward-send-forward-recv`` are two transfers of one call.
+``cross-mesh-send`` and ``-recv`` do not say whether they carry activations or gradients, so they
+are counted but have no kind.
 
 The tool synchronises the hosts' clocks, so times are taken as they are. It names no microbatch:
 microbatches are counted within (rank, step, metric), by start.
@@ -25,8 +27,10 @@ from typing import Any
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, number, optional_whole, whole
+from paceline.sources.fused import Halves
 from paceline.sources.imported import Imported, OpTable
 from paceline.sources.json_stream import JsonStream, first_events, head, lines
+from paceline.sources.ndtimeline_raw import events_of, is_raw
 from paceline.trace import Job, OpKind
 
 #: Metrics whose names are not ours: veScale's, then those of the paper's Table 1.
@@ -39,6 +43,12 @@ METRICS = {
     **{kind.label: kind for kind in OpKind},
 }
 
+#: Metrics of calls that make two transfers.
+FUSED = {
+    "forward-send-backward-recv": (OpKind.FORWARD_SEND, OpKind.BACKWARD_RECV),
+    "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
+}
+
 #: Counting microbatches by start is right for every schedule that runs them in order; with several
 #: chunks per stage it also takes Megatron's interleaved order for granted.
 CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
@@ -46,7 +56,7 @@ CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
 #: Names up to which the user's own metrics are counted.
 MAX_NAMES = 20
 
-_METRIC = re.compile(r"(?<![\w-])(" + "|".join(METRICS) + r")(?![\w-])")
+_METRIC = re.compile(r"(?<![\w-])(" + "|".join((*FUSED, *METRICS)) + r")(?![\w-])")
 _FIELD = re.compile(r"\b([a-z_]+)['\"]?\s*[=:]\s*['\"]?(-?[\d.]+(?:e[+-]?\d+)?)", re.IGNORECASE)
 _FIELDS = {"dp": "dp", "dp_rank": "dp", "pid": "dp", "pp": "pp", "pp_rank": "pp", "stage": "pp"}
 _FIELDS |= {"tp": "tp", "tp_rank": "tp", "rank": "rank", "step": "step", "ts": "ts", "dur": "dur"}
@@ -55,7 +65,8 @@ _FIELDS |= {"tp": "tp", "tp_rank": "tp", "rank": "rank", "step": "step", "ts": "
 def matches(path: Path) -> bool:
     """Whether the file is a timeline: events named as metrics, with a rank and a step."""
     if _is_text(path):
-        return any(_is_op(_of_line(line)) for line in head(path).splitlines())
+        text = head(path)
+        return is_raw(text) or any(_is_op(_of_line(line)) for line in text.splitlines())
     start = first_events(path, 200)
     return start is not None and any(map(_is_op, start[0]))
 
@@ -74,19 +85,25 @@ def read(
     Raises:
         TraceError: a file is damaged or has no timeline, values are none, or ranks disagree.
     """
-    ops, unplaced = OpTable(), Counter[str]()
+    ops, halves, unplaced = OpTable(), Halves(), Counter[str]()
     tp_size = 1
     for path in paths:
         before = len(ops)
-        for place, event in _events(path):
-            tp_size = max(tp_size, 1 + _add(ops, event, place, unplaced))
+        for place, event in _events(path, unplaced):
+            tp_size = max(tp_size, 1 + _add(ops, halves, event, place, unplaced))
         if len(ops) == before:
             raise TraceError(f"{path} has no NDTimeline metric that is known; is it a timeline?")
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} timelines"
+    n_fused = halves.settle(ops)
     if job is None:
         dp_size, pp_size = ops.degrees()
         job = Job(dp_size=dp_size, pp_size=pp_size, tp_size=tp_size)
     notes = ["microbatches are counted by start within rank, step and metric"]
+    if n_fused:
+        notes.append(
+            f"{n_fused} sends and recvs are halves of fused calls: they begin with the call and "
+            "end at the latest when the first of its two sides ended"
+        )
     if job.vpp_size > 1:
         notes.append("chunks follow Megatron's interleaved order")
     return ops.finish(
@@ -100,16 +117,22 @@ def read(
     )
 
 
-def _add(ops: OpTable, event: Mapping[str, Any], place: str, unplaced: Counter[str]) -> int:
+def _add(
+    ops: OpTable,
+    halves: Halves,
+    event: Mapping[str, Any],
+    place: str,
+    unplaced: Counter[str],
+) -> int:
     """Add an event, if it is a known metric; returns its tensor-parallel rank."""
-    args, kind = mapping(event, "args"), _kind(event)
+    args, kinds = mapping(event, "args"), _kinds(event)
     has_duration = event.get("ph", "X") == "X"
     if not (has_duration and _is_placed(event)):
-        if kind is not None:
+        if kinds:
             reason = "without a rank or step" if has_duration else "whose ph is not X"
             unplaced[f"of known metrics {reason}"] += 1
         return 0
-    if kind is None:
+    if not kinds:
         name = f"with the metric {str(event.get('name'))[:40]!r}, which is not known"
         listed = name in unplaced or len(unplaced) < MAX_NAMES
         unplaced[name if listed else "with other metrics that are not known"] += 1
@@ -117,21 +140,21 @@ def _add(ops: OpTable, event: Mapping[str, Any], place: str, unplaced: Counter[s
     start_us, duration_us = number(event, "ts", place), number(event, "dur", place)
     if duration_us < 0:
         raise TraceError(f"{place}: dur {duration_us:g} is negative; is the file damaged?")
-    ops.add(
-        rank=whole(args, "rank", place),
-        dp=whole(event, "pid", place),
-        pp=whole(args, "pp", place),
-        step=whole(args, "step", place),
-        kind=kind,
-        start_s=start_us * 1e-6,
-        end_s=(start_us + duration_us) * 1e-6,
-    )
-    return optional_whole(args.get("tp")) or 0
+    rank, pp, step = (whole(args, name, place) for name in ("rank", "pp", "step"))
+    dp, tp = whole(event, "pid", place), optional_whole(args.get("tp")) or 0
+    start_s, end_s = start_us * 1e-6, (start_us + duration_us) * 1e-6
+    for kind in kinds:
+        halves.note(tp, is_half=len(kinds) > 1)
+        ops.add(rank=rank, dp=dp, pp=pp, step=step, kind=kind, start_s=start_s, end_s=end_s)
+    return tp
 
 
-def _kind(event: Mapping[str, Any]) -> OpKind | None:
+def _kinds(event: Mapping[str, Any]) -> tuple[OpKind, ...]:
+    """What an event is: two transfers of a fused call, one operation, or none that is known."""
     name = event.get("name")
-    return METRICS.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return ()
+    return FUSED.get(name) or ((METRICS[name],) if name in METRICS else ())
 
 
 def _is_placed(event: Mapping[str, Any]) -> bool:
@@ -139,16 +162,21 @@ def _is_placed(event: Mapping[str, Any]) -> bool:
 
 
 def _is_op(event: Mapping[str, Any] | None) -> bool:
-    return event is not None and _kind(event) is not None and _is_placed(event)
+    return event is not None and bool(_kinds(event)) and _is_placed(event)
 
 
-def _events(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _events(path: Path, unplaced: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The events of a file, each with its place for messages."""
     if not _is_text(path):
         for n, event in enumerate(JsonStream(path)):
             yield f"{path}, event {n}", event
         return
     for n, line in enumerate(lines(path), 1):
+        if is_raw(line):
+            events = events_of(line)
+            unplaced["in lines that are cut off or have no step"] += events is None
+            yield from ((f"{path}, line {n}", event) for event in events or ())
+            continue
         event_of_line = _of_line(line)
         if event_of_line is not None:
             yield f"{path}, line {n}", event_of_line

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from paceline.errors import TraceError
 from paceline.sources import otlp
+from paceline.sources.host_times import timer_logs
 from paceline.sources.host_times.table import HostTimes
 from paceline.sources.otlp.times import read_times
 
 #: Name, whether a file or folder is of the format, and its reader.
 READERS: tuple[tuple[str, Callable[[Path], bool], Callable[[Sequence[Path]], HostTimes]], ...] = (
     ("otlp", otlp.matches, read_times),
+    ("timer log", timer_logs.matches, timer_logs.read_times),
 )
 
 

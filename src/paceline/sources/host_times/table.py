@@ -26,7 +26,8 @@ class HostTimes:
         groups: [rank] ranks with equal numbers do the same work and meet in ``WAIT``.
         group_names: group -> what to call it.
         seconds: measure -> [step, rank]; NaN where there is none.
-        ranges: measure -> [step, 2] least and most over all ranks; NaN where there is none.
+        ranges: measure -> [step, 2] least and most over all ranks, [step, 1] where only one number
+            is known; NaN where there is none.
         notes: what was inferred, and what the files cannot tell.
     """
 

@@ -333,5 +333,7 @@ def _fill(ops: OpTable, rows: Iterable[Row], job: Job) -> bool:
             end_s=row.end_s,
             chunk=0 if has_microbatch else -1,
             microbatch=row.microbatch if has_microbatch else -1,
+            issued=row.issued,
+            awaited=row.awaited,
         )
     return by_order

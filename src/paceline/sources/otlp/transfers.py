@@ -15,16 +15,17 @@ Source: Megatron-LM core 0.20.0 (commit d98e8a6), ``core/pipeline_parallel/sched
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from paceline.errors import TraceError
+from paceline.sources.fused import Side, ends_of, positions
 from paceline.sources.otlp.environment import GROUPS
 from paceline.sources.otlp.names import SYNC_START
 from paceline.trace import Job, OpKind
-from paceline.trace.kinds import P2P_KINDS
+from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS
 
 
 class Row(NamedTuple):
@@ -37,6 +38,8 @@ class Row(NamedTuple):
     start_s: float
     end_s: float
     rebuilt: bool = False
+    issued: int = -1
+    awaited: int = -1
 
 
 #: A time since 1970 as a double is this exact.
@@ -73,13 +76,17 @@ def complete(rows: Iterable[Row], job: Job, where: str) -> tuple[list[Row], int]
         for own in steps.values():
             own.sort(key=lambda row: row.start_s)
             own = _synchronised([row for row in own if not _is_noop(row, stage, job)])
-            result += own
             if job.pp_size > 1 and job.vpp_size == 1:
-                result += _fused(own, stage, job.pp_size)
+                own += _fused(own, stage, job.pp_size)
+            result += own
     if job.pp_size > 1:
         _check_spans(result, job, where)
+    n_rebuilt = sum(row.rebuilt for row in result)
+    if n_rebuilt:
+        _check_computes(result, job, where)
+        result = _in_programs(result)
     _end_together(result, job)
-    return result, sum(row.rebuilt for row in result)
+    return result, n_rebuilt
 
 
 def _is_noop(row: Row, stage: int, job: Job) -> bool:
@@ -119,6 +126,39 @@ def _fused(rows: Sequence[Row], stage: int, pp_size: int) -> list[Row]:
             if 0 <= peer < pp_size and not has[kind][served]:
                 rebuilt.append(Row(before.rank, before.step, kind, -1, low, high, rebuilt=True))
     return rebuilt
+
+
+def _in_programs(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their places in their workers' programs: the host waits in every call."""
+    result: list[Row] = []
+    by_worker = sorted(rows, key=lambda row: (row.rank, row.step))
+    for _, group in groupby(by_worker, key=lambda row: (row.rank, row.step)):
+        own = list(group)
+        issued, awaited = positions(
+            [row.start_s for row in own],
+            [row.end_s for row in own],
+            [row.kind in LOCAL_KINDS for row in own],
+        )
+        result += [row._replace(issued=issued[i], awaited=awaited[i]) for i, row in enumerate(own)]
+    return result
+
+
+def _check_computes(rows: Sequence[Row], job: Job, where: str) -> None:
+    """All stages of a pipeline compute as often: a span that was lost would merge two calls."""
+    per_stage = job.ranks // job.pp_size
+    counts = Counter(
+        (row.step, row.rank % per_stage, row.kind, row.rank // per_stage)
+        for row in rows
+        if row.kind in _AROUND
+    )
+    for (step, lane, kind, stage), n in sorted(counts.items()):
+        first = counts[step, lane, kind, 0]
+        if n != first:
+            raise TraceError(
+                f"{where}: rank {lane} has {first} {OpKind(kind).label} in step {step}, rank "
+                f"{lane + stage * per_stage} has {n}; spans were lost (OTEL_BSP_MAX_QUEUE_SIZE), "
+                "or the step is not whole: leave it out with --steps"
+            )
 
 
 def _served(rows: Sequence[Row], computes: Sequence[Row], kind: OpKind) -> list[bool]:
@@ -166,22 +206,18 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
 def _end_together(rows: list[Row], job: Job) -> None:
     """Let a rebuilt side end no later than its peer's, in place."""
     per_stage = job.ranks // job.pp_size
-    sides: dict[tuple[int, int, int, int], tuple[list[int], list[int]]] = defaultdict(
-        lambda: ([], [])
-    )
-    order = sorted(range(len(rows)), key=lambda i: rows[i].start_s)
-    for i in order:
-        row = rows[i]
-        for recv, send, way in _AROUND.values():
-            if row.kind in (recv, send):
-                stage = row.rank // per_stage + (way if row.kind == send else 0)
-                key = (row.rank % per_stage, row.step, stage % job.pp_size, recv)
-                sides[key][row.kind == send].append(i)
-    for receivers, senders in sides.values():
-        if len(receivers) != len(senders):
-            continue
-        for pair in zip(receivers, senders, strict=True):
-            end_s = min(rows[i].end_s for i in pair)
-            for i in pair:
-                if rows[i].rebuilt:
-                    rows[i] = rows[i]._replace(end_s=max(rows[i].start_s, end_s))
+    sides = [
+        Side(
+            row.rank % per_stage,
+            row.rank // per_stage,
+            row.step,
+            row.kind,
+            row.start_s,
+            row.end_s,
+            row.rebuilt,
+        )
+        for row in rows
+    ]
+    for i, end_s in enumerate(ends_of(sides, job.pp_size)):
+        if rows[i].rebuilt:
+            rows[i] = rows[i]._replace(end_s=end_s)

@@ -1,0 +1,213 @@
+"""Timers in the text logs of Megatron-LM and DeepSpeed.
+
+Megatron-LM (core 0.20.0, commit d98e8a6; ``megatron/core/timers.py``, ``training/training.py``):
+
+    [2026-08-22 10:00:00.000000] iteration       10/     100 | consumed samples: ... |
+        elapsed time per iteration (ms): 1234.5 | ...
+    (min, max) time across ranks (ms):
+        forward-backward ...............................: (1000.00, 1100.00)
+
+on one line up to the timers; ``max time across ranks (ms)`` has one number a timer; with
+``--timing-log-option all``, ``times across ranks (ms)`` has a line ``rank  3: 1000.00`` for each
+rank below the timer's name.
+
+DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engine.py``), with
+``wall_clock_breakdown``, of rank 0 only and without a number of the step:
+
+    [Rank 0] time (ms) | fwd: 10.00 | bwd: 20.00 | bwd_inner: ... | bwd_allreduce: ... | step: 3.00
+
+and of its pipeline engine ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
+A launcher may put its own words in front of each line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.host_times.table import COMPUTE, STEP, HostTimes, tables
+from paceline.sources.json_stream import head, lines
+
+_NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
+_ITERATION = re.compile(
+    rf"\biteration +(\d{{1,10}})/ *\d+ \|.*?elapsed time per iteration \(ms\): {_NUMBER}"
+)
+_ACROSS = re.compile(r"(\(min, max\) time|max time|times) across ranks \(ms\):")
+_TIMER = re.compile(rf"([a-z][\w/-]{{1,80}}) \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})\s*$")
+_NAME, _RANK = re.compile(r"([a-z][\w/-]{1,80}):\s*$"), re.compile(rf"\brank +(\d+): {_NUMBER}\s*$")
+_ARGUMENT = re.compile(r"\b(world_size|pipeline_model_parallel_size) \.+ (\d{1,9})\s*$")
+
+_WALL_CLOCK = re.compile(r"\btime \(ms\)((?: \| \w+: \d+\.\d+)+)")
+_PIPELINE = re.compile(rf"\bsteps: (\d{{1,10}}) .*?iter time \(s\): {_NUMBER}")
+#: DeepSpeed's timers of a whole step; those of its parts are of the last microbatch.
+_GLOBAL = {"fwd": "forward", "bwd": "backward", "step": "optimizer"}
+#: Parts of Megatron's step that are a rank's own work.
+_COMPUTES = ("forward-compute", "backward-compute")
+#: Timers are written after the line of the step, or, while it is written, by another rank before.
+MAX_LINES_APART = 400
+
+_NO_RANKS = (
+    "the log names no ranks: who is slow shows with --timing-log-option all, and computes with "
+    "--timing-log-level 2"
+)
+_ONE_RANK = "DeepSpeed writes the timers of rank 0 only, which waits for the others in bwd and step"
+
+
+def matches(path: Path) -> bool:
+    """Whether the beginning of a file has lines of timers or of iterations."""
+    if path.is_dir():
+        return False
+    start = head(path)
+    if re.match(r"\s*(\{|\[\s*[{\]])", start):
+        return False  # JSON; a launcher's words may begin with a bracket, too
+    for text in start.splitlines():
+        if _ITERATION.search(text) or _ACROSS.search(text) or _PIPELINE.search(text):
+            return True
+        if _WALL_CLOCK.search(text) or _ARGUMENT.search(text):
+            return True
+    return False
+
+
+def read_times(paths: Sequence[Path]) -> HostTimes:
+    """The times of all steps in the logs of one run.
+
+    Raises:
+        TraceError: no step is in there.
+    """
+    log = _Log()
+    for path in paths:
+        for text in lines(path):
+            log.add(text)
+    where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs"
+    return log.times(where)
+
+
+class _Log:
+    """What the lines have said so far."""
+
+    def __init__(self) -> None:
+        # (measure, step, rank) and (measure, step, 0 = least or 1 = most) -> seconds
+        self.of_ranks: dict[tuple[str, int, int], float] = {}
+        self.of_all: dict[tuple[str, int, int], float] = {}
+        self.sizes: dict[str, int] = {}
+        self.deepspeed = 0
+        self.repeated = 0
+        self._step: int | None = None
+        self._timer: str | None = None
+        self._inside = 0  # lines for which timers may still come
+
+    def add(self, text: str) -> None:
+        """Take a line."""
+        iteration = _ITERATION.search(text) or _PIPELINE.search(text)
+        if iteration:
+            scale = 1e-3 if "elapsed time" in iteration[0] else 1.0
+            self._begin(int(iteration[1]), float(iteration[2]) * scale)
+        elif _ACROSS.search(text):
+            self._inside = MAX_LINES_APART
+        elif wall_clock := _WALL_CLOCK.search(text):
+            self._add_wall_clock(wall_clock[1])
+        elif argument := _ARGUMENT.search(text):
+            self.sizes[argument[1]] = int(argument[2])
+        elif self._inside and self._step is not None:
+            self._inside -= 1
+            self._add_timer(text, self._step)
+
+    def _begin(self, step: int, seconds: float) -> None:
+        self.repeated += (STEP, step, 0) in self.of_all
+        self._step, self._timer, self._inside = step, None, 0
+        self.of_all[STEP, step, 0] = seconds
+
+    def _add_timer(self, text: str, step: int) -> None:
+        rank = _RANK.search(text)
+        if rank and self._timer is not None:
+            self.of_ranks[self._timer, step, int(rank[1])] = float(rank[2]) * 1e-3
+        elif timer := _TIMER.search(text):
+            least, most = timer[2] or timer[4], timer[3] or timer[4]
+            if timer[2]:
+                self.of_all[timer[1], step, 0] = float(least) * 1e-3
+            self.of_all[timer[1], step, 1] = float(most) * 1e-3
+        elif name := _NAME.search(text):
+            self._timer = name[1]
+
+    def _add_wall_clock(self, text: str) -> None:
+        seconds = {
+            name: float(value) * 1e-3
+            for name, value in re.findall(r"(\w+): (\d+\.\d+)", text)
+            if name in _GLOBAL
+        }
+        if len(seconds) < len(_GLOBAL):
+            return  # of one microbatch, or of a part
+        for name, value in seconds.items():
+            self.of_ranks[_GLOBAL[name], self.deepspeed, 0] = value
+        self.of_ranks[STEP, self.deepspeed, 0] = sum(seconds.values())
+        self.deepspeed += 1
+
+    def times(self, where: str) -> HostTimes:
+        """All of it as tables."""
+        numbers = {step for _, step, _ in (*self.of_all, *self.of_ranks)}
+        if not numbers:
+            raise TraceError(
+                f"{where} has no step: no line of Megatron-LM ('elapsed time per iteration (ms)') "
+                "or of DeepSpeed with wall_clock_breakdown ('time (ms) | fwd: ...')"
+            )
+        steps = np.array(sorted(numbers), dtype=np.int64)
+        ranks = np.array(sorted({rank for _, _, rank in self.of_ranks}), dtype=np.int64)
+        samples = self._with_computes()
+        groups, names = self._groups(ranks)
+        columns = range(2)
+        return HostTimes(
+            format="deepspeed log" if self.deepspeed else "timer log",
+            steps=steps,
+            ranks=ranks,
+            groups=groups,
+            group_names=names,
+            seconds=tables(samples, steps.tolist(), ranks.tolist()),
+            ranges=_without_empty(tables(self.of_all, steps.tolist(), columns)),
+            notes=self._notes(len(ranks)),
+        )
+
+    def _with_computes(self) -> dict[tuple[str, int, int], float]:
+        computes: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for (name, step, rank), seconds in self.of_ranks.items():
+            if name in _COMPUTES:
+                computes[step, rank].append(seconds)
+        whole = {
+            (COMPUTE, step, rank): sum(parts)
+            for (step, rank), parts in computes.items()
+            if len(parts) == len(_COMPUTES)
+        }
+        return {**self.of_ranks, **whole}
+
+    def _groups(self, ranks: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+        """[rank] its stage in Megatron's order, where the log has the job's arguments."""
+        stages = self.sizes.get("pipeline_model_parallel_size", 1)
+        per_stage = self.sizes.get("world_size", 0) // stages if stages else 0
+        if stages < 2 or not per_stage:
+            return np.zeros(len(ranks), dtype=np.int64), {0: ""}
+        return ranks // per_stage, {stage: f"stage {stage}" for stage in range(stages)}
+
+    def _notes(self, n_ranks: int) -> tuple[str, ...]:
+        notes = []
+        if self.deepspeed:
+            notes.append(_ONE_RANK)
+            notes.append("steps are counted by their lines: DeepSpeed does not number them")
+        else:
+            notes.append("a step's time is the mean since the line before it (--log-interval)")
+            if not n_ranks:
+                notes.append(_NO_RANKS)
+        if self.repeated:
+            notes.append(f"{self.repeated} steps are there twice (a restart?); the last ones count")
+        return tuple(notes)
+
+
+def _without_empty(
+    ranges: dict[str, npt.NDArray[np.float64]],
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Only the columns that have a number: a step has one, ``max`` alone has no least."""
+    return {name: table[:, ~np.isnan(table).all(axis=0)] for name, table in ranges.items()}

@@ -1,0 +1,81 @@
+"""Lines of NDTimeline's raw log -> the events that its timeline would have.
+
+The line: ``LocalRawNDHandler`` of veScale (commit 20cf5c7,
+legacy/vescale/ndtimeline/handlers/local_raw_handler.py), times in seconds:
+
+    2026-03-03 12:00:00,123 - metric_name: forward-compute, elapsed: 0.03,
+    recent_elapsed_raw_parts: [0.01, 0.02], recent_since_start_raw_parts: [1710332816.61, ...],
+    tags: [{'_inner_global_step': 7}, {}], step_range: range(7, 9), world_info: WorldInfo:
+    TopoInfo(rank=3, dp_rank=1, ..., tp_rank=0, pp_rank=1, ...) TrainingInfo(...) {}
+
+on one line. A part's step is its tag, or else the parts are dealt out evenly over the range, as
+``parse_record`` in ``parser_handler.py`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_LINE = re.compile(
+    r"metric_name: (?P<name>[^,]{1,200}), elapsed: .*?"
+    r"recent_elapsed_raw_parts: (?P<durations>\[[^]]*\]), "
+    r"recent_since_start_raw_parts: (?P<starts>\[[^]]*\]), "
+    r"tags: (?P<tags>.*), step_range: range\((?P<range>\d+, \d+(?:, \d+)?)\), "
+    r"world_info: WorldInfo: TopoInfo\((?P<place>[^)]*)\)"
+)
+_STEP_TAG = re.compile(r"'_inner_global_step': (\d{1,10})\b")
+_RANK = re.compile(r"\b(rank|dp_rank|tp_rank|pp_rank)=(\d{1,9})\b")
+
+#: A range of more steps is none that a flush covers.
+_MAX_STEPS = 1 << 20
+
+
+def is_raw(line: str) -> bool:
+    """Whether a line is of the raw log."""
+    return "metric_name: " in line and "recent_since_start_raw_parts: " in line
+
+
+def events_of(line: str) -> list[Mapping[str, Any]] | None:
+    """The events of a line; None where it is damaged, cut off, or says no step of its parts."""
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    try:
+        durations, starts = (json.loads(match[name]) for name in ("durations", "starts"))
+    except ValueError:
+        return None
+    place = dict(_RANK.findall(match["place"]))
+    if len(durations) != len(starts) or len(place) < 4:
+        return None
+    steps = _steps(match["tags"], match["range"], len(durations))
+    if steps is None or not all(isinstance(v, int | float) for v in (*durations, *starts)):
+        return None
+    args = {"rank": place["rank"], "pp": place["pp_rank"], "tp": place["tp_rank"]}
+    return [
+        {
+            "name": match["name"],
+            "ph": "X",
+            "pid": place["dp_rank"],
+            "ts": start * 1e6,
+            "dur": duration * 1e6,
+            "args": {**args, "step": step},
+        }
+        for start, duration, step in zip(starts, durations, steps, strict=True)
+    ]
+
+
+def _steps(tags: str, numbers: str, n_parts: int) -> list[int] | None:
+    """[part] its step; None where neither its tag nor the range says it."""
+    tagged = [int(step) for step in _STEP_TAG.findall(tags)]
+    if tagged:
+        return tagged if len(tagged) == n_parts else None
+    steps = range(*map(int, numbers.split(", "))) if numbers.split(", ")[2:] != ["0"] else range(0)
+    if not n_parts:
+        return []
+    if not 0 < len(steps) <= _MAX_STEPS or n_parts % len(steps):
+        return None
+    per_step = n_parts // len(steps)
+    return [step for step in steps for _ in range(per_step)]
