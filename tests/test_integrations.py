@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+import peace
 import requires
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent / "trainers"))
 from trainer_ranks import of_environment, run
 
 pytestmark = pytest.mark.alone
+timed = peace.timed
 
 DDP, FSDP = "DistributedDataParallel", "fully_shard (FSDP2)"
 
@@ -42,7 +44,7 @@ def record_case(case, folder, factors):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_slow_rank_is_named_and_no_loss_changes(case, tmp_path):
+def test_a_slow_rank_is_named_and_no_loss_changes(case, tmp_path, timed):
     package, hooked, first = CASES[case]
     requires.installed(package)
     plain = run(case, tmp_path / "plain", [0.0, 0.0])  # sleeps change no number
@@ -57,29 +59,31 @@ def test_a_slow_rank_is_named_and_no_loss_changes(case, tmp_path):
     assert trace.steps.tolist() == list(range(first, STEPS))
     measured = from_trace(trace)
     result = paceline.analyze(measured)
+    # Two microbatches a step, whatever evaluations lie between.
+    forwards = trace.kind == paceline.OpKind.FORWARD_COMPUTE
+    assert set(trace.microbatch[forwards].tolist()) == {0, 1}
     assert result.replay_error < 0.01
-    assert result.discrepancy < 0.05
     assert result.lasting.by_worker.ravel()[1] > 1.3
     finding = diagnose(measured, result).findings[0]
     assert (finding.cause, finding.where["workers"][0][0]) == ("worker", 1)
-    # Two microbatches of forward and backward a step, whatever evaluations lie between.
-    kinds = [paceline.OpKind(kind).label for kind in trace.kind[(trace.step == first)].tolist()]
-    assert kinds.count("forward-compute") >= 2 * 2
+    with timed():  # transfers wait for the processor, too
+        assert result.discrepancy < 0.05
 
 
-def test_a_pipeline_without_a_line(tmp_path):
+def test_a_pipeline_without_a_line(tmp_path, timed):
     plain = run("pipeline", tmp_path / "plain", [0.0, 0.0])
     recorded = record_case("pipeline", tmp_path / "recorded", [1.0, 3.0])
     assert recorded == plain
     measured = from_trace(paceline.load(tmp_path / "recorded" / "run"))
     assert measured.job.pp_size == 2
     result = paceline.analyze(measured)
-    assert result.discrepancy < 0.1
     finding = diagnose(measured, result).findings[0]
     assert (finding.cause, finding.where["stage"]) == ("stage-imbalance", 1)
+    with timed():
+        assert result.discrepancy < 0.1
 
 
-def test_tensor_parallel_ranks_without_a_line(tmp_path):
+def test_tensor_parallel_ranks_without_a_line(tmp_path, timed):
     plain = run("tensor", tmp_path / "plain", [0.0, 0.0])
     recorded = record_case("tensor", tmp_path / "recorded", [1.0, 3.0])
     assert recorded == plain
@@ -88,5 +92,6 @@ def test_tensor_parallel_ranks_without_a_line(tmp_path):
     measured = from_trace(paceline.load(folder))
     assert (measured.job.peers, measured.job.dp_size) == (2, 1)
     result = paceline.analyze(measured)
-    assert result.discrepancy < 0.05
     assert "peer 1" in diagnose(measured, result).findings[0].text
+    with timed():
+        assert result.discrepancy < 0.05
