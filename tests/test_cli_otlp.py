@@ -34,6 +34,9 @@ class Process:
         line = self.process.stdout.readline()
         assert line.startswith("listening on http://"), line + self.process.stderr.read()
         self.url = line.split()[2].rstrip(",")
+        self.environment = []  # read whole: communicate() would lose what is buffered
+        while not self.environment or "ENDPOINT" not in self.environment[-1]:
+            self.environment.append(self.process.stdout.readline())
         return self
 
     def stop(self, number=signal.SIGTERM):
@@ -99,9 +102,11 @@ def test_spans_of_the_real_exporter_are_received_and_analysed(tmp_path):
         send(receiver.url, rows, packed=True)
         code, out, err = receiver.stop()
     assert (code, err) == (0, "")
-    assert "  export MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks\n" in out
-    assert "  export MEGATRON_OTEL_SPAN_GROUPS=per_step,microbatch\n" in out
-    assert f"  export OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={receiver.url}\n" in out
+    assert "  export MEGATRON_OTEL_EXPORT_STRATEGY=all_ranks\n" in receiver.environment
+    assert "  export MEGATRON_OTEL_SPAN_GROUPS=per_step,microbatch\n" in receiver.environment
+    assert receiver.environment[-1] == (
+        f"  export OTEL_EXPORTER_OTLP_TRACES_ENDPOINT={receiver.url}\n"
+    )
     spans = len(rows) + 4 * 3
     assert f"with {spans:,} spans" in out
     assert f"in {folder / 'otlp.jsonl'}" in out

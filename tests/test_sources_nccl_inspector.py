@@ -163,6 +163,16 @@ def test_durations_of_the_host_are_told(tmp_path):
     assert any("2 of 2 durations were measured on the host" in note for note in notes)
 
 
+def test_a_status_of_ras_is_refused_by_name(tmp_path):
+    path = tmp_path / "ras.json"
+    path.write_text(
+        '{\n  "nccl_version": "2.30.7",\n  "cuda_runtime_version": 13000,\n  "timestamp": '
+        '"2026-06-11 13:06:53",\n  "communicators_count": 0,\n  "communicators": []\n}\n'
+    )
+    with pytest.raises(TraceError, match="is a status of NCCL RAS"):
+        load_call_log([path])
+
+
 def test_output_for_prometheus_is_refused_by_name(tmp_path):
     path = tmp_path / "nccl_inspector_metrics_GPU-1.prom"
     path.write_text(

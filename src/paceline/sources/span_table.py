@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,36 @@ Ints = npt.NDArray[np.int64]
 _STEP_WIDTH, _OP_WIDTH = 4, 6
 #: Columns of an operation that are equal where one span was sent twice.
 _COMPARED = [0, 1, 3, 4, 5]
+
+
+@dataclass(frozen=True, eq=False)
+class SpanOps:
+    """Operations of all ranks, by rank.
+
+    Attributes:
+        rank: [op] the rank.
+        step: [op] the step of the rank in which it starts; -1 where there is none.
+        kind: [op] as it was added.
+        microbatch: [op] its number; -1 where it is not known.
+        start_ns, end_ns: [op] times since 1970.
+    """
+
+    rank: Ints
+    step: Ints
+    kind: Ints
+    microbatch: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def rows(self, which: Ints) -> Iterator[tuple[int, int, int, int, float, float]]:
+        """(rank, step, kind, microbatch, start in s, end in s) of some operations, by index."""
+        columns = (self.rank, self.step, self.kind, self.microbatch)
+        whole = (column[which].tolist() for column in columns)
+        times = ((column[which] * 1e-9).tolist() for column in (self.start_ns, self.end_ns))
+        return zip(*whole, *times, strict=True)
 
 
 class SpanTable:
@@ -55,26 +86,14 @@ class SpanTable:
         ordered: Ints = rows[:, np.lexsort((rows[2], rows[0]))]
         return ordered
 
-    def ops(self, where: str) -> Iterator[tuple[int, int, int, int, float, float]]:
-        """(rank, step, kind, microbatch, start in s, end in s) of each operation, by rank.
-
-        The step is the one of the rank in which the operation starts; -1 where there is none. Ask
-        once: the table has no operations afterwards.
+    def ops(self, where: str) -> SpanOps:
+        """The operations, by rank. Ask once: the table has none afterwards.
 
         Raises:
             TraceError: a rank has no step, has one twice, or its steps overlap.
         """
         rank, kind, microbatch, start, end, _ = self._distinct()
-        step = self._step_of(rank, start, where)
-        for row in range(len(rank)):
-            yield (
-                int(rank[row]),
-                int(step[row]),
-                int(kind[row]),
-                int(microbatch[row]),
-                int(start[row]) * 1e-9,
-                int(end[row]) * 1e-9,
-            )
+        return SpanOps(rank, self._step_of(rank, start, where), kind, microbatch, start, end)
 
     def _distinct(self) -> Ints:
         """[column, op] operations by rank, those sent twice once."""

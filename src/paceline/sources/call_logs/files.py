@@ -10,6 +10,7 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.call_logs import flight_recorder, nccl_inspector
 from paceline.sources.call_logs.table import read_calls
+from paceline.sources.json_stream import head
 from paceline.trace.calls import CallLog
 
 #: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for
@@ -62,6 +63,12 @@ def _format(path: Path) -> str:
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
             "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
             "NCCL_INSPECTOR_DUMP_VERBOSE=1"
+        )
+    # NCCL 2.30.7, src/ras/client_support.cc: jsonWriteHeader.
+    if '"communicators_count"' in head(path):
+        raise TraceError(
+            f"{path} is a status of NCCL RAS: how many calls each rank made, and which ranks are "
+            "missing, without a time; give a log of NCCL Inspector or a flight recorder's dump"
         )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole
 from paceline.sources.imported import Imported, OpTable
@@ -44,7 +46,7 @@ from paceline.sources.otlp.names import (
     rank_of,
 )
 from paceline.sources.otlp.transfers import Row, complete
-from paceline.sources.span_table import SpanTable
+from paceline.sources.span_table import SpanOps, SpanTable
 from paceline.trace import Job, OpKind
 
 #: The file that the receiver (``paceline otlp``) fills in its folder.
@@ -199,16 +201,19 @@ def check_request(request: Any, where: str) -> int:
 
 def _import(spans: Spans, where: str, job: Job | None, steps: frozenset[int] | None) -> Imported:
     check_any(spans, where)
-    rows = [Row(*values) for values in spans.table.ops(where)]
-    n_all = len(rows)
-    rows = [row for row in rows if row.step >= 0]
-    spans.unplaced[f"outside of any {STEP}"] += n_all - len(rows)
-    _check_groups(rows, where)
-    job = _with_chunks(spans.place.job(job, where), rows, spans, job)
-    _check_ranks(rows, job, where)
-    rows, n_rebuilt = complete(rows, job, where)
-    ops = OpTable()
-    by_order = _fill(ops, rows, job)
+    measured = spans.table.ops(where)
+    spans.unplaced[f"outside of any {STEP}"] += int((measured.step < 0).sum())
+    _check_groups(measured, where)
+    job = _with_chunks(spans.place.job(job, where), measured, spans, job)
+    _check_ranks(measured, job, where)
+    ops, by_order, n_rebuilt = OpTable(), False, 0
+    by_step = np.argsort(measured.step, kind="stable")
+    numbers, first = np.unique(measured.step[by_step], return_index=True)
+    for number, which in zip(numbers, np.split(by_step, first[1:]), strict=True):
+        if number >= 0:  # a step at a time: rows of Python take ten times the room
+            rows, n = complete((Row(*row) for row in measured.rows(which)), job, where)
+            by_order |= _fill(ops, rows, job)
+            n_rebuilt += n
     certainty, notes = _notes(spans, job, by_order, n_rebuilt)
     return ops.finish(
         job,
@@ -243,31 +248,33 @@ def check_any(spans: Spans, where: str) -> None:
     )
 
 
-def _check_groups(rows: Sequence[Row], where: str) -> None:
+def _check_groups(ops: SpanOps, where: str) -> None:
     """Steps alone are no trace; groups of spans are switched on one by one."""
-    if not any(row.kind == OpKind.FORWARD_COMPUTE for row in rows):
+    if not ((ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)).any():
         raise TraceError(
             f"{where} has no megatron.microbatch.forward in a step, so no trace can be made of it; "
             f"run the job with MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
         )
 
 
-def _with_chunks(job: Job, rows: Sequence[Row], spans: Spans, given: Job | None) -> Job:
+def _with_chunks(job: Job, ops: SpanOps, spans: Spans, given: Job | None) -> Job:
     """The job with its virtual stages, which no attribute says: by the forwards of a step."""
     if given is not None or job.vpp_size > 1 or len(spans.microbatches) != 1:
         return job
-    forwards = Counter((row.rank, row.step) for row in rows if row.kind == OpKind.FORWARD_COMPUTE)
-    chunks, rest = divmod(max(forwards.values()), next(iter(spans.microbatches)))
+    forwards = (ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)
+    cells = np.stack([ops.rank[forwards], ops.step[forwards]])
+    most = int(np.unique(cells, axis=1, return_counts=True)[1].max())
+    chunks, rest = divmod(most, next(iter(spans.microbatches)))
     return replace(job, vpp_size=chunks) if chunks > 1 and not rest and job.pp_size > 1 else job
 
 
-def _check_ranks(rows: Sequence[Row], job: Job, where: str) -> None:
+def _check_ranks(ops: SpanOps, job: Job, where: str) -> None:
     """Each worker has a rank that sent spans."""
     peers = job.tp_size * job.dsp_size
-    workers = {row.rank // peers for row in rows}
+    ranks = np.unique(ops.rank[ops.step >= 0])
+    workers = set((ranks // peers).tolist())
     missing = next((w for w in range(job.dp_size * job.pp_size) if w not in workers), None)
     if missing is not None:
-        ranks = {row.rank for row in rows}
         raise TraceError(
             f"{where} has the spans of {len(ranks)} of {job.ranks} ranks; "
             f"{job.worker_name(missing % job.dp_size, missing // job.dp_size)} (rank "

@@ -43,7 +43,8 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
     if not samples:
         raise TraceError(f"{where} has no whole step; is it cut off?")
     with_steps = set(whole[0].tolist())
-    for rank, step, kind, _, start_s, end_s in spans.table.ops(where):
+    ops = spans.table.ops(where)
+    for rank, step, kind, _, start_s, end_s in ops.rows(np.arange(len(ops))):
         if rank in with_steps and step >= 0 and kind != SYNC_START:
             for measure in _MEASURES[OpKind(kind)]:
                 samples[measure, step, rank] += end_s - start_s
