@@ -126,6 +126,7 @@ def advance(
                 for k in range(min(SETTLED, n)):
                     row = (w[SEEN] - 1 - k) % RING
                     evidence[rank, row] = ok[k] = 1
+                w[AGE] = min(w[AGE], SETTLED)  # what came before it settled is no level
             else:
                 continue
         follow_level(y, n, warm_up, is_evidence, f, w)
@@ -289,7 +290,7 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
                 above += y[k] > up
                 below += y[k] < down
         half = (window + 1) // 2
-        if above >= half and not is_burst(y, age, level, threshold, w):
+        if above >= half and y[0] > level and is_sure(window, y, age, threshold, up, f, w):
             return window
         if (i == 2 and below >= LOW) or (i > 2 and below >= half):
             return -window
@@ -297,14 +298,17 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
 
 
 @kernel
-def is_burst(y: Floats, age: int, level: float, threshold: float, w: Any) -> bool:
-    """Whether what is above the level is no longer than bursts of this rank were."""
-    if w[BURSTS] < 2 or w[SEEN] - w[BURST_AT] > BURST_MEMORY:
+def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: Any, w: Any) -> bool:
+    """Whether samples above the level are more than one that a faster one makes good, or a burst.
+
+    A burst is no longer than the bursts of this rank were.
+    """
+    level = f[LEVEL_S]
+    count = first_of(True, window, y, age, threshold, level)
+    if window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2:
         return False
-    above = 0
-    for k in range(min(age, 2 * BURST + 4)):
-        above += y[k] > level * (1 + threshold / 2)
-    return above <= w[BURST_LEN] + 2
+    recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
+    return not recent or count > w[BURST_LEN] + 2
 
 
 @kernel

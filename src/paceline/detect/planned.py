@@ -15,14 +15,21 @@ Array = npt.NDArray[np.float64]
 #: Samples of a run whose median stands for each of its steps, two apart (runs may alternate).
 _SMOOTH = 5
 #: Samples that say what a stage of work takes that was not seen before.
-FIRST_SAMPLES = 7
+FIRST_SAMPLES, _MOST_WAITING = 8, 20
+#: Their halves differ by less where the stage has settled.
+_TREND = 0.06
 #: A stage's first samples may lie this share outside what its workload allows.
 _MARGIN = 0.03
 #: Samples over which a stage's time is refined, and stages that are remembered.
 _REFINE, MAX_STAGES = 64, 256
+#: A refined share differs by less; more is no error of the first samples.
+_REFINED = 0.08
+_RECENT = 24
+_LISTS = ("recent", "base", "raw")
 
 Stage = tuple[tuple[str, float], ...]
 Row = tuple[int, Array, float]
+Waiting = tuple[int, Array, float]
 
 
 class Likeness:
@@ -101,16 +108,18 @@ class Workloads:
     """A table of what each stage of the workload takes, relative to the first.
 
     A stage that was not seen before is measured by its first samples, within what the ratio of its
-    workload to that of the stage before allows; what lies outside is no plan.
+    workload to that of other stages allows; what lies outside is no plan. Odd and even steps have
+    shares of their own, as runs alternate between them, and each stage by another ratio.
     """
 
     def __init__(self) -> None:
-        self._table: dict[Stage, list[float]] = {}  # stage -> [share, samples]
+        self._table: dict[Stage, list[float]] = {}  # stage -> shares of even and odd steps
         self._stage: Stage = ()
-
-        self._recent: list[float] = []
-        self._waiting: list[Row] = []
         self._before: Stage = ()
+        self._recent: list[tuple[int, float]] = []  # (parity, share of what was expected)
+        self._base: list[tuple[int, float]] = []  # those before the stage began
+        self._raw: list[tuple[int, float]] = []  # the stage's first samples, as they came
+        self._waiting: list[Waiting] = []
 
     def take(
         self,
@@ -130,52 +139,73 @@ class Workloads:
         if stage != self._stage:
             rows = self._settle()
             if not self._table:
-                self._table[stage] = [1.0, 0.0]
-                self._recent.clear()
+                self._table[stage] = [1.0, 1.0]
             self._before, self._stage = self._stage, stage
+            self._base, self._raw = list(self._recent), []
         if stage not in self._table:
             self._waiting.append((step, x, like))
-            return rows + (self._settle() if len(self._waiting) >= FIRST_SAMPLES else [])
-        rows.append((step, x, like * self._table[stage][0]))
-        self._learn(x, like)
+            return rows + (self._settle() if self._is_settled() else [])
+        self._learn(step, x, like)
+        rows.append((step, x, like * self._table[stage][step & 1]))
         return rows
 
-    def _learn(self, x: Array, like: float) -> None:
-        entry = self._table[self._stage]
-        value = float(np.nanmedian(x)) if np.isfinite(x).any() else np.nan
-        if np.isfinite(value):
-            self._recent = [*self._recent[-14:], value / (like * entry[0])]
+    def _learn(self, step: int, x: Array, like: float) -> None:
+        """Note what a sample says of its stage, and refine a young stage's shares."""
+        value = _middle(x) / like
+        if not np.isfinite(value):
+            return
+        shares = self._table[self._stage]
+        self._recent = [*self._recent[1 - _RECENT :], (step & 1, value / shares[step & 1])]
+        if len(self._raw) < _REFINE and self._base:
+            self._raw.append((step & 1, value))
+            if len(self._raw) in (_REFINE // 2, _REFINE):
+                better = self._shares(self._raw[FIRST_SAMPLES:])
+                if all(abs(b / s - 1) < _REFINED for b, s in zip(better, shares, strict=True)):
+                    self._table[self._stage] = better
+
+    def _is_settled(self) -> bool:
+        """Whether a new stage's samples show no trend, or enough of them have come."""
+        values = [_middle(x) / like for _, x, like in self._waiting[-FIRST_SAMPLES:]]
+        if len(values) < FIRST_SAMPLES:
+            return False
+        half = FIRST_SAMPLES // 2
+        early, late = np.median(values[:half]), np.median(values[half:])
+        return bool(abs(late / early - 1) < _TREND) or len(self._waiting) >= _MOST_WAITING
 
     def _settle(self) -> list[Row]:
         """Judge the first samples of a stage."""
         if not self._waiting:
             return []
         waiting, self._waiting = self._waiting, []
-        medians = [
-            float(np.nanmedian(x)) / like for _, x, like in waiting if np.isfinite(x).any()
-        ]
-        share = self._table.get(self._before, [1.0])[0]
-        if medians and self._recent:
-            low, high = self._bounds()
-            measured = float(np.median(medians)) / float(np.median(self._recent))
-            share = min(max(measured, low), high)
+        values = [(step & 1, _middle(x) / like) for step, x, like in waiting[-FIRST_SAMPLES:]]
         if len(self._table) >= MAX_STAGES:
             del self._table[next(iter(self._table))]
-        self._table[self._stage] = [share, float(len(medians))]
-        for _, x, like in waiting:
-            self._learn(x, like)
-        return [(step, x, like * share) for step, x, like in waiting]
+        shares = self._shares([pair for pair in values if np.isfinite(pair[1])])
+        self._table[self._stage] = shares
+        for step, x, like in waiting:
+            self._learn(step, x, like)
+        return [(step, x, like * shares[step & 1]) for step, x, like in waiting]
+
+    def _shares(self, values: list[tuple[int, float]]) -> list[float]:
+        """[even, odd] the stage's shares as measured, within what its workload allows."""
+        now, base = _by_parity(values), _by_parity(self._base)
+        if now is None or base is None:
+            return list(self._table.get(self._before, [1.0, 1.0]))
+        shares = [a / b for a, b in zip(now, base, strict=True)]
+        both = float(np.sqrt(shares[0] * shares[1]))
+        low, high = self._bounds()
+        return [share * min(max(both, low), high) / both for share in shares]
 
     def _bounds(self) -> tuple[float, float]:
         """The least and the most share that the workload allows, by each stage of the table."""
         low, high = 0.0, np.inf
-        for stage, (share, _) in self._table.items():
-            down, up = _ratios(stage, self._stage)
-            low, high = max(low, share * down), min(high, share * up)
+        for stage, shares in self._table.items():
+            if stage != self._stage:
+                both = float(np.sqrt(shares[0] * shares[1]))
+                down, up = _ratios(stage, self._stage)
+                low, high = max(low, both * down), min(high, both * up)
         if low > high:
-            share = self._table[self._before][0] if self._before in self._table else 1.0
-            down, up = _ratios(self._before, self._stage)
-            low, high = share * down, share * up
+            low, high = high, low
         return low / (1 + _MARGIN), high * (1 + _MARGIN)
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +214,7 @@ class Workloads:
             "table": [[list(map(list, stage)), *entry] for stage, entry in self._table.items()],
             "stage": list(map(list, self._stage)),
             "before": list(map(list, self._before)),
-            "recent": self._recent,
+            **{name: _pairs(getattr(self, f"_{name}")) for name in _LISTS},
             "waiting": [[step, _numbers(x), like] for step, x, like in self._waiting],
         }
 
@@ -194,12 +224,42 @@ class Workloads:
         loads = cls()
         loads._table = {_named(s): [float(a), float(b)] for s, a, b in state["table"]}
         loads._stage, loads._before = _named(state["stage"]), _named(state["before"])
-        loads._recent = [float(value) for value in state["recent"]]
+        for name in _LISTS:
+            setattr(loads, f"_{name}", [(int(p), float(v)) for p, v in state[name]])
         loads._waiting = [
             (int(step), np.array([np.nan if v is None else v for v in x], dtype=np.float64), like)
             for step, x, like in state["waiting"]
         ]
         return loads
+
+
+def _pairs(values: Sequence[tuple[int, float]]) -> list[list[float]]:
+    return [list(pair) for pair in values]
+
+
+def _middle(x: Array) -> float:
+    """The median of the ranks that gave a sample."""
+    if len(x) == 1:
+        return float(x[0])
+    return float(np.nanmedian(x)) if np.isfinite(x).any() else float("nan")
+
+
+def _by_parity(values: list[tuple[int, float]]) -> tuple[float, float] | None:
+    """Lower medians of even and of odd steps; of both together where either has less than three.
+
+    Spikes are slow, so of an even number of samples the lower one is the surer.
+    """
+    if not values:
+        return None
+    sides = [[v for parity, v in values if parity == side] for side in (0, 1)]
+    if min(map(len, sides)) < 3:
+        both = _lower_median([v for _, v in values])
+        return both, both
+    return _lower_median(sides[0]), _lower_median(sides[1])
+
+
+def _lower_median(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _numbers(x: Array) -> list[float | None]:
