@@ -73,7 +73,8 @@ def stream(case, noise, rng):
     if case == "worsening":
         a, b = rng.uniform(1.12, 1.5), rng.uniform(1.15, 2.5)
         level[at:three], level[two:three] = a, a * b
-        return Stream(x * level, [(at, "onset", a), (two, "worsening", a * b), (three, "relief", 1)])
+        changes = [(at, "onset", a), (two, "worsening", a * b), (three, "relief", 1)]
+        return Stream(x * level, changes)
     if case == "partial relief":
         a, b = rng.uniform(1.12, 1.4), rng.uniform(1.2, 2.0)
         level[at:two], level[two:three] = a * b, a

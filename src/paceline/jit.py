@@ -55,8 +55,7 @@ def kernel(function: F) -> F:
     """
     import numba
 
-    options = {"nogil": True, "error_model": "numpy"}
     try:
-        return cast(F, numba.njit(cache=True, **options)(function))
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
     except RuntimeError:  # no writable place for the cache
-        return cast(F, numba.njit(**options)(function))
+        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))

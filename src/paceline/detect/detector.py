@@ -30,7 +30,9 @@ Array = npt.NDArray[np.float64]
 #: paper's 10% (4.3), less the error of a level that noise of a few percent leaves uncertain.
 THRESHOLD = 0.09
 #: Samples before anything is said, and the most that may be asked for.
-WARM_UP, MOST_WARM_UP = 50, 512
+WARM_UP, ANCHOR_STEPS = 50, 512
+#: A step this many times as long as the level is a pause (checkpoint, evaluation, restart).
+PAUSE = 5.0
 #: Durations that no clock which runs on can give; single precision knows those between.
 MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
 #: Steps without a sample after which a rank is called silent.
@@ -41,7 +43,7 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 #: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-detector", 2
-_RING, _FLOATS, _WHOLES = 512, 15, 13
+_RING, _FLOATS, _WHOLES = ANCHOR_STEPS, 15, 13
 _STATE = {
     "ring": ArrayField("<f4", ("rank", _RING), nan=True, least=0.0),
     "number": ArrayField("<i8", ("rank", _RING)),
@@ -100,8 +102,8 @@ class Detector:
             raise DetectError(f"ranks must be a whole number >= 1, not {ranks!r}")
         if not 0 < threshold < 10:
             raise DetectError(f"threshold must be above 0 and below 10, not {threshold:g}")
-        if not 10 <= warm_up <= MOST_WARM_UP:
-            raise DetectError(f"warm_up must be from 10 to {MOST_WARM_UP} steps, not {warm_up}")
+        if not 10 <= warm_up <= ANCHOR_STEPS:
+            raise DetectError(f"warm_up must be from 10 to {ANCHOR_STEPS} steps, not {warm_up}")
         self._kernel = _kernel()
         n = int(ranks)
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
@@ -180,7 +182,8 @@ class Detector:
     @property
     def slow(self) -> npt.NDArray[np.bool_]:
         """[rank] whether it is in an episode."""
-        return self._wholes[:, self._kernel.SLOW] != 0
+        slow: npt.NDArray[np.bool_] = self._wholes[:, self._kernel.SLOW] != 0
+        return slow
 
     @property
     def since_step(self) -> npt.NDArray[np.int64]:

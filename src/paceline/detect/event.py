@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal[
-    "onset", "worsening", "partial-relief", "relief", "faster", "silent", "clock-jump"
-]
-#: Changes of the level.
-LEVEL_KINDS = ("onset", "worsening", "partial-relief", "relief", "faster")
+Kind = Literal["onset", "worsening", "partial-relief", "relief", "faster", "silent", "clock-jump"]
+#: Changes of the level: those after which a rank is slow, and all.
+SLOW_KINDS = ("onset", "worsening", "partial-relief")
+LEVEL_KINDS = (*SLOW_KINDS, "relief", "faster")
 
 
 def duration(seconds: float) -> str:

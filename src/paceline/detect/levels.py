@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.detector import ANCHOR_STEPS, PAUSE, SILENT_AFTER
 from paceline.jit import kernel
 
 Floats = npt.NDArray[np.float64]
@@ -25,25 +26,26 @@ SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
 #: Spreads that a level differs by in any case: noise above the threshold is no change.
 STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
 #: Samples that are remembered, and of which the median is the level at most.
-RING = 512
+RING = ANCHOR_STEPS
 #: A level is estimated anew every so many samples, and moves by this share a sample later on: 10%
 #: in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
-#: A sample this many times as long as the level is a pause (checkpoint, evaluation, restart).
-PAUSE, AFTER_PAUSE = 5.0, 5
+#: Samples after a pause in which the job warms up again.
+AFTER_PAUSE = 5
 #: Of the last 9 samples, how many must lie below before a level is left downwards.
 LOW_OF, LOW = 9, 7
 #: What lies this share above the healthy level is healthy again.
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
-SILENT_AFTER = 10
 #: After a restart no verdict before this many samples show no trend, nor later than the second.
 SETTLED, SETTLE_MOST = 6, 24
 #: Pairs of samples that odd and even steps are compared in, and the difference that counts.
 PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
+#: Samples of a new level at least.
+FEWEST = 3
 #: Share of the samples of a level below which the level is young, and its bar wider.
 YOUNG = 128
 
@@ -89,8 +91,11 @@ def advance(
         scale: what is expected of the step, over what is expected of the first.
         threshold: share that counts as a change.
         warm_up: samples before anything is said.
-        ring, number, evidence: [rank, RING] samples, their steps, and whether they count.
-        floats, wholes: [rank, column] the rest of the state.
+        ring: [rank, RING] samples.
+        number: [rank, RING] their steps.
+        evidence: [rank, RING] whether they count.
+        floats: [rank, column] seconds and shares of the state.
+        wholes: [rank, column] counts and flags of the state.
         out: [row, N_OUT] events.
     """
     n_out = 0
@@ -217,12 +222,12 @@ def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
             n_down += 1
     if n_up < PAIR_SAMPLES // 4 or n_down < PAIR_SAMPLES // 4:
         return
-    a, b = np.median(up[:n_up]), np.median(down[:n_down])
-    odd = (a + b) / 2
+    rise, fall = np.median(up[:n_up]), np.median(down[:n_down])
+    odd = (rise + fall) / 2
     spread = SIGMA_OF_MAD * max(
-        np.median(np.abs(up[:n_up] - a)), np.median(np.abs(down[:n_down] - b))
+        np.median(np.abs(up[:n_up] - rise)), np.median(np.abs(down[:n_down] - fall))
     )
-    if abs(odd) < PAIR_SHARE + spread or abs(a - b) > abs(odd):
+    if abs(odd) < PAIR_SHARE + spread or abs(rise - fall) > abs(odd):
         odd = 0.0
     if abs(odd - f[ODD]) > PAIR_SHARE:
         f[ODD] = odd
@@ -262,13 +267,13 @@ def quantum(y: Floats) -> float:
 @kernel
 def bar(i: int, threshold: float, f: Any, w: Any) -> float:
     """Share by which a window's median differs from the level that counts."""
-    stray = f[STRAY + i]
+    stray = float(f[STRAY + i])
     if np.isnan(stray):
         return np.inf
     window = WINDOWS[i]
     rounding = 0.29 * f[QUANTUM_S] / f[LEVEL_S] * math.sqrt(5.0 / window)
     stray = max(stray, rounding)
-    above = max(threshold + SURE[i] * stray, STRAYS[i] * stray)
+    above = float(max(threshold + SURE[i] * stray, STRAYS[i] * stray))
     if not w[INITIAL] and w[AGE] < YOUNG and w[SLOW]:
         above += f[STRAY] * math.sqrt(5.0 / max(5, w[AGE]))
     return above
@@ -292,7 +297,8 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
         half = (window + 1) // 2
         if above >= half and y[0] > level and is_sure(window, y, age, threshold, up, f, w):
             return window
-        if (i == 2 and below >= LOW) or (i > 2 and below >= half):
+        is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
+        if is_low and first_of(False, window, y, age, threshold, level) >= LOW_OF // 2:
             return -window
     return 0
 
@@ -305,7 +311,7 @@ def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: An
     """
     level = f[LEVEL_S]
     count = first_of(True, window, y, age, threshold, level)
-    if window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2:
+    if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
     recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     return not recent or count > w[BURST_LEN] + 2
@@ -321,7 +327,7 @@ def change(
     level, healthy = f[LEVEL_S], f[HEALTHY_S]
     count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
     since = number[(w[SEEN] - count) % RING]
-    new = np.median(y[:count])
+    new = float(np.median(y[:count]))
     before = new / level
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
@@ -354,18 +360,16 @@ def change(
 
 
 @kernel
-def first_of(
-    is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float
-) -> int:
+def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
     """Samples since the change: where the sum of what is beyond the middle is largest.
 
     Each sample's share is bounded, so that a spike cannot move it.
     """
     n = min(age, RING, 2 * window + 9)
     new = np.median(y[: (window + 1) // 2])
-    gap = max(abs(new - level), threshold * level)
+    gap = max(abs(new - level), (threshold if is_up else threshold / 8) * level)
     sign = 1.0 if is_up else -1.0
-    total = best = -np.inf
+    best = -np.inf
     total = 0.0
     count = 1
     for k in range(n):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
+from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
 from paceline.monitor.live_job import LATEST, LiveJob
@@ -281,7 +282,7 @@ class Detectors:
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
         """Whether an earlier detector was sure of the same onset or relief at another step."""
-        is_level = row["kind"] in ("onset", "relief")
+        is_level = row["kind"] in LEVEL_KINDS
         return is_level and event_rows.has_near(self._engine, row, SAME_STEPS)
 
     def _tick(self, now: float, stopping: bool = False) -> None:
