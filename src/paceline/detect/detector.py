@@ -282,6 +282,17 @@ class Detector:
         self._likeness.go_back()
         self._wholes[:, self._kernel.SETTLE] = 1
 
+    def settle_level(self) -> None:
+        """Call healthy what the last few steps took: somebody else saw a relief."""
+        k = self._kernel
+        at = (self._wholes[:, k.SEEN, None] - 1 - np.arange(k.LOW)) % _RING
+        with np.errstate(all="ignore"):
+            level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
+        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, k.LEVEL_S])
+        for column in (k.LEVEL_S, k.HEALTHY_S, k.MIDDLE_S):
+            self._floats[usable, column] = level_s[usable]
+        self._wholes[usable, k.AGE], self._wholes[usable, k.SLOW] = k.LOW, 0
+
     def accept(self, rank: int | None = None) -> None:
         """Call the current level healthy: it was planned, or nothing can be done about it.
 

@@ -281,6 +281,8 @@ class Stream:
         if len(durations_s):
             row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
+        if self.ongoing is not None:  # what is healthy to the detector was slow before
+            events = [event for event in events if event.kind != "faster"]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
         row["healthy_s"] = self.healthy_s
@@ -289,6 +291,8 @@ class Stream:
     def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
         """All ranks are healthy again; since which step, and what was lost, nobody knows."""
         self.ongoing, nan = None, float("nan")
+        if self.detector is not None:
+            self.detector.settle_level()
         return [Event("relief", i, step, step, nan, nan, healthy_s) for i in range(len(self.ranks))]
 
     @property
