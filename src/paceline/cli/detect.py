@@ -33,8 +33,9 @@ examples:
 
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. In files, the columns tokens, samples, batch, sequence_length, window and
-flops say what a step has to do: changes that they explain are planned. From standard input an event is printed the moment it is sure; events are
-merged over ranks. A call log has the columns rank, time_s, op, size, communicator and,
+flops say what a step has to do: changes that they explain are planned.
+From standard input an event is printed the moment it is sure; events are merged over ranks.
+A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
 Who is slow takes a trace or a call log with durations.
 """
@@ -167,8 +168,8 @@ def _earlier_runs(args: argparse.Namespace) -> list[Any]:
 
 def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd]) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
-    from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
+    from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     log = step_times = None
@@ -317,8 +318,8 @@ def _renamed(event: Event, rank: int) -> Event:
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
     from paceline.detect.arrivals import Arrivals
-    from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
+    from paceline.detect.limits import WARM_UP
     from paceline.sources.step_times import json_lines, sample_of
 
     arrivals = Arrivals(detector.ranks)

@@ -20,6 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.detect.event import Event, Kind
+from paceline.detect.limits import (
+    ANCHOR_STEPS,
+    MAX_STEP_S,
+    MIN_STEP_S,
+    SILENT_AFTER,
+    WARM_UP,
+    checked_durations,
+)
 from paceline.detect.planned import Likeness, Workloads
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.errors import DetectError, StateError
@@ -29,15 +37,6 @@ Array = npt.NDArray[np.float64]
 #: A level this share from the current one counts as a change, once noise is allowed for: the
 #: paper's 10% (4.3), less the error of a level that noise of a few percent leaves uncertain.
 THRESHOLD = 0.09
-#: Samples before anything is said, and the most that may be asked for.
-WARM_UP, ANCHOR_STEPS = 50, 512
-#: A step this many times as long as the level is a pause (checkpoint, evaluation, restart).
-PAUSE = 5.0
-#: Durations that no clock which runs on can give; single precision knows those between.
-MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
-#: Steps without a sample after which a rank is called silent.
-SILENT_AFTER = 10
-
 _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
 
 #: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
@@ -52,27 +51,6 @@ _STATE = {
     "wholes": ArrayField("<i8", ("rank", _WHOLES), least=-(2**62), most=2**62),
 }
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
-
-
-def checked_durations(
-    step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None
-) -> Array:
-    """[rank] the durations of a step that comes after ``last_step``.
-
-    Raises:
-        DetectError: they are no numbers, not one for each rank, or the step is not behind the last.
-    """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer):
-        raise DetectError(f"a step is a whole number, not {step!r}")
-    try:
-        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError):
-        raise DetectError(f"step {step} needs a number of seconds for each rank") from None
-    if len(x) != ranks:
-        raise DetectError(f"step {step} has {len(x)} durations for {ranks} ranks")
-    if last_step is not None and step <= last_step:
-        raise DetectError(f"step {step} comes after step {last_step}; steps must grow")
-    return x
 
 
 class Detector:

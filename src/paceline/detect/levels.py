@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import ANCHOR_STEPS, PAUSE, SILENT_AFTER
+from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
 from paceline.jit import kernel
 
 Floats = npt.NDArray[np.float64]
@@ -223,7 +223,7 @@ def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
     if n_up < PAIR_SAMPLES // 4 or n_down < PAIR_SAMPLES // 4:
         return
     rise, fall = np.median(up[:n_up]), np.median(down[:n_down])
-    odd = (rise + fall) / 2
+    odd = float((rise + fall) / 2)
     spread = SIGMA_OF_MAD * max(
         np.median(np.abs(up[:n_up] - rise)), np.median(np.abs(down[:n_down] - fall))
     )

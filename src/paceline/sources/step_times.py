@@ -203,7 +203,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
-    if name not in ("step", "rank", "duration_s", "start_s"):
+    if name not in ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS):
         return np.empty(0)
     numbers = np.empty(len(values))
     for i, value in enumerate(values):
