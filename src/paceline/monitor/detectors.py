@@ -282,13 +282,13 @@ class Detectors:
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
         """Whether an earlier detector was sure of the same onset or relief at another step."""
-        is_level = row["kind"] in LEVEL_KINDS
-        kinds = {row["kind"]}
-        if row["kind"] == "faster":  # a detector made anew within the fail-slow knows no health
-            kinds.add("relief")
-        return is_level and any(
-            event_rows.has_near(self._engine, {**row, "kind": kind}, SAME_STEPS) for kind in kinds
-        )
+        if row["kind"] not in LEVEL_KINDS:
+            return False
+        if event_rows.has_near(self._engine, row, SAME_STEPS):
+            return True
+        # To a detector made anew within the fail-slow, its relief is a job that becomes faster.
+        relief = {**row, "kind": "relief", "step": -1}
+        return row["kind"] == "faster" and event_rows.has_near(self._engine, relief, SAME_STEPS)
 
     def _tick(self, now: float, stopping: bool = False) -> None:
         for live in list(self._live.values()):
