@@ -325,15 +325,15 @@ def test_most_may_be_slow_where_one_is_far_faster():
 
 
 def test_the_first_level_of_a_noisy_stream():
-    """0.98 and 1.02 by turns: ten steps have an (upper) median of 1.02.
+    """0.98 and 1.02 by turns: ten steps have a median of 1.
 
-    Medians of five of them, from every second step on, are 0.98: 3.92% off. The deviation of a
-    normal distribution with that median deviation is 1.4826 times as much; the next window moves
-    it by a third (5 of 15 steps) towards 1.2533 times its own 3.92%. Then six spreads count.
+    Medians of five of them, two steps apart, are all 2% off. The deviation of a normal distribution
+    with that median deviation is 1.4826 times as much; the next window moves it by a third (5 of 15
+    steps) towards 1.2533 times its own 2%. Then six spreads count.
     """
-    off = 1 - 0.98 / 1.02
+    off = 0.02
     spread = 2 / 3 * 1.4826 * off + 1 / 3 * 1.2533 * off
-    level = 1.02 * (1 + max(0.09 + 2.2 * spread, 6.0 * spread))
+    level = 1.0 * (1 + max(0.09 + 2.2 * spread, 6.0 * spread))
     for share, found in ((0.995, False), (1.005, True)):
         detector = Detector(1, warm_up=10)
         events = []

@@ -6,8 +6,8 @@ import pytest
 import requires
 from paceline import Detector
 from paceline.detect.bocd import Bocd
-from paceline.detect.detector import SILENT_AFTER
 from paceline.detect.job import job_events
+from paceline.detect.limits import SILENT_AFTER
 from paceline.detect.who import spans
 from paceline.errors import DetectError
 

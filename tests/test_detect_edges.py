@@ -64,15 +64,17 @@ def test_the_threshold(level, options, found):
 @pytest.mark.parametrize(
     ("slow_s", "healed_s", "relieved"),
     [
-        (1.3, 1.149, True),  # half of what it was slower by
-        (1.3, 1.151, False),
-        (1.095, 1.049, True),  # 5% at least
-        (1.095, 1.051, False),
+        (1.3, 1.049, "relief"),  # within 5% of health
+        (1.3, 1.06, "partial-relief"),
+        (1.3, 1.18, "partial-relief"),  # 9% below the level before
+        (1.3, 1.20, None),
+        (1.095, 1.049, "relief"),  # 5% at least
+        (1.095, 1.051, None),
     ],
 )
-def test_relief_is_nearer_to_health(slow_s, healed_s, relieved):
+def test_relief_is_near_health_and_else_partial(slow_s, healed_s, relieved):
     kinds = [e.kind for e in events_of(stream((200, 1.0), (100, slow_s), (30, healed_s)))]
-    assert kinds[:2] == ["onset", "relief"][: 1 + relieved]
+    assert kinds[1:] == ([relieved] if relieved else [])
 
 
 @pytest.mark.parametrize("healthy", [6, 7])
@@ -180,7 +182,7 @@ def test_the_first_anchor_is_a_median_that_grows():
     events_of(stream((15, 1.04)), detector, first=64)
     assert detector.healthy_s == pytest.approx(1.0)  # 79 steps: no look yet
     events_of(stream((1, 1.04)), detector, first=79)
-    assert detector.healthy_s == pytest.approx(1.04)  # at 80, 40 of each: the upper one
+    assert detector.healthy_s == pytest.approx(1.02)  # at 80, 40 of each: their middle
 
 
 def test_ten_steps_without_a_sample_are_silence():
@@ -354,7 +356,7 @@ def test_who_an_event_of_the_job_names():
     ("pattern", "step"),
     [
         ([1.3, 1.3, 1.3], 302),
-        ([1.3, 1.0, 1.3, 1.0, 1.3], 304),  # three of five
+        ([1.3, 1.0, 1.3, 1.0, 1.3], None),  # every second one: a pattern, no level
         ([1.3, 1.3, 1.0, 1.0, 1.3], 304),
         ([1.3, 1.3, 1.0, 1.0, 1.0, 1.3], None),  # two of five, three of seven
         ([1.3, 1.0, 1.0] * 100, None),  # a third of any window
@@ -392,20 +394,19 @@ def test_an_onset_counts_the_seconds_since_its_begin():
 
 
 def test_samples_that_agree_stand_for_missing_ones():
-    """Three slow samples in a row with gaps of two: a missing one then counts as the last."""
+    """Three slow samples in a row are enough, whatever is missing between them."""
     slow = np.full(30, np.nan)
     slow[::3] = 1.3
     x = np.concatenate([np.ones(300), slow])[:, None]
     found = [e for e in events_of(x) if e.kind == "onset"]
     assert len(found) == 1
-    # samples at 300, 303, 306; from then on missing ones count: 303, 306 and 307 are three of five
-    assert found[0].step == 307
+    assert found[0].step == 306
     assert found[0].factor == pytest.approx(1.3, rel=1e-3)
 
 
 def test_a_sample_that_disagrees_starts_anew():
     slow = np.full(12, np.nan)
-    slow[[0, 3, 6, 9]] = 1.3, 1.3, 1.0, 1.3
+    slow[[0, 3, 6, 9]] = 1.3, 1.0, 1.0, 1.3
     x = np.concatenate([np.ones(300), slow, np.ones(20)])[:, None]
     assert [e for e in events_of(x) if e.kind == "onset"] == []
 

@@ -38,7 +38,7 @@ def test_a_state_is_a_copy():
     detector = Detector(2)
     state = detector.state_dict()
     taken_up = Detector.from_state_dict(state)
-    state["slow"][:] = True
+    state["wholes"][:] = 1
     assert not detector.slow.any()
     assert not taken_up.slow.any()
 
@@ -47,19 +47,20 @@ def test_a_state_is_a_copy():
     ("change", "said"),
     [
         ({"schema": "other"}, "this is no state of paceline-detector"),
-        ({"version": 2}, "paceline-detector has version 2, this Paceline reads 1"),
+        ({"version": 1}, "paceline-detector has version 1, this Paceline reads 2"),
         ({"version": True}, "has version True"),
         ({"more": 1}, "has unknown more"),
-        ({"ranks": 10**12}, r"x is float32\(512, 2\), not float32\(512, 1000000000000\)"),
+        ({"ranks": 10**12}, r"ring is float32\(2, 512\), not float32\(1000000000000, 512\)"),
         ({"ranks": 2.0}, "ranks must be a whole number >= 1, not 2.0"),
         ({"threshold": 20.0}, "threshold must be above 0 and below 10, not 20"),
         ({"warm_up": 3}, "warm_up must be from 10 to 512 steps, not 3"),
         ({"steps": -1}, "steps must be a whole number >= 0, not -1"),
-        ({"counts": np.full((8, 2), 300, np.int16)}, "counts has values outside 0 to 257"),
-        ({"anchor": np.full(2, np.inf)}, "anchor has infinite values"),
-        ({"lost": np.full(2, np.nan)}, "lost has values that are no number"),
-        ({"slow": np.zeros(2, np.int8)}, r"slow is int8\(2,\), not bool\(2,\)"),
-        ({"slow": [False, False]}, "slow must be an array"),
+        ({"evidence": np.full((2, 512), 3, np.uint8)}, "evidence has values outside 0 to 1"),
+        ({"floats": np.full((2, 15), np.inf)}, "floats has infinite values"),
+        ({"wholes": np.full((2, 13), -1)}, "wholes has a negative count of samples"),
+        ({"wholes": np.zeros((2, 13), np.int8)}, r"wholes is int8\(2, 13\), not int64"),
+        ({"ring": [0.0, 0.0]}, "ring must be an array"),
+        ({"expected": {"scale": 1.0}}, "expected does not fit"),
     ],
 )
 def test_what_does_not_fit_is_said(change, said):
@@ -69,8 +70,8 @@ def test_what_does_not_fit_is_said(change, said):
 
 def test_a_field_that_lacks_is_said():
     state = Detector(2).state_dict()
-    del state["bits"]
-    with pytest.raises(StateError, match="paceline-detector lacks bits"):
+    del state["evidence"]
+    with pytest.raises(StateError, match="paceline-detector lacks evidence"):
         Detector.from_state_dict(state)
     with pytest.raises(StateError, match="this is no state"):
         Detector.from_state_dict([])

@@ -32,8 +32,10 @@ examples:
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. From standard input an event is printed the moment it is sure; events are
-merged over ranks. A call log has the columns rank, time_s, op, size, communicator and,
+where there are several. In files, the columns tokens, samples, batch, sequence_length, window and
+flops say what a step has to do: changes that they explain are planned.
+From standard input an event is printed the moment it is sure; events are merged over ranks.
+A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
 Who is slow takes a trace or a call log with durations.
 """
@@ -92,6 +94,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "as the falcon paper has them",
     )
     parser.add_argument(
+        "--like",
+        metavar="RUNS",
+        nargs="+",
+        help="step times of earlier runs of the same job, files or folders of them: changes that "
+        "most of them show at the same step are planned",
+    )
+    parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
@@ -107,10 +116,15 @@ def run(args: argparse.Namespace) -> int:
     if args.method == "bocd" and args.threshold is not None:
         raise DetectError("--threshold is for --method medians; bocd compares means by 10%")
 
+    if args.method == "bocd" and args.like:
+        raise DetectError("--like is for --method medians")
+    like = _earlier_runs(args)
+
     def detector_of(ranks: int) -> Detector | Bocd:
         if args.method == "bocd":
             return Bocd(ranks)
-        return Detector(ranks, threshold=THRESHOLD if args.threshold is None else args.threshold)
+        threshold = THRESHOLD if args.threshold is None else args.threshold
+        return Detector(ranks, threshold=threshold, like=like)
 
     if args.input == "-":
         if args.collectives or args.trace:
@@ -128,10 +142,34 @@ def run(args: argparse.Namespace) -> int:
     return _offline(args, detector_of)
 
 
+def _earlier_runs(args: argparse.Namespace) -> list[Any]:
+    """[step] the median of the ranks, of each file of ``--like``."""
+    import numpy as np
+
+    from paceline.errors import DetectError
+    from paceline.sources.step_times import load_step_times
+
+    runs: list[Any] = []
+    for given in args.like or ():
+        path = trace_input.file_name(given)
+        files = (
+            sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+        )
+        same = [file for file in files if str(file) != args.input]
+        with np.errstate(all="ignore"):
+            runs += [np.nanmedian(load_step_times(file).duration_s, axis=1) for file in same]
+    if args.like and not runs:
+        raise DetectError("--like names no file but the run itself")
+    if args.like and len(runs) < 3:
+        few = f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them counts as plan"
+        print(f"note: {few}", file=sys.stderr)
+    return runs
+
+
 def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd]) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
-    from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
+    from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     log = step_times = None
@@ -185,11 +223,16 @@ def _table(args: argparse.Namespace) -> Table:
 
 def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
     """All events of a table of step times, with its own numbers of ranks."""
+    from paceline.detect.detector import Detector
+
     events: list[Event] = []
     n_steps = len(times.steps)
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
-            events += detector.update(step, times.duration_s[i])
+            if isinstance(detector, Detector):
+                events += detector.update(step, times.duration_s[i], times.workload_of(i))
+            else:
+                events += detector.update(step, times.duration_s[i])
             if i % 256 == 0:
                 progress(i, n_steps)
     return [_renamed(event, int(times.ranks[event.rank])) for event in events]
@@ -273,8 +316,8 @@ def _renamed(event: Event, rank: int) -> Event:
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
     from paceline.detect.arrivals import Arrivals
-    from paceline.detect.detector import WARM_UP
     from paceline.detect.job import job_events
+    from paceline.detect.limits import WARM_UP
     from paceline.sources.step_times import json_lines, sample_of
 
     arrivals = Arrivals(detector.ranks)

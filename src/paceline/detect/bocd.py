@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked_durations
 from paceline.detect.event import Event
+from paceline.detect.limits import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked_durations
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]

@@ -1,116 +1,56 @@
-"""Online detection of fail-slows in step times, vectorised over ranks.
+"""Online detection of fail-slows in step times, for all ranks at once.
 
-A rank's healthy level (the *anchor*) is the median of its first steps, then tracked so slowly that
-drift is followed and an episode is not. A fail-slow is sure when the median of the last w steps
-lies more than 10% above it, for any of several w: short windows find large factors within a few
-steps, long ones small factors in spite of noise. Medians do not see spikes. How much a median of w
-steps strays in health is measured for every rank and w, so autocorrelated noise raises the bar by
-itself. (Falcon, 4.3, verifies the change points of BOCD by such a 10% test; on its labelled streams
-medians alone are faster and need no run lengths. docs/detect.md compares.)
+A rank's healthy level is the median of its first samples, then follows drift, but no episode. Its
+current level is that of the episode it is in. A change is sure when the median of the last w
+samples lies more than 10% from the current level, for any of several w: short windows find large
+factors within a few steps, long ones small factors in spite of noise. Medians do not see spikes.
+How much a median of w samples strays is measured for every rank and w, so autocorrelated noise
+raises the bar by itself. (Falcon, 4.3, verifies the change points of BOCD by such a 10% test.
+docs/detect.md compares.)
 
-The median of w values exceeds a level when more than half of them do: counting replaces sorting.
+The kernel is :mod:`paceline.detect.levels`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.detect.event import Event, Kind
+from paceline.detect.limits import (
+    ANCHOR_STEPS,
+    MAX_STEP_S,
+    MIN_STEP_S,
+    SILENT_AFTER,
+    WARM_UP,
+    checked_durations,
+)
+from paceline.detect.planned import Likeness, Workloads
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.errors import DetectError, StateError
-from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Array = npt.NDArray[np.float64]
 
-#: Steps of the windows (odd), and the steps between looks at how far each strays in health.
-WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
-#: A level this share above the anchor counts as slow, once noise is allowed for: the paper's 10%
-#: (4.3), less the error of an anchor that noise of a few percent leaves uncertain.
+#: A level this share from the current one counts as a change, once noise is allowed for: the
+#: paper's 10% (4.3), less the error of a level that noise of a few percent leaves uncertain.
 THRESHOLD = 0.09
-#: Standard deviations of each window's median on top of it, so that a level of 8% is not taken for
-#: one of 10%. Short windows are looked at more often, so they must be surer than long ones.
-_SURE = np.array([2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8])[:, None]
-#: Spreads above the anchor that a level has in any case: where noise is larger than the threshold,
-#: health itself strays above it.
-_STRAYS = np.array([6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0])[:, None]
-#: Steps before anything is said, and steps whose median is the first anchor.
-WARM_UP, ANCHOR_STEPS = 50, 512
-_ANCHOR_EVERY = 16
-#: The anchor moves by this share per step at most: 10% in 10,000 steps.
-_DRIFT = 1e-5
-#: A step this many times as long as a healthy one is a pause (checkpoint, evaluation, restart):
-#: neither it nor the steps in which the job warms up again are evidence. It is over below half of
-#: that: what stays above is no pause but a level.
-PAUSE, _AFTER_PAUSE = 5.0, 5
-#: Samples in a row that must agree before a missing one counts as the last.
-_AGREED = 3
-#: Relief: steps looked at, and how many of them lie nearer to health than to the onset's level.
-_RELIEF_OF, _RELIEF = 9, 7
-_MIN_RELIEF_LEVEL = 0.05
-#: Memory of the estimates of noise, in steps; steps between medians of what it is measured around.
-_NOISE_STEPS, _MIDDLE_EVERY = 400, 64
-#: Durations that no clock which runs on can give; single precision knows those between.
-MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
-#: Steps without a sample after which a rank is called silent.
-SILENT_AFTER = 10
-
-_RING = ANCHOR_STEPS
-_HALF = np.array([(w + 1) // 2 for w in WINDOWS])
+_KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
 
 #: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-detector", 1
-_OF_WINDOW = (len(WINDOWS), "rank")
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 2
+_RING, _FLOATS, _WHOLES = ANCHOR_STEPS, 15, 13
 _STATE = {
-    "x": ArrayField("<f4", (_RING, "rank"), nan=True, least=0.0),
-    "number": ArrayField("<i8", (_RING,)),
-    "bits": ArrayField("|u1", (WINDOWS[-1], "rank")),
-    "counts": ArrayField("<i2", _OF_WINDOW, least=0, most=WINDOWS[-1]),
-    "anchor": ArrayField("<f8", ("rank",), nan=True, least=0.0),
-    "stray": ArrayField("<f8", _OF_WINDOW, nan=True, least=0.0),
-    "level": ArrayField("<f8", _OF_WINDOW, inf=True, least=0.0),
-    "seen": ArrayField("<i8", ("rank",), least=0),
-    "missing": ArrayField("<i8", ("rank",), least=0),
-    "hold": ArrayField("<i8", ("rank",), least=0),
-    "paused": ArrayField("|b1", ("rank",)),
-    "agreed": ArrayField("|i1", _OF_WINDOW, least=0, most=_AGREED),
-    "middle": ArrayField("<f8", ("rank",), nan=True, least=0.0),
-    "slow": ArrayField("|b1", ("rank",)),
-    "since": ArrayField("<i8", ("rank",), least=0),
-    "since_step": ArrayField("<i8", ("rank",)),
-    "bar": ArrayField("<f8", ("rank",), least=0.0),
-    "top": ArrayField("<f8", ("rank",), least=0.0),
-    "healed": ArrayField("<i8", ("rank",), least=-_RING),
-    "low": ArrayField("|b1", (_RELIEF_OF, "rank")),
-    "low_step": ArrayField("<i8", (_RELIEF_OF, "rank")),
-    "lost": ArrayField("<f8", ("rank",)),
-    "spent": ArrayField("<f8", ("rank",), least=0.0),
+    "ring": ArrayField("<f4", ("rank", _RING), nan=True, least=0.0),
+    "number": ArrayField("<i8", ("rank", _RING)),
+    "evidence": ArrayField("|u1", ("rank", _RING), least=0, most=1),
+    "floats": ArrayField("<f8", ("rank", _FLOATS), nan=True),
+    "wholes": ArrayField("<i8", ("rank", _WHOLES), least=-(2**62), most=2**62),
 }
-_STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step")
-
-
-def checked_durations(
-    step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None
-) -> Array:
-    """[rank] the durations of a step that comes after ``last_step``.
-
-    Raises:
-        DetectError: they are no numbers, not one for each rank, or the step is not behind the last.
-    """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer):
-        raise DetectError(f"a step is a whole number, not {step!r}")
-    try:
-        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError):
-        raise DetectError(f"step {step} needs a number of seconds for each rank") from None
-    if len(x) != ranks:
-        raise DetectError(f"step {step} has {len(x)} durations for {ranks} ranks")
-    if last_step is not None and step <= last_step:
-        raise DetectError(f"step {step} comes after step {last_step}; steps must grow")
-    return x
+_STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
 
 
 class Detector:
@@ -120,45 +60,43 @@ class Detector:
         ranks: how many there are; each is judged on its own.
         threshold: share above the healthy level from which on a rank is slow.
         warm_up: steps before anything is said (at least 10).
+        like: durations of earlier runs of the same job, each [step] seconds in the order of the
+            updates; changes that most of them show at the same step are planned. Fewer than
+            three runs cannot outvote one that was itself faulty.
 
     Raises:
         DetectError: an argument is out of range.
     """
 
-    def __init__(self, ranks: int, *, threshold: float = THRESHOLD, warm_up: int = WARM_UP) -> None:
+    def __init__(
+        self,
+        ranks: int = 1,
+        *,
+        threshold: float = THRESHOLD,
+        warm_up: int = WARM_UP,
+        like: Sequence[npt.ArrayLike] = (),
+    ) -> None:
         if isinstance(ranks, bool) or not isinstance(ranks, int | np.integer) or ranks < 1:
             raise DetectError(f"ranks must be a whole number >= 1, not {ranks!r}")
         if not 0 < threshold < 10:
             raise DetectError(f"threshold must be above 0 and below 10, not {threshold:g}")
         if not 10 <= warm_up <= ANCHOR_STEPS:
             raise DetectError(f"warm_up must be from 10 to {ANCHOR_STEPS} steps, not {warm_up}")
+        self._kernel = _kernel()
         n = int(ranks)
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
         self.last_step: int | None = None
-        self._x = np.full((_RING, n), np.nan, dtype=np.float32)  # [step mod ring, rank]
-        self._number = np.zeros(_RING, dtype=np.int64)  # step numbers of its rows
-        self._bits = np.zeros((WINDOWS[-1], n), dtype=np.uint8)  # window i: bit i
-        self._counts = np.zeros((len(WINDOWS), n), dtype=np.int16)
-        self._anchor = np.full(n, np.nan)
-        self._stray = np.full((len(WINDOWS), n), np.nan)  # of a window's median, relative
-        self._level = np.full((len(WINDOWS), n), np.inf)  # seconds above which a step counts
-        self._seen = np.zeros(n, dtype=np.int64)  # samples
-        self._missing = np.zeros(n, dtype=np.int64)  # steps in a row without one
-        self._hold = np.zeros(n, dtype=np.int64)  # steps that are no evidence
-        self._paused = np.zeros(n, dtype=bool)  # whether the last sample was of one
-        self._agreed = np.zeros((len(WINDOWS), n), dtype=np.int8)  # samples in a row above
-        self._middle = self._anchor.copy()  # median of the last steps, whatever they were
-        self._slow = np.zeros(n, dtype=bool)
-        self._since = np.zeros(n, dtype=np.int64)  # update in which the episode began
-        self._since_step = np.zeros(n, dtype=np.int64)
-        self._bar = np.zeros(n)  # seconds below which a step of an episode looks healthy
-        self._top = np.zeros(n)  # and above which it is a pause
-        self._healed = np.full(n, -_RING)  # update of the last relief
-        self._low = np.zeros((_RELIEF_OF, n), dtype=bool)  # its last samples: below the bar?
-        self._low_step = np.zeros((_RELIEF_OF, n), dtype=np.int64)
-        self._lost = np.zeros(n)
-        self._spent = np.zeros(n)  # healthy seconds of the episode's steps
+        self._ring = np.full((n, _RING), np.nan, dtype=np.float32)
+        self._number = np.zeros((n, _RING), dtype=np.int64)
+        self._evidence = np.zeros((n, _RING), dtype=np.uint8)
+        self._floats = np.full((n, _FLOATS), np.nan)
+        self._floats[:, [self._kernel.LOST_S, self._kernel.SPENT_S, self._kernel.ODD]] = 0.0
+        self._floats[:, self._kernel.QUANTUM_S] = 0.0
+        self._wholes = np.zeros((n, _WHOLES), dtype=np.int64)
+        self._likeness = Likeness(like)
+        self._workloads = Workloads()
+        self._scale = 1.0
 
     def state_dict(self) -> State:
         """All that a detector knows, to go on from there: see :data:`STATE_SCHEMA`."""
@@ -170,7 +108,12 @@ class Detector:
             "warm_up": int(self.warm_up),
             "steps": self.steps,
             "last_step": self.last_step,
-            **{name: getattr(self, f"_{name}").astype(_STATE[name].dtype) for name in _STATE},
+            "expected": {
+                "scale": self._scale,
+                "likeness": self._likeness.state(),
+                "workloads": self._workloads.state(),
+            },
+            **{name: getattr(self, f"_{name}").copy() for name in _STATE},
         }
 
     @classmethod
@@ -194,214 +137,160 @@ class Detector:
             detector.last_step = reader.whole("last_step", least=-(2**62))
         for name, array in arrays.items():
             setattr(detector, f"_{name}", array)
+        if (detector._wholes[:, detector._kernel.SEEN] < 0).any():
+            reader.fail("wholes", "has a negative count of samples")
+        expected = reader.value("expected")
+        try:
+            detector._scale = float(expected["scale"])
+            detector._likeness = Likeness.from_state(expected["likeness"])
+            detector._workloads = Workloads.from_state(expected["workloads"])
+        except (TypeError, KeyError, ValueError, IndexError, DetectError):
+            reader.fail("expected", "does not fit")
         return detector
+
+    def widened(self, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
+        """A detector of more ranks that knows what this one did of its own, now at ``place``."""
+        wide = Detector(ranks, threshold=self.threshold, warm_up=self.warm_up)
+        for name in _STATE:
+            getattr(wide, f"_{name}")[place] = getattr(self, f"_{name}")
+        wide.steps, wide.last_step, wide._scale = self.steps, self.last_step, self._scale
+        wide._likeness, wide._workloads = self._likeness, self._workloads
+        return wide
 
     @property
     def slow(self) -> npt.NDArray[np.bool_]:
         """[rank] whether it is in an episode."""
-        return self._slow.copy()
+        slow: npt.NDArray[np.bool_] = self._wholes[:, self._kernel.SLOW] != 0
+        return slow
+
+    @property
+    def since_step(self) -> npt.NDArray[np.int64]:
+        """[rank] the step in which its last episode began; 0 where there was none."""
+        return self._wholes[:, self._kernel.SINCE_STEP].copy()
+
+    @property
+    def lost_s(self) -> Array:
+        """[rank] seconds lost in the episode that goes on."""
+        return self._floats[:, self._kernel.LOST_S].copy()
 
     @property
     def healthy_s(self) -> Array:
-        """[rank] the healthy step time; nan during the warm-up."""
-        return self._anchor.copy()
+        """[rank] the healthy step time, of a step like the last one; nan during the warm-up."""
+        healthy_s: Array = self._floats[:, self._kernel.HEALTHY_S] * self._scale
+        return healthy_s
 
-    def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
+    @property
+    def level_s(self) -> Array:
+        """[rank] the current level of the step time; nan during the warm-up."""
+        level_s: Array = self._floats[:, self._kernel.LEVEL_S] * self._scale
+        return level_s
+
+    def update(
+        self,
+        step: int,
+        durations_s: npt.ArrayLike,
+        workload: Mapping[str, float] | None = None,
+    ) -> list[Event]:
         """Take the step times of one step; returns what is sure now.
 
         Args:
             step: its number; it must grow from call to call.
             durations_s: [rank] seconds; nan = no sample.
+            workload: what the step has to do by plan: "tokens", "window", "batch", any names.
 
         Raises:
             DetectError: no numbers, another number of ranks, or a step that is not behind the last.
         """
         x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
-        jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
-        events = [
-            self._event("clock-jump", rank, step, step) for rank in np.flatnonzero(jumped).tolist()
-        ]
-        missing = jumped | np.isnan(x)
-        self._silence(step, missing, events)
-        # A missing sample repeats the last, so that medians stay what they were.
-        row = self.steps % _RING
-        before = self._x[row - 1]
-        self._x[row] = np.where(missing, before, x)
-        self._number[row] = step
-        self._seen += ~missing
-        x = self._x[row].astype(np.float64)
+        missing = np.isnan(x)
+        events: list[Event] = []
+        if not missing.all() and ((x < MIN_STEP_S) | (x > MAX_STEP_S)).any():
+            jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
+            missing |= jumped
+            events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
+        like = self._likeness.expected(step, self.steps)
         self.steps += 1
-        self._set_anchor(x, missing)
-        self._count(x, missing)
-        self._find_onsets(step, events)
-        self._follow_episodes(step, x, missing, events)
-        self._learn_noise()
+        for number, row, scale in self._workloads.take(int(step), x, missing, like, workload):
+            events += self._judge(number, row, scale, int(step))
         return events
 
-    def go_back(self) -> None:
-        """The job was started again from a checkpoint: the next step may have a lower number."""
-        self.last_step = None
+    def _judge(self, number: int, x: Array, scale: float, step: int) -> list[Event]:
+        """Events of a step whose expected share is known."""
+        if scale != 1.0:
+            x = x / scale
+        self._scale = scale
+        jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
+        out = np.empty((2 * self.ranks, self._kernel.N_OUT))
+        n = self._kernel.advance(
+            number,
+            x,
+            jumped,
+            scale,
+            float(self.threshold),
+            int(self.warm_up),
+            self._ring,
+            self._number,
+            self._evidence,
+            self._floats,
+            self._wholes,
+            out,
+        )
+        return [self._event(row, step) for row in out[:n].tolist()] if n else []
 
-    def _event(self, kind: Kind, rank: int, step: int, since: int, factor: float = np.nan) -> Event:
-        lost_s = float(self._lost[rank])
-        return Event(kind, rank, int(step), int(since), factor, lost_s, float(self._anchor[rank]))
-
-    def _silence(self, step: int, missing: npt.NDArray[np.bool_], events: list[Event]) -> None:
-        self._missing = np.where(missing, self._missing + 1, 0)
-        for rank in np.flatnonzero(self._missing == SILENT_AFTER).tolist():
-            back = min(SILENT_AFTER - 1, self.steps)
-            first = self._number[(self.steps - back) % _RING] if back else step
-            events.append(self._event("silent", rank, step, int(first)))
-
-    def _last(self, n: int, ranks: Any = slice(None)) -> npt.NDArray[np.float32]:
-        """[n, rank] the last ``n`` rows, oldest first."""
-        rows = np.arange(self.steps - n, self.steps) % _RING
-        return self._x[rows][:, ranks]
-
-    def _set_anchor(self, x: Array, missing: npt.NDArray[np.bool_]) -> None:
-        n = self.steps
-        if n == self.warm_up or (self.warm_up < n <= _RING and n % _ANCHOR_EVERY == 0):
-            with np.errstate(all="ignore"):
-                middle = _median(self._last(n))
-            self._anchor = np.where(self._slow, self._anchor, middle)
-        elif n > _RING:
-            frozen = self._slow | missing | (self._hold > 0)
-            self._anchor += np.where(frozen, 0.0, _DRIFT * np.sign(x - self._anchor) * self._anchor)
-        late = np.isnan(self._anchor) & (self._seen >= self.warm_up)
-        if late.any():  # ranks that joined during the warm-up
-            self._anchor[late] = _median(self._last(min(n, self.warm_up), late))
-
-    def _count(self, x: Array, missing: npt.NDArray[np.bool_]) -> None:
-        """Count, per window, the steps above its level."""
-        pause = x > PAUSE * self._anchor
-        begins = pause & ~self._paused & (self._hold == 0)
-        self._hold = np.where(begins, _AFTER_PAUSE + 1, self._hold)
-        # A level that stays up after the pause is no pause.
-        self._paused = pause | (self._paused & (x > PAUSE / 2 * self._anchor))
-        no_evidence = self._hold > 0
-        self._hold = np.maximum(self._hold - 1, 0)
-        above = x > self._level
-        counted = ~(missing | no_evidence)
-        one_more = np.minimum(self._agreed + np.int8(1), np.int8(_AGREED))
-        self._agreed = np.where(counted, np.where(above, one_more, np.int8(0)), self._agreed)
-        above &= counted | (missing & ~no_evidence & (self._agreed == _AGREED))
-        new = np.zeros(self.ranks, dtype=np.uint8)
-        for i in range(len(WINDOWS)):
-            new |= above[i].astype(np.uint8) << np.uint8(i)
-        size = WINDOWS[-1]
-        for i, window in enumerate(WINDOWS):
-            old = (self._bits[(self.steps - window) % size] >> np.uint8(i)) & np.uint8(1)
-            self._counts[i] += above[i].astype(np.int16) - old.astype(np.int16)
-        self._bits[self.steps % size] = new
-
-    def _find_onsets(self, step: int, events: list[Event]) -> None:
-        onsets = (self._counts >= _HALF[:, None]) & ~self._slow
-        for rank in np.flatnonzero(onsets.any(axis=0)).tolist():
-            window = WINDOWS[int(np.argmax(onsets[:, rank]))]
-            begin, factor, lost_s = self._estimate(rank, window)
-            self._slow[rank] = True
-            self._since[rank] = begin
-            self._since_step[rank] = self._number[begin % _RING]
-            anchor = float(self._anchor[rank])
-            self._bar[rank] = anchor * (1 + max(_MIN_RELIEF_LEVEL, (factor - 1) / 2))
-            self._top[rank] = PAUSE * anchor * factor
-            self._low[:, rank] = False
-            self._lost[rank] = lost_s
-            self._spent[rank] = anchor * (self.steps - begin)
-            events.append(self._event("onset", rank, step, self._since_step[rank], factor))
-
-    def _estimate(self, rank: int, window: int) -> tuple[int, float, float]:
-        """Update in which the episode began, its factor, and seconds lost since.
-
-        The begin is where the sum of what exceeds the middle between both levels is largest, each
-        step's share bounded so that a spike cannot move it.
-        """
-        n = min(self.steps, _RING, 2 * window + 9)
-        x = self._last(n, rank).astype(np.float64)
-        anchor = float(self._anchor[rank])
-        level = float(np.median(x[-((window + 1) // 2) :]))
-        x[x > PAUSE * max(level, anchor)] = anchor
-        gap = max(level - anchor, self.threshold * anchor)
-        excess = np.clip(x - (anchor + gap / 2), -gap, gap)
-        first = n - 1 - int(np.argmax(np.cumsum(excess[::-1])))
-        episode = x[first:]
-        return (
-            self.steps - n + first,
-            float(np.median(episode)) / anchor,
-            float((episode - anchor).sum()),
+    def _event(self, row: list[float], step: int) -> Event:
+        code, rank, since, factor, before, lost_s, healthy_s = row
+        kind = _KINDS[int(code)]
+        if kind == "silent":
+            since = step - SILENT_AFTER + 1
+        return Event(
+            kind, int(rank), step, int(since), factor, lost_s, healthy_s, before_factor=before
         )
 
-    def _follow_episodes(
-        self, step: int, x: Array, missing: npt.NDArray[np.bool_], events: list[Event]
-    ) -> None:
-        ranks = np.flatnonzero(self._slow)
-        if not len(ranks):
-            return
-        older = ranks[(self._since[ranks] < self.steps - 1) & ~missing[ranks]]
-        started = {event.rank for event in events if event.kind == "onset"}
-        grown = older[~np.isin(older, list(started))] if started else older
-        for memory, newest in ((self._low, x < self._bar), (self._low_step, np.full(len(x), step))):
-            memory[:-1, grown] = memory[1:, grown]
-            memory[-1, grown] = newest[grown]
-        charged = grown[x[grown] <= self._top[grown]]  # not with pauses
-        self._lost[charged] += x[charged] - self._anchor[charged]
-        self._spent[charged] += self._anchor[charged]
-        over = self._low[:, ranks].sum(axis=0) >= _RELIEF
-        for rank in ranks[over].tolist():
-            low = np.where(self._low[::-1, rank], 1, -1)
-            since = int(self._low_step[_RELIEF_OF - 1 - int(np.argmax(np.cumsum(low))), rank])
-            factor = 1 + self._lost[rank] / max(self._spent[rank], 1e-300)
-            events.append(self._event("relief", rank, step, since, float(factor)))
-            self._slow[rank] = False
-            self._healed[rank] = self.steps
-            self._lost[rank] = self._spent[rank] = 0.0
-            self._counts[:, rank] = 0
-            self._bits[:, rank] = 0
+    def _jump(self, rank: int, step: int) -> Event:
+        healthy_s, lost_s = float(self.healthy_s[rank]), float(self.lost_s[rank])
+        return Event("clock-jump", rank, int(step), int(step), np.nan, lost_s, healthy_s)
 
-    def _learn_noise(self) -> None:
-        """How far medians of w healthy steps stray; then the levels that count.
+    def go_back(self) -> None:
+        """The job was started again from a checkpoint: the next step may have a lower number.
 
-        From the median of the last steps, as a slow ramp is no noise around the anchor; from the
-        anchor while an episode lies within those steps.
+        Nothing is said before six steps show no trend.
         """
-        n = self.steps
-        if n < self.warm_up:
-            return
-        if n == self.warm_up or n % _MIDDLE_EVERY == 0:
-            self._middle = _median(self._last(min(n, _RING)))
-        around = np.where(n - self._healed < _RING, self._anchor, self._middle)
-        for i, window in enumerate(WINDOWS):
-            if n < window + 10 or (n % window and n != self.warm_up):
-                continue
-            if np.isnan(self._stray[i]).any():
-                self._first_noise(i, window)
-            off = np.abs(_median(self._last(window)) / around - 1)
-            off = np.minimum(off, 3 * self._stray[i] + 0.002)
-            share = max(window / _NOISE_STEPS, window / n)
-            share = min(share, 1.0)
-            updated = (1 - share) * self._stray[i] + share * SIGMA_OF_MEAN_DEVIATION * off
-            self._stray[i] = np.where(self._slow, self._stray[i], updated)
-        above = np.maximum(self.threshold + _SURE * self._stray, _STRAYS * self._stray)
-        level = self._anchor * (1 + above)
-        self._level = np.where(np.isnan(level), np.inf, level)
+        self.last_step = None
+        self._likeness.go_back()
+        self._wholes[:, self._kernel.SETTLE] = 1
 
-    def _first_noise(self, i: int, window: int) -> None:
-        """From the windows so far, half overlapping."""
-        n = min(self.steps, _RING)
-        rows = self._last(n)
-        starts = range(0, n - window + 1, max(1, window // 2))
-        off = np.stack([_median(rows[k : k + window]) for k in starts]) / self._anchor - 1
-        middle = SIGMA_OF_MAD * np.median(np.abs(off), axis=0) + 0.25 * off.std(axis=0)
-        fresh = np.isnan(self._stray[i])
-        self._stray[i] = np.where(fresh, middle, self._stray[i])
+    def settle_level(self) -> None:
+        """Call healthy what the last few steps took: somebody else saw a relief."""
+        k = self._kernel
+        at = (self._wholes[:, k.SEEN, None] - 1 - np.arange(k.LOW)) % _RING
+        with np.errstate(all="ignore"):
+            level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
+        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, k.LEVEL_S])
+        for column in (k.LEVEL_S, k.HEALTHY_S, k.MIDDLE_S):
+            self._floats[usable, column] = level_s[usable]
+        self._wholes[usable, k.AGE], self._wholes[usable, k.SLOW] = k.LOW, 0
+
+    def accept(self, rank: int | None = None) -> None:
+        """Call the current level healthy: it was planned, or nothing can be done about it.
+
+        Args:
+            rank: whose; None: of all ranks.
+
+        Raises:
+            DetectError: there is no such rank.
+        """
+        if rank is not None and not 0 <= rank < self.ranks:
+            raise DetectError(f"rank {rank} is not among the {self.ranks} ranks")
+        rows = slice(None) if rank is None else slice(rank, rank + 1)
+        k = self._kernel
+        self._floats[rows, k.HEALTHY_S] = self._floats[rows, k.LEVEL_S]
+        self._floats[rows, k.LOST_S] = self._floats[rows, k.SPENT_S] = 0.0
+        self._wholes[rows, k.SLOW] = 0
 
 
-def _median(rows: npt.NDArray[np.float32]) -> Array:
-    """[rank] medians over the rows; of a rank that joined later, over its own."""
-    middle = len(rows) // 2
-    medians: Array = np.partition(rows, middle, axis=0)[middle].astype(np.float64)
-    late = np.isnan(rows[0]) & ~np.isnan(rows[-1])
-    if late.any():
-        medians[late] = np.nanmedian(rows[:, late], axis=0)
-    return medians
+def _kernel() -> Any:
+    """The kernel, imported only where it is used, as it brings numba."""
+    from paceline.detect import levels
+
+    return levels

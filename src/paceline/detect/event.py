@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["onset", "relief", "silent", "clock-jump"]
+Kind = Literal["onset", "worsening", "partial-relief", "relief", "faster", "silent", "clock-jump"]
+#: Changes of the level: those after which a rank is slow, and all.
+SLOW_KINDS = ("onset", "worsening", "partial-relief")
+LEVEL_KINDS = (*SLOW_KINDS, "relief", "faster")
 
 
 def duration(seconds: float) -> str:
@@ -22,16 +25,19 @@ class Event:
     """Something happened to a rank.
 
     Attributes:
-        kind: "onset" of a fail-slow, its "relief", a rank that fell "silent", or a "clock-jump" (a
-            duration that is not above 0).
+        kind: "onset" of a fail-slow, its "worsening", its "partial-relief", its "relief", a rank
+            that became "faster" than healthy for good, one that fell "silent", or a "clock-jump"
+            (a duration that is not above 0).
         rank: whose.
         step: the step of the update that returned the event.
-        since_step: onset and relief: the step in which it is estimated to have begun (ended);
+        since_step: changes of level: the step in which it is estimated to have begun (ended);
             silent: the first step without a sample; clock-jump: the step.
-        factor: step time over the healthy one: at an onset the median since ``since_step``, at a
-            relief the mean of the episode; nan for the other kinds.
+        factor: step time over the healthy one: the median since ``since_step``, at a relief the
+            mean of the episode; nan for a silent rank and for a clock that jumps.
         lost_s: seconds lost since the onset.
-        healthy_s: the healthy step time.
+        healthy_s: the healthy step time; at "faster" the new one.
+        before_factor: the new level over the level before; nan where no level changed.
+        planned: whether the workload or earlier runs explain the change.
     """
 
     kind: Kind
@@ -41,6 +47,8 @@ class Event:
     factor: float
     lost_s: float
     healthy_s: float
+    before_factor: float = math.nan
+    planned: bool = False
 
     def explain(self) -> str:
         """The event in words and numbers."""
@@ -56,6 +64,18 @@ class Event:
                 f"{head} is healthy again since step {self.since_step:,}; it was "
                 f"{self.factor:.2f}x slower and lost {self.lost_s:.3g} s"
             )
+        if self.kind in ("worsening", "partial-relief"):
+            verb = "slower still" if self.kind == "worsening" else "partly relieved"
+            return (
+                f"{head} is {verb} since step {self.since_step:,}: {self.factor:.2f}x as long as "
+                f"healthy, {self.before_factor:.2f}x the level before; {self.lost_s:.3g} s lost "
+                "so far"
+            )
+        if self.kind == "faster":
+            return (
+                f"{head} is faster for good since step {self.since_step:,}: {self.factor:.2f}x "
+                f"of what was healthy ({self.healthy_s:.4g} s)"
+            )
         if self.kind == "silent":
             return f"{head} has given no sample since step {self.since_step:,}"
         return f"{head} reports a duration that cannot be: its clock jumped"
@@ -63,12 +83,15 @@ class Event:
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
         factor = None if math.isnan(self.factor) else self.factor
+        before = None if math.isnan(self.before_factor) else self.before_factor
         return {
             "kind": self.kind,
             "rank": self.rank,
             "step": self.step,
             "since_step": self.since_step,
             "factor": factor,
+            "before_factor": before,
+            "planned": self.planned,
             "lost_s": self.lost_s,
             "healthy_s": None if math.isnan(self.healthy_s) else self.healthy_s,
             "text": self.explain(),

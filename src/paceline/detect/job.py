@@ -32,6 +32,9 @@ class JobEvent:
         of: ranks of the job.
         factor: the median of their factors.
         lost_s: the largest loss: the job waits for the slowest, ranks wait side by side.
+        healthy_s: the median of their healthy step times.
+        before_factor: the median of the new levels over the levels before; nan where none changed.
+        planned: whether the workload or earlier runs explain the change.
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
         advice: what to do and what it would gain, in words.
@@ -44,6 +47,9 @@ class JobEvent:
     of: int
     factor: float
     lost_s: float
+    healthy_s: float = np.nan
+    before_factor: float = np.nan
+    planned: bool = False
     suspects: tuple[Suspect, ...] | None = None
     advice: str | None = None
 
@@ -59,6 +65,17 @@ class JobEvent:
                 f"{duration(self.lost_s)} lost so far",
             ]
             return "; ".join([*phrases, *([self.advice] if self.advice else [])])
+        if self.kind in ("worsening", "partial-relief"):
+            verb = "slower still" if self.kind == "worsening" else "partly relieved"
+            return (
+                f"{head} {verb} since step {self.since_step:,}: {self.factor:.2f}x, "
+                f"{self.before_factor:.2f}x the level before; {duration(self.lost_s)} lost so far"
+            )
+        if self.kind == "faster":
+            return (
+                f"{head} faster for good since step {self.since_step:,}: {self.factor:.2f}x of "
+                "what was healthy"
+            )
         if self.kind == "relief":
             over = f"{head} healthy again since step {self.since_step:,}"
             if np.isnan(self.factor):  # its detector was made anew within the episode
@@ -67,6 +84,12 @@ class JobEvent:
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
         return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"
+
+    def at_stake_s(self, steps: int = 1000) -> float | None:
+        """Seconds that so many further steps lose at this level; None where that is unknown."""
+        if self.kind not in ("onset", "worsening", "partial-relief") or np.isnan(self.healthy_s):
+            return None
+        return (self.factor - 1) * self.healthy_s * steps
 
     @property
     def _ranks(self) -> str:
@@ -90,7 +113,11 @@ class JobEvent:
             "ranks": list(self.ranks),
             "of": self.of,
             "factor": None if np.isnan(self.factor) else self.factor,
+            "before_factor": None if np.isnan(self.before_factor) else self.before_factor,
+            "planned": self.planned,
             "lost_s": self.lost_s,
+            "at_stake_s_per_1000_steps": self.at_stake_s(),
+            "lost_gpu_hours": self.lost_s * self.of / 3600,
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
             "text": self.explain(),
@@ -121,4 +148,7 @@ def _merge(group: list[Event], ranks: int) -> JobEvent:
         of=ranks,
         factor=float(np.median([event.factor for event in group])),
         lost_s=max(event.lost_s for event in group),
+        healthy_s=float(np.median([event.healthy_s for event in group])),
+        before_factor=float(np.median([event.before_factor for event in group])),
+        planned=all(event.planned for event in group),
     )

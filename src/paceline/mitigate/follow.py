@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.detect.event import SLOW_KINDS
 from paceline.errors import MitigateError
 from paceline.graph import Measured
 from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole_number
@@ -104,10 +105,12 @@ class Follower:
     def _take_event(self, step: int, line: Mapping[str, Any]) -> None:
         """An event of ``paceline detect``: a rank's slow steps mean that its worker is slow."""
         kind = line["kind"]
-        if kind in ("silent", "clock-jump"):
+        if kind in ("silent", "clock-jump", "faster"):
             return
-        if kind not in ("onset", "relief"):
+        if kind not in (*SLOW_KINDS, "relief"):
             raise MitigateError(f"kind must be onset or relief (or add event), not {kind!r}")
+        has_changed = kind in ("worsening", "partial-relief")
+        kind = "onset" if has_changed else kind
         ranks = {whole_number(rank) for rank in line.get("ranks", [line.get("rank")])}
         self._slow = self._slow | ranks if kind == "onset" else self._slow - ranks
         job = self.measured.job
@@ -121,7 +124,7 @@ class Follower:
         for worker in sorted({self._worker(rank) for rank in ranks}):
             fault = Fault(COMPUTE, worker, 2.0)
             is_active = fault.name in {active.name for active in self.planner.state.active}
-            if kind == "onset" and not is_active:
+            if kind == "onset" and (has_changed or not is_active):
                 factor = self.planner.strategies.model.factor_of(fault, float(line["factor"]))
                 fault = Fault(COMPUTE, worker, factor)
                 self.planner.onset(fault, whole_number(line.get("since_step", step)), lost_s)

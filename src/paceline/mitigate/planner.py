@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.detect.detector import PAUSE
+from paceline.detect.limits import PAUSE
 from paceline.errors import MitigateError
 from paceline.files import text_writer, write_files
 from paceline.mitigate.fault import COMPUTE, Fault, whole_number
@@ -192,7 +192,7 @@ class Planner:
     ) -> Action | None:
         """Take note of a step; what to do before the next one, if anything.
 
-        A pause (more than :data:`~paceline.detect.detector.PAUSE` healthy steps: a checkpoint, an
+        A pause (more than :data:`~paceline.detect.limits.PAUSE` healthy steps: a checkpoint, an
         evaluation) is no fail-slow's doing: it counts as the step that was expected.
 
         The action counts as done when it is returned: apply its ``option.setting``, and say with

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
+from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
 from paceline.monitor.live_job import LATEST, LiveJob
@@ -281,8 +282,13 @@ class Detectors:
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
         """Whether an earlier detector was sure of the same onset or relief at another step."""
-        is_level = row["kind"] in ("onset", "relief")
-        return is_level and event_rows.has_near(self._engine, row, SAME_STEPS)
+        if row["kind"] not in LEVEL_KINDS:
+            return False
+        if event_rows.has_near(self._engine, row, SAME_STEPS):
+            return True
+        # To a detector made anew within the fail-slow, its relief is a job that becomes faster.
+        relief = {**row, "kind": "relief", "step": -1}
+        return row["kind"] == "faster" and event_rows.has_near(self._engine, relief, SAME_STEPS)
 
     def _tick(self, now: float, stopping: bool = False) -> None:
         for live in list(self._live.values()):

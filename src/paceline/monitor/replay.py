@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.detector import ANCHOR_STEPS, THRESHOLD, WARM_UP
+from paceline.detect.detector import THRESHOLD
+from paceline.detect.limits import ANCHOR_STEPS, WARM_UP
 from paceline.monitor.step_files import Batch, StepFile
 from paceline.monitor.step_series import last_row, read_rows, row_from
 from paceline.monitor.step_stream import Stream

@@ -231,7 +231,7 @@ class Stream:
     def _slow_before(self, detector: Detector, at: float) -> Restart:
         slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
-        lost_s, step = float(detector._lost[slow].max()), self.last_step + 1
+        lost_s, step = float(detector.lost_s[slow].max()), self.last_step + 1
         lost_s = lost_s if self.ongoing is None else float("nan")  # the detector knows a part of it
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
@@ -257,7 +257,7 @@ class Stream:
             row[place] = waiting.durations_s
             waiting.durations_s = row
         if self.detector is not None:
-            self.detector = widen(self.detector, len(self.ranks), place)
+            self.detector = self.detector.widened(len(self.ranks), place)
 
     def _add(self, step: int, column: Any, durations_s: Any, at: float) -> None:
         waiting = self._waiting.get(step)
@@ -281,6 +281,8 @@ class Stream:
         if len(durations_s):
             row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
+        if self.ongoing is not None:  # what is healthy to the detector was slow before
+            events = [event for event in events if event.kind != "faster"]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
         row["healthy_s"] = self.healthy_s
@@ -289,6 +291,8 @@ class Stream:
     def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
         """All ranks are healthy again; since which step, and what was lost, nobody knows."""
         self.ongoing, nan = None, float("nan")
+        if self.detector is not None:
+            self.detector.settle_level()
         return [Event("relief", i, step, step, nan, nan, healthy_s) for i in range(len(self.ranks))]
 
     @property
@@ -308,7 +312,7 @@ class Stream:
         slow = np.zeros(0, dtype=bool) if self.detector is None else self.detector.slow
         if self.detector is None or not slow.any():
             return None
-        return int(np.median(self.detector._since_step[slow]))
+        return int(np.median(self.detector.since_step[slow]))
 
     def state_dict(self) -> State:
         """What is known of the closed steps, to go on from there: see :data:`STATE_SCHEMA`."""
@@ -363,14 +367,3 @@ class Stream:
             level_s = reader.number("ongoing_healthy_s")
             stream.ongoing = Ongoing(reader.whole("ongoing_since", least=-(2**62)), level_s)
         return stream
-
-
-def widen(detector: Detector, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
-    """A detector of more ranks that knows what the old one did of its own, now at ``place``."""
-    wide = Detector(ranks, threshold=detector.threshold, warm_up=detector.warm_up)
-    for name, value in vars(detector).items():
-        if isinstance(value, np.ndarray) and name != "_number":
-            getattr(wide, name)[..., place] = value
-        elif name != "ranks":
-            setattr(wide, name, value.copy() if isinstance(value, np.ndarray) else value)
-    return wide

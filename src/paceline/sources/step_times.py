@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +18,9 @@ from paceline.errors import TraceError
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+#: Columns that say what a step has to do by plan.
+WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
 _MAX_CELLS = 1 << 28  # 2 GB of durations
 _MAX_STEP = 1 << 53  # beyond, JSON's numbers are not whole
@@ -32,12 +35,19 @@ class StepTimes:
         ranks: [rank] numbers, ascending.
         duration_s: [step, rank] seconds; nan = no sample.
         warnings: what was counted while reading.
+        workload: column -> [step] what the step had to do by plan, of the columns that say it.
     """
 
     steps: Ints
     ranks: Ints
     duration_s: Array
     warnings: tuple[str, ...]
+    workload: Mapping[str, Array] = field(default_factory=dict)
+
+    def workload_of(self, row: int) -> dict[str, float] | None:
+        """What a step had to do, by column; None where nothing says it."""
+        values = {name: float(column[row]) for name, column in self.workload.items()}
+        return {name: value for name, value in values.items() if np.isfinite(value)} or None
 
 
 def load_step_times(path: Path) -> StepTimes:
@@ -70,7 +80,19 @@ def load_step_times(path: Path) -> StepTimes:
         bad = np.flatnonzero(~is_whole)
         if len(bad):
             raise TraceError(f"{path}: row {bad[0] + 1}: {name} must be a whole number")
-    return _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
+    table = _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
+    return replace(table, workload=_workload(numbers_of, step.astype(np.int64), table.steps))
+
+
+def _workload(columns: Mapping[str, Array], step: Ints, steps: Ints) -> dict[str, Array]:
+    """Column -> [step] what the step had to do: the largest value of its ranks."""
+    workload = {}
+    for name in WORKLOAD_COLUMNS:
+        if name in columns:
+            values = np.full(len(steps), np.nan)
+            np.fmax.at(values, np.searchsorted(steps, step), columns[name])
+            workload[name] = values
+    return workload
 
 
 def _table(path: Path, step: Ints, rank: Ints, value: Array, starts: bool) -> StepTimes:
@@ -181,7 +203,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
-    if name not in ("step", "rank", "duration_s", "start_s"):
+    if name not in ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS):
         return np.empty(0)
     numbers = np.empty(len(values))
     for i, value in enumerate(values):

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from paceline.detect.event import SLOW_KINDS
 from paceline.monitor.alerts.delivery import Courier
 from paceline.monitor.alerts.rules import (
     DAY_S,
@@ -268,7 +269,7 @@ def going_on(
         events: its onsets and reliefs, the latest first.
         settled: ``slow_since_step`` of the row has followed these events.
     """
-    onset = next((event for event in events if event["kind"] == "onset"), None)
+    onset = next((event for event in events if event["kind"] in SLOW_KINDS), None)
     if onset is None or job["status"] == "ended":
         return None
     if settled and job["slow_since_step"] is None:
@@ -276,7 +277,7 @@ def going_on(
     slow: dict[int, Mapping[str, Any]] = {}
     for event in reversed(events):  # a start of the job is a relief of all
         for rank in event["ranks"]:
-            if event["kind"] == "onset":
+            if event["kind"] in SLOW_KINDS:
                 slow[rank] = event
             else:
                 slow.pop(rank, None)
@@ -295,7 +296,7 @@ def going_on(
 
 def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> float:
     """When the latest relief was seen; -inf where there is none, or the job has ended."""
-    reliefs = [event["at"] for event in events if event["kind"] == "relief"]
+    reliefs = [event["at"] for event in events if event["kind"] in ("relief", "faster")]
     return max(reliefs, default=-math.inf) if job["status"] != "ended" else -math.inf
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Select, delete, desc, func, insert, or_, select, update
 
+from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
@@ -236,7 +237,7 @@ def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | 
         .where(done)
         .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
     )
-    slow = events.c.kind.in_(("onset", "relief"))
+    slow = events.c.kind.in_(LEVEL_KINDS)
     happened = select(events).where(events.c.job_id == job_id, slow)
     happened = happened.order_by(desc(events.c.id))
     with engine.connect() as connection:

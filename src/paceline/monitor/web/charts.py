@@ -191,7 +191,10 @@ def _digits(value: float) -> float:
 #: Kinds of detector events and what they are called.
 EVENT_KINDS: Mapping[str, str] = {
     "onset": "fail-slow begins",
+    "worsening": "slower still",
+    "partial-relief": "partly relieved",
     "relief": "healthy again",
+    "faster": "faster for good",
     "silent": "a rank falls silent",
     "clock-jump": "a clock jumps",
 }

@@ -1,0 +1,123 @@
+"""Jobs whose level changes, with noise drawn from real runs (data ``step-series``, dev half).
+
+A stretch of real steps without its own changes is the noise: each run is divided by its running
+median, and blocks of 64 steps are drawn from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+BLOCK, BEFORE, STEPS = 64, 129, 2400
+CASES = (
+    "worsening", "partial relief", "overlap", "faster", "workload", "repeat", "flapping", "small",
+    "ramp", "restart", "planned",
+)  # fmt: skip
+
+
+@dataclass
+class Stream:
+    """A job.
+
+    Attributes:
+        x: [step] seconds.
+        changes: (step, kind, factor to healthy) that must be told.
+        workload: [step] tokens, or None.
+        like: earlier runs.
+        restart: the step at which it goes back to a checkpoint, or None.
+    """
+
+    x: np.ndarray
+    changes: list
+    workload: np.ndarray | None = None
+    like: list = field(default_factory=list)
+    restart: int | None = None
+    planned: int | None = None
+
+
+def residuals(series, rng, runs=150):
+    """Noise of stages of real runs, in which the workload stays: [step] each, around 1."""
+    offsets, seconds = series["offsets"], series["duration_s"]
+    work = series["tokens"].astype(np.int64) * 10_000 + series["window"]
+    noise = []
+    for run in rng.permutation(len(offsets) - 1):
+        rows = slice(offsets[run] + 60, offsets[run + 1])
+        cuts = np.flatnonzero(np.diff(work[rows])) + 1
+        stages = np.split(seconds[rows].astype(float), cuts)
+        x = max(stages, key=len)[24:]
+        if len(x) >= 260:
+            padded = np.pad(x, BEFORE // 2, mode="edge")
+            middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, BEFORE), axis=1)
+            noise.append(x / middle)
+        if len(noise) == runs:
+            break
+    return noise
+
+
+def more(run, rng, steps=STEPS):
+    """[step] noise of the same run, other blocks."""
+    starts = 2 * rng.integers(0, (len(run) - BLOCK) // 2, steps // BLOCK + 1)
+    return np.concatenate([run[s : s + BLOCK] for s in starts])[:steps]
+
+
+def stream(case, noise, rng):
+    """One job of a case."""
+    run = noise[rng.integers(len(noise))]
+    x = more(run, rng) * rng.uniform(0.05, 5.0)
+    at = int(rng.integers(600, 700))
+    two = at + int(rng.integers(60, 400))
+    three = two + int(rng.integers(60, 400))
+    level = np.ones(len(x))
+    if case == "worsening":
+        a, b = rng.uniform(1.12, 1.5), rng.uniform(1.15, 2.5)
+        level[at:three], level[two:three] = a, a * b
+        changes = [(at, "onset", a), (two, "worsening", a * b), (three, "relief", 1)]
+        return Stream(x * level, changes)
+    if case == "partial relief":
+        a, b = rng.uniform(1.12, 1.4), rng.uniform(1.2, 2.0)
+        level[at:two], level[two:three] = a * b, a
+        changes = [(at, "onset", a * b), (two, "partial-relief", a), (three, "relief", 1)]
+        return Stream(x * level, changes)
+    if case == "overlap":
+        a, b = rng.uniform(1.15, 1.5), rng.uniform(1.15, 1.5)
+        level[at:three] *= a
+        level[two:] *= b
+        changes = [(at, "onset", a), (two, "worsening", a * b), (three, "partial-relief", b)]
+        return Stream(x * level, changes)
+    if case == "faster":
+        a, b = rng.uniform(0.65, 0.87), rng.uniform(1.15, 1.6)
+        level[at:] = a
+        level[two:three] *= b
+        return Stream(x * level, [(at, "faster", a), (two, "onset", b), (three, "relief", 1)])
+    if case in ("workload", "planned", "repeat"):
+        a, b = rng.uniform(1.2, 2.0), rng.uniform(1.15, 1.6)
+        tokens = np.where(np.arange(len(x)) < at, 4096, 8192)
+        level[at:] = a
+        like = [more(run, rng) * level for _ in range(3)] if case == "repeat" else []
+        changes = []
+        if case != "planned":
+            level[two:three] *= b
+            changes = [(two, "onset", b), (three, "relief", 1)]
+        return Stream(x * level, changes, None if like else tokens, like, planned=at)
+    if case == "flapping":
+        a = rng.uniform(1.15, 1.6)
+        changes = []
+        for k in range(4):
+            begin = at + 80 * k
+            level[begin : begin + 40] = a
+            changes += [(begin, "onset", a), (begin + 40, "relief", 1)]
+        return Stream(x * level, changes)
+    if case == "small":
+        a = rng.uniform(1.105, 1.15)
+        level[at:two] = a
+        return Stream(x * level, [(at, "onset", a), (two, "relief", 1)])
+    if case == "ramp":
+        a, length = rng.uniform(1.3, 1.8), int(rng.integers(20, 100))
+        level[at:] = np.interp(np.arange(len(x) - at), [0, length], [1, a])
+        return Stream(x * level, [(at + int(np.argmax(level[at:] > 1.12)), "onset", a)])
+    a = rng.uniform(1.15, 1.6)
+    level[at:] = a
+    level[at : at + 6] *= np.linspace(1.8, 1.1, 6)
+    return Stream(x * level, [(at, "onset", a)], restart=at)

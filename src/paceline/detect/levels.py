@@ -1,0 +1,413 @@
+"""The kernel of the detector: one step of all ranks against their levels, compiled.
+
+Each rank has a healthy level and a current one, which differ in an episode. Windows of the last w
+samples are tested both ways against the current level. A change sets a new one, so that the next
+change is tested against that. The rules and their measured rates: docs/detect.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
+from paceline.jit import kernel
+
+Floats = npt.NDArray[np.float64]
+
+#: Steps of the windows (odd).
+WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
+#: Standard deviations of each window's median on top of the threshold: a level of 8% is not taken
+#: for one of 10%. Short windows are looked at more often, so they must be surer than long ones.
+SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
+#: Spreads that a level differs by in any case: noise above the threshold is no change.
+STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
+#: Samples that are remembered, and of which the median is the level at most.
+RING = ANCHOR_STEPS
+#: A level is estimated anew every so many samples, and moves by this share a sample later on: 10%
+#: in 10,000 samples.
+LEVEL_EVERY, DRIFT = 16, 1e-5
+#: Samples after a pause in which the job warms up again.
+AFTER_PAUSE = 5
+#: Of the last 9 samples, how many must lie below before a level is left downwards.
+LOW_OF, LOW = 9, 7
+#: What lies this share above the healthy level is healthy again.
+HEALTHY = 0.05
+#: Memory of the estimates of noise, in samples; samples between medians it is measured around.
+NOISE_STEPS, MIDDLE_EVERY = 400, 64
+#: After a restart no verdict before this many samples show no trend, nor later than the second.
+SETTLED, SETTLE_MOST = 6, 24
+#: Pairs of samples that odd and even steps are compared in, and the difference that counts.
+PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
+#: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
+BURST, BURST_MEMORY = 8, 2000
+#: Samples of a new level at least.
+FEWEST = 3
+#: Share of the samples of a level below which the level is young, and its bar wider.
+YOUNG = 128
+
+SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION = 1.4826, 1.2533
+
+ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
+
+# Columns of ``floats``: seconds, and shares.
+HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, STRAY = range(8)
+N_FLOATS = STRAY + len(WINDOWS)
+# Columns of ``wholes``.
+(
+    SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
+    BURST_AT,
+) = range(13)  # fmt: skip
+N_WHOLES = BURST_AT + 1
+# Columns of ``out``.
+OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
+N_OUT = 7
+
+
+@kernel
+def advance(
+    step: int,
+    x: Floats,
+    missing: Any,
+    scale: float,
+    threshold: float,
+    warm_up: int,
+    ring: Any,
+    number: Any,
+    evidence: Any,
+    floats: Floats,
+    wholes: Any,
+    out: Floats,
+) -> int:
+    """Take a step; write the events to ``out`` and return how many there are.
+
+    Args:
+        step: its number.
+        x: [rank] seconds over what is expected of the step.
+        missing: [rank] whether there is no sample.
+        scale: what is expected of the step, over what is expected of the first.
+        threshold: share that counts as a change.
+        warm_up: samples before anything is said.
+        ring: [rank, RING] samples.
+        number: [rank, RING] their steps.
+        evidence: [rank, RING] whether they count.
+        floats: [rank, column] seconds and shares of the state.
+        wholes: [rank, column] counts and flags of the state.
+        out: [row, N_OUT] events.
+    """
+    n_out = 0
+    y = np.empty(RING)
+    ok = np.empty(RING, dtype=np.uint8)
+    for rank in range(len(x)):
+        f, w = floats[rank], wholes[rank]
+        if missing[rank]:
+            w[MISSING] += 1
+            if w[MISSING] == SILENT_AFTER:
+                write(out, n_out, SILENT, rank, step, np.nan, np.nan, f)
+                n_out += 1
+            continue
+        w[MISSING] = 0
+        at = w[SEEN] % RING
+        ring[rank, at], number[rank, at], evidence[rank, at] = x[rank], step, 0
+        w[SEEN] += 1
+        w[AGE] += 1
+        n = min(w[SEEN], RING)
+        is_evidence = judged(float(ring[rank, at]), f, w)
+        evidence[rank, at] = is_evidence
+        if w[SEEN] < warm_up:
+            continue
+        if w[SEEN] == warm_up or (w[SEEN] % LEVEL_EVERY == 0 and w[SEEN] > warm_up):
+            learn_pairs(ring[rank], number[rank], n, w[SEEN], f)
+        g_odd, g_even = math.exp(-f[ODD] / 2), math.exp(f[ODD] / 2)
+        for k in range(n):  # y[0] is the newest
+            row = (w[SEEN] - 1 - k) % RING
+            y[k] = ring[rank, row] * (g_odd if number[rank, row] & 1 else g_even)
+            ok[k] = evidence[rank, row]
+        if w[SETTLE] > 0:
+            if settle(y, f, w):
+                for k in range(min(SETTLED, n)):
+                    row = (w[SEEN] - 1 - k) % RING
+                    evidence[rank, row] = ok[k] = 1
+                w[AGE] = min(w[AGE], SETTLED)  # what came before it settled is no level
+            else:
+                continue
+        follow_level(y, n, warm_up, is_evidence, f, w)
+        if w[SLOW] and y[0] <= PAUSE * f[LEVEL_S]:
+            f[LOST_S] += (y[0] - f[HEALTHY_S]) * scale
+            f[SPENT_S] += f[HEALTHY_S] * scale
+        if w[SEEN] > warm_up:
+            window = changed(y, ok, n, threshold, f, w)
+            kind = -1
+            if window != 0:
+                kind, since, factor, before = change(
+                    window, y, n, threshold, scale, number[rank], f, w
+                )
+            elif w[SLOW] and w[AGE] >= 33 and f[LEVEL_S] < f[HEALTHY_S] * (1 + HEALTHY):
+                kind, since = RELIEF, w[SINCE_STEP]
+                before = f[HEALTHY_S] / f[LEVEL_S]
+                factor = 1 + f[LOST_S] / max(f[SPENT_S], 1e-300)
+                w[SLOW] = 0
+            if kind >= 0:
+                write(out, n_out, kind, rank, since, factor, before, f)
+                out[n_out, OUT_HEALTHY] *= scale
+                n_out += 1
+                if not w[SLOW]:
+                    f[LOST_S] = f[SPENT_S] = 0.0
+        learn_noise(y, n, warm_up, f, w)
+    return n_out
+
+
+@kernel
+def write(
+    out: Floats, row: int, kind: int, rank: int, since: int, factor: float, before: float, f: Any
+) -> None:
+    """An event's row."""
+    out[row, OUT_KIND], out[row, OUT_RANK], out[row, OUT_SINCE] = kind, rank, since
+    out[row, OUT_FACTOR], out[row, OUT_BEFORE] = factor, before
+    out[row, OUT_LOST], out[row, OUT_HEALTHY] = f[LOST_S], f[HEALTHY_S]
+
+
+@kernel
+def judged(x: float, f: Any, w: Any) -> bool:
+    """Whether a sample is evidence: no pause, nor one of the samples after it."""
+    level = f[LEVEL_S]
+    if np.isnan(level):
+        return True
+    is_pause = x > PAUSE * level
+    if is_pause and not w[PAUSED] and w[HOLD] == 0:
+        w[HOLD] = AFTER_PAUSE + 1
+    w[PAUSED] = is_pause or (w[PAUSED] and x > PAUSE / 2 * level)
+    if w[HOLD] > 0:
+        w[HOLD] -= 1
+        return False
+    return True
+
+
+@kernel
+def settle(y: Floats, f: Any, w: Any) -> bool:
+    """After a restart: whether the job has settled, as the last samples show no trend."""
+    w[SETTLE] += 1
+    samples = w[SETTLE] - 1
+    if samples < SETTLED:
+        return False
+    late, early = np.median(y[:3]), np.median(y[3:SETTLED])
+    stray = f[STRAY] if f[STRAY] == f[STRAY] else 0.0
+    if abs(late / early - 1) > max(0.02, 3 * stray) and samples < SETTLE_MOST:
+        return False
+    w[SETTLE] = 0
+    return True
+
+
+@kernel
+def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
+    """Logarithm of how much longer odd steps take than even ones, where they alternate.
+
+    Neighbours are compared, so that a change of level does not matter.
+    """
+    up, down = np.empty(PAIR_SAMPLES), np.empty(PAIR_SAMPLES)
+    n_up = n_down = 0
+    for k in range(min(PAIR_SAMPLES, n - 1)):
+        a, b = (seen - 1 - k) % RING, (seen - 2 - k) % RING
+        if number[a] != number[b] + 1 or ring[a] <= 0 or ring[b] <= 0:
+            continue
+        ratio = math.log(ring[a] / ring[b])
+        if number[a] & 1:
+            up[n_up] = ratio
+            n_up += 1
+        else:
+            down[n_down] = -ratio
+            n_down += 1
+    if n_up < PAIR_SAMPLES // 4 or n_down < PAIR_SAMPLES // 4:
+        return
+    rise, fall = np.median(up[:n_up]), np.median(down[:n_down])
+    odd = float((rise + fall) / 2)
+    spread = SIGMA_OF_MAD * max(
+        np.median(np.abs(up[:n_up] - rise)), np.median(np.abs(down[:n_down] - fall))
+    )
+    if abs(odd) < PAIR_SHARE + spread or abs(rise - fall) > abs(odd):
+        odd = 0.0
+    if abs(odd - f[ODD]) > PAIR_SHARE:
+        f[ODD] = odd
+    else:
+        f[ODD] += 0.2 * (odd - f[ODD])
+
+
+@kernel
+def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
+    """The level: the median of its first samples, later a slow drift."""
+    age, seen = w[AGE], w[SEEN]
+    if seen == warm_up:
+        f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = np.median(y[:n])
+        f[QUANTUM_S] = quantum(y[:n])
+        w[INITIAL] = 1
+        return
+    young = age <= LEVEL_EVERY and not w[INITIAL]
+    if w[AGE] <= RING and (young or seen % LEVEL_EVERY == 0):
+        if w[INITIAL] or w[SLOW] or age >= MIDDLE_EVERY:
+            f[LEVEL_S] = np.median(y[: min(n, age)])
+    elif w[AGE] > RING and is_evidence:
+        f[LEVEL_S] += DRIFT * np.sign(y[0] - f[LEVEL_S]) * f[LEVEL_S]
+    if not w[SLOW] and (w[INITIAL] or age >= RING):
+        f[HEALTHY_S] = f[LEVEL_S]
+
+
+@kernel
+def quantum(y: Floats) -> float:
+    """Seconds that all samples are whole multiples of: a millisecond, or 0."""
+    for value in y:
+        ms = value * 1e3
+        if abs(ms - np.rint(ms)) > 1e-4 * max(1.0, ms * 1e-2):
+            return 0.0
+    return 1e-3
+
+
+@kernel
+def bar(i: int, threshold: float, f: Any, w: Any) -> float:
+    """Share by which a window's median differs from the level that counts."""
+    stray = float(f[STRAY + i])
+    if np.isnan(stray):
+        return np.inf
+    window = WINDOWS[i]
+    rounding = 0.29 * f[QUANTUM_S] / f[LEVEL_S] * math.sqrt(5.0 / window)
+    stray = max(stray, rounding)
+    above = float(max(threshold + SURE[i] * stray, STRAYS[i] * stray))
+    if not w[INITIAL] and w[AGE] < YOUNG and w[SLOW]:
+        above += f[STRAY] * math.sqrt(5.0 / max(5, w[AGE]))
+    return above
+
+
+@kernel
+def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int:
+    """The shortest window whose median has left the level: > 0 upwards, < 0 downwards; or 0."""
+    level, age = f[LEVEL_S], min(n, w[AGE])
+    for i in range(len(WINDOWS)):
+        share = bar(i, threshold, f, w)
+        up, down = level * (1 + share), level / (1 + share)
+        if w[SLOW] and i == 2:
+            down = max(down, f[HEALTHY_S] * (1 + max(HEALTHY, (level / f[HEALTHY_S] - 1) / 2)))
+        above = below = 0
+        window = WINDOWS[i]
+        for k in range(min(window, age)):
+            if ok[k]:
+                above += y[k] > up
+                below += y[k] < down
+        half = (window + 1) // 2
+        if above >= half and y[0] > level and is_sure(window, y, age, threshold, up, f, w):
+            return window
+        is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
+        if is_low and first_of(False, window, y, age, threshold, level) >= LOW_OF // 2:
+            return -window
+    return 0
+
+
+@kernel
+def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: Any, w: Any) -> bool:
+    """Whether samples above the level are more than one that a faster one makes good, or a burst.
+
+    A burst is no longer than the bursts of this rank were.
+    """
+    level = f[LEVEL_S]
+    count = first_of(True, window, y, age, threshold, level)
+    if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
+        return False
+    recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
+    return not recent or count > w[BURST_LEN] + 2
+
+
+@kernel
+def change(
+    window: int, y: Floats, n: int, threshold: float, scale: float, number: Any, f: Any, w: Any
+) -> tuple[int, int, float, float]:
+    """Leave the level: (kind, first step of the new one, its factor, factor to the one before)."""
+    is_up = window > 0
+    length = abs(window)
+    level, healthy = f[LEVEL_S], f[HEALTHY_S]
+    count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
+    since = number[(w[SEEN] - count) % RING]
+    new = float(np.median(y[:count]))
+    before = new / level
+    w[AGE], w[INITIAL] = count, 0
+    f[LEVEL_S] = f[MIDDLE_S] = new
+    if is_up:
+        kind = WORSENING if w[SLOW] else ONSET
+        if not w[SLOW]:
+            w[SINCE], w[SINCE_STEP] = w[SEEN] - count, since
+            f[LOST_S], f[SPENT_S] = 0.0, 0.0
+            for k in range(count):
+                f[LOST_S] += (min(y[k], PAUSE * new) - healthy) * scale
+                f[SPENT_S] += healthy * scale
+        w[SLOW] = 1
+        return kind, since, new / healthy, before
+    fresh = f[STRAY + 2] if f[STRAY + 2] == f[STRAY + 2] else 0.0
+    near = min(max(HEALTHY, 0.04 + 1.5 * fresh), threshold)
+    if w[SLOW] and new > healthy * (1 + near):
+        return PARTIAL, since, new / healthy, before
+    was_slow, w[SLOW] = w[SLOW], 0
+    if was_slow and w[SEEN] - count - w[SINCE] <= BURST:
+        w[BURST_LEN] = max(w[BURST_LEN] if w[BURSTS] else 0, w[SEEN] - count - w[SINCE])
+        w[BURSTS] += 1
+        w[BURST_AT] = w[SEEN]
+    if was_slow and new > healthy / (1 + threshold):
+        f[LEVEL_S] = f[MIDDLE_S] = healthy
+        w[AGE] = min(count, LOW)
+        return RELIEF, since, 1 + f[LOST_S] / max(f[SPENT_S], 1e-300), before
+    f[HEALTHY_S] = new
+    w[INITIAL] = 1
+    return FASTER, since, new / healthy, before
+
+
+@kernel
+def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
+    """Samples since the change: where the sum of what is beyond the middle is largest.
+
+    Each sample's share is bounded, so that a spike cannot move it.
+    """
+    n = min(age, RING, 2 * window + 9)
+    new = np.median(y[: (window + 1) // 2])
+    gap = max(abs(new - level), (threshold if is_up else threshold / 8) * level)
+    sign = 1.0 if is_up else -1.0
+    best = -np.inf
+    total = 0.0
+    count = 1
+    for k in range(n):
+        value = level if is_up and y[k] > PAUSE * max(new, level) else y[k]
+        excess = sign * (value - level) - gap / 2
+        total += min(max(excess, -gap), gap)
+        if total > best:
+            best, count = total, k + 1
+    return count
+
+
+@kernel
+def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
+    """How far medians of w samples stray from the median of the last samples of the level."""
+    seen, age = w[SEEN], w[AGE]
+    if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
+        f[MIDDLE_S] = np.median(y[: min(n, age)])
+    for i in range(len(WINDOWS)):
+        window = WINDOWS[i]
+        if n < window + 10 or (seen % window and seen != warm_up):
+            continue
+        if np.isnan(f[STRAY + i]):
+            first_noise(i, y, n, f)
+        if w[SLOW] or age < window:
+            continue
+        off = abs(np.median(y[:window]) / f[MIDDLE_S] - 1)
+        off = min(off, 3 * f[STRAY + i] + 0.002)
+        share = min(1.0, max(window / NOISE_STEPS, window / seen))
+        f[STRAY + i] += share * (SIGMA_OF_MEAN_DEVIATION * off - f[STRAY + i])
+
+
+@kernel
+def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
+    """From the windows so far, half overlapping."""
+    window = WINDOWS[i]
+    every = max(1, window // 2)
+    count = (n - window) // every + 1
+    off = np.empty(count)
+    for j in range(count):
+        off[j] = np.median(y[j * every : j * every + window]) / f[LEVEL_S] - 1
+    f[STRAY + i] = SIGMA_OF_MAD * np.median(np.abs(off)) + 0.25 * np.std(off)

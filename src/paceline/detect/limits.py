@@ -1,0 +1,40 @@
+"""What a detector takes: durations within bounds, and the samples that it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DetectError
+
+Array = npt.NDArray[np.float64]
+
+#: Samples before anything is said, and the most that may be asked for.
+WARM_UP, ANCHOR_STEPS = 50, 512
+#: A step this many times as long as the level is a pause (checkpoint, evaluation, restart).
+PAUSE = 5.0
+#: Durations that no clock which runs on can give; single precision knows those between.
+MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
+#: Steps without a sample after which a rank is called silent.
+SILENT_AFTER = 10
+
+
+def checked_durations(
+    step: int, durations_s: npt.ArrayLike, ranks: int, last_step: int | None
+) -> Array:
+    """[rank] the durations of a step that comes after ``last_step``.
+
+    Raises:
+        DetectError: they are no numbers, not one for each rank, or the step is not behind the last.
+    """
+    if isinstance(step, bool) or not isinstance(step, int | np.integer):
+        raise DetectError(f"a step is a whole number, not {step!r}")
+    try:
+        x = np.asarray(durations_s, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise DetectError(f"step {step} needs a number of seconds for each rank") from None
+    if len(x) != ranks:
+        raise DetectError(f"step {step} has {len(x)} durations for {ranks} ranks")
+    if last_step is not None and step <= last_step:
+        raise DetectError(f"step {step} comes after step {last_step}; steps must grow")
+    return x

@@ -1,0 +1,290 @@
+"""What a step is expected to take by plan: from earlier runs, and from its workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DetectError
+
+Array = npt.NDArray[np.float64]
+
+#: Samples of a run whose median stands for each of its steps, two apart (runs may alternate).
+_SMOOTH = 5
+#: Samples that say what a stage of work takes that was not seen before.
+FIRST_SAMPLES, _MOST_WAITING = 8, 20
+#: Their halves differ by less where the stage has settled.
+_TREND = 0.06
+#: A stage's first samples may lie this share outside what its workload allows.
+_MARGIN = 0.03
+#: Samples over which a stage's time is refined, and stages that are remembered.
+_REFINE, MAX_STAGES = 64, 256
+#: A refined share differs by less; more is no error of the first samples.
+_REFINED = 0.08
+_RECENT = 24
+_LISTS = ("recent", "base", "raw")
+
+Stage = tuple[tuple[str, float], ...]
+Row = tuple[int, Array, float]
+Waiting = tuple[int, Array, float]
+
+
+class Likeness:
+    """How the step times of earlier runs of the same job change over their steps.
+
+    Args:
+        runs: [step] seconds of each.
+
+    Raises:
+        DetectError: a run is no list of numbers.
+    """
+
+    def __init__(self, runs: Sequence[npt.ArrayLike] = ()) -> None:
+        self.first: int | None = None
+        self._stride = 1
+        self._back = False
+        try:
+            rows = [np.asarray(run, dtype=np.float64).reshape(-1) for run in runs]
+        except (TypeError, ValueError):
+            raise DetectError("like needs the step times of each earlier run in seconds") from None
+        self.level = _common(rows)
+
+    def expected(self, step: int, ordinal: int) -> float:
+        """What the step takes over the typical one, by the earlier runs; 1 where they end."""
+        if not len(self.level):
+            return 1.0
+        if self.first is None:
+            self.first = step
+        elif ordinal == 1 and step > self.first:
+            self._stride = step - self.first
+        at = (step - self.first) // self._stride
+        return float(self.level[min(max(at, 0), len(self.level) - 1)])
+
+    def go_back(self) -> None:
+        """Steps are numbered on: nothing to do, as their numbers say where they are."""
+
+    def state(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {"first": self.first, "stride": self._stride, "level": self.level.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Likeness:
+        """What :meth:`state` gave."""
+        likeness = cls()
+        likeness.first, likeness._stride = state["first"], int(state["stride"])
+        likeness.level = np.array(state["level"], dtype=np.float64)
+        return likeness
+
+
+def _common(runs: list[Array]) -> Array:
+    """[step] the median over runs of each run's smoothed time over its typical one."""
+    runs = [run for run in runs if np.isfinite(run).sum() >= 2 * _SMOOTH]
+    if not runs:
+        return np.zeros(0)
+    level = np.full((len(runs), max(map(len, runs))), np.nan)
+    with np.errstate(all="ignore"):
+        for row, run in zip(level, runs, strict=True):
+            row[: len(run)] = smoothed(run) / np.nanmedian(run)
+        middle = np.array([np.nanmedian(c) if np.isfinite(c).any() else np.nan for c in level.T])
+    bad = ~(middle > 0)
+    middle[bad] = np.interp(np.flatnonzero(bad), np.flatnonzero(~bad), middle[~bad])
+    return middle
+
+
+def smoothed(run: Array) -> Array:
+    """[step] medians of five samples, two apart: edges stay, alternating steps too."""
+    half = _SMOOTH // 2 * 2
+    padded = np.concatenate([np.full(half, np.nan), run, np.full(half, np.nan)])
+    shifts = [padded[k : k + len(run)] for k in range(0, 2 * half + 1, 2)]
+    with np.errstate(all="ignore"):
+        middle: Array = np.nanmedian(np.stack(shifts), axis=0)
+    return middle
+
+
+class Workloads:
+    """A table of what each stage of the workload takes, relative to the first.
+
+    A stage that was not seen before is measured by its first samples, within what the ratio of its
+    workload to that of other stages allows; what lies outside is no plan. Odd and even steps have
+    shares of their own, as runs alternate between them, and each stage by another ratio.
+    """
+
+    def __init__(self) -> None:
+        self._table: dict[Stage, list[float]] = {}  # stage -> shares of even and odd steps
+        self._stage: Stage = ()
+        self._before: Stage = ()
+        self._recent: list[tuple[int, float]] = []  # (parity, share of what was expected)
+        self._base: list[tuple[int, float]] = []  # those before the stage began
+        self._raw: list[tuple[int, float]] = []  # the stage's first samples, as they came
+        self._waiting: list[Waiting] = []
+
+    def take(
+        self,
+        step: int,
+        x: Array,
+        missing: npt.NDArray[np.bool_],
+        like: float,
+        workload: Mapping[str, float] | None,
+    ) -> list[Row]:
+        """Steps whose expected time is known now: (step, [rank] seconds, share)."""
+        if missing.any():
+            x = np.where(missing, np.nan, x)
+        if workload is None:
+            return [(step, x, like)]
+        stage = _stage(workload)
+        rows: list[Row] = []
+        if stage != self._stage:
+            rows = self._settle()
+            if not self._table:
+                self._table[stage] = [1.0, 1.0]
+            self._before, self._stage = self._stage, stage
+            self._base, self._raw = list(self._recent), []
+        if stage not in self._table:
+            self._waiting.append((step, x, like))
+            return rows + (self._settle() if self._is_settled() else [])
+        self._learn(step, x, like)
+        rows.append((step, x, like * self._table[stage][step & 1]))
+        return rows
+
+    def _learn(self, step: int, x: Array, like: float) -> None:
+        """Note what a sample says of its stage, and refine a young stage's shares."""
+        value = _middle(x) / like
+        if not np.isfinite(value):
+            return
+        shares = self._table[self._stage]
+        self._recent = [*self._recent[1 - _RECENT :], (step & 1, value / shares[step & 1])]
+        if len(self._raw) < _REFINE and self._base:
+            self._raw.append((step & 1, value))
+            if len(self._raw) in (_REFINE // 2, _REFINE):
+                better = self._shares(self._raw[FIRST_SAMPLES:])
+                if all(abs(b / s - 1) < _REFINED for b, s in zip(better, shares, strict=True)):
+                    self._table[self._stage] = better
+
+    def _is_settled(self) -> bool:
+        """Whether a new stage's samples show no trend, or enough of them have come."""
+        values = [_middle(x) / like for _, x, like in self._waiting[-FIRST_SAMPLES:]]
+        if len(values) < FIRST_SAMPLES:
+            return False
+        half = FIRST_SAMPLES // 2
+        early, late = np.median(values[:half]), np.median(values[half:])
+        return bool(abs(late / early - 1) < _TREND) or len(self._waiting) >= _MOST_WAITING
+
+    def _settle(self) -> list[Row]:
+        """Judge the first samples of a stage."""
+        if not self._waiting:
+            return []
+        waiting, self._waiting = self._waiting, []
+        values = [(step & 1, _middle(x) / like) for step, x, like in waiting[-FIRST_SAMPLES:]]
+        if len(self._table) >= MAX_STAGES:
+            del self._table[next(iter(self._table))]
+        shares = self._shares([pair for pair in values if np.isfinite(pair[1])])
+        self._table[self._stage] = shares
+        for step, x, like in waiting:
+            self._learn(step, x, like)
+        return [(step, x, like * shares[step & 1]) for step, x, like in waiting]
+
+    def _shares(self, values: list[tuple[int, float]]) -> list[float]:
+        """[even, odd] the stage's shares as measured, within what its workload allows."""
+        now, base = _by_parity(values), _by_parity(self._base)
+        if now is None or base is None:
+            return list(self._table.get(self._before, [1.0, 1.0]))
+        shares = [a / b for a, b in zip(now, base, strict=True)]
+        both = float(np.sqrt(shares[0] * shares[1]))
+        low, high = self._bounds()
+        return [share * min(max(both, low), high) / both for share in shares]
+
+    def _bounds(self) -> tuple[float, float]:
+        """The least and the most share that the workload allows, by each stage of the table."""
+        low, high = 0.0, np.inf
+        for stage, shares in self._table.items():
+            if stage != self._stage:
+                both = float(np.sqrt(shares[0] * shares[1]))
+                down, up = _ratios(stage, self._stage)
+                low, high = max(low, both * down), min(high, both * up)
+        if low > high:
+            low, high = high, low
+        return low / (1 + _MARGIN), high * (1 + _MARGIN)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "table": [[list(map(list, stage)), *entry] for stage, entry in self._table.items()],
+            "stage": list(map(list, self._stage)),
+            "before": list(map(list, self._before)),
+            **{name: _pairs(getattr(self, f"_{name}")) for name in _LISTS},
+            "waiting": [[step, _numbers(x), like] for step, x, like in self._waiting],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Workloads:
+        """What :meth:`state` gave."""
+        loads = cls()
+        loads._table = {_named(s): [float(a), float(b)] for s, a, b in state["table"]}
+        loads._stage, loads._before = _named(state["stage"]), _named(state["before"])
+        for name in _LISTS:
+            setattr(loads, f"_{name}", [(int(p), float(v)) for p, v in state[name]])
+        loads._waiting = [
+            (int(step), np.array([np.nan if v is None else v for v in x], dtype=np.float64), like)
+            for step, x, like in state["waiting"]
+        ]
+        return loads
+
+
+def _pairs(values: Sequence[tuple[int, float]]) -> list[list[float]]:
+    return [list(pair) for pair in values]
+
+
+def _middle(x: Array) -> float:
+    """The median of the ranks that gave a sample."""
+    if len(x) == 1:
+        return float(x[0])
+    return float(np.nanmedian(x)) if np.isfinite(x).any() else float("nan")
+
+
+def _by_parity(values: list[tuple[int, float]]) -> tuple[float, float] | None:
+    """Lower medians of even and of odd steps; of both together where either has less than three.
+
+    Spikes are slow, so of an even number of samples the lower one is the surer.
+    """
+    if not values:
+        return None
+    sides = [[v for parity, v in values if parity == side] for side in (0, 1)]
+    if min(map(len, sides)) < 3:
+        both = _lower_median([v for _, v in values])
+        return both, both
+    return _lower_median(sides[0]), _lower_median(sides[1])
+
+
+def _lower_median(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _numbers(x: Array) -> list[float | None]:
+    return [value if np.isfinite(value) else None for value in x.tolist()]
+
+
+def _named(pairs: Sequence[Sequence[Any]]) -> Stage:
+    return tuple((str(name), float(value)) for name, value in pairs)
+
+
+def _stage(workload: Mapping[str, float]) -> Stage:
+    try:
+        return tuple(sorted((str(name), float(value)) for name, value in workload.items()))
+    except (TypeError, ValueError, AttributeError):
+        raise DetectError("a workload maps names to numbers: {'tokens': 4096}") from None
+
+
+def _ratios(before: Stage, after: Stage) -> tuple[float, float]:
+    """The least and the most that a step's time may change where the work changes so."""
+    low = high = 1.0
+    old = dict(before)
+    for name, value in after:
+        was = old.get(name, 0.0)
+        if was > 0 and value > 0:
+            low, high = low * min(1.0, value / was), high * max(1.0, value / was)
+        elif was != value:
+            return 0.0, np.inf
+    return low, high

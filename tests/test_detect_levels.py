@@ -1,0 +1,111 @@
+"""Levels that change again, what was planned, and what a person accepts."""
+
+import numpy as np
+import pytest
+
+from paceline import Detector
+
+
+def noise(steps, cov=0.01, seed=0):
+    return np.random.default_rng(seed).normal(1.0, cov, steps)
+
+
+def events_of(x, like=(), workload=None):
+    detector = Detector(1, like=like)
+    return [
+        event
+        for step, value in enumerate(x)
+        for event in detector.update(step, [value], workload and workload(step))
+    ]
+
+
+def test_a_fail_slow_that_grows_and_heals_by_halves():
+    x = noise(1000)
+    x[300:700] *= 1.12
+    x[400:500] *= 4 / 1.12
+    told = [(e.kind, e.since_step, e.factor, e.before_factor) for e in events_of(x)]
+    kinds = ("onset", "worsening", "partial-relief", "relief")
+    assert [(kind, since) for kind, since, *_ in told] == [
+        *zip(kinds, (300, 400, 500, 700), strict=True)
+    ]
+    assert [factor for *_, factor, _ in told[:3]] == pytest.approx([1.12, 4, 1.12], rel=0.03)
+    assert [before for *_, before in told] == pytest.approx([1.12, 3.57, 0.28, 0.89], rel=0.03)
+
+
+def test_a_job_that_is_faster_for_good_has_a_new_healthy_level():
+    x = noise(1000)
+    x[300:] *= 0.7
+    x[600:] *= 1.2
+    faster, onset = events_of(x)
+    assert (faster.kind, faster.since_step, onset.kind, onset.since_step) == (
+        "faster", 300, "onset", 600,
+    )  # fmt: skip
+    assert (faster.factor, onset.factor) == pytest.approx((0.7, 1.2), rel=0.03)
+
+
+def test_what_the_workload_explains_is_planned_and_a_fault_in_it_is_not():
+    x = noise(1000)
+    x[400:] *= 1.8
+    x[700:] *= 1.2
+
+    def tokens(step):
+        return {"tokens": 4096 if step < 400 else 8192}
+
+    assert [(e.kind, e.since_step) for e in events_of(x, workload=tokens)] == [("onset", 700)]
+    assert events_of(x)[0].since_step == 400
+
+
+def test_what_the_workload_does_not_allow_is_a_fault():
+    x = noise(1000)
+    x[400:] *= 1.5
+    events = events_of(x, workload=lambda step: {"tokens": 4096 if step < 400 else 4506})
+    assert [event.kind for event in events] == ["onset"]
+    assert events[0].factor == pytest.approx(1.5 / 1.1 / 1.03, rel=0.03)
+
+
+def test_what_earlier_runs_show_is_planned_though_one_of_them_was_slow():
+    level = np.where(np.arange(1000) < 400, 1.0, 1.6)
+    like = [noise(1000, seed=seed) * level for seed in (1, 2, 3)]
+    like[0][200:] *= 1.4
+    x = noise(1000) * level
+    assert events_of(x, like) == []
+    x[700:] *= 1.2
+    assert [(e.kind, e.since_step) for e in events_of(x, like)] == [("onset", 700)]
+
+
+def test_odd_and_even_steps_may_differ():
+    x = noise(1000)
+    x[1::2] *= 1.25
+    x[600:] *= 1.12
+    assert [(e.kind, e.since_step) for e in events_of(x)] == [("onset", 600)]
+
+
+def test_an_accepted_level_is_healthy():
+    detector = Detector()
+    x = noise(1000)
+    x[300:] *= 1.3
+    x[700:] *= 1.2
+    kinds = []
+    for step, value in enumerate(x):
+        kinds += [event.kind for event in detector.update(step, [value])]
+        if step == 500:
+            detector.accept()
+            assert not detector.slow.any()
+            assert detector.healthy_s == pytest.approx(1.3, rel=0.01)
+    assert kinds == ["onset", "onset"]
+
+
+def test_a_state_carries_what_is_expected():
+    def tokens(step):
+        return {"tokens": 4096 if step < 203 else 8192}
+
+    level = np.where(np.arange(400) < 203, 1.0, 1.7)
+    like = [noise(400, seed=seed) for seed in (1, 2, 3)]
+    whole = cut = Detector(like=like)
+    cut = Detector.from_state_dict(whole.state_dict())
+    for step, value in enumerate(noise(400) * level):
+        assert repr(cut.update(step, [value], tokens(step))) == repr(
+            whole.update(step, [value], tokens(step))
+        )
+        if step % 23 == 0 or step == 206:
+            cut = Detector.from_state_dict(cut.state_dict())
