@@ -41,7 +41,7 @@ Who is slow takes a trace or a call log with durations.
 """
 
 
-#: Of which a detector keeps the state: 2.6 KB each.
+#: Of which a detector keeps the state: 7 KB each.
 MAX_RANKS = 1_000_000
 
 
