@@ -141,7 +141,9 @@ class Run:
                 row["end"] = now + row["took"]
                 self._at(row["end"], self._resume, place)
                 return
-            row |= {"chunk": step.chunk, "meeting": step.meeting, "group": step.link}
+            row |= {"chunk": step.chunk, "meeting": step.meeting, "link": step.link}
+            if step.link >= 0:
+                row["group"] = step.link
             worker.of_name[step.name] = nth
             self._post(now, row)
 
@@ -159,8 +161,8 @@ class Run:
         dp, pp, kind, nth = row["dp"], row["pp"], row["kind"], row["seq"]
         if row["meeting"] is not None:
             return (dp, row["meeting"]), None, 2
-        if row["group"] >= 0:
-            return (kind, pp, row["group"], nth), (kind, pp, row["group"]), 2
+        if row["link"] >= 0:
+            return (kind, pp, row["link"], nth), (kind, pp, row["link"]), 2
         for send, recv, onwards in TRANSFERS:
             if kind == send:
                 return (send, dp, pp, nth), None, 2
@@ -240,8 +242,6 @@ def columns_of(steps, *, drop=(), shuffle=None, base_s=0.0, **given):
         "start": start + base_s * number,
         "duration": end - start,
     }
-    if any(row.get("group", -1) >= 0 for _, row in rows):
-        table["group"] = np.array([row.get("group", -1) for _, row in rows])
     if any("late" in row for _, row in rows):
         table["late"] = np.array([bool(row.get("late")) for _, row in rows])
     return Columns(**(table | given))
