@@ -20,7 +20,7 @@ from paceline.remedies.reshard import gathered_again
 requires.installed("torch")
 sys.path.insert(0, str(Path(__file__).parent / "real_jobs"))
 
-from harness import factors_of, run
+from harness import Job, factors_of, run_all
 
 pytestmark = pytest.mark.alone
 
@@ -39,17 +39,45 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, tmp_path):
-    if case.startswith("zero"):
-        requires.installed("deepspeed")
-    if case.startswith("megatron"):
-        requires.installed("megatron.core")  # what of CUDA is replaced: real_jobs/megatron_jobs.py
+#: What runs in processes of its own, for it changes torch or needs a package -> the package.
+APART = {"zero": "deepspeed", "megatron": "megatron.core"}
+
+#: Cases whose programs are compared.
+CHANGED = ("fsdp", "fsdp-keep", "fsdp-prefetch2")
+
+
+def both(cases, folder, others=()):
+    """Case -> losses plain, and recorded while one rank is slow; behind these run the ``others``.
+
+    Sleeps change no number, so plain has none.
+    """
     slow, _, _ = factors_of(3.0)
-    plain = run(case, tmp_path / "plain", [0.0] * len(slow), steps=4)  # sleeps change no number
-    recorded = run(case, tmp_path / "recorded", slow, steps=4, recorded=True)
-    assert recorded.losses == plain.losses  # bit by bit
-    trace = paceline.load(tmp_path / "recorded" / "run")
+    plain = [Job(case, folder / case / "plain", [0.0] * len(slow), steps=4) for case in cases]
+    recorded = [Job(case, folder / case, slow, "recorded", 4) for case in cases]
+    losses = [[told.losses for told in run_all(jobs)] for jobs in (plain, [*recorded, *others])]
+    return dict(zip(cases, zip(*losses, strict=False), strict=False))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """(folder, case -> losses plain and recorded) of all that may share its processes."""
+    folder = tmp_path_factory.mktemp("together")
+    cases = [case for case in CASES if not case.startswith(tuple(APART))]
+    changed = [Job(case, folder / case, [1.0] * 4, "recorded", 3) for case in CHANGED]
+    return folder, both(cases, folder, changed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, request, tmp_path):
+    apart = [package for name, package in APART.items() if case.startswith(name)]
+    if apart:  # what of CUDA is replaced for Megatron: real_jobs/megatron_jobs.py
+        requires.installed(*apart)
+        folder, losses = tmp_path, both([case], tmp_path)
+    else:
+        folder, losses = request.getfixturevalue("together")
+    plain, recorded = losses[case]
+    assert recorded == plain  # bit by bit
+    trace = paceline.load(folder / case / "run")
     assert trace.steps.tolist() == [2, 3]  # none is lost
     assert trace.warnings == ()
     measured = from_trace(trace)
@@ -93,13 +121,12 @@ def outline(replica):
     return entries
 
 
-def test_changed_programs_are_those_that_torch_runs_with_the_change(tmp_path):
+def test_changed_programs_are_those_that_torch_runs_with_the_change(together):
     """Parameters that are kept, and gathered two units ahead."""
-    for case in ("fsdp", "fsdp-keep", "fsdp-prefetch2"):
-        run(case, tmp_path / case, [1.0] * 4, recorded=True, steps=3)
-    kept, ahead = program_of(tmp_path / "fsdp"), program_of(tmp_path / "fsdp")
+    folder, _ = together
+    kept, ahead = program_of(folder / "fsdp"), program_of(folder / "fsdp")
     without(kept, 0, gathered_again(kept, 0, needed_gathers(kept, 0)))
-    assert outline(kept) == outline(program_of(tmp_path / "fsdp-keep"))
+    assert outline(kept) == outline(program_of(folder / "fsdp-keep"))
     gather_ahead(ahead, 0, 2)
-    assert outline(ahead) == outline(program_of(tmp_path / "fsdp-prefetch2"))
-    assert outline(program_of(tmp_path / "fsdp")) not in (outline(kept), outline(ahead))
+    assert outline(ahead) == outline(program_of(folder / "fsdp-prefetch2"))
+    assert outline(program_of(folder / "fsdp")) not in (outline(kept), outline(ahead))

@@ -11,11 +11,11 @@ from paceline.graph import Measured, from_trace
 from paceline.sources import kineto
 
 sys.path.insert(0, str(Path(__file__).parent / "real_jobs"))
-from harness import STEPS, factors_of, run
+from harness import factors_of, run
 
 pytestmark = pytest.mark.alone
 
-SLOW = factors_of(3.0)[0]
+SLOW, STEPS = factors_of(3.0)[0], 4
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def measured(folder: Path) -> Measured:
 
 def test_the_slow_rank_of_a_real_profile(tmp_path: Path) -> None:
     """Accumulated FSDP2; what S is worth, ``benchmarks/real_jobs.py --kineto`` measures."""
-    run("fsdp-accumulate", tmp_path, SLOW, profiled=True)
+    run("fsdp-accumulate", tmp_path, SLOW, profiled=True, steps=STEPS)
     job = measured(tmp_path)
     result = paceline.analyze(job)
     assert result.lasting is not None

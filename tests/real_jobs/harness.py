@@ -25,31 +25,59 @@ class Run:
         return median(self.times)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What each rank runs: a case of ``job.py``, where, how slow each rank is, how it is seen."""
+
+    case: str
+    folder: Path
+    factors: list[float]
+    seen: str = "plain"
+    steps: int = STEPS
+
+
 def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
-    """Run a job; no rank is left behind, whatever fails."""
+    """Run one job."""
     seen = "recorded" if recorded else "profiled" if profiled else "plain"
-    folder.mkdir(parents=True, exist_ok=True)
+    (told,) = run_all([Job(case, folder, factors, seen, steps)])
+    return told
+
+
+def run_all(jobs):
+    """Run jobs one after the other in the same processes: importing torch takes seconds.
+
+    No rank is left behind, whatever fails.
+    """
+    for job in jobs:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    world = len(jobs[0].factors)
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
-    arguments = [str(folder), ",".join(map(str, factors)), str(steps), seen]
+    table = [[job.case, str(job.folder), job.factors, job.steps, job.seen] for job in jobs]
+    command = [sys.executable, str(HERE / "job.py"), json.dumps(table), str(world)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "job.py"), case, str(rank), str(len(factors)), *arguments],
+            [*command, str(rank)],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(len(factors))
+        for rank in range(world)
     ]
     try:
-        printed = [rank.communicate(timeout=180) for rank in ranks]
+        printed = [rank.communicate(timeout=180 + 60 * len(jobs)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
     codes = [rank.returncode for rank in ranks]
     assert codes == [0] * len(ranks), (codes, [err for _, err in printed])
-    told = [json.loads(out.splitlines()[-1]) for out, _ in printed]  # DeepSpeed logs before it
+    return [_told(printed, number - len(jobs)) for number in range(len(jobs))]
+
+
+def _told(printed, line):
+    """What the ranks printed of one job; others (DeepSpeed) print before it."""
+    told = [json.loads(out.splitlines()[line]) for out, _ in printed]
     times = [max(of_ranks) for of_ranks in zip(*(t["times"] for t in told), strict=True)]
     return Run(times[WARM_UP:], [t["losses"] for t in told])
 

@@ -1,8 +1,9 @@
-"""One rank of a small real job: ``job.py CASE RANK WORLD FOLDER FACTORS STEPS SEEN``.
+"""One rank of small real jobs: ``job.py JOBS WORLD RANK``.
 
 Layers sleep for as long as they are told, so ranks do not compete for the cores; torch and gloo do
-all else. FACTORS are those of the ranks, such as ``1,2,1,1``; SEEN is plain, recorded or profiled.
-Prints the times of the steps in seconds and a digest of the losses.
+all else. JOBS is a JSON list of [case, folder, factors of the ranks, steps, seen], ``seen`` being
+plain, recorded or profiled. At the end a line of JSON for each job tells the times of the steps in
+seconds, and the losses.
 """
 
 import json
@@ -463,22 +464,28 @@ def megatron(case, rank, world, factor, loop):
     megatron(case, rank, world, factor, loop, Layer, ROWS, WIDTH, LAYER_S)
 
 
-def main(case, rank, world, folder, factors, steps, seen):
-    rank, world, folder = int(rank), int(world), Path(folder)
+def main(jobs, world, rank):
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = f"file://{folder / 'store'}"
+    jobs, world, rank = json.loads(jobs), int(world), int(rank)
+    store = f"file://{jobs[0][1]}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    loop = Loop(folder, rank, int(steps), seen, DEGREES.get(case, {}))
-    factor = float(factors.split(",")[rank])
-    kind = next(f for name, f in KINDS.items() if case.startswith(name))
-    kind(case, rank, world, factor, loop)
-    if loop.recorder is not None:
-        loop.recorder.close()
-    print(json.dumps({"times": loop.times, "losses": loop.losses}), flush=True)
+    told = [run(*job, world, rank) for job in jobs]
+    print("", *map(json.dumps, told), sep="\n", flush=True)
     dist.barrier()
     os._exit(0)  # past torch's teardown, which aborts now and then
+
+
+def run(case, folder, factors, steps, seen, world, rank):
+    """One job; what it tells of its steps."""
+    torch.manual_seed(0)
+    loop = Loop(Path(folder), rank, steps, seen, DEGREES.get(case, {}))
+    kind = next(f for name, f in KINDS.items() if case.startswith(name))
+    kind(case, rank, world, factors[rank], loop)
+    if loop.recorder is not None:
+        loop.recorder.close()
+    dist.barrier()
+    return {"times": loop.times, "losses": loop.losses}
 
 
 DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
