@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.model import costs
 from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import gemm_shape_efficiency, roofline
@@ -105,8 +106,28 @@ def test_collectives_are_exposed():
     assert seconds(parts[1])["tp"] == pytest.approx(2 * 2.56)
 
 
-def test_collectives_hide_behind_the_products_that_there_are():
+def test_collectives_of_few_tokens_do_not_hide(monkeypatch):
+    """Of 1.28 s a quarter hides where the microbatch has a quarter of the tokens that it takes."""
+    overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
+    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 4 * overlapped.micro_batch * GPT.seq_len)
+    parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
+    assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 * (0.75 + OVERLAP * 0.25))
+
+
+def test_a_share_of_data_parallel_traffic_hides_whatever_the_room():
+    """Of 10 s, 0.4 may hide: 6 s show and a quarter of the other 4 s comes back."""
+    base = model()
+    cluster = replace(base.cluster, efficiency=replace(base.efficiency, hidden_dp=0.4))
+    fitted = CostModel(GPT, cluster)
+    ten, room = np.array([10.0]), np.array([100.0])
+    hidden, shown = fitted.overlapped(ten, ten, room)
+    assert hidden[0] == pytest.approx(4.0)
+    assert shown[0] == pytest.approx(6.0 + OVERLAP * 4.0)
+
+
+def test_collectives_hide_behind_the_products_that_there_are(monkeypatch):
     """Four of 1.28 s behind 4 products of 1 s: 4 s are hidden, of which a quarter comes back."""
+    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 1)
     overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
     parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
     assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 - 4 + OVERLAP * 4)

@@ -270,8 +270,8 @@ def _run_all(args: argparse.Namespace) -> int:
         if args.output is not None:
             print_lines(error_lines(errors, worst, console.width), console)
         else:
-            for line in error_lines(errors, worst, console.width):
-                print(line.plain, file=sys.stderr)
+            for error_line in error_lines(errors, worst, console.width):
+                print(error_line.plain, file=sys.stderr)
     if notes:
         others = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
         print(f"note: {notes[0]}{others}", file=sys.stderr)
