@@ -419,3 +419,13 @@ def test_gradients_of_weights_take_a_product_as_large_as_the_forward():
     products = costs.parts_s[0, PARTS.index("gemm")]
     assert costs.weight_s == pytest.approx(products)
     assert costs.parts_s[1, PARTS.index("gemm")] == pytest.approx(2 * products)
+
+
+def test_a_layer_in_fp8_takes_its_wait_in_both_passes():
+    base = model()
+    cluster = replace(base.cluster, efficiency=replace(base.efficiency, layer_s=3.0))
+    kind, in_fp8 = layer_kind(GPT, 0), plan(precision="fp8")
+    without = CostModel(GPT, base.cluster, lambda op: 1.0).layer(kind, in_fp8)[0]
+    waits = CostModel(GPT, cluster, lambda op: 1.0).layer(kind, in_fp8)[0] - without
+    assert seconds(waits[0])["launch"] == pytest.approx(3.0)
+    assert waits.sum() == pytest.approx(6.0)

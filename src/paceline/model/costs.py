@@ -178,8 +178,6 @@ class CostModel:
             seconds, counted = self.layer(name, plan)
             parts_s[:, :, place] += times * seconds
             flops[:, place] += times * counted
-            if plan.precision == "fp8" and not isinstance(name, str):
-                parts_s[:, _LAUNCH, place] += times * self.efficiency.layer_s
             weight_s[place] += times * self.layer_weight_s(name, plan)
 
         for place, layers in enumerate(plan.chunk_layers(llm)):
@@ -197,7 +195,10 @@ class CostModel:
         key = (name, *_layer_key(plan))
         if key not in self._layers:
             work = self._work(name, plan)
-            self._layers[key] = self._seconds(work, plan), np.array(work.flops())
+            seconds = self._seconds(work, plan)
+            if plan.precision == "fp8" and not isinstance(name, str):
+                seconds[:, _LAUNCH] += self.efficiency.layer_s
+            self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
 
     def _work(self, name: object, plan: Plan) -> LayerWork:
