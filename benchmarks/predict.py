@@ -1,31 +1,30 @@
 """How far predictions are from measured steps: the tables of docs/accuracy.md.
 
     python benchmarks/predict.py [--data ../shared/data/llm] [--published FILE] [--runs FILE]
+    python benchmarks/predict.py --table mlperf|published|memory FILE [--json]
 
 1. Measured A100 runs (``megatron_a100_calibration.csv``): datasheet presets, no calibration.
 2. The same, calibrated, each run predicted without itself: five folds, and each model size in turn.
 3. Throughput published for newer GPUs (``published_2025.csv``): presets, and one efficiency factor
    per GPU and precision, fitted on the dense models, each row predicted without itself.
+
+With ``--table``, one file of the columns of a shared table, row by row (``predict_table.py``).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
+import json
 import os
-import re
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from predict_table import TABLES, published_job, published_seconds
 
-from paceline.model.cluster_presets import cluster_preset
-from paceline.model.llm_presets import llm_preset
-from paceline.model.memory import memory_table
-from paceline.model.plan import Plan
 from paceline.plan.calibrate import calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, read_runs, runs_cluster
@@ -80,57 +79,13 @@ def a100(path):
         show(f"    hidden {size}", np.array(measured)[part], predicted[part])
 
 
-def even(layers, chunks):
-    """Layers per chunk where they do not divide: the first and the last get fewer."""
-    low, more = divmod(layers, chunks)
-    if not more:
-        return None
-    counts = [low] * chunks
-    order = [*range(1, chunks - 1), chunks - 1, 0]
-    for i in range(more):
-        counts[order[i]] += 1
-    return tuple(counts)
-
-
-def published_job(row):
-    """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
-
-    Recomputation is not published: the least with which the plan fits into memory.
-    """
-    llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
-    cluster = cluster_preset(row["system"])
-    tp, pp, cp, ep = (int(row[name]) for name in ("tp", "pp", "cp", "ep"))
-    vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
-    base = Plan(
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=ep,
-        vpp=vpp,
-        dp=int(row["gpus"]) // (tp * pp * cp),
-        micro_batch=int(row["micro_batch"]),
-        global_batch=int(row["global_batch"]),
-        zero=3 if int(row["fsdp"]) > 1 else 1,
-        sequence_parallel=tp > 1,
-        overlap_tp=tp > 1,
-        precision="fp8" if row["precision"].startswith("FP8") else "bf16",
-        layers_per_stage=even(llm.layers, pp * vpp),
-    )
-    for recompute in ("none", "selective", "full"):
-        plan = dataclasses.replace(base, recompute=recompute)
-        if memory_table(llm, plan).sum(axis=0).max() <= cluster.gpu.memory_bytes:
-            break
-    return llm, plan, cluster
-
-
 def published(path):
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     measured, predicted, names, groups = [], [], [], []
     for row in rows:
         llm, plan, cluster = published_job(row)
-        tokens = float(re.split(r"[ (]", row["tokens_per_s_per_gpu"])[0])
-        measured.append(plan.global_batch * llm.seq_len / plan.gpus / tokens)
+        measured.append(published_seconds(row))
         predicted.append(predict(llm, plan, cluster).step_time_s)
         names.append(f"{row['system']} {llm.name} {plan.describe()}")
         groups.append((row["system"], plan.precision, llm.moe is not None))
@@ -157,20 +112,44 @@ def published(path):
     show("published 2025, dense, one factor, row left out", measured[dense], scaled[dense])
 
 
+def table(name, path, as_json):
+    rows = TABLES[name](path)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        if row["error"]:
+            print(f"    {row['id']}: {row['error']}")
+    done = [row for row in rows if row["error"] is None and row["measured"] is not None]
+    if not done:
+        sys.exit("no row has both a prediction and a measured value")
+    show(name, [row["measured"] for row in done], [row["predicted"] for row in done])
+    inside = [row["low"] <= row["measured"] <= row["high"] for row in done]
+    print(f"    inside the 80% interval: {sum(inside)} of {len(inside)}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--runs", type=Path, help="measured A100 runs (default: of --data)")
     parser.add_argument("--published", type=Path, help="published throughputs (default: of --data)")
+    parser.add_argument("--table", choices=TABLES, help="predict the rows of one file")
+    parser.add_argument("file", nargs="?", type=Path, help="with --table: the file")
+    parser.add_argument("--json", action="store_true", help="with --table: print a list")
     args = parser.parse_args()
+    if (args.table is None) != (args.file is None):
+        parser.error("--table takes a FILE, and only --table does")
+    if args.table is not None:
+        table(args.table, args.file, args.json)
+        return
     runs = args.runs or args.data / "megatron_a100_calibration.csv"
-    table = args.published or args.data / "published_2025.csv"
-    for path in (runs, table):
+    throughputs = args.published or args.data / "published_2025.csv"
+    for path in (runs, throughputs):
         if not path.is_file():
             sys.exit(f"{path} is not there; give --data")
     a100(runs)
     print()
-    published(table)
+    published(throughputs)
 
 
 if __name__ == "__main__":

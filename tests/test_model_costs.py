@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.model import costs
 from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import gemm_shape_efficiency, roofline
@@ -105,8 +106,28 @@ def test_collectives_are_exposed():
     assert seconds(parts[1])["tp"] == pytest.approx(2 * 2.56)
 
 
-def test_collectives_hide_behind_the_products_that_there_are():
+def test_collectives_of_few_tokens_do_not_hide(monkeypatch):
+    """Of 1.28 s a quarter hides where the microbatch has a quarter of the tokens that it takes."""
+    overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
+    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 4 * overlapped.micro_batch * GPT.seq_len)
+    parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
+    assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 * (0.75 + OVERLAP * 0.25))
+
+
+def test_a_share_of_data_parallel_traffic_hides_whatever_the_room():
+    """Of 10 s, 0.4 may hide: 6 s show and a quarter of the other 4 s comes back."""
+    base = model()
+    cluster = replace(base.cluster, efficiency=replace(base.efficiency, hidden_dp=0.4))
+    fitted = CostModel(GPT, cluster)
+    ten, room = np.array([10.0]), np.array([100.0])
+    hidden, shown = fitted.overlapped(ten, ten, room)
+    assert hidden[0] == pytest.approx(4.0)
+    assert shown[0] == pytest.approx(6.0 + OVERLAP * 4.0)
+
+
+def test_collectives_hide_behind_the_products_that_there_are(monkeypatch):
     """Four of 1.28 s behind 4 products of 1 s: 4 s are hidden, of which a quarter comes back."""
+    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 1)
     overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
     parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
     assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 - 4 + OVERLAP * 4)
@@ -398,3 +419,13 @@ def test_gradients_of_weights_take_a_product_as_large_as_the_forward():
     products = costs.parts_s[0, PARTS.index("gemm")]
     assert costs.weight_s == pytest.approx(products)
     assert costs.parts_s[1, PARTS.index("gemm")] == pytest.approx(2 * products)
+
+
+def test_a_layer_in_fp8_takes_its_wait_in_both_passes():
+    base = model()
+    cluster = replace(base.cluster, efficiency=replace(base.efficiency, layer_s=3.0))
+    kind, in_fp8 = layer_kind(GPT, 0), plan(precision="fp8")
+    without = CostModel(GPT, base.cluster, lambda op: 1.0).layer(kind, in_fp8)[0]
+    waits = CostModel(GPT, cluster, lambda op: 1.0).layer(kind, in_fp8)[0] - without
+    assert seconds(waits[0])["launch"] == pytest.approx(3.0)
+    assert waits.sum() == pytest.approx(6.0)

@@ -95,7 +95,7 @@ def test_not_a_table(tmp_path):
 
 def test_predictions_are_added_and_the_rest_is_kept(written):
     table = read_runs(written(HEAD + ",note", ROW + ",first"))
-    (row,) = csv.DictReader(predicted_csv(table, [3.25]).splitlines())
+    (row,) = csv.DictReader(predicted_csv(table, {2: 3.25}, {}).splitlines())
     assert row["note"] == "first"
     assert row["predicted_step_time_s"] == "3.25"
 
@@ -113,3 +113,40 @@ def test_runs_of_several_gpus_are_fitted_apart(written):
     runs = read_runs(written(HEAD + ",gpu", ROW + ",a100-80g", ROW + ",a100-40g")).runs
     with pytest.raises(ModelError, match="several GPUs"):
         runs_cluster(runs, None)
+
+
+def test_a_row_that_cannot_be_expressed_is_an_error_of_its_own(written):
+    head = HEAD + ",precision,gpu,task"
+    rows = [
+        ROW + ",fp4,h100,",
+        ROW + ",bf16,h100,pretrain",
+        "",
+        ROW + ",bf16,h100,lora",
+        ROW + ",bf16,abacus,",
+    ]
+    table = read_runs(written(head, *rows), skip_errors=True)
+    assert [run.line for run in table.runs] == [3]
+    assert table.lines == (2, 3, 5, 6)
+    assert table.errors[2].startswith("the plan's precision")
+    assert table.errors[5].startswith("task 'lora' cannot be expressed")
+    assert table.errors[6].startswith("gpu is unknown")
+    text = predicted_csv(table, {3: 1.5}, table.errors)
+    cells = list(csv.DictReader(text.splitlines()))
+    assert [row["predicted_step_time_s"] for row in cells] == ["", "1.5", "", ""]
+    assert cells[1]["prediction_error"] == ""
+    assert cells[2]["prediction_error"] == table.errors[5]
+
+
+def test_flags_and_uneven_layers_are_columns(written):
+    head = HEAD + ",overlap_tp,overlap_dp,grad_reduce_bytes,layers_per_chunk,gpu,sequence_parallel"
+    row = "32,64,1,3072,32,30,2048,2,8,2,3.5,1,0,2,16 14,h100,1"
+    (run,) = read_runs(written(head, row)).runs
+    assert (run.plan.overlap_tp, run.plan.overlap_dp, run.plan.grad_bytes) == (True, False, 2)
+    assert run.plan.layers_per_stage == (16, 14)
+    with pytest.raises(ModelError, match=r"runs.csv:2: layers_per_chunk must be whole numbers"):
+        read_runs(written(head, row.replace("16 14", "16 x")))
+
+
+def test_gpus_without_a_preset_count_where_a_cluster_is_given(written):
+    path = written(HEAD + ",gpu", ROW + ",abacus")
+    assert read_runs(path, ignore_gpu=True).runs[0].gpu == "abacus"

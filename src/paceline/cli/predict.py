@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
@@ -212,7 +213,7 @@ def _run_all(args: argparse.Namespace) -> int:
     """Predict every row of a file of runs."""
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, text_writer, write_files
-    from paceline.plan.predict import predict
+    from paceline.plan.predict_runs import predict_runs
     from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
     from paceline.report.prediction import error_lines
     from paceline.report.terminal import print_lines, standard_output
@@ -231,18 +232,20 @@ def _run_all(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)
-    table = read_runs(args.runs)
-    clusters = run_clusters(table.runs, args.cluster or args.gpu)
-    predicted, notes = [], []
+    requested = args.cluster or args.gpu
+    table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
+    clusters = run_clusters(table.runs, requested)
     with ProgressBar("predicting") as progress:
-        for done, (run, cluster) in enumerate(zip(table.runs, clusters, strict=True), start=1):
-            prediction = predict(run.llm, run.plan, cluster)
-            predicted.append(prediction.step_time_s)
-            notes += [f"line {run.line}: {warning}" for warning in prediction.warnings]
-            progress(done, len(table.runs))
-    text = predicted_csv(table, predicted)
-    timed = [i for i, run in enumerate(table.runs) if run.measured_s is not None]
-    measured = [float(table.runs[i].measured_s or 0.0) for i in timed]
+        outcome = predict_runs(table, clusters, progress)
+    seconds_of, row_errors, notes = outcome.predicted_s, outcome.errors, outcome.warnings
+    if not seconds_of:
+        line, problem = min(row_errors.items())
+        raise ModelError(f"{args.runs}: no row can be predicted; line {line}: {problem}")
+    text = predicted_csv(table, seconds_of, row_errors)
+    runs = [run for run in table.runs if run.line in seconds_of]
+    predicted = [seconds_of[run.line] for run in runs]
+    timed = [i for i, run in enumerate(runs) if run.measured_s is not None]
+    measured = [float(runs[i].measured_s or 0.0) for i in timed]
     errors = error_table(measured, [predicted[i] for i in timed]) if timed else None
     if args.output is not None:
         write_files({args.output: text_writer(text)}, force=args.force)
@@ -251,11 +254,11 @@ def _run_all(args: argparse.Namespace) -> int:
 
         rows = [
             {"line": run.line, "step_time_s": run.measured_s, "predicted_step_time_s": seconds}
-            for run, seconds in zip(table.runs, predicted, strict=True)
+            for run, seconds in zip(runs, predicted, strict=True)
         ]
-        sys.stdout.write(
-            lines_of_json({"schema": 1, "errors": errors, "runs": rows, "warnings": notes})
-        )
+        rejected = [{"line": line, "error": row_errors[line]} for line in sorted(row_errors)]
+        mapping = {"schema": 1, "errors": errors, "runs": rows, "warnings": notes}
+        sys.stdout.write(lines_of_json({**mapping, "not_predicted": rejected}))
         return 0
     if args.output is None:
         sys.stdout.write(text)
@@ -263,20 +266,40 @@ def _run_all(args: argparse.Namespace) -> int:
     if errors is not None:
         share = {i: predicted[i] / seconds - 1 for i, seconds in zip(timed, measured, strict=True)}
         far = sorted(timed, key=lambda i: -abs(share[i]))[:_WORST]
-        worst = [
-            (f"line {table.runs[i].line}: {table.runs[i].plan.describe()}", share[i]) for i in far
-        ]
+        worst = [(f"line {runs[i].line}: {runs[i].plan.describe()}", share[i]) for i in far]
         if args.output is not None:
             print_lines(error_lines(errors, worst, console.width), console)
         else:
-            for line in error_lines(errors, worst, console.width):
-                print(line.plain, file=sys.stderr)
+            for error_line in error_lines(errors, worst, console.width):
+                print(error_line.plain, file=sys.stderr)
     if notes:
         others = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
         print(f"note: {notes[0]}{others}", file=sys.stderr)
     if args.output is not None:
-        print(f"wrote {args.output}: {len(predicted)} rows", file=sys.stderr)
+        print(f"wrote {args.output}: {len(table.rows)} rows", file=sys.stderr)
+    for row_line in _rejected(row_errors):
+        print(row_line, file=sys.stderr)
     return 0
+
+
+def _rejected(errors: Mapping[int, str]) -> list[str]:
+    """How many rows were not predicted, and why; a line per reason."""
+    reasons: dict[str, list[int]] = {}
+    for line, problem in sorted(errors.items()):
+        reasons.setdefault(problem, []).append(line)
+    if not reasons:
+        return []
+    head = f"{len(errors)} {'row was' if len(errors) == 1 else 'rows were'} not predicted:"
+    often = sorted(reasons.items(), key=lambda entry: -len(entry[1]))
+    lines = [
+        f"  line {numbers[0]}"
+        + (f" and {len(numbers) - 1} more" if len(numbers) > 1 else "")
+        + f": {problem}"
+        for problem, numbers in often[:_WORST]
+    ]
+    if len(often) > _WORST:
+        lines.append(f"  and {len(often) - _WORST} more reasons; --json has all")
+    return [head, *lines]
 
 
 def _layers(text: str) -> tuple[int, ...]:

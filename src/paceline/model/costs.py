@@ -38,6 +38,7 @@ Array = npt.NDArray[np.float64]
 #: What the duration of a compute is made of.
 PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
 _DP = PARTS.index("dp")
+_LAUNCH = PARTS.index("launch")
 EXCHANGE = PARTS.index("ep")
 
 #: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
@@ -46,6 +47,10 @@ _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
 #: Gradients travel in buckets of this many elements where they overlap with the backward pass:
 #: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
+#: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
+#: products hide: with fewer, each of the chunks they are cut into is too small a product. Fitted,
+#: see ``efficiency.SHARED_FIT``.
+TP_OVERLAP_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,10 @@ class CostModel:
         key = (name, *_layer_key(plan))
         if key not in self._layers:
             work = self._work(name, plan)
-            self._layers[key] = self._seconds(work, plan), np.array(work.flops())
+            seconds = self._seconds(work, plan)
+            if plan.precision == "fp8" and not isinstance(name, str):
+                seconds[:, _LAUNCH] += self.efficiency.layer_s
+            self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
 
     def _work(self, name: object, plan: Plan) -> LayerWork:
@@ -241,9 +249,12 @@ class CostModel:
                 hidden.append((entry, self._collective_s(entry, plan)))
             else:
                 seconds[entry.part] += self._collective_s(entry, plan)
+        tokens = plan.micro_batch * self.llm.seq_len / plan.cp
+        pipelined = min(1.0, tokens / TP_OVERLAP_TOKENS)
         room = {"*": seconds["gemm"], **by_name}
         for entry, duration_s in hidden:
-            under = min(duration_s, room.get(entry.hidden_behind, 0.0))
+            most = duration_s * (pipelined if entry.part == "tp" else 1.0)
+            under = min(most, room.get(entry.hidden_behind, 0.0))
             room[entry.hidden_behind] = room.get(entry.hidden_behind, 0.0) - under
             seconds[entry.part] += duration_s - under + self.efficiency.overlap * under
         busy = sum(seconds.values())
@@ -324,14 +335,18 @@ class CostModel:
         elements = np.maximum(work.parameters + work.expert_parameters, 1.0)
         bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
         least = np.minimum(1.0, bucket / elements)
-        share = self.efficiency.overlap
         exposed = []
         hidden = np.zeros_like(gather)
         for total, room in ((gather, work.parts_s[0].sum(0)), (reduce, work.parts_s[1].sum(0))):
-            under = np.minimum(total * (1 - least), room)
-            exposed.append(total - under + share * under)
+            under, shown = self.overlapped(total, total * (1 - least), room)
+            exposed.append(shown)
             hidden += under
         return exposed[0], exposed[1], hidden
+
+    def overlapped(self, total: Array, most: Array, room: Array) -> tuple[Array, Array]:
+        """What of data-parallel traffic hides, at most ``most``, and what shows; seconds."""
+        under = np.minimum(np.minimum(most, self.efficiency.hidden_dp * total), room)
+        return under, total - under + self.efficiency.overlap * under
 
     def repeated_s(self, plan: Plan, dense: Array, expert: Array) -> Array:
         """[direction, place] seconds of what shards cost in each pass of every microbatch.
@@ -356,9 +371,7 @@ class CostModel:
 
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
         """What of data-parallel traffic shows beside the compute (``room``) it may hide behind."""
-        under = np.minimum(seconds, room) if plan.overlap_dp else np.zeros_like(seconds)
-        exposed_s: Array = seconds - under + self.efficiency.overlap * under
-        return exposed_s
+        return self.overlapped(seconds, seconds, room)[1] if plan.overlap_dp else seconds
 
     def _sharded(self, plan: Plan, work: StageWork) -> Array:
         """The computes, with what ZeRO-2 and ZeRO-3 exchange in every microbatch."""

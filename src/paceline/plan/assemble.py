@@ -294,8 +294,7 @@ class Assembly:
         least = np.minimum(1.0, bucket / shards.elements)
         exposed = []
         for total, room in ((shards.gather, forward), (shards.reduce, backward)):
-            under = np.minimum(total * (1 - least), room)
-            exposed.append(total - under + self.model.efficiency.overlap * under)
+            exposed.append(self.model.overlapped(total, total * (1 - least), room)[1])
         return exposed[0], exposed[1]
 
 

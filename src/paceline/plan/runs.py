@@ -28,6 +28,7 @@ MODEL_FIELDS = ("hidden", "heads", "layers", "seq_len")
 OPTIONAL = (
     *("vpp", "cp", "ep", "recompute", "sequence_parallel", "precision", "zero", "vocab"),
     *("kv_heads", "ffn", "gpu", "model", "flash", "schedule", "step_time_s"),
+    *("overlap_tp", "overlap_dp", "layers_per_chunk", "grad_bytes", "grad_reduce_bytes", "task"),
 )
 
 #: A row's GPU where neither it nor the user says one: the cluster of vTrain's runs.
@@ -66,15 +67,21 @@ class RunTable:
     Attributes:
         columns: its header.
         rows: its rows, as text.
-        runs: what they say.
+        runs: what they say; without the rows that have an error.
+        errors: line of a row -> why it cannot be expressed, without file and line.
+        lines: line of each row, from 1.
     """
 
     columns: tuple[str, ...]
     rows: tuple[Mapping[str, str], ...]
     runs: tuple[Run, ...]
+    errors: Mapping[int, str]
+    lines: tuple[int, ...]
 
 
-def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
+def read_runs(
+    path: Path, *, need_times: bool = False, skip_errors: bool = False, ignore_gpu: bool = False
+) -> RunTable:
     """Read a file of runs.
 
     What a row does not say is as in the runs published with vTrain: full recomputation, fp16,
@@ -84,13 +91,15 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
     Args:
         path: CSV with a header.
         need_times: every row must have ``step_time_s``.
+        skip_errors: a row that cannot be expressed goes to ``errors`` in place of raising.
+        ignore_gpu: the rows' GPUs need not be presets, since the caller has a cluster.
 
     Raises:
         ModelError: the file cannot be read or lacks columns, or a value is wrong (line and
             column).
         PlanError: a row's plan cannot train its model.
     """
-    columns, rows = _read_table(path)
+    columns, rows, lines = _read_table(path)
     missing = [name for name in NEEDED if name not in columns]
     if "model" not in columns:
         missing += [name for name in MODEL_FIELDS if name not in columns]
@@ -101,20 +110,30 @@ def read_runs(path: Path, *, need_times: bool = False) -> RunTable:
             f"{path} lacks the columns {', '.join(missing)}{_near(missing, columns)}; it has "
             f"{', '.join(columns)[:200]}"
         )
-    runs = []
-    for line, row in enumerate(rows, start=2):
-        cells = _Row(path, line, row)
+    runs, errors = [], dict[int, str]()
+    for line, row in zip(lines, rows, strict=True):
         try:
-            run = _run(cells)
-            check(run.plan, run.llm)
+            runs.append(_checked_run(_Row(path, line, row), need_times, ignore_gpu))
         except ModelError as error:
-            if str(error).startswith(f"{path}:"):
+            if not skip_errors:
                 raise
-            raise type(error)(f"{path}:{line}: {error}") from None
-        if need_times and run.measured_s is None:
-            cells.fail("step_time_s", "is empty; every run needs its measured seconds")
-        runs.append(run)
-    return RunTable(columns, tuple(rows), tuple(runs))
+            errors[line] = str(error).removeprefix(f"{path}:{line}: ")
+    return RunTable(columns, tuple(rows), tuple(runs), errors, lines)
+
+
+def _checked_run(cells: _Row, need_times: bool, ignore_gpu: bool) -> Run:
+    """The run of a row whose plan can train its model; its errors name file and line."""
+    where = f"{cells.path}:{cells.line}: "
+    try:
+        run = _run(cells, ignore_gpu)
+        check(run.plan, run.llm)
+    except ModelError as error:
+        if str(error).startswith(where):
+            raise
+        raise type(error)(f"{where}{error}") from None
+    if need_times and run.measured_s is None:
+        cells.fail("step_time_s", "is empty; every run needs its measured seconds")
+    return run
 
 
 def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
@@ -152,15 +171,25 @@ def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
     return [cluster_of[run.gpu] for run in runs]
 
 
-def predicted_csv(table: RunTable, predicted_s: Sequence[float]) -> str:
-    """The file with a column ``predicted_step_time_s``; what was there is kept."""
-    column = "predicted_step_time_s"
-    columns = [name for name in table.columns if name != column]
+def predicted_csv(
+    table: RunTable, predicted_s: Mapping[int, float], errors: Mapping[int, str]
+) -> str:
+    """The file with a column ``predicted_step_time_s``; what was there is kept.
+
+    Args:
+        table: the file.
+        predicted_s: line -> seconds.
+        errors: line -> why it has none; with any, a column ``prediction_error`` says so.
+    """
+    added = ["predicted_step_time_s", *(["prediction_error"] if errors else [])]
+    columns = [name for name in table.columns if name not in added]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, column])
-    for row, seconds in zip(table.rows, predicted_s, strict=True):
-        writer.writerow([*(row[name] for name in columns), f"{seconds:.6g}"])
+    writer.writerow([*columns, *added])
+    for line, row in zip(table.lines, table.rows, strict=True):
+        seconds = f"{predicted_s[line]:.6g}" if line in predicted_s else ""
+        cells = [seconds, errors.get(line, "")][: len(added)]
+        writer.writerow([*(row[name] for name in columns), *cells])
     return text.getvalue()
 
 
@@ -182,7 +211,7 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
     }
 
 
-def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]], tuple[int, ...]]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
@@ -202,16 +231,17 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise ModelError(f"{path} has the column {twice[0]!r} more than once")
-    rows = []
+    rows, numbers = [], []
     for number, line in enumerate(lines[1:], start=2):
         if not any(line):
             continue
         if len(line) != len(columns):
             raise ModelError(f"{path}:{number} has {len(line)} cells, the header {len(columns)}")
         rows.append(dict(zip(columns, line, strict=True)))
+        numbers.append(number)
     if not rows:
         raise ModelError(f"{path} has a header but no run")
-    return columns, rows
+    return columns, rows, tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -253,9 +283,10 @@ class _Row:
         return int(value)
 
 
-def _run(row: _Row) -> Run:
+def _run(row: _Row, ignore_gpu: bool) -> Run:
     gpu = row.text("gpu")
-    if gpu:
+    _check_task(row)
+    if gpu and not ignore_gpu:
         _checked(row, "gpu", lambda: cluster_preset(gpu))
     llm = _llm(row)
     unfused = not gpu or any(name in gpu.lower() for name in _UNFUSED)
@@ -279,8 +310,10 @@ def _run(row: _Row) -> Run:
         precision=_word(row, "precision", "fp16"),
         zero=row.whole("zero", 0),
         flash=bool(row.whole("flash", 0 if unfused else 1)),
-        overlap_dp=not unfused,
-        grad_bytes=2 if unfused else 4,
+        overlap_dp=bool(row.whole("overlap_dp", 0 if unfused else 1)),
+        overlap_tp=bool(row.whole("overlap_tp", 0)) and row.whole("tp") > 1,
+        grad_bytes=_grad_bytes(row, 2 if unfused else 4),
+        layers_per_stage=_layers_per_chunk(row),
     )
     if plan.gpus != row.whole("gpus"):
         row.fail(
@@ -289,6 +322,31 @@ def _run(row: _Row) -> Run:
             f"{plan.cp} = {plan.gpus}",
         )
     return Run(llm, plan, gpu, seconds, row.line)
+
+
+def _check_task(row: _Row) -> None:
+    """A step that trains adapters on a frozen base is no step of pretraining."""
+    task = row.text("task", "pretrain").lower()
+    if task not in ("pretrain", "sft"):
+        row.fail("task", f"{task!r} cannot be expressed; predictions are of pretraining and sft")
+
+
+def _grad_bytes(row: _Row, default: int) -> int:
+    """Bytes of a gradient, by either name of the column."""
+    column = "grad_bytes" if row.text("grad_bytes") else "grad_reduce_bytes"
+    return row.whole(column) if row.text(column) else default
+
+
+def _layers_per_chunk(row: _Row) -> tuple[int, ...] | None:
+    """Layers of each chunk in model order, separated by spaces or commas; None = even."""
+    text = row.text("layers_per_chunk")
+    if not text:
+        return None
+    try:
+        return tuple(int(number) for number in text.replace(",", " ").split())
+    except ValueError:
+        row.fail("layers_per_chunk", f"must be whole numbers such as 9 9 8, not {text[:40]!r}")
+        raise  # pragma: no cover (fail raises)
 
 
 def _llm(row: _Row) -> LLM:

@@ -1,0 +1,153 @@
+"""Predictions of the rows of one file that has the columns of a shared table (data/llm).
+
+Every function of ``TABLES`` takes a path and gives a list of rows: ``id`` (the row's, or its number
+from 0), ``predicted``, ``low``, ``high``, ``measured`` (seconds a step; GiB for memory), ``error``
+(None, or why the row cannot be expressed; then the numbers but ``measured`` are None).
+"""
+
+import csv
+import dataclasses
+import re
+
+from paceline.errors import ModelError
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+from paceline.model.memory import memory_table
+from paceline.model.plan import Plan, check
+from paceline.plan.predict import predict
+from paceline.plan.predict_runs import predict_runs
+from paceline.plan.runs import read_runs, run_clusters
+
+GIB = 2**30
+
+#: Table, and kind of model -> measured over predicted at the ends of the 80% interval: the
+#: 10th and 90th percentile of the shared rows. In sample: rows of other software may lie outside.
+INTERVALS = {
+    "published dense": (0.83, 1.10),
+    "published moe": (0.86, 1.97),
+    "mlperf": (0.94, 1.14),
+    "memory": (0.73, 1.47),
+}
+
+
+def even(layers, chunks):
+    """Layers per chunk where they do not divide: the first and the last get fewer."""
+    low, more = divmod(layers, chunks)
+    if not more:
+        return None
+    counts = [low] * chunks
+    order = [*range(1, chunks - 1), chunks - 1, 0]
+    for i in range(more):
+        counts[order[i]] += 1
+    return tuple(counts)
+
+
+def published_job(row):
+    """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
+
+    Recomputation is not published: the least with which the plan fits into memory.
+    """
+    if row.get("section", "").startswith("LoRA"):
+        raise ModelError("a LoRA step cannot be expressed")
+    llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
+    cluster = cluster_preset(row["system"])
+    tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
+    vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
+    base = Plan(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        vpp=vpp,
+        dp=int(row["gpus"]) // (tp * pp * cp),
+        micro_batch=int(row["micro_batch"]),
+        global_batch=int(row["global_batch"]),
+        zero=3 if _degree(row["fsdp"]) > 1 else 1,
+        sequence_parallel=tp > 1,
+        overlap_tp=tp > 1,
+        precision=_precision(row["precision"]),
+        layers_per_stage=even(llm.layers, pp * vpp),
+    )
+    for recompute in ("none", "selective", "full"):
+        plan = dataclasses.replace(base, recompute=recompute)
+        if memory_table(llm, plan).sum(axis=0).max() <= cluster.gpu.memory_bytes:
+            break
+    return llm, plan, cluster
+
+
+def _degree(cell):
+    """A degree of parallelism; the tables leave what is not used empty, 0 or "n/a"."""
+    return 1 if cell.lower() in ("", "0", "n/a") else int(cell)
+
+
+def _precision(published):
+    """The plan's precision of a published one; block scales (MX) cost as fp8 does."""
+    name = published.split()[0].split("-")[0].upper()
+    if name not in ("FP8", "MXFP8", "BF16"):
+        raise ModelError(f"precision {published} cannot be expressed; fp8 and bf16 can")
+    return "bf16" if name == "BF16" else "fp8"
+
+
+def published_seconds(row):
+    """Measured seconds of a step, from tokens per second and GPU."""
+    tokens = float(re.split(r"[ (]", row["tokens_per_s_per_gpu"])[0])
+    return int(row["global_batch"]) * int(row["seq_len"]) / int(row["gpus"]) / tokens
+
+
+def _row(name, kind, predicted, measured, error=None):
+    if error is not None:
+        values = {"predicted": None, "low": None, "high": None}
+    else:
+        low, high = INTERVALS[kind]
+        values = {"predicted": predicted, "low": predicted * low, "high": predicted * high}
+    return {"id": name, **values, "measured": measured, "error": error}
+
+
+def published_rows(path):
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    result = []
+    for i, row in enumerate(rows):
+        name = row.get("id") or i
+        try:
+            measured = published_seconds(row)
+        except (KeyError, ValueError):
+            measured = None
+        try:
+            llm, plan, cluster = published_job(row)
+            check(plan, llm)
+            seconds = predict(llm, plan, cluster).step_time_s
+        except (ModelError, KeyError, ValueError) as error:
+            result.append(_row(name, "", None, measured, str(error)))
+            continue
+        kind = "published dense" if llm.moe is None else "published moe"
+        result.append(_row(name, kind, seconds, measured))
+    return result
+
+
+def mlperf_rows(path):
+    table = read_runs(path, skip_errors=True)
+    outcome = predict_runs(table, run_clusters(table.runs, None))
+    return _rows_of_lines(table, "mlperf", "step_time_s", outcome.predicted_s, outcome.errors)
+
+
+def memory_rows(path):
+    # Peaks are of plans; a GPU without a preset changes none.
+    table = read_runs(path, skip_errors=True, ignore_gpu=True)
+    peaks = {
+        run.line: float(memory_table(run.llm, run.plan).sum(axis=0).max()) / GIB
+        for run in table.runs
+    }
+    return _rows_of_lines(table, "memory", "measured_gib", peaks, table.errors)
+
+
+def _rows_of_lines(table, kind, column, predicted, errors):
+    result = []
+    for i, (line, row) in enumerate(zip(table.lines, table.rows, strict=True)):
+        measured = float(row[column]) if row.get(column) else None
+        name = row.get("id") or i
+        result.append(_row(name, kind, predicted.get(line), measured, errors.get(line)))
+    return result
+
+
+TABLES = {"mlperf": mlperf_rows, "published": published_rows, "memory": memory_rows}
