@@ -48,8 +48,8 @@ _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
 #: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
 #: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
-#: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off the
-#: shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
+#: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
+#: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
 TP_OVERLAP_TOKENS = 4096
 
 

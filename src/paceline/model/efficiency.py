@@ -101,9 +101,9 @@ _TYPICAL = 0.93
 #: What training in fp8 loses beside the kernels of the presets. Fitted to the 22 shared MLPerf rows
 #: of v3.1 to v5.1 (each submitter's rows of one GPU and model weigh as one): the share of the fp8
 #: product's rate on Hopper and Blackwell, of overlapped data-parallel traffic that hides, and
-#: seconds of a layer and pass. The fit makes racks (GB200, GB300) slower than published runs are; of
-#: seven ways to apply it to them one was chosen by both sets of rows, so expect larger errors on
-#: other rows than docs/accuracy.md tells of these.
+#: seconds of a layer and pass (``benchmarks/fit_mlperf.py``). The fit makes racks (GB200, GB300)
+#: slower than published runs are; of seven ways to apply it to them one was chosen by both sets of
+#: rows, so expect larger errors on other rows than docs/accuracy.md tells of these.
 SHARED_FIT = MappingProxyType({"hidden_dp": 0.38, "layer_s": 11.7e-6})
 _FP8_RATE = MappingProxyType({"hopper": 0.842, "blackwell": 0.822})
 
