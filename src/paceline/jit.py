@@ -46,16 +46,3 @@ def compiled(function: F) -> F:
             return plain(*args)
 
     return cast(F, call)
-
-
-def kernel(function: F) -> F:
-    """``function`` compiled at its first call, callable from other kernels; imports numba.
-
-    For modules that are themselves imported only where they are needed.
-    """
-    import numba
-
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
-    except RuntimeError:  # no writable place for the cache
-        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))

@@ -14,11 +14,11 @@ The kernel is :mod:`paceline.detect.levels`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect import levels
 from paceline.detect.event import Event, Kind
 from paceline.detect.limits import (
     ANCHOR_STEPS,
@@ -82,7 +82,6 @@ class Detector:
             raise DetectError(f"threshold must be above 0 and below 10, not {threshold:g}")
         if not 10 <= warm_up <= ANCHOR_STEPS:
             raise DetectError(f"warm_up must be from 10 to {ANCHOR_STEPS} steps, not {warm_up}")
-        self._kernel = _kernel()
         n = int(ranks)
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
@@ -91,8 +90,8 @@ class Detector:
         self._number = np.zeros((n, _RING), dtype=np.int64)
         self._evidence = np.zeros((n, _RING), dtype=np.uint8)
         self._floats = np.full((n, _FLOATS), np.nan)
-        self._floats[:, [self._kernel.LOST_S, self._kernel.SPENT_S, self._kernel.ODD]] = 0.0
-        self._floats[:, self._kernel.QUANTUM_S] = 0.0
+        self._floats[:, [levels.LOST_S, levels.SPENT_S, levels.ODD]] = 0.0
+        self._floats[:, levels.QUANTUM_S] = 0.0
         self._wholes = np.zeros((n, _WHOLES), dtype=np.int64)
         self._likeness = Likeness(like)
         self._workloads = Workloads()
@@ -137,7 +136,7 @@ class Detector:
             detector.last_step = reader.whole("last_step", least=-(2**62))
         for name, array in arrays.items():
             setattr(detector, f"_{name}", array)
-        if (detector._wholes[:, detector._kernel.SEEN] < 0).any():
+        if (detector._wholes[:, levels.SEEN] < 0).any():
             reader.fail("wholes", "has a negative count of samples")
         expected = reader.value("expected")
         try:
@@ -160,29 +159,29 @@ class Detector:
     @property
     def slow(self) -> npt.NDArray[np.bool_]:
         """[rank] whether it is in an episode."""
-        slow: npt.NDArray[np.bool_] = self._wholes[:, self._kernel.SLOW] != 0
+        slow: npt.NDArray[np.bool_] = self._wholes[:, levels.SLOW] != 0
         return slow
 
     @property
     def since_step(self) -> npt.NDArray[np.int64]:
         """[rank] the step in which its last episode began; 0 where there was none."""
-        return self._wholes[:, self._kernel.SINCE_STEP].copy()
+        return self._wholes[:, levels.SINCE_STEP].copy()
 
     @property
     def lost_s(self) -> Array:
         """[rank] seconds lost in the episode that goes on."""
-        return self._floats[:, self._kernel.LOST_S].copy()
+        return self._floats[:, levels.LOST_S].copy()
 
     @property
     def healthy_s(self) -> Array:
         """[rank] the healthy step time, of a step like the last one; nan during the warm-up."""
-        healthy_s: Array = self._floats[:, self._kernel.HEALTHY_S] * self._scale
+        healthy_s: Array = self._floats[:, levels.HEALTHY_S] * self._scale
         return healthy_s
 
     @property
     def level_s(self) -> Array:
         """[rank] the current level of the step time; nan during the warm-up."""
-        level_s: Array = self._floats[:, self._kernel.LEVEL_S] * self._scale
+        level_s: Array = self._floats[:, levels.LEVEL_S] * self._scale
         return level_s
 
     def update(
@@ -221,8 +220,10 @@ class Detector:
             x = x / scale
         self._scale = scale
         jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
-        out = np.empty((2 * self.ranks, self._kernel.N_OUT))
-        n = self._kernel.advance(
+        out = np.empty((2 * self.ranks, levels.N_OUT))
+        fast = self.steps * self.ranks > levels.INTERPRETED_SAMPLES
+        advance = levels.compiled_advance() if fast else levels.advance
+        n = advance(
             number,
             x,
             jumped,
@@ -258,18 +259,17 @@ class Detector:
         """
         self.last_step = None
         self._likeness.go_back()
-        self._wholes[:, self._kernel.SETTLE] = 1
+        self._wholes[:, levels.SETTLE] = 1
 
     def settle_level(self) -> None:
         """Call healthy what the last few steps took: somebody else saw a relief."""
-        k = self._kernel
-        at = (self._wholes[:, k.SEEN, None] - 1 - np.arange(k.LOW)) % _RING
+        at = (self._wholes[:, levels.SEEN, None] - 1 - np.arange(levels.LOW)) % _RING
         with np.errstate(all="ignore"):
             level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
-        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, k.LEVEL_S])
-        for column in (k.LEVEL_S, k.HEALTHY_S, k.MIDDLE_S):
+        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, levels.LEVEL_S])
+        for column in (levels.LEVEL_S, levels.HEALTHY_S, levels.MIDDLE_S):
             self._floats[usable, column] = level_s[usable]
-        self._wholes[usable, k.AGE], self._wholes[usable, k.SLOW] = k.LOW, 0
+        self._wholes[usable, levels.AGE], self._wholes[usable, levels.SLOW] = levels.LOW, 0
 
     def accept(self, rank: int | None = None) -> None:
         """Call the current level healthy: it was planned, or nothing can be done about it.
@@ -283,14 +283,6 @@ class Detector:
         if rank is not None and not 0 <= rank < self.ranks:
             raise DetectError(f"rank {rank} is not among the {self.ranks} ranks")
         rows = slice(None) if rank is None else slice(rank, rank + 1)
-        k = self._kernel
-        self._floats[rows, k.HEALTHY_S] = self._floats[rows, k.LEVEL_S]
-        self._floats[rows, k.LOST_S] = self._floats[rows, k.SPENT_S] = 0.0
-        self._wholes[rows, k.SLOW] = 0
-
-
-def _kernel() -> Any:
-    """The kernel, imported only where it is used, as it brings numba."""
-    from paceline.detect import levels
-
-    return levels
+        self._floats[rows, levels.HEALTHY_S] = self._floats[rows, levels.LEVEL_S]
+        self._floats[rows, levels.LOST_S] = self._floats[rows, levels.SPENT_S] = 0.0
+        self._wholes[rows, levels.SLOW] = 0

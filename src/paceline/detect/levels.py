@@ -1,4 +1,4 @@
-"""The kernel of the detector: one step of all ranks against their levels, compiled.
+"""The kernel of the detector: one step of all ranks against their levels.
 
 Each rank has a healthy level and a current one, which differ in an episode. Windows of the last w
 samples are tested both ways against the current level. A change sets a new one, so that the next
@@ -8,15 +8,21 @@ change is tested against that. The rules and their measured rates: docs/detect.m
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
-from paceline.jit import kernel
+from paceline.jit import compiled
 
 Floats = npt.NDArray[np.float64]
+
+#: Interpreted, a sample takes 0.5 ms; behind so many compiled code is worth its import (0.3 s)
+#: and, once on each machine, the 7 s in which it is compiled.
+INTERPRETED_SAMPLES = 2_000
 
 #: Steps of the windows (odd).
 WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
@@ -67,7 +73,6 @@ OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = r
 N_OUT = 7
 
 
-@kernel
 def advance(
     step: int,
     x: Floats,
@@ -124,7 +129,7 @@ def advance(
         g_odd, g_even = math.exp(-f[ODD] / 2), math.exp(f[ODD] / 2)
         for k in range(n):  # y[0] is the newest
             row = (w[SEEN] - 1 - k) % RING
-            y[k] = ring[rank, row] * (g_odd if number[rank, row] & 1 else g_even)
+            y[k] = float(ring[rank, row]) * (g_odd if number[rank, row] & 1 else g_even)
             ok[k] = evidence[rank, row]
         if w[SETTLE] > 0:
             if settle(y, f, w):
@@ -160,7 +165,6 @@ def advance(
     return n_out
 
 
-@kernel
 def write(
     out: Floats, row: int, kind: int, rank: int, since: int, factor: float, before: float, f: Any
 ) -> None:
@@ -170,7 +174,6 @@ def write(
     out[row, OUT_LOST], out[row, OUT_HEALTHY] = f[LOST_S], f[HEALTHY_S]
 
 
-@kernel
 def judged(x: float, f: Any, w: Any) -> bool:
     """Whether a sample is evidence: no pause, nor one of the samples after it."""
     level = f[LEVEL_S]
@@ -186,7 +189,6 @@ def judged(x: float, f: Any, w: Any) -> bool:
     return True
 
 
-@kernel
 def settle(y: Floats, f: Any, w: Any) -> bool:
     """After a restart: whether the job has settled, as the last samples show no trend."""
     w[SETTLE] += 1
@@ -201,7 +203,6 @@ def settle(y: Floats, f: Any, w: Any) -> bool:
     return True
 
 
-@kernel
 def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
     """Logarithm of how much longer odd steps take than even ones, where they alternate.
 
@@ -213,7 +214,7 @@ def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
         a, b = (seen - 1 - k) % RING, (seen - 2 - k) % RING
         if number[a] != number[b] + 1 or ring[a] <= 0 or ring[b] <= 0:
             continue
-        ratio = math.log(ring[a] / ring[b])
+        ratio = math.log(float(ring[a]) / float(ring[b]))
         if number[a] & 1:
             up[n_up] = ratio
             n_up += 1
@@ -235,7 +236,6 @@ def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
         f[ODD] += 0.2 * (odd - f[ODD])
 
 
-@kernel
 def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
     """The level: the median of its first samples, later a slow drift."""
     age, seen = w[AGE], w[SEEN]
@@ -254,7 +254,6 @@ def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: 
         f[HEALTHY_S] = f[LEVEL_S]
 
 
-@kernel
 def quantum(y: Floats) -> float:
     """Seconds that all samples are whole multiples of: a millisecond, or 0."""
     for value in y:
@@ -264,7 +263,6 @@ def quantum(y: Floats) -> float:
     return 1e-3
 
 
-@kernel
 def bar(i: int, threshold: float, f: Any, w: Any) -> float:
     """Share by which a window's median differs from the level that counts."""
     stray = float(f[STRAY + i])
@@ -279,7 +277,6 @@ def bar(i: int, threshold: float, f: Any, w: Any) -> float:
     return above
 
 
-@kernel
 def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int:
     """The shortest window whose median has left the level: > 0 upwards, < 0 downwards; or 0."""
     level, age = f[LEVEL_S], min(n, w[AGE])
@@ -303,7 +300,6 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
     return 0
 
 
-@kernel
 def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: Any, w: Any) -> bool:
     """Whether samples above the level are more than one that a faster one makes good, or a burst.
 
@@ -317,7 +313,6 @@ def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: An
     return not recent or count > w[BURST_LEN] + 2
 
 
-@kernel
 def change(
     window: int, y: Floats, n: int, threshold: float, scale: float, number: Any, f: Any, w: Any
 ) -> tuple[int, int, float, float]:
@@ -359,7 +354,6 @@ def change(
     return FASTER, since, new / healthy, before
 
 
-@kernel
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
     """Samples since the change: where the sum of what is beyond the middle is largest.
 
@@ -381,7 +375,6 @@ def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, le
     return count
 
 
-@kernel
 def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
     """How far medians of w samples stray from the median of the last samples of the level."""
     seen, age = w[SEEN], w[AGE]
@@ -401,7 +394,6 @@ def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
         f[STRAY + i] += share * (SIGMA_OF_MEAN_DEVIATION * off - f[STRAY + i])
 
 
-@kernel
 def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
     """From the windows so far, half overlapping."""
     window = WINDOWS[i]
@@ -411,3 +403,17 @@ def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
     for j in range(count):
         off[j] = np.median(y[j * every : j * every + window]) / f[LEVEL_S] - 1
     f[STRAY + i] = SIGMA_OF_MAD * np.median(np.abs(off)) + 0.25 * np.std(off)
+
+
+@cache
+def compiled_advance() -> Callable[..., int]:
+    """:func:`advance` as machine code."""
+    from numba.extending import register_jitable
+
+    for helper in (
+        *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
+        *(change, first_of, learn_noise, first_noise),
+    ):
+        register_jitable(error_model="numpy")(helper)
+    kernel: Callable[..., int] = compiled(advance)
+    return kernel
