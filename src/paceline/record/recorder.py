@@ -51,17 +51,13 @@ class _Calls:
 class _UnderWay:
     """An operation that the program is inside of: a compute in parts, or communication."""
 
-    __slots__ = ("calls", "op", "parts")
+    __slots__ = ("calls", "is_compute", "op", "parts")
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.parts = [op]
+        self.is_compute = op.kind in COMPUTES  # launches and waits cut it
         self.calls: dict[tuple[int, int], _Calls] = {}  # kind and group -> those in the last part
-
-    @property
-    def is_compute(self) -> bool:
-        """Whether launches and waits cut it."""
-        return self.op.kind in COMPUTES
 
 
 class Recorder:
@@ -251,21 +247,25 @@ class Recorder:
     def occupy(self, op: Op) -> None:
         """An operation that the program waits for begins at its start."""
         if op.ops is self._ops:
-            self._pause(op.start)
+            if self._under_way:
+                self._pause(op.start)
             self._under_way.append(_UnderWay(op))
 
     def release(self, op: Op, mark: Any) -> None:
         """It ends; a hook may have said when, better than ``mark``. What it was in goes on."""
-        if op.ops is not self._ops or all(one.op is not op for one in self._under_way):
+        stack = self._under_way
+        innermost = bool(stack) and stack[-1].op is op
+        if op.ops is not self._ops or not (innermost or any(one.op is op for one in stack)):
             op.end = mark if op.end is None else op.end
             return
-        under_way = self._under_way.pop()
+        under_way = stack.pop()
         while under_way.op is not op:  # left by an exception
-            under_way = self._under_way.pop()
+            under_way = stack.pop()
         self._end_part(under_way, mark)
         if not under_way.is_compute:
             op.awaited = self._position
-        self._resume(mark)
+        if stack:
+            self._resume(mark)
 
     def wait_from(self, op: Op, mark: Any) -> None:
         """The program begins to wait for an operation that it launched."""
