@@ -42,13 +42,12 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 #: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-detector", 2
-_RING, _FLOATS, _WHOLES = ANCHOR_STEPS, 15, 13
 _STATE = {
-    "ring": ArrayField("<f4", ("rank", _RING), nan=True, least=0.0),
-    "number": ArrayField("<i8", ("rank", _RING)),
-    "evidence": ArrayField("|u1", ("rank", _RING), least=0, most=1),
-    "floats": ArrayField("<f8", ("rank", _FLOATS), nan=True),
-    "wholes": ArrayField("<i8", ("rank", _WHOLES), least=-(2**62), most=2**62),
+    "ring": ArrayField("<f4", ("rank", levels.RING), nan=True, least=0.0),
+    "number": ArrayField("<i8", ("rank", levels.RING)),
+    "evidence": ArrayField("|u1", ("rank", levels.RING), least=0, most=1),
+    "floats": ArrayField("<f8", ("rank", levels.N_FLOATS), nan=True),
+    "wholes": ArrayField("<i8", ("rank", levels.N_WHOLES), least=-(2**62), most=2**62),
 }
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
 
@@ -86,13 +85,13 @@ class Detector:
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
         self.last_step: int | None = None
-        self._ring = np.full((n, _RING), np.nan, dtype=np.float32)
-        self._number = np.zeros((n, _RING), dtype=np.int64)
-        self._evidence = np.zeros((n, _RING), dtype=np.uint8)
-        self._floats = np.full((n, _FLOATS), np.nan)
-        self._floats[:, [levels.LOST_S, levels.SPENT_S, levels.ODD]] = 0.0
-        self._floats[:, levels.QUANTUM_S] = 0.0
-        self._wholes = np.zeros((n, _WHOLES), dtype=np.int64)
+        self._ring = np.full((n, levels.RING), np.nan, dtype=np.float32)
+        self._number = np.zeros((n, levels.RING), dtype=np.int64)
+        self._evidence = np.zeros((n, levels.RING), dtype=np.uint8)
+        self._floats = np.full((n, levels.N_FLOATS), np.nan)
+        zero = [levels.LOST_S, levels.SPENT_S, levels.ODD, levels.QUANTUM_S]
+        self._floats[:, zero] = 0.0
+        self._wholes = np.zeros((n, levels.N_WHOLES), dtype=np.int64)
         self._likeness = Likeness(like)
         self._workloads = Workloads()
         self._scale = 1.0
@@ -202,12 +201,9 @@ class Detector:
         """
         x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
-        missing = np.isnan(x)
-        events: list[Event] = []
-        if not missing.all() and ((x < MIN_STEP_S) | (x > MAX_STEP_S)).any():
-            jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
-            missing |= jumped
-            events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
+        jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
+        missing = np.isnan(x) | jumped
+        events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
         like = self._likeness.expected(step, self.steps)
         self.steps += 1
         for number, row, scale in self._workloads.take(int(step), x, missing, like, workload):
@@ -258,12 +254,11 @@ class Detector:
         Nothing is said before six steps show no trend.
         """
         self.last_step = None
-        self._likeness.go_back()
         self._wholes[:, levels.SETTLE] = 1
 
     def settle_level(self) -> None:
         """Call healthy what the last few steps took: somebody else saw a relief."""
-        at = (self._wholes[:, levels.SEEN, None] - 1 - np.arange(levels.LOW)) % _RING
+        at = (self._wholes[:, levels.SEEN, None] - 1 - np.arange(levels.LOW)) % levels.RING
         with np.errstate(all="ignore"):
             level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
         usable = np.isfinite(level_s) & np.isfinite(self._floats[:, levels.LEVEL_S])

@@ -37,7 +37,7 @@ class Event:
         lost_s: seconds lost since the onset.
         healthy_s: the healthy step time; at "faster" the new one.
         before_factor: the new level over the level before; nan where no level changed.
-        planned: whether the workload or earlier runs explain the change.
+        planned: whether plan explains the change; False, as such changes are no events.
     """
 
     kind: Kind

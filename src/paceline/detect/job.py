@@ -34,7 +34,7 @@ class JobEvent:
         lost_s: the largest loss: the job waits for the slowest, ranks wait side by side.
         healthy_s: the median of their healthy step times.
         before_factor: the median of the new levels over the levels before; nan where none changed.
-        planned: whether the workload or earlier runs explain the change.
+        planned: whether plan explains the change; False, as such changes are no events.
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
         advice: what to do and what it would gain, in words.
@@ -86,7 +86,7 @@ class JobEvent:
         return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"
 
     def at_stake_s(self, steps: int = 1000) -> float | None:
-        """Seconds that so many further steps lose at this level; None where that is unknown."""
+        """Seconds that a number of further steps lose at this level; None where that is unknown."""
         if self.kind not in ("onset", "worsening", "partial-relief") or np.isnan(self.healthy_s):
             return None
         return (self.factor - 1) * self.healthy_s * steps

@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
 from paceline.jit import compiled
+from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a sample takes 0.5 ms; behind so many compiled code is worth its import (0.3 s)
+#: Interpreted, a sample takes 0.5 ms; behind this number compiled code is worth its import (0.3 s)
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
 
@@ -33,8 +34,8 @@ SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
 STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
 #: Samples that are remembered, and of which the median is the level at most.
 RING = ANCHOR_STEPS
-#: A level is estimated anew every so many samples, and moves by this share a sample later on: 10%
-#: in 10,000 samples.
+#: Samples after which a level is estimated anew, and the share by which it moves with each sample
+#: later on: 10% in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
 #: Samples after a pause in which the job warms up again.
 AFTER_PAUSE = 5
@@ -52,10 +53,8 @@ PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 BURST, BURST_MEMORY = 8, 2000
 #: Samples of a new level at least.
 FEWEST = 3
-#: Share of the samples of a level below which the level is young, and its bar wider.
+#: Samples of a level up to which it is young, and its bar wider.
 YOUNG = 128
-
-SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION = 1.4826, 1.2533
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
 

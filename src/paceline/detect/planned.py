@@ -45,7 +45,6 @@ class Likeness:
     def __init__(self, runs: Sequence[npt.ArrayLike] = ()) -> None:
         self.first: int | None = None
         self._stride = 1
-        self._back = False
         try:
             rows = [np.asarray(run, dtype=np.float64).reshape(-1) for run in runs]
         except (TypeError, ValueError):
@@ -62,9 +61,6 @@ class Likeness:
             self._stride = step - self.first
         at = (step - self.first) // self._stride
         return float(self.level[min(max(at, 0), len(self.level) - 1)])
-
-    def go_back(self) -> None:
-        """Steps are numbered on: nothing to do, as their numbers say where they are."""
 
     def state(self) -> dict[str, Any]:
         """As JSON knows it."""

@@ -108,7 +108,8 @@ class Follower:
         if kind in ("silent", "clock-jump", "faster"):
             return
         if kind not in (*SLOW_KINDS, "relief"):
-            raise MitigateError(f"kind must be onset or relief (or add event), not {kind!r}")
+            known = ", ".join((*SLOW_KINDS, "relief"))
+            raise MitigateError(f"kind must be one of {known} (or add event), not {kind!r}")
         has_changed = kind in ("worsening", "partial-relief")
         kind = "onset" if has_changed else kind
         ranks = {whole_number(rank) for rank in line.get("ranks", [line.get("rank")])}

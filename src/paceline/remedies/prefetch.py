@@ -86,7 +86,7 @@ def _shortest(case: Case, predictions: dict[int, Prediction]) -> int:
 
 
 def gather_ahead(replica: Replica, stage: int, distance: int) -> None:
-    """Move the gathers of a stage's program so many units ahead, in place; never back.
+    """Move the gathers of a stage's program some units ahead, in place; never back.
 
     The gather of the i-th unit of a pass is launched when the program has the parameters of the
     unit ``distance`` before it, at the earliest of the first one. A pass does not gather for the

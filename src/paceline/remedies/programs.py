@@ -41,8 +41,8 @@ class Added:
         part: its unit or bucket.
         terms: (old op, weight): its seconds are the weighted sum of theirs ...
         plus_s: ... and this.
-        own: it is one of so many pieces that vary each on its own, and takes what another step has
-            beyond the mean; 0: it varies as its terms do.
+        own: the number of pieces it is one of. Each piece varies on its own: it takes what another
+            step has beyond the mean. 0: it varies as its terms do.
         nth: which of the pieces.
         kind: its kind; None: that of ``like``.
         family: the family in which it meets others; None: that of ``like``.

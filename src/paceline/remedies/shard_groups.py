@@ -15,7 +15,7 @@ from paceline.trace import OpKind
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: A scatter that takes longer than so many gathers may be an all-reduce.
+#: A scatter that takes longer than this number of gathers may be an all-reduce.
 TWICE = 1.5
 
 #: Collectives in which the members of a shard group meet.
@@ -67,7 +67,7 @@ class ShardGroups:
         """How many times as fast as a network adapter a link within a node is.
 
         None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes,
-        and those of a scatter go round in so many ``passes``.
+        and those of a scatter go round ``passes`` times.
         """
         if self.shard.crosses or self.replicate.ranks == 1 or self.replicate.per_node > 1:
             return None

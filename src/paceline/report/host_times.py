@@ -19,10 +19,7 @@ def times_lines(report: TimesReport) -> list[str]:
         for name, (median, least, most) in report.measures.items()
     ]
     if report.ranks:
-        lines += [
-            "",
-            "rank  group      step       compute    x others  waits in sync  late by  last",
-        ]
+        lines += ["", HEADING]
         lines += [_rank_line(rank) for rank in report.ranks]
         lines += ["", _verdict(report)]
     lines += [f"note: {note}" for note in report.notes]

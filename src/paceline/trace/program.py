@@ -15,7 +15,7 @@ from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
 
-#: A table of so many cells for each row is worth its memory; else rows are sorted.
+#: A table of this number of cells for each row is worth its memory; else rows are sorted.
 MAX_CELLS_PER_ROW = 16
 
 #: Largest position and part that a trace can hold.
