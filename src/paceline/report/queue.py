@@ -19,7 +19,7 @@ from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
 from paceline.scheduling.summary import Labelled, figures, worse_off
-from paceline.units import count, percent, seconds
+from paceline.units import count, percent
 
 SCHEMA = 1
 JOBS, TIMELINE, RESULT, REPORT = "jobs.parquet", "timeline.parquet", "result.json", "report.html"
@@ -39,7 +39,7 @@ def _row(entry: Labelled, first: Labelled) -> tuple[str, ...]:
 
     def time_of(name: str) -> str:
         value = numbers[name]
-        return "-" if value is None else seconds(float(value))
+        return "-" if value is None else duration(float(value))
 
     ratio = numbers["deadline_ratio"]
     worse = "-" if entry is first else f"{len(worse_off(first.replay, entry.replay)):,}"
@@ -54,6 +54,13 @@ def _row(entry: Labelled, first: Labelled) -> tuple[str, ...]:
         f"{entry.replay.late:,}",
         worse,
     )
+
+
+def duration(seconds: float) -> str:
+    """A time of a queue: hours, or minutes and seconds where these are few."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def describe(entries: Sequence[Labelled]) -> str:
@@ -264,7 +271,7 @@ def _headline(entries: Sequence[Labelled]) -> str:
     if not ran:
         return "No job ran"
     best, numbers = min(ran, key=lambda pair: float(pair[1]["mean_jct_s"] or 0))
-    jct = seconds(float(numbers["mean_jct_s"] or 0))
+    jct = duration(float(numbers["mean_jct_s"] or 0))
     return f"<b>{escape(best.label)}</b> has the shortest mean completion time: {jct}"
 
 
@@ -288,7 +295,7 @@ def _losers(entries: Sequence[Labelled]) -> str:
 
 
 def _end(jct_s: float) -> str:
-    return seconds(float(jct_s)) if np.isfinite(jct_s) else "refused"
+    return duration(float(jct_s)) if np.isfinite(jct_s) else "refused"
 
 
 def _refused(entries: Sequence[Labelled]) -> str:
