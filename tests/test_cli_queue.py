@@ -126,6 +126,18 @@ def test_study(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
     assert other["deadline_gain_64"] != result["deadline_gain_64"]
 
 
+def test_groups_by_themselves(rigid: Path, capsys: Captured) -> None:
+    args = ["queue", str(rigid), "--gpus", "16", "--compare", "fifo,srtf", "--by", "user"]
+    assert run([*args, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    # Each user alone: nobody waits, and bob's second job is too large.
+    assert result["means"]["fifo"]["mean_wait_s"] == {"mean": 0, "interval": None}
+    assert result["means"]["fifo"]["mean_jct_s"]["mean"] == pytest.approx((2100 + 300) / 2)
+    assert [row["jobs"] for row in result["groups"]["bob"]] == [2, 2]
+    assert run(args) == 0
+    assert "2 groups by user" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -137,6 +149,8 @@ def test_study(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
         (["--gpus", "16", "--rescale-s", "-1"], "rescale_s must be at least 0"),
         (["--gpus", "16", "--windows", "w.csv"], "--windows belongs to --study"),
         (["--study", "vtrain"], "contradict each other"),
+        (["--gpus", "16", "--by", "team"], "jobs have no column 'team'; user"),
+        (["--gpus", "16", "--by", "user", "-o", "x"], "--by prints intervals"),
         ([], "the cluster's GPUs are missing"),
     ],
 )

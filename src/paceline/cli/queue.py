@@ -11,8 +11,12 @@ from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from rich.text import Text
+
+    from paceline.scheduling.jobs import JobList, Throughputs
     from paceline.scheduling.read_jobs import QueueFile
     from paceline.scheduling.replay import SlowNodes
     from paceline.scheduling.study import Choices, Study
@@ -60,6 +64,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     policy.add_argument("--compare", metavar="NAME,...", type=_list, help="several policies")
     policy.add_argument(
         "--plans", metavar="best,fixed", type=_list, help="plans of elastic jobs (default: best)"
+    )
+    policy.add_argument(
+        "--fixed",
+        metavar="TP,PP",
+        type=_degrees,
+        help="degrees of the fixed plans (default: those of the fastest plan on the fewest GPUs)",
+    )
+    policy.add_argument(
+        "--by",
+        metavar="COLUMN",
+        help="replay the jobs of each value by themselves, such as of each window, and give "
+        "intervals over them",
     )
     policy.add_argument(
         "--throughputs",
@@ -144,25 +160,60 @@ def _replay(args: argparse.Namespace) -> int:
     measured = read_throughputs(args.throughputs) if args.throughputs else None
     log = read_jobs(args.jobs, sacct=args.form == "sacct", throughputs=measured)
     tables = _tables(args, log) if log.models else None
-    entries = _entries(args, log, measured, tables)
+    table = {"best": measured} if measured is not None else {}
+    if tables is not None:
+        table = {"best": tables.best, "fixed": tables.fixed}
     choices, notes = _choices(args, tables)
+    if args.by is not None:
+        return _groups(args, log, table, choices, notes)
+    entries = _entries(args, log.jobs, table)
     note = None
     if args.out is not None:
         note = report.write_folder(
             entries, choices, notes, log.warnings, args.out, force=args.force
         )
     if args.json:
-        from paceline.report.result_json import lines_of_json
-
-        sys.stdout.write(lines_of_json(report.to_mapping(entries, choices, log.warnings)))
-        return 0
-    from paceline.report.terminal import print_lines, standard_output
-
-    console = standard_output()
-    print_lines(report.lines(entries, notes, log.warnings, console.width), console)
+        return _print_json(report.to_mapping(entries, choices, log.warnings))
+    _print(lambda width: report.lines(entries, notes, log.warnings, width))
     if note is not None:
         print(note, file=sys.stderr)
     return 0
+
+
+def _groups(
+    args: argparse.Namespace,
+    log: QueueFile,
+    table: Mapping[str, Throughputs],
+    choices: dict[str, Any],
+    notes: list[str],
+) -> int:
+    """Each group's jobs by themselves."""
+    from paceline.errors import QueueError
+    from paceline.report import queue_groups as report
+
+    if args.out is not None:
+        raise QueueError("--by prints intervals over groups; it writes no --out")
+    groups = {
+        value: _entries(args, jobs, table) for value, jobs in log.jobs.groups(args.by).items()
+    }
+    if args.json:
+        return _print_json(report.to_mapping(args.by, groups, choices, log.warnings))
+    _print(lambda width: report.lines(args.by, groups, [*notes, *log.warnings], width))
+    return 0
+
+
+def _print_json(mapping: dict[str, Any]) -> int:
+    from paceline.report.result_json import lines_of_json
+
+    sys.stdout.write(lines_of_json(mapping))
+    return 0
+
+
+def _print(lines: Callable[[int], list[Text]]) -> None:
+    from paceline.report.terminal import print_lines, standard_output
+
+    console = standard_output()
+    print_lines(lines(console.width), console)
 
 
 def _tables(args: argparse.Namespace, log: QueueFile) -> Tables:
@@ -183,7 +234,8 @@ def _tables(args: argparse.Namespace, log: QueueFile) -> Tables:
         for name, (model, batch) in log.models.items()
     }
     workloads = [
-        Workload(name=name, llm=job.llm, global_batch=batch) for name, (job, batch) in jobs.items()
+        Workload(name=name, llm=job.llm, global_batch=batch, fixed=args.fixed)
+        for name, (job, batch) in jobs.items()
     ]
     cluster = next(iter(jobs.values()))[0].cluster
     asked = {int(gpus) for gpus in log.jobs.gpus.tolist() if 0 < gpus <= args.gpus}
@@ -195,29 +247,28 @@ def _tables(args: argparse.Namespace, log: QueueFile) -> Tables:
 
 
 def _entries(
-    args: argparse.Namespace, log: QueueFile, measured: Any, tables: Tables | None
+    args: argparse.Namespace, jobs: JobList, table: Mapping[str, Throughputs]
 ) -> list[Labelled]:
+    """A replay for each policy and sort of plans."""
     from paceline.errors import QueueError
     from paceline.scheduling.jobs import NO_THROUGHPUTS
     from paceline.scheduling.replay import replay_queue
     from paceline.scheduling.summary import Labelled
 
-    policies = args.compare or [args.policy or "fifo"]
     plans = args.plans or ["best"]
-    if args.plans and tables is None:
+    if args.plans and "fixed" not in table:
         raise QueueError("--plans needs jobs with a model, and no --throughputs")
     if not set(plans) <= {"best", "fixed"}:
         raise QueueError(f"--plans takes best and fixed, not {','.join(plans)}")
     entries = []
     with ProgressBar("replaying") as progress:
-        for name in policies:
+        for name in args.compare or [args.policy or "fifo"]:
             for plan in plans:
-                table = measured or (getattr(tables, plan) if tables else NO_THROUGHPUTS)
                 replay = replay_queue(
-                    log.jobs,
+                    jobs,
                     args.gpus,
                     _policy(args, name),
-                    table,
+                    table.get(plan, NO_THROUGHPUTS),
                     node_gpus=args.node_gpus,
                     rescale_s=args.rescale_s or 0.0,
                     slot_s=args.slot_s or 0.0,
@@ -271,7 +322,10 @@ def _study(args: argparse.Namespace) -> int:
     from paceline.scheduling.study import Choices, read_windows, run_study
     from paceline.scheduling.throughputs import cache_folder
 
-    given = ("jobs", "gpus", "gpu", "cluster", "policy", "compare", "plans", "throughputs", "slow")
+    given = (
+        *("jobs", "gpus", "gpu", "cluster", "policy", "compare", "plans", "fixed", "by"),
+        *("throughputs", "slow"),
+    )
     for name in given:
         if getattr(args, name) is not None:
             raise QueueError(f"{name} and --study contradict each other; the study sets it")
@@ -287,14 +341,8 @@ def _study(args: argparse.Namespace) -> int:
     if args.out is not None:
         print(report.write(study, args.out, force=args.force), file=sys.stderr)
     if args.json:
-        from paceline.report.result_json import lines_of_json
-
-        sys.stdout.write(lines_of_json(report.to_mapping(study)))
-        return 0
-    from paceline.report.terminal import print_lines, standard_output
-
-    console = standard_output()
-    print_lines(report.lines(study, console.width), console)
+        return _print_json(report.to_mapping(study))
+    _print(lambda width: report.lines(study, width))
     return 0
 
 
@@ -326,6 +374,16 @@ def _list(text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of different names")
     return names
+
+
+def _degrees(text: str) -> tuple[int, int]:
+    try:
+        tp, pp = (int(part) for part in text.split(","))
+    except ValueError:
+        tp, pp = 0, 0
+    if min(tp, pp) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair of degrees such as 8,2")
+    return tp, pp
 
 
 def _slow(text: str) -> SlowNodes:

@@ -67,6 +67,29 @@ class JobList:
         if (np.diff(self.submitted_s) < 0).any():
             raise QueueError("jobs must stand in the order of their submission")
 
+    def groups(self, label: str) -> dict[str, JobList]:
+        """Value of a label -> its jobs, from time 0 on.
+
+        Raises:
+            QueueError: the jobs have no such label.
+        """
+        if label not in self.labels:
+            raise QueueError(f"jobs have no column {label!r}; {', '.join(self.labels) or 'none'}")
+        rows: dict[str, list[int]] = {}
+        for i, value in enumerate(self.labels[label]):
+            rows.setdefault(value, []).append(i)
+        return {
+            value: self.select(np.array(places)).from_zero()
+            for value, places in sorted(rows.items())
+        }
+
+    def from_zero(self) -> JobList:
+        """The same jobs, the first submitted at 0."""
+        first = self.submitted_s[0]
+        return replace(
+            self, submitted_s=self.submitted_s - first, deadline_s=self.deadline_s - first
+        )
+
     def select(self, rows: Ints) -> JobList:
         """Only these jobs."""
         places = rows.tolist()

@@ -30,8 +30,6 @@ NAMES = {
     "min_gpu": ("min_gpu", "min_gpus"),
     "max_gpu": ("max_gpu", "max_gpus"),
 }
-LABELS = ("user", "queue", "priority", "team", "cluster", "window")
-
 _RATES = ("iterations_per_s", "throughput", "samples_per_s")
 #: States of jobs that have not ended, with Slurm's reasons behind them cut off.
 _UNFINISHED = ("RUNNING", "PENDING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
@@ -114,7 +112,9 @@ def _from_csv(text: str, name: str, throughputs: Throughputs | None) -> QueueFil
             f"it has {', '.join(columns)}"
         )
     facts: dict[str, list[Any]] = {key: [] for key in _JOB_COLUMNS}
-    labels: dict[str, list[str]] = {key: [] for key in LABELS if key in columns}
+    labels: dict[str, list[str]] = {
+        column: [] for column in columns if column not in at_column.values()
+    }
     models: dict[str, tuple[str, int]] = {}
     for line, row in rows:
         cell = {
@@ -222,7 +222,7 @@ def _from_sacct(text: str, name: str) -> QueueFile:
         )
     left_out: Counter[str] = Counter()
     facts: dict[str, list[Any]] = {key: [] for key in ("job_id", "submitted_s", "work", "gpus")}
-    labels: dict[str, list[str]] = {key: [] for key in LABELS if key in columns}
+    labels: dict[str, list[str]] = {key: [] for key in columns if key not in needed}
     times_of_id: Counter[str] = Counter()
     for line, text_row in enumerate(lines[1:], start=2):
         if not text_row.strip():

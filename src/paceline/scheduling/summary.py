@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,3 +74,33 @@ def interval_of_mean(values: Array, seed: int = 0) -> tuple[float, float] | None
     draws = np.random.default_rng(seed).choice(values, (_RESAMPLES, len(values)))
     low, high = np.percentile(draws.mean(axis=1), _BOUNDS)
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A figure over groups of jobs.
+
+    Attributes:
+        mean: of the groups that have it; None = none has.
+        interval: 80% bootstrap interval of it; None with fewer than three groups.
+    """
+
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+def means(groups: Mapping[str, Sequence[Labelled]]) -> dict[str, dict[str, Mean]]:
+    """Label of a replay -> figure -> its mean over groups that were replayed by themselves."""
+    by_label: dict[str, list[dict[str, float | int | None]]] = {}
+    for entries in groups.values():
+        for entry in entries:
+            by_label.setdefault(entry.label, []).append(figures(entry.replay))
+    return {
+        label: {name: _mean([row[name] for row in rows]) for name in rows[0]}
+        for label, rows in by_label.items()
+    }
+
+
+def _mean(values: Sequence[float | int | None]) -> Mean:
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
+    return Mean(float(known.mean()) if len(known) else None, interval_of_mean(known))
