@@ -8,7 +8,7 @@ import pytest
 import requires
 from paceline.errors import QueueError
 from paceline.scheduling.jobs import Throughputs
-from paceline.scheduling.read_jobs import read_jobs, read_throughputs, tres_gpus
+from paceline.scheduling.read_jobs import read_jobs, read_slowdowns, read_throughputs, tres_gpus
 
 # Rows as sacct 22.05 to 24.05 print them: field forms from Slurm's manual (sacct(1)), AllocTRES
 # strings from published listings of real clusters.
@@ -134,6 +134,13 @@ def test_wrong_logs_are_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(QueueError) as error:
         read_jobs(written(tmp_path, text))
     assert words in str(error.value)
+
+
+def test_slowdowns(tmp_path: Path) -> None:
+    path = written(tmp_path, "job,slowdown\na,1.2\nb,0.99\n")
+    assert read_slowdowns(path).slowdowns.tolist() == [1.2, 1.0]
+    with pytest.raises(QueueError, match="no column slowdown"):
+        read_slowdowns(written(tmp_path, "job,s\na,1.2\n"))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

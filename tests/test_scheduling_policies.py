@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.errors import QueueError
 from paceline.scheduling.jobs import JobList, Throughputs, job_list
 from paceline.scheduling.policies import LAS_LIMIT_GPU_S
-from paceline.scheduling.replay import SlowNodes, replay_queue
+from paceline.scheduling.replay import SlowJobs, SlowNodes, replay_queue
 
 TOTAL = 8
 
@@ -130,6 +130,15 @@ def test_slow_nodes_slow_jobs() -> None:
     assert replay_queue(jobs, TOTAL, "fifo", slow=slow).end_s.tolist() == [15, 15]
     none = SlowNodes(share=0.0, factor=9.0)
     assert replay_queue(jobs, TOTAL, "fifo", slow=none).end_s.tolist() == [10, 10]
+
+
+def test_slowdowns_of_a_fleet_slow_jobs() -> None:
+    jobs = job_list([str(i) for i in range(40)], [0] * 40, [10] * 40, gpus=[1] * 40)
+    slow = SlowJobs(np.array([1.0, 1.5]))
+    jct = replay_queue(jobs, 40, "fifo", slow=slow).jct_s
+    assert set(jct.tolist()) == {10, 15}
+    with pytest.raises(QueueError, match="each at least 1"):
+        SlowJobs(np.array([0.5]))
 
 
 def test_job_beyond_the_cluster_is_refused() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.scheduling.jobs import JobList, Throughputs
     from paceline.scheduling.read_jobs import QueueFile
-    from paceline.scheduling.replay import SlowNodes
+    from paceline.scheduling.replay import SlowJobs, SlowNodes
     from paceline.scheduling.study import Choices, Study
     from paceline.scheduling.summary import Labelled
     from paceline.scheduling.throughputs import Tables
@@ -55,7 +55,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cluster.add_argument("--gpu", metavar="NAME", help="a GPU preset, for jobs that name a model")
     cluster.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     cluster.add_argument(
-        "--slow", metavar="SHARE,FACTOR", type=_slow, help="slow nodes: 0.02,1.3 = 2%% at 1.3 x"
+        "--slow",
+        metavar="SHARE,FACTOR|FILE",
+        type=_slow,
+        help="slow nodes: 0.02,1.3 = 2%% of them at 1.3 x; or a CSV with slowdowns of jobs",
     )
     policy = parser.add_argument_group("what is compared")
     policy.add_argument(
@@ -272,12 +275,28 @@ def _entries(
                     node_gpus=args.node_gpus,
                     rescale_s=args.rescale_s or 0.0,
                     slot_s=args.slot_s or 0.0,
-                    slow=args.slow,
+                    slow=_slowness(args.slow),
                     seed=args.seed or 0,
                     progress=progress,
                 )
                 entries.append(Labelled(f"{name}, {plan}" if len(plans) > 1 else name, replay))
     return entries
+
+
+def _slowness(slow: SlowNodes | Path | None) -> SlowNodes | SlowJobs | None:
+    from pathlib import Path
+
+    from paceline.scheduling.read_jobs import read_slowdowns
+
+    return read_slowdowns(slow) if isinstance(slow, Path) else slow
+
+
+def _named(slow: SlowNodes | Path) -> str:
+    from paceline.scheduling.replay import SlowNodes
+
+    if isinstance(slow, SlowNodes):
+        return f"{slow.share:.3g} of the nodes at {slow.factor:g} x"
+    return f"slowdowns of {slow}"
 
 
 def _policy(args: argparse.Namespace, name: str) -> Any:
@@ -297,7 +316,7 @@ def _choices(args: argparse.Namespace, tables: Tables | None) -> tuple[dict[str,
         "marginal": args.marginal or "saved",
         "order": args.order or "arrival",
         "levels": args.levels,
-        "slow": None if args.slow is None else [args.slow.share, args.slow.factor],
+        "slow": None if args.slow is None else _named(args.slow),
         "seed": args.seed or 0,
         "fixed_degrees": None
         if tables is None
@@ -309,10 +328,7 @@ def _choices(args: argparse.Namespace, tables: Tables | None) -> tuple[dict[str,
         + " Durations are known to the policies, as only a replay can know them.",
     ]
     if args.slow is not None:
-        notes.append(
-            f"{args.slow.share:.3g} of the nodes are {args.slow.factor:g} times slow; which job "
-            "gets one is drawn, and no policy knows it."
-        )
+        notes.append(f"Slow: {_named(args.slow)}, drawn for each job; no policy knows of it.")
     return choices, notes
 
 
@@ -386,14 +402,18 @@ def _degrees(text: str) -> tuple[int, int]:
     return tp, pp
 
 
-def _slow(text: str) -> SlowNodes:
+def _slow(text: str) -> SlowNodes | Path:
+    from pathlib import Path
+
     from paceline.errors import QueueError
     from paceline.scheduling.replay import SlowNodes
 
+    if Path(text).is_file():
+        return Path(text)
     try:
         share, factor = (float(part) for part in text.split(","))
         return SlowNodes(share=share, factor=factor)
     except (ValueError, QueueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no share (0 to 1) and factor (1 or more) such as 0.02,1.3"
+            f"{text!r} is no file, and no share (0 to 1) and factor (1 or more) such as 0.02,1.3"
         ) from None

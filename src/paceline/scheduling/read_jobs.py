@@ -13,8 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import QueueError
 from paceline.scheduling.jobs import JobList, Throughputs, job_list
+from paceline.scheduling.replay import SlowJobs
 
 #: Columns by the names that files have for them; ElasticFlow's are among them.
 NAMES = {
@@ -98,6 +101,20 @@ def read_throughputs(path: Path) -> Throughputs:
     if not rates:
         raise QueueError(f"{path} has no throughputs")
     return Throughputs.of(rates)
+
+
+def read_slowdowns(path: Path) -> SlowJobs:
+    """Slowdowns of jobs from a CSV with the column ``slowdown``; values under 1 count as 1.
+
+    Raises:
+        QueueError: the file cannot be read, lacks the column, or a row is wrong (with its line).
+    """
+    columns, rows = _table(_text(path), str(path))
+    column = _column(columns, ("slowdown",), path)
+    values = [_number(row[column], column, f"{path}:{line}", above=0.0) for line, row in rows]
+    if not values:
+        raise QueueError(f"{path} has no slowdowns")
+    return SlowJobs(np.maximum(1.0, values))
 
 
 def _from_csv(text: str, name: str, throughputs: Throughputs | None) -> QueueFile:

@@ -51,6 +51,22 @@ class SlowNodes:
             raise QueueError("slow nodes need a share of 0 to 1 and a factor of at least 1")
 
 
+@dataclass(frozen=True)
+class SlowJobs:
+    """Slowdowns S of measured jobs, such as a fleet study's: every job draws one of them.
+
+    Attributes:
+        slowdowns: [measured job] S, at least 1.
+    """
+
+    slowdowns: Array
+
+    def __post_init__(self) -> None:
+        values = self.slowdowns
+        if not len(values) or not (np.isfinite(values) & (values >= 1)).all():
+            raise QueueError("slow jobs need slowdowns, each at least 1")
+
+
 def replay_queue(
     jobs: JobList,
     gpus: int,
@@ -60,7 +76,7 @@ def replay_queue(
     node_gpus: int | None = None,
     rescale_s: float = 0.0,
     slot_s: float = 0.0,
-    slow: SlowNodes | None = None,
+    slow: SlowNodes | SlowJobs | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QueueReplay:
@@ -75,8 +91,8 @@ def replay_queue(
         node_gpus: GPUs of a node; None = 8, or all of a smaller cluster.
         rescale_s: seconds that a job stands still whenever its GPUs change after its start.
         slot_s: seconds between decisions; 0 = at every event.
-        slow: slow nodes. A job runs at the speed of its slowest node; a job's nodes are drawn anew
-            whenever its GPUs change.
+        slow: slow nodes, or slowdowns of jobs. A job runs at the speed of its slowest node; its
+            nodes are drawn anew whenever its GPUs change. A slowdown of a job stays.
         seed: of these draws.
         progress: called with (jobs that ended, jobs).
 
@@ -169,7 +185,7 @@ class _State:
     jobs: JobList
     speeds: Speeds
     cluster: Cluster
-    slow: SlowNodes | None
+    slow: SlowNodes | SlowJobs | None
     seed: int
     now: float = 0.0
     ended: int = 0
@@ -181,6 +197,8 @@ class _State:
         self.queue.rescale_s = self.cluster.rescale_s
         self.queue.slot_s = self.cluster.slot_s
         self._rng = np.random.default_rng(self.seed)
+        if isinstance(self.slow, SlowJobs):
+            self.queue.slowness = self._rng.choice(self.slow.slowdowns, n)
         self._start = np.full(n, np.nan)
         self._end = np.full(n, np.nan)
         self._restarts = np.zeros(n, dtype=np.int64)
@@ -232,7 +250,7 @@ class _State:
             wanted = wanted[queue.kept]
         if len(wanted) != queue.n:
             raise QueueError(f"policy {name} answers for {len(wanted)} of {queue.n} jobs")
-        if self.slow is not None:
+        if isinstance(self.slow, SlowNodes):
             self._draw_nodes(wanted, self.slow)
         speeds = (self._counts, self.speeds.rates, self.speeds.row, self.speeds.asked_rate)
         jobs = (queue.active, queue.n, wanted, self.jobs.gpus, *speeds, queue.slowness)
