@@ -93,6 +93,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--ranks", type=int, metavar="N", help="with -: number of ranks (default 1)"
     )
     parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="GPUs of the job, for GPU-hours lost (default: the number of ranks, if several)",
+    )
+    parser.add_argument(
         "--threshold",
         type=float,
         metavar="X",
@@ -125,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
     from paceline.detect.detector import THRESHOLD, Detector
     from paceline.errors import DetectError
 
+    if args.gpus is not None and args.gpus < 1:
+        raise DetectError(f"--gpus must be 1 or more, not {args.gpus}")
     if args.method == "bocd" and args.threshold is not None:
         raise DetectError("--threshold is for --method medians; bocd compares means by 10%")
 
@@ -198,11 +206,15 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
         return _whole_log(args, log, step_times)
     detector = detector_of(n_ranks)
     rank_events = _events(times, detector)
-    job_wide = _locate(args, job_events(rank_events, n_ranks), log, step_times)
+    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
+    job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
     if not args.json:
+        stakes = [event.stake() for event in job_wide]
+        if stakes and stakes[-1] is not None:
+            print(f"  {stakes[-1]}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
         slow = int(detector.slow.sum())
@@ -336,7 +348,8 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
                 print(f"note: {restart}: a restart", file=sys.stderr, flush=True)
                 detector.go_back()
             events = detector.update(step, row)
-            for event in events if args.by_rank else job_events(events, detector.ranks):
+            merged = [replace(e, gpus=args.gpus) for e in job_events(events, detector.ranks)]
+            for event in events if args.by_rank else merged:
                 line = json.dumps(event.to_mapping()) if args.json else event.explain()
                 print(line, flush=True)
 
