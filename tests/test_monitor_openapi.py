@@ -166,7 +166,7 @@ def filled(site, tmp_path_factory):
     service.blobs.take(result, result_key(session, RESULT))
     add(
         tables.events, job_id=job.id, at=now, kind="onset", step=7, since_step=5, factor=1.5,
-        ranks=[3], text="slow",
+        ranks=[3], text="slow", lost_s=100.0,
     )  # fmt: skip
     service.alerts.judge(job.id, now)
     answer = site.ask("POST", "/api/v1/silences", token=site.token(), body={"hours": 1})

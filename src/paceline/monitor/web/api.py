@@ -31,6 +31,7 @@ from paceline.monitor.web.bodies import (
     read_body,
     whole_parameter,
 )
+from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
 from paceline.monitor.web.pushed import batch_of, job_of, trace_of
 from paceline.monitor.web.security import Principal, require
@@ -221,7 +222,7 @@ class Api:
         rows = await run_in_threadpool(
             events.list_events, self.service.engine, project, job_id, after, limit
         )
-        return _rows("events", rows, limit)
+        return _rows("events", [with_cost(row) for row in rows], limit)
 
     async def _upload(self, request: Request) -> dict[str, Any]:
         principal = require(request, "push")

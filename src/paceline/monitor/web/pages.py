@@ -17,6 +17,7 @@ from paceline.monitor.store import queries
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.event_cost import cost_text, with_cost
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
@@ -136,6 +137,7 @@ class Pages:
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
+            event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             keep_days=self.service.config.keep_days,
         )
 
