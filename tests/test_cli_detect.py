@@ -316,3 +316,34 @@ def test_gpu_hours_are_told_where_the_number_of_gpus_is_known(capsys, tmp_path):
     out = said(capsys, path, "--gpus", 64)[1]
     assert "1,000 more steps at this level lose 8.3 minutes (8.89 GPU-hours)" in out
     assert said(capsys, path, "--gpus", 0)[0] == 2
+
+
+def planned_rows():
+    """Steps that take 1.5 times as long from step 150 on, with 1.5 times the tokens."""
+    noise = np.random.default_rng(5).normal(0, 0.01, 250)
+    return [(s, 1.0 + noise[s] + 0.5 * (s >= 150), 100 + 50 * (s >= 150)) for s in range(250)]
+
+
+def test_workload_in_a_stream_explains_a_change(capsys, monkeypatch):
+    rows = [{"step": s, "duration_s": d, "tokens": t} for s, d, t in planned_rows()]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, rows))))
+    assert said(capsys, "-")[:2] == (0, "")
+    rows[-1]["tokens"] = "many"
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, rows))))
+    code, _, err = said(capsys, "-")
+    assert (code, "needs numbers for tokens" in err) == (2, True)
+
+
+def test_a_change_that_a_person_accepts_is_no_event(capsys, monkeypatch, tmp_path):
+    lines = [(s, d + 0.8 * (s >= 200)) for s, d, _ in planned_rows()]
+    path = written(tmp_path / "it.csv", "step,duration_s", lines)
+    kinds = [json.loads(line)["kind"] for line in said(capsys, path, "--json")[1].splitlines()]
+    assert kinds == ["onset", "worsening"]
+    (event,) = map(json.loads, said(capsys, path, "--json", "--accept", 150)[1].splitlines())
+    assert (event["kind"], event["since_step"]) == ("onset", 200)
+    assert event["factor"] == pytest.approx(2.3 / 1.5, rel=0.02)  # to the accepted level
+    stream = "\n".join(json.dumps({"step": s, "duration_s": d}) for s, d in lines)
+    monkeypatch.setattr("sys.stdin", io.StringIO(stream))
+    (event,) = map(json.loads, said(capsys, "-", "--json", "--accept", 150)[1].splitlines())
+    assert (event["kind"], event["since_step"]) == ("onset", 200)
+    assert said(capsys, path, "--accept", 150, "--method", "bocd")[0] == 2
