@@ -89,6 +89,24 @@ class TestDetectors:
         assert row["seen_at"] == 1199.0
         assert row["step_s"] == pytest.approx(1, abs=0.02)
 
+    def test_an_accepted_level_is_healthy_after_a_restart_too(self, site):
+        steps = story(steps=300, slow=slice(80, 300))
+        for one in steps[:150]:
+            site.push(one)
+        site.detectors.accept(site.job)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
+        assert site.row()["slow_since_step"] is None
+        site.start()
+        site.detectors.accept(site.job)  # it is not slow: nothing happens
+        for one in steps[150:]:
+            site.push(one)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
+        assert site.row()["healthy_s"] == pytest.approx(1.4, abs=0.02)
+        text = events.list_events(site.engine, "*", site.job.id, None, 1)[0]["text"]
+        assert "slow until this level was accepted as healthy" in text
+
     @pytest.mark.parametrize("saved", [False, True])
     def test_restarts_at_any_moment_change_nothing(self, site, saved, monkeypatch):
         if saved:

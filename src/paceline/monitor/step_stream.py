@@ -51,11 +51,11 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """A job began anew while ranks were slow.
+class Ending:
+    """A fail-slow is over without a relief: the job began anew, or its level was accepted.
 
     Attributes:
-        event: their relief: who was slow is not known to be any more.
+        event: the relief of the ranks that were slow.
         text: that, in words.
         at: when, seconds since 1970.
         start: the one that this ends.
@@ -115,7 +115,7 @@ class Stream:
         """About how much memory it takes."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
-    def take(self, batch: Batch) -> Iterator[Closed | Restart | None]:
+    def take(self, batch: Batch) -> Iterator[Closed | Ending | None]:
         """Add the samples; yields the steps that this closes, in order, and that it began anew.
 
         None is a pause. Nothing else may be asked to change the stream before the end.
@@ -216,10 +216,10 @@ class Stream:
         batches, self._repeated = self._repeated, []
         return batches
 
-    def _restart(self, at: float) -> Iterator[Restart]:
+    def _restart(self, at: float) -> Iterator[Ending]:
         """Forget what the start before has told, and tell who was slow in it."""
-        if self.detector is not None and (self.detector.slow.any() or self.ongoing is not None):
-            yield self._slow_before(self.detector, at)
+        if self.detector is not None and self._is_slow:
+            yield self._ending(self.detector, at, "slow until the job began anew")
         self.start += 1
         self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
@@ -228,7 +228,21 @@ class Stream:
         self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
 
-    def _slow_before(self, detector: Detector, at: float) -> Restart:
+    def accept(self, at: float) -> Ending | None:
+        """Call the current level healthy; returns the end of the fail-slow, None where none is."""
+        if self.detector is None or not self._is_slow:
+            return None
+        ending = self._ending(self.detector, at, "slow until this level was accepted as healthy")
+        self.detector.accept()
+        self.ongoing = None
+        return ending
+
+    @property
+    def _is_slow(self) -> bool:
+        slow = self.detector is not None and bool(self.detector.slow.any())
+        return slow or self.ongoing is not None
+
+    def _ending(self, detector: Detector, at: float, reason: str) -> Ending:
         slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector.lost_s[slow].max()), self.last_step + 1
@@ -236,8 +250,8 @@ class Stream:
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
-        text = f"step {step:,}: {name_ranks(ranks)}: slow until the job began anew"
-        return Restart(event, text, at, self.start)
+        text = f"step {step:,}: {name_ranks(ranks)}: {reason}"
+        return Ending(event, text, at, self.start)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
         """Make room for ranks not seen before."""
