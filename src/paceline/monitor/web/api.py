@@ -101,6 +101,13 @@ class Api:
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
 
+    async def accept(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/accept."""
+        principal = require(request, "push")
+        job = await self._job(request, writes_to(request, principal))
+        await run_in_threadpool(self.service.accept_level, job)
+        return JSONResponse({"status": "accepted"})
+
     async def begin_upload(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/uploads."""
         principal = require(request, "push")
@@ -356,6 +363,7 @@ def routes(service: Service) -> list[Route]:
         ("GET", f"{v1}/jobs", api.list_jobs),
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
+        ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
