@@ -12,6 +12,7 @@ import pytest
 import paceline.record as record
 from megatron_tree import DistributedDataParallel, Work, installed
 from paceline import load
+from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 
 K = OpKind
@@ -151,7 +152,7 @@ def test_backwards_of_chunks_find_their_forwards(megatron, recorder):
     assert [(op.microbatch, op.chunk) for op in backwards] == [(0, 1), (1, 1), (0, 0), (1, 0)]
 
 
-def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeypatch):
+def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeypatch, tmp_path):
     del megatron["schedules"].backward_step
     monkeypatch.setitem(sys.modules, "megatron.core.distributed.finalize_model_grads", None)
     record.instrument_megatron()
@@ -163,6 +164,18 @@ def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeyp
     with recorder.step(0):
         forward(megatron["schedules"], 0)
     assert recorder.is_on
+    recorder.close()
+    (file,) = read_files(tmp_path)
+    assert [note["not_recorded"] for note in file.notes if "how" in note] == [
+        "megatron.core.pipeline_parallel.schedules.backward_step is absent",
+        *(
+            f"megatron.core.distributed.finalize_model_grads.{name} is absent"
+            for name in (
+                "_allreduce_non_tensor_model_parallel_grads",
+                "_allreduce_word_embedding_grads",
+            )
+        ),
+    ]
 
 
 def test_without_megatron_it_is_a_line(recorder, caplog, monkeypatch):

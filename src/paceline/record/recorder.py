@@ -16,6 +16,7 @@ from weakref import WeakSet
 from paceline.blockfile import LATE, PEER_END
 from paceline.record.clocks import TIMEOUT_S, Exchange, HostClock
 from paceline.record.cuda import CudaClock
+from paceline.record.patching import Wrapper, name_of, wrap
 from paceline.record.place import find_place, process_group
 from paceline.record.steps import (
     CODES,
@@ -143,6 +144,15 @@ class Recorder:
         if self._writer is not None:
             note = {"recorded": what} if how is None else {"not_recorded": what, "how": how}
             self._writer.put_note(note)
+
+    def wrap(self, owner: Any, name: str, wrapper: Wrapper) -> None:
+        """Record a function of a library (:func:`paceline.record.patching.wrap`).
+
+        A function that this version of the library lacks is noted.
+        """
+        if not wrap(owner, name, wrapper):
+            absent = f"{name_of(owner)}.{name} is absent"
+            self.note(absent, "this version of its library is not known to Paceline")
 
     def _session(self) -> str | None:
         """Set up the clock exchange where there are peers; returns what they call this start."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.blockfile import LATE, PEER_END
-from paceline.record.patching import wrap
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, SENDS, Op, Operation, Step
 
@@ -54,7 +53,7 @@ class Works:
             self._of[id(work)] = work, ops, free_ns
             if type(work) not in self._classes:
                 self._classes.add(type(work))
-                wrap(type(work), "wait", self._wait)
+                self._recorder.wrap(type(work), "wait", self._wait)
         except Exception as error:
             self._recorder.fail(error)
 
