@@ -239,7 +239,6 @@ class _Collectives:
                 except Exception as error:
                     recorder.fail(error)
                     return function(*args, **kwargs)
-                self._works.go_on()
                 if not argument(args, kwargs, place + 1, "async_op"):
                     with recorder.op(kind, group=group):
                         return self._alone(function, *args, **kwargs)

@@ -31,8 +31,7 @@ class Works:
         #: Those under way, by id: the work, its operations, ns of a wait that did not block.
         self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
         self._classes: set[type] = set()  # of works, whose wait is seen
-        self._joining = False
-        self._waited: tuple[Op, Any] | None = None  # last of joined waits, and its end
+        self._batch: object = None  # of the works that a joined function waits for
         recorder.at_step_end(self._end_step)
 
     def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
@@ -69,23 +68,21 @@ class Works:
             if not ops or not self._recorder.is_profiling:
                 return function(work, *args, **kwargs)
             recorder = self._recorder
-            before = recorder.mark()
-            for op in ops:
-                if self._waited is None:
-                    recorder.wait_from(op, before)
-                else:
-                    op.awaited = self._waited[0].awaited
+            first, before = ops[0], recorder.mark()
+            if self._batch is not None:
+                first.batch = self._batch
+            recorder.wait_from(first, before)
             over = _is_over(work)
             asked = recorder.mark()  # what we do is no wait
             answer = function(work, *args, **kwargs)
             end = recorder.mark()
             if recorder.on_host:
-                over = over or end - asked < free_ns
+                late = LATE if over or end - asked < free_ns else 0
                 for op in ops:
-                    op.end, op.flags = end, op.flags | (LATE if over else 0)
-            self._waited = ops[-1], end
-            if not self._joining:
-                self.go_on()
+                    op.end, op.flags = end, op.flags | late
+            for op in ops:
+                op.awaited = first.awaited
+            recorder.wait_to(first, end)
             return answer
 
         return wait
@@ -97,21 +94,13 @@ class Works:
         """
 
         def waits(*args: Any, **kwargs: Any) -> Any:
-            self._joining = True
+            self._batch = object()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._joining = False
-                self.go_on()
+                self._batch = None
 
         return waits
-
-    def go_on(self) -> None:
-        """What waited goes on, from when its last wait was over."""
-        if self._waited is not None:
-            op, end = self._waited
-            self._waited = None
-            self._recorder.wait_to(op, end)
 
     def _end_step(self, step: Step) -> None:
         """Nobody waited for these in the step: when they end is not known."""
