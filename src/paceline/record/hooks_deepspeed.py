@@ -103,7 +103,7 @@ class _Backward:
         self._ended = backward
         if self._tail is not None and not self._recorder.on_host and self._synced():
             backward.end = self._tail[0]
-            self._recorder.release(backward, self._tail[0])
+            backward.program.release(backward, self._tail[0])
             self._recorder.add("grads-reduce-scatter", *self._tail)
 
     def _synced(self) -> bool:

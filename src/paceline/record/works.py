@@ -71,7 +71,7 @@ class Works:
             first, before = ops[0], recorder.mark()
             if self._batch is not None:
                 first.batch = self._batch
-            recorder.wait_from(first, before)
+            first.program.wait_from(first, before)
             over = _is_over(work)
             asked = recorder.mark()  # what we do is no wait
             answer = function(work, *args, **kwargs)
@@ -82,7 +82,7 @@ class Works:
                     op.end, op.flags = end, op.flags | late
             for op in ops:
                 op.awaited = first.awaited
-            recorder.wait_to(first, end)
+            first.program.wait_to(first, end)
             return answer
 
         return wait
@@ -106,7 +106,7 @@ class Works:
         """Nobody waited for these in the step: when they end is not known."""
         for _, ops, _ in self._of.values():
             for op in ops:
-                if op.end is None and op.ops is step.ops:
+                if op.end is None and op.program.ops is step.ops:
                     op.end, op.flags = step.end, op.flags | LATE
         self._of.clear()
 
