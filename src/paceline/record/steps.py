@@ -122,7 +122,7 @@ class Op:
         self.end: Any = None
         self.outer: Op | None = None
         self.parts: list[Op] | None = None  # behind the first, of a compute that was cut
-        self.batch: object = None  # what was launched together; its waits in a row are one
+        self.batch: object = None  # waits in a row for operations of one batch are one
 
     def __enter__(self) -> Op:
         program = self.program
