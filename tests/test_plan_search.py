@@ -12,7 +12,7 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.llm import LLM, MoE
 from paceline.model.llm_presets import llm_preset
-from paceline.model.memory import memory_table
+from paceline.model.memory_peak import memory_table
 from paceline.model.plan import Plan, problems
 from paceline.plan.assemble import Assembly
 from paceline.plan.predict import predict

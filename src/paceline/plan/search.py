@@ -23,6 +23,7 @@ from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost
 from paceline.model.costs import CostModel
 from paceline.model.llm import LLM
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import dollars_per_day, mfu, training_days, training_steps
@@ -156,6 +157,7 @@ def search(
     max_days: float | None = None,
     budget: float | None = None,
     cost: ComputeCost | None = None,
+    rules: MemoryRules = DEFAULT_RULES,
     progress: Progress | None = None,
     **options: Any,
 ) -> SearchResult:
@@ -171,6 +173,7 @@ def search(
         max_days: leave out what takes longer.
         budget: leave out what costs more [dollars].
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
+        rules: how the software uses memory, and the share of it that stays free.
         progress: called with (done, total).
         options: fields of :class:`Space` (``max_tp``, ``micro_batches``, ...) or of ``Plan``, which
             then hold for all plans (``precision``, ``flash``, ``schedule``, ...).
@@ -186,11 +189,11 @@ def search(
     space = _space(cluster, gpus, global_batch, options)
     cluster.gpu.peak(space.base.precision)  # raises where the GPU lacks it
     legal = candidates(llm, space)
-    assembly = Assembly(CostModel(llm, cluster, cost), legal)
+    assembly = Assembly(CostModel(llm, cluster, cost), legal, rules)
     memory = _memory(assembly, progress)
-    fits = memory <= cluster.gpu.memory_bytes
+    fits = memory <= rules.room(cluster.gpu.memory_bytes)
     if not fits.any():
-        raise PlanError(_too_large(llm, cluster, space, legal, memory))
+        raise PlanError(_too_large(assembly, cluster, space, memory))
     rows, times = _times(assembly, np.flatnonzero(fits), progress)
     pruned = {**legal.pruned}
     if not fits.all():
@@ -299,14 +302,16 @@ def _within_limits(
     return result
 
 
-def _too_large(llm: LLM, cluster: Cluster, space: Space, legal: Candidates, memory: Array) -> str:
+def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
     """What comes closest to fitting, and how many GPUs would do."""
+    llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
-    room = cluster.gpu.memory_bytes
+    room = rules.room(cluster.gpu.memory_bytes)
     text = (
-        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB of "
-        f"{cluster.gpu.name}; the closest, {legal.plan(least).describe()} on "
-        f"{legal.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
+        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB "
+        f"({1 - rules.reserve:.0%} of {cluster.gpu.name}); the closest, "
+        f"{legal.plan(least).describe()} on {legal.gpus[least]:,} GPUs, needs "
+        f"{memory[least] / 1e9:.1f} GB"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = {n << doubling for n in (space.gpus[0], space.gpus[-1])}
@@ -315,7 +320,7 @@ def _too_large(llm: LLM, cluster: Cluster, space: Space, legal: Candidates, memo
             wider_legal = candidates(llm, wider)
         except PlanError:
             continue
-        bytes_ = _memory(Assembly(CostModel(llm, cluster), wider_legal), None)
+        bytes_ = _memory(Assembly(assembly.model, wider_legal, rules), None)
         if bytes_.min() <= room:
             i = int(np.argmin(bytes_))
             return (
