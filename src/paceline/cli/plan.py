@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
@@ -68,6 +69,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     add_space(parser)
+    add_memory(parser)
     wish = parser.add_argument_group("what is wanted")
     wish.add_argument(
         "--objective",
@@ -142,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
             max_days=args.max_days,
             budget=args.budget,
             cost=cost,
+            rules=memory_rules(args),
             progress=progress,
             **{**plan_fields, **space_options(args)},
         )

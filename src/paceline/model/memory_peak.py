@@ -51,7 +51,7 @@ PARTS = (
     *("parameters", "gradients", "optimizer", "activations", "transient"),
     *("workspace", "framework"),
 )
-MOMENTS = ("loss", "backward", "end of the backward")
+MOMENTS = ("loss", "backward of a layer", "end of the backward")
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,26 @@ class StageActivations:
 
 def stage_activations(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) -> StageActivations:
     """Activations kept, and of the work at hand."""
+    kept_bytes, work_bytes = place_activations(llm, plan, rules)
+    kept = by_stage(plan, kept_bytes).mean(axis=0) * in_flight(plan)
+    work = by_stage(plan, work_bytes).max(axis=0)
+    logits, loss_work = np.zeros(plan.pp), np.zeros(plan.pp)
+    first, last, loss = end_activations(llm, plan, rules)
+    of_first, of_last = ends_in_flight(plan)
+    firsts, lasts = end_stages(plan)
+    kept[firsts] += first * of_first
+    kept[lasts] += last * of_last
+    logits[lasts], loss_work[lasts] = last, loss
+    return StageActivations(kept, logits, loss_work, work)
+
+
+def place_activations(
+    llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[Array, Array]:
+    """[place] bytes that its layers keep of a microbatch, and of a layer at work.
+
+    What the model's ends keep beside that is :func:`end_activations`.
+    """
     kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind: dict[LayerKind, tuple[float, float]] = {}
     for place, layers in enumerate(plan.chunk_layers(llm)):
@@ -199,16 +219,7 @@ def stage_activations(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) 
             work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
     if llm.mtp_layers:
         kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
-    work = by_stage(plan, work_bytes).max(axis=0)
-    kept_total = by_stage(plan, kept_bytes).mean(axis=0) * in_flight(plan)
-    logits, loss_work = np.zeros(plan.pp), np.zeros(plan.pp)
-    first, last, loss = end_activations(llm, plan, rules)
-    of_first, of_last = ends_in_flight(plan)
-    firsts, lasts = end_stages(plan)
-    kept_total[firsts] += first * of_first
-    kept_total[lasts] += last * of_last
-    logits[lasts], loss_work[lasts] = last, loss
-    return StageActivations(kept_total, logits, loss_work, work)
+    return kept_bytes, work_bytes
 
 
 def gathered_bytes(llm: LLM, plan: Plan) -> Array:

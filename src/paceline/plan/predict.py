@@ -21,9 +21,10 @@ from paceline.model.costs import EXCHANGE, PARTS, CostModel, PlanCosts
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory
-from paceline.model.memory_rules import DEFAULT_RULES, Loss, MemoryRules
-from paceline.model.plan import OVERLAPPING, Plan, check, problems
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
+from paceline.model.plan import OVERLAPPING, Plan, check
 from paceline.plan.cost import dollars_per_day, training_days, training_steps
+from paceline.plan.fitting import what_fits
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -139,7 +140,7 @@ class Prediction:
 
     @cached_property
     def to_fit(self) -> tuple[str, ...]:
-        """Single changes to the plan that would make it fit; empty where it fits."""
+        """Changes that would make it fit, mildest first; empty where it fits."""
         return () if self.fits else what_fits(self.llm, self.plan, self.cluster, self.rules)
 
     # Training.
@@ -263,41 +264,6 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     seconds_of["dp"] += repeated
     seconds_of["fixed"] = costs.fixed_s
     return seconds_of
-
-
-def what_fits(
-    llm: LLM, plan: Plan, cluster: Cluster, rules: MemoryRules = DEFAULT_RULES
-) -> tuple[str, ...]:
-    """Single changes that would make a plan fit into the GPUs' memory, mildest first."""
-    room = rules.room(cluster.gpu.memory_bytes)
-    half = plan.micro_batch // 2
-    changes: list[tuple[str, dict[str, Any]]] = [
-        *((f"recompute {name}", {"recompute": name}) for name in ("selective", "full")),
-        ("sequence parallelism", {"sequence_parallel": plan.tp > 1}),
-        *((f"zero {zero}", {"zero": zero}) for zero in range(plan.zero + 1, 4)),
-        *([(f"micro batch {half}", {"micro_batch": half})] if half else []),
-    ]
-    for name in ("tp", "pp", "cp"):
-        for factor in (2, 4, 8):
-            if plan.dp % factor == 0 and plan.layers_per_stage is None:
-                wider = {name: getattr(plan, name) * factor, "dp": plan.dp // factor}
-                changes.append((f"{name} {wider[name]} (dp {wider['dp']})", wider))
-    if llm.moe is not None:
-        changes += [(f"ep {plan.ep * n}", {"ep": plan.ep * n}) for n in (2, 4, 8)]
-
-    def fits(changed: Plan, of_rules: MemoryRules) -> bool:
-        stages = stage_memory(llm, changed, cluster, of_rules)
-        return max(stage.total_bytes for stage in stages) <= room
-
-    losses: tuple[Loss, ...] = ("fused", "chunked")
-    fitting = [f"a {loss} loss" for loss in losses if fits(plan, replace(rules, loss=loss))][:1]
-    for text, change in changes:
-        changed = replace(plan, **change)
-        if changed == plan or problems(changed, llm):
-            continue
-        if fits(changed, rules):
-            fitting.append(text)
-    return tuple(fitting)
 
 
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
