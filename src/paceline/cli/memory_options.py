@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.model.memory_rules import MemoryRules
+    from paceline.model.memory_rules import Loss, MemoryRules
 
 LOSSES = ("unfused", "in-place", "fused", "chunked")
 
@@ -28,12 +28,13 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def memory_rules(args: argparse.Namespace) -> MemoryRules:
-    """The rules that the options give."""
+def memory_rules(args: argparse.Namespace, framework: str | None = None) -> MemoryRules:
+    """The rules that the options give; torchtitan's configuration compiles the loss."""
     from paceline.model.memory_rules import RESERVE, MemoryRules
 
     reserve = RESERVE if args.reserve is None else args.reserve
-    return MemoryRules(loss=args.loss, reserve=reserve)
+    loss: Loss | None = args.loss or ("fused" if framework == "torchtitan" else None)
+    return MemoryRules(loss=loss, reserve=reserve)
 
 
 def _share(text: str) -> float:

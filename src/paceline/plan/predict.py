@@ -23,7 +23,7 @@ from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan, check
-from paceline.plan.cost import dollars_per_day, training_days, training_steps
+from paceline.plan.cost import causal_share, dollars_per_day, training_days, training_steps
 from paceline.plan.fitting import what_fits
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
@@ -115,6 +115,11 @@ class Prediction:
     def mfu(self) -> float:
         """Model FLOPs over what the GPUs' peak could do in that time (Chowdhery et al. 2022)."""
         return self.model_flops_per_gpu / self.cluster.gpu.peak(self.plan.precision)
+
+    @property
+    def mfu_causal(self) -> float:
+        """The same without the half of the attention that the causal mask leaves out."""
+        return self.mfu * causal_share(self.llm)
 
     @property
     def hfu(self) -> float:

@@ -26,7 +26,7 @@ from paceline.model.llm import LLM
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
-from paceline.plan.cost import dollars_per_day, mfu, training_days, training_steps
+from paceline.plan.cost import causal_share, dollars_per_day, mfu, training_days, training_steps
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
 from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
 
@@ -58,6 +58,7 @@ class SearchResult:
         tokens: tokens to train on; None = not said.
         pruned: reason -> plans that it rules out.
         seconds: how long the search took.
+        rules: how the software uses memory.
     """
 
     llm: LLM
@@ -71,6 +72,7 @@ class SearchResult:
     tokens: float | None
     pruned: dict[str, int]
     seconds: float
+    rules: MemoryRules = DEFAULT_RULES
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,6 +114,12 @@ class SearchResult:
         return dollars
 
     @cached_property
+    def mfu_causal(self) -> Array:
+        """[plan] the same without the half of the attention that the causal mask leaves."""
+        share: Array = self.mfu * causal_share(self.llm)
+        return share
+
+    @cached_property
     def gpu_seconds(self) -> Array:
         """[plan] GPU-seconds of one step: the cost of a plan, whatever a GPU costs."""
         work: Array = self.step_time_s * self.gpus
@@ -130,7 +138,15 @@ class SearchResult:
         recompute = self.legal.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
         columns["even_layers"] = self.legal.columns["layout"][self.rows] == 0
-        measures = ("step_time_s", "memory_bytes", "mfu", "days", "dollars_per_day", "dollars")
+        measures = (
+            "step_time_s",
+            "memory_bytes",
+            "mfu",
+            "mfu_causal",
+            "days",
+            "dollars_per_day",
+            "dollars",
+        )
         for name in (*measures, "pareto"):
             values = getattr(self, name)
             columns |= {} if values is None else {name: values}
@@ -202,7 +218,7 @@ def search(
         llm, cluster, objective, legal, rows, times, memory[rows], tokens, pruned
     )
     result = _within_limits(result, max_days, budget)
-    return replace(result, seconds=time.perf_counter() - begin)
+    return replace(result, seconds=time.perf_counter() - begin, rules=rules)
 
 
 def _space(

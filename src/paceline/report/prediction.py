@@ -60,6 +60,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "model_tflops_per_gpu": prediction.model_flops_per_gpu / 1e12,
         "mfu": prediction.mfu,
+        "mfu_causal": prediction.mfu_causal,
         "hfu": prediction.hfu,
         "memory": {
             "capacity_bytes": cluster.gpu.memory_bytes,
@@ -122,7 +123,8 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     first = Text("step ", style="bold")
     first.append(seconds(prediction.step_time_s), style="bold cyan")
     first.append(
-        f"   MFU {prediction.mfu:.1%}   HFU {prediction.hfu:.1%}   "
+        f"   MFU {prediction.mfu:.1%} (causal {prediction.mfu_causal:.1%})   "
+        f"HFU {prediction.hfu:.1%}   "
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
