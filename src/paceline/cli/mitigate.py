@@ -141,7 +141,7 @@ def _overheads(
 ) -> dict[str, float | None]:
     """The overheads that the text names, and for the others the usual, or those given."""
     from paceline.errors import MitigateError
-    from paceline.mitigate.strategies import OVERHEAD_S
+    from paceline.mitigate.strategies import OVERHEAD_S, check_overhead
 
     overhead_s: dict[str, float | None] = {}
     for entry in text.split(",") if text else ():
@@ -154,6 +154,7 @@ def _overheads(
         if not equals or name in overhead_s:
             raise MitigateError(f"--overheads {text!r} should be like {_OVERHEADS}")
         overhead_s[name] = seconds
+        check_overhead(name, seconds)
     return dict(OVERHEAD_S if unless_named is None else unless_named) | overhead_s
 
 

@@ -90,7 +90,7 @@ class Action:
         return (
             f"step {self.step:,}: {reason}; {_seconds(self.lost_s)} lost since step "
             f"{self.since_step:,}: {option.text}: a step takes {option.step_s:.4g} s instead of "
-            f"{option.now_s:.4g} s (recovers {option.recovered:.0%}) for "
+            f"{option.now_s:.4g} s (recovers {option.recovered_text}) for "
             f"{_seconds(option.overhead_s or 0.0)} once ({option.strategy.upper()})"
         )
 
