@@ -107,6 +107,23 @@ class TestDetectors:
         text = events.list_events(site.engine, "*", site.job.id, None, 1)[0]["text"]
         assert "slow until this level was accepted as healthy" in text
 
+    @pytest.mark.parametrize(
+        ("labels", "kinds"), [({"like": "run-*"}, []), ({"like": "llm"}, []), ({}, ["onset"])]
+    )
+    def test_what_earlier_runs_show_at_the_same_step_is_planned(self, site, labels, kinds):
+        for number in range(3):
+            of_group = {"like": "llm"}
+            site.job = jobs.register(site.engine, "default", f"run-{number}", 1.0, labels=of_group)
+            for one in story(seed=number, steps=150, slow=slice(80, 150)):
+                site.push(one)
+        site.job = jobs.register(site.engine, "default", "now", 1.0, labels=labels)
+        site.stop()  # what is pushed before is in the series then
+        site.start()
+        for one in story(seed=9, steps=150, slow=slice(80, 150)):
+            site.push(one)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == kinds
+
     @pytest.mark.parametrize("saved", [False, True])
     def test_restarts_at_any_moment_change_nothing(self, site, saved, monkeypatch):
         if saved:

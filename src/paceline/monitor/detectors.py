@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
+from paceline.monitor.earlier_runs import find_earlier_runs
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
@@ -208,6 +209,7 @@ class Detectors:
         try:
             live, is_unfit = self._restore(job)
             live.start = live.stream.start
+            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
             with self._files.of(job.id) as file:
                 last = last_row(folder)
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()

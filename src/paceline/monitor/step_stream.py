@@ -16,6 +16,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.detect.who import name_ranks
+from paceline.monitor.earlier_runs import EarlierRuns
 from paceline.monitor.ongoing import Ongoing
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
@@ -90,6 +91,7 @@ class Stream:
         seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again.
         ongoing: a fail-slow that the detector, made anew within it, takes for health.
+        earlier: earlier runs of the same job: what they show at the same step is planned.
         replayed_to: batches up to then may come a second time, read anew after a restart.
     """
 
@@ -100,6 +102,7 @@ class Stream:
         self.seen_at = 0.0
         self.session = ""
         self.ongoing: Ongoing | None = None
+        self.earlier = EarlierRuns()
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._repeated: list[Batch] = []  # of steps that their ranks have given before
@@ -284,7 +287,7 @@ class Stream:
     def _close(self, step: int) -> Closed:
         waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
-            self.detector = Detector(len(self.ranks))
+            self.detector = Detector(len(self.ranks), like=self.earlier.since(step))
         events = self.detector.update(step, waiting.durations_s)
         self.last_step = step
         row = np.zeros((), ROW)
