@@ -124,6 +124,16 @@ class TestDetectors:
         site.stop()
         assert [kind for kind, *_ in site.events()] == kinds
 
+    def test_workload_explains_a_change_also_after_a_crash(self, site):
+        for one in story(steps=150, slow=slice(80, 150)):
+            step = int(one.number)
+            site.push(replace(one, workload={step: {"tokens": 140.0 if step >= 80 else 100.0}}))
+            if step == 90:
+                site.crash()
+                site.start()
+        site.stop()
+        assert site.events() == []
+
     @pytest.mark.parametrize("saved", [False, True])
     def test_restarts_at_any_moment_change_nothing(self, site, saved, monkeypatch):
         if saved:

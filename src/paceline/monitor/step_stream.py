@@ -110,6 +110,7 @@ class Stream:
         self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
         self._waiting: dict[int, _Waiting] = {}
         self._order: list[int] = []  # a heap of its steps
+        self._workload: dict[int, dict[str, float]] = {}  # of steps that wait
         self._world = 0
         self._begun_at = self._joined_at = 0.0  # first sample of this start; last new rank
 
@@ -146,6 +147,9 @@ class Stream:
         good = batch.steps > self.last_step
         if not good.any():
             return
+        for number, workload in batch.workload.items():
+            if number > self.last_step:
+                self._workload.setdefault(number, {}).update(workload)
         steps, ranks, durations = batch.steps[good], batch.ranks[good], batch.durations_s[good]
         self._world = batch.world or self._world
         self._begun_at = self._begun_at or batch.at
@@ -227,6 +231,7 @@ class Stream:
         self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
+        self._workload.clear()
         self._order.clear()
         self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
@@ -288,7 +293,8 @@ class Stream:
         waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
             self.detector = Detector(len(self.ranks), like=self.earlier.since(step))
-        events = self.detector.update(step, waiting.durations_s)
+        events = self.detector.update(step, waiting.durations_s, self._workload.pop(step, None))
+        self._workload = {number: w for number, w in self._workload.items() if number > step}
         self.last_step = step
         row = np.zeros((), ROW)
         durations_s = waiting.durations_s[~np.isnan(waiting.durations_s)]
