@@ -145,8 +145,8 @@ class TestDetectors:
         times[250:330] *= 1.3
 
         class NextDetector(Detector):
-            def __init__(self, ranks, threshold=0.28, warm_up=50):
-                super().__init__(ranks, threshold=threshold, warm_up=warm_up)
+            def __init__(self, ranks, threshold=0.28, warm_up=50, like=()):
+                super().__init__(ranks, threshold=threshold, warm_up=warm_up, like=like)
 
         assert events_of(Detector(2), times) != events_of(NextDetector(2), times)
         for step, row in enumerate(times):
