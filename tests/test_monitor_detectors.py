@@ -1,5 +1,6 @@
 """Step times are judged as they come, whatever ends the service meanwhile."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,11 @@ import requires
 
 requires.installed("sqlalchemy")
 
+from monitor_web import eventually
 from paceline.monitor import detectors as module
 from paceline.monitor.bus import Bus
 from paceline.monitor.detectors import Detectors
+from paceline.monitor.pulse import Pulse
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.store import events, jobs
 from paceline.monitor.store.database import open_database
@@ -124,6 +127,41 @@ class TestDetectors:
         site.stop()
         assert [kind for kind, *_ in site.events()] == kinds
 
+    @pytest.mark.parametrize(
+        ("ranks", "words"),
+        [
+            ((0, 1, 3), "step 60 has not ended after 35 s; rank 2 did not arrive"),
+            ((), "step 60 has not ended after 36 s; no rank has told its time"),
+        ],
+    )
+    def test_a_step_that_does_not_end_is_told_with_who_did_not_arrive(self, site, ranks, words):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        if ranks:
+            site.push(of_step(60, [1.0] * len(ranks), ranks=ranks))
+        while site.detectors.n_waiting:
+            time.sleep(0.01)
+        site.now = 1059.0 + bool(ranks) + 33.0  # not yet: the usual second, 3 steps and 30 s
+        time.sleep(0.05)
+        assert site.events() == []
+        site.now = 1095.0
+        eventually(lambda: site.events())
+        assert events.list_events(site.engine, "*", site.job.id, None, 1)[0]["text"] == words
+        site.now = 1200.0
+        site.stop()
+        assert [kind for kind, *_ in site.events() if kind == "hang"] == ["hang"]
+
+    def test_a_job_that_ended_does_not_hang(self, site):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        while site.detectors.n_waiting:
+            time.sleep(0.01)
+        jobs.end(site.engine, site.job.id, site.now)
+        site.now = 1200.0
+        time.sleep(0.05)
+        site.stop()
+        assert site.events() == []
+
     def test_workload_explains_a_change_also_after_a_crash(self, site):
         for one in story(steps=150, slow=slice(80, 150)):
             step = int(one.number)
@@ -233,3 +271,16 @@ class TestDetectors:
         with pytest.raises(Refusal) as refused:
             site.detectors.check_room()
         assert (refused.value.status, refused.value.retry_s) == (429, 5)
+
+
+def test_a_pulse_is_overdue_after_three_steps_and_thirty_seconds_more_than_usual():
+    pulse = Pulse()
+    for at in (100.0, 102.0, 104.0, 106.0):
+        pulse.beat(at)
+    assert pulse.overdue_s(106 + 2 + 3 * 1.5 + 30, 1.5) is None
+    assert pulse.overdue_s(106 + 2 + 3 * 1.5 + 30.1, 1.5) == pytest.approx(36.6)
+    assert pulse.overdue_s(1000.0, float("nan")) is None  # what a step takes is not known
+    pulse.listen(999.0)  # the service was away
+    assert pulse.overdue_s(1000.0, 1.5) is None
+    pulse.tell()
+    assert pulse.overdue_s(9999.0, 1.5) is None

@@ -25,7 +25,7 @@ class JobEvent:
     """Events of several ranks that belong together.
 
     Attributes:
-        kind: as of an :class:`Event`.
+        kind: as of an :class:`Event`; or "hang", a step that does not end.
         step: the step in which the first was sure.
         since_step: the median of their estimated begins.
         ranks: whose.
@@ -83,6 +83,10 @@ class JobEvent:
             if np.isnan(self.factor):  # its detector was made anew within the episode
                 return over
             return f"{over}, after {self.factor:.2f}x; {duration(self.lost_s)} lost"
+        if self.kind == "hang":
+            late = len(self.ranks) < self.of
+            who = f"{self._ranks} did not arrive" if late else "no rank has told its time"
+            return f"step {self.step:,} has not ended after {duration(self.lost_s)}; {who}"
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
         return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"

@@ -28,7 +28,7 @@ from paceline.monitor.step_series import append_rows, last_row, read_series
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
-from paceline.monitor.store.jobs import JobKey, update_live
+from paceline.monitor.store.jobs import JobKey, is_running, update_live
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors; beyond, pushes are answered 429.
@@ -187,6 +187,9 @@ class Detectors:
         used_at = live.used_at
         try:
             yield from self._digest(live, live.stream.close_due(now))
+            if live.stream.hangs(now) and is_running(self._engine, live.job):
+                live.note_hang(now)
+                self._store_events(live)
         except Exception as error:
             self._live.pop(live.job.id, None)
             _say("step times", error)
@@ -221,6 +224,7 @@ class Detectors:
                         yield
         finally:
             self._n_loading -= 1
+        live.stream.pulse.listen(self._clock())
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
 
@@ -314,7 +318,8 @@ class Detectors:
     def _tick(self, now: float, stopping: bool = False) -> None:
         for live in list(self._live.values()):
             waits = stopping or live.job.id in self._turns
-            if not waits and (live.events or live.stream.is_due(now)):
+            is_due = live.events or live.stream.is_due(now) or live.stream.hangs(now)
+            if not waits and is_due:
                 self._turns.add(live.job.id, self._work_due(live, now))
                 continue
             idle = now - live.used_at > _IDLE_S and not waits

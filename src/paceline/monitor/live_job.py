@@ -77,6 +77,12 @@ class LiveJob:
         """Note the end of a fail-slow."""
         self.events.append(self._event_row(ending.event, ending.at, ending.start, ending.text))
 
+    def note_hang(self, now: float) -> None:
+        """Note a step that does not end."""
+        hang = self.stream.take_hang(now)
+        if hang is not None:
+            self.events.append(self._event_row(hang, now, self.start, hang.explain()))
+
     def accept(self, now: float) -> None:
         """Call the current level healthy."""
         ending = self.stream.accept(now)

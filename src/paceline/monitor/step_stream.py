@@ -18,6 +18,7 @@ from paceline.detect.state import ArrayField, State, StateReader
 from paceline.detect.who import name_ranks
 from paceline.monitor.earlier_runs import EarlierRuns
 from paceline.monitor.ongoing import Ongoing
+from paceline.monitor.pulse import Pulse
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
 
@@ -91,6 +92,7 @@ class Stream:
         seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again.
         ongoing: a fail-slow that the detector, made anew within it, takes for health.
+        pulse: when batches come.
         earlier: earlier runs of the same job: what they show at the same step is planned.
         replayed_to: batches up to then may come a second time, read anew after a restart.
     """
@@ -103,6 +105,7 @@ class Stream:
         self.session = ""
         self.ongoing: Ongoing | None = None
         self.earlier = EarlierRuns()
+        self.pulse = Pulse()
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._repeated: list[Batch] = []  # of steps that their ranks have given before
@@ -129,6 +132,7 @@ class Stream:
         session = session if slash else ""
         if session in self._old_sessions or batch.at < self._back_at:
             return
+        self.pulse.beat(batch.at)
         if self._is_new_session(session, batch):
             if self.session:
                 self._old_sessions = [*self._old_sessions[-19:], self.session]
@@ -235,6 +239,30 @@ class Stream:
         self._order.clear()
         self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
+
+    def hangs(self, now: float) -> bool:
+        """Whether a step does not end, and that was not told."""
+        return self.pulse.overdue_s(now, self._step_s) is not None
+
+    def take_hang(self, now: float) -> JobEvent | None:
+        """The step that does not end, with the ranks that have not sent what others have; once."""
+        waited_s = self.pulse.overdue_s(now, self._step_s)
+        if waited_s is None:
+            return None
+        self.pulse.tell()
+        step = int(self._sent.max())
+        late = self.ranks[self._sent < step]
+        step += not len(late)
+        ranks = tuple(int(rank) for rank in (late if len(late) else self.ranks))
+        nan = float("nan")
+        return JobEvent("hang", step, step, ranks, len(self.ranks), nan, waited_s, self._step_s)
+
+    @property
+    def _step_s(self) -> float:
+        """What a step takes now, median of the ranks; nan where it is not known yet."""
+        level_s = np.zeros(0) if self.detector is None else self.detector.level_s
+        level_s = level_s[~np.isnan(level_s)]
+        return float(np.median(level_s)) if len(level_s) else float("nan")
 
     def accept(self, at: float) -> Ending | None:
         """Call the current level healthy; returns the end of the fail-slow, None where none is."""

@@ -75,6 +75,12 @@ def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
+def is_running(engine: Engine, job: JobKey) -> bool:
+    """Whether a job's steps are awaited: it has not ended."""
+    row = by_id(engine, job.id)
+    return row is not None and row["status"] == "running"
+
+
 def with_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
     """(id, name, labels) of the jobs of a project that have labels, the newest first."""
     query = select(jobs.c.id, jobs.c.name, jobs.c.labels).where(jobs.c.project == project)

@@ -195,6 +195,7 @@ EVENT_KINDS: Mapping[str, str] = {
     "partial-relief": "partly relieved",
     "relief": "healthy again",
     "faster": "faster for good",
+    "hang": "a step does not end",
     "silent": "a rank falls silent",
     "clock-jump": "a clock jumps",
 }
