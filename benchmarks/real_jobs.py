@@ -28,10 +28,13 @@ from harness import factors_of, run
 
 #: DeepSpeed's, which is not among Paceline's dependencies: name them.
 ZERO = ("zero1", "zero2", "zero2-accumulate", "zero3", "zero3-prefetch", "zero3-single")
+ZERO += ("zero3-hpz", "zero3-qwz", "zero3-qgz", "zero3-plusplus")
 #: Megatron-Core's, likewise: DDP with the distributed optimizer, pipelines, both.
 MEGATRON = ("megatron-ddp", "megatron-overlap", "megatron-1f1b", "megatron-interleaved")
 MEGATRON += ("megatron-p2p", "megatron-flush", "megatron-both", "megatron-align", "megatron-ahead")
+MEGATRON += ("megatron-experts", "megatron-experts-plain")
 CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
+CASES += ("fsdp-keep", "fsdp-prefetch1", "fsdp-prefetch2", "fsdp-unshard")
 CASES += ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 CASES += ("pp-fsdp", "tp", "tp-sums", "tp-fsdp", "ep", "cp")
 

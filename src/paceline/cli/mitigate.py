@@ -74,7 +74,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     group = parser.add_argument_group("fail-slows (repeat for several)")
     for flag, metavar, text in (
-        ("--slow-worker", "DP,PP,FACTOR", "a worker computes slowly"),
+        ("--slow-worker", "DP,PP[,PEER],FACTOR", "a worker computes slowly"),
         ("--slow-nic", "DP,PP,FACTOR", "all transfers of a worker are slow"),
         ("--slow-link", "DP,PP,FACTOR", "the link from a stage to the next is slow"),
         ("--slow-dp-link", "DP,PP,FACTOR", "the link from a replica to the next, of a stage"),
@@ -164,11 +164,12 @@ def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
 
     faults = []
     for option, kind, (more_dp, more_pp) in _SLOW:
-        usage = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
+        usage = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4, or DP,PP,PEER,FACTOR"
         for text in getattr(args, option):
-            dp, pp, factor = parse_floats(text, (3,), usage)
-            at = whole_number(dp, usage), whole_number(pp, usage)
-            other_end = ((at[0] + more_dp) % n_dp, at[1] + more_pp) if kind == "link" else None
+            *place, factor = parse_floats(text, (3, 4), usage)
+            at = tuple(whole_number(number, usage) for number in place)
+            there = ((at[0] + more_dp) % n_dp, at[1] + more_pp, *at[2:])
+            other_end = there if kind == "link" else None
             faults.append(Fault(kind, at, factor, other_end))
     return tuple(faults)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import MitigateError
-from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault
+from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault, Worker, machine_name
 from paceline.mitigate.job_model import JobModel, Setting
 from paceline.mitigate.topology import Placement, best_placement
 from paceline.remedies.microbatches import best_counts
@@ -346,14 +346,19 @@ def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
     if not machines:
         return "move no machine", {}
     moves = {old.get(m, m): new.get(m, m) for m in machines}
+    change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
+    all_peers = ""
+    if len(machines[0]) == 3:  # peers move together
+        moves = {a[:2]: b[:2] for a, b in moves.items()}
+        all_peers = "all peers of "
     words = []
     for a, b in moves.items():
         if moves.get(b) == a:
-            words += [f"swap {_machine_names([a])} with {_machine_names([b])}"] if a < b else []
+            pair = f"{all_peers}{machine_name(a)} with {machine_name(b)}"
+            words += [f"swap {pair}"] if a < b else []
         else:
-            words.append(f"move {_machine_names([a])} to {_machine_names([b])}")
+            words.append(f"move {all_peers}{machine_name(a)} to {machine_name(b)}")
     others = f" and {len(words) - _MAX_NAMED} more" if len(words) > _MAX_NAMED else ""
-    change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
     return ", ".join(words[:_MAX_NAMED]) + others, change
 
 
@@ -363,6 +368,6 @@ def _how_sure(best: Placement) -> str:
     return f"the best of {best.tried:,} placements; none is faster by more than {best.gap:.1%}"
 
 
-def _machine_names(machines: list[tuple[int, int]]) -> str:
-    names = ", ".join(f"dp {dp} stage {pp}" for dp, pp in machines[:_MAX_NAMED])
+def _machine_names(machines: list[Worker]) -> str:
+    names = ", ".join(machine_name(machine) for machine in machines[:_MAX_NAMED])
     return names + (f" and {len(machines) - _MAX_NAMED} more" if len(machines) > _MAX_NAMED else "")

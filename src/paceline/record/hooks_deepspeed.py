@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline.record.passes import Passes
-from paceline.record.patching import Wrapper, argument, wrap
+from paceline.record.patching import Wrapper, argument
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Op
 from paceline.record.works import LowestRanks, Works
@@ -45,15 +45,17 @@ def instrument(recorder: Recorder, engine: Any) -> None:
         return
     backward = _Backward(recorder, engine)
     passes = Passes(recorder, engine, backward)
-    wrap(engine, "_backward_epilogue", backward.epilogue)
+    recorder.wrap(engine, "_backward_epilogue", backward.epilogue)
     optimizer = _Optimizer(recorder)
-    wrap(engine, "_take_model_step", optimizer.step)
+    recorder.wrap(engine, "_take_model_step", optimizer.step)
     if recorder.on_host:
-        collectives = _Collectives(recorder, _Phase(engine, passes, backward, optimizer).kind)
+        phase = _Phase(engine, passes, backward, optimizer)
+        recorder.wrap(engine, "allreduce_gradients", phase.reduction)
+        collectives = _Collectives(recorder, phase.kind)
         collectives.install(import_module("deepspeed.comm.comm").cdb)
         offload = getattr(engine.optimizer, "parameter_offload", None)
         if offload is not None:
-            wrap(offload.get_param_coordinator(), "fetch_sub_module", collectives.fetch)
+            recorder.wrap(offload.get_param_coordinator(), "fetch_sub_module", collectives.fetch)
 
 
 def _need_data_parallelism_only(engine: Any) -> None:
@@ -101,7 +103,7 @@ class _Backward:
         self._ended = backward
         if self._tail is not None and not self._recorder.on_host and self._synced():
             backward.end = self._tail[0]
-            self._recorder.release(backward, self._tail[0])
+            backward.program.release(backward, self._tail[0])
             self._recorder.add("grads-reduce-scatter", *self._tail)
 
     def _synced(self) -> bool:
@@ -179,9 +181,8 @@ class _Phase:
         self._passes, self._backward, self._optimizer = passes, backward, optimizer
         self._gathers_in_passes = bool(engine.zero_optimization_partition_weights())
         self._reducing = False
-        wrap(engine, "allreduce_gradients", self._reduction)
 
-    def _reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps ``allreduce_gradients``; where the loop owns the boundary ``step()`` calls it."""
 
         def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
@@ -220,7 +221,7 @@ class _Collectives:
         for names, gathers in ((GATHERS, True), (REDUCES, False)):
             for name, place in names.items():
                 if hasattr(backend, name):
-                    wrap(backend, name, self._wrapper(gathers, place))
+                    self._recorder.wrap(backend, name, self._wrapper(gathers, place))
 
     def _wrapper(self, gathers: bool, place: int) -> Wrapper:
         def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +239,6 @@ class _Collectives:
                 except Exception as error:
                     recorder.fail(error)
                     return function(*args, **kwargs)
-                self._works.go_on()
                 if not argument(args, kwargs, place + 1, "async_op"):
                     with recorder.op(kind, group=group):
                         return self._alone(function, *args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.record.exchanges import Link, meetings
 from paceline.record.passes import NoExchange, Passes, record_optimizers
-from paceline.record.patching import wrap
+from paceline.record.patching import argument
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Op, Operation, Step
 
@@ -89,8 +89,8 @@ class _Collectives:
 
         for name in _EAGER:
             if hasattr(dist, name):
-                wrap(dist, name, self._eager)
-        wrap(dist, "batch_isend_irecv", self._ring)
+                self._recorder.wrap(dist, name, self._eager)
+        self._recorder.wrap(dist, "batch_isend_irecv", self._ring)
         functional = torch.ops._c10d_functional
         for name in _FUNCTIONAL:
             _replace(functional, name, self._functional)
@@ -112,11 +112,11 @@ class _Collectives:
         of_async = names.index("async_op") if "async_op" in names else len(names)
 
         def collective(*args: Any, **kwargs: Any) -> Any:
-            known = self._kind(kwargs.get("group", _at(args, of_group)))
+            known = self._kind(argument(args, kwargs, of_group, "group"))
             if known is None:
                 return function(*args, **kwargs)
             kind, group = known
-            if not kwargs.get("async_op", _at(args, of_async)):
+            if not argument(args, kwargs, of_async, "async_op"):
                 if not self._each:
                     return self._counted(known, function, *args, **kwargs)
                 with self._recorder.op(kind, group=group):
@@ -264,7 +264,3 @@ def _memory(tensor: Any) -> int:
     elem = getattr(tensor, "elem", tensor)
     pointer: int = elem.untyped_storage().data_ptr()
     return pointer
-
-
-def _at(args: tuple[Any, ...], place: int) -> Any:
-    return args[place] if place < len(args) else None

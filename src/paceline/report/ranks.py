@@ -33,19 +33,15 @@ def ranks_lines(report: RanksReport, width: int) -> list[Text]:
     return lines
 
 
-def _name(rank: RankReport) -> str:
-    return "rank not told" if rank.rank is None else f"rank {rank.rank}"
-
-
 def _ranks_table(ranks: Sequence[RankReport]) -> list[Text]:
-    rows = [("", *_HEAD), *((_name(rank), *_cells(rank.device)) for rank in ranks)]
+    rows = [("", *_HEAD), *((rank.label, *_cells(rank.device)) for rank in ranks)]
     return _table(rows)
 
 
 def _rank(rank: RankReport, width: int) -> Iterable[Text]:
     of = f" of {rank.world_size:,}" if rank.world_size else ""
-    device = f", {rank.device_name}" if rank.device_name else ""
-    yield Text(f"{_name(rank)}{of}{device}: {rank.path.name}", style="bold")
+    device = f", {rank.device_name}" if rank.device_name not in ("", rank.label) else ""
+    yield Text(f"{rank.label}{of}{device}: {rank.path.name}", style="bold")
     rows: list[tuple[str, ...]] = [("step", "on the host", *_HEAD)]
     rows += [(str(step.number), seconds(step.step_s), *_cells(step.device)) for step in rank.steps]
     if rank.device is not None:
