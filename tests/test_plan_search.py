@@ -62,7 +62,13 @@ CASES: dict[str, Case] = {
     "sharded pipelines": (
         MIXED,
         Space(
-            gpus=(8, 16), base=Plan(global_batch=32), zeros=(3,), max_vpp=2, sharded_pipelines=True
+            gpus=(8,),
+            base=Plan(global_batch=32),
+            zeros=(3,),
+            max_vpp=2,
+            sharded_pipelines=True,
+            micro_batches=(1, 2),
+            recomputes=("none", "full"),
         ),
     ),
     "fp32": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, precision="fp32"))),
