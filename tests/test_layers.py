@@ -32,6 +32,7 @@ LAYERS = (
         "diagnose",
         "remedies",
         "plan",
+        "scheduling",
         "comparison",
         "detect",
         "mitigate",

@@ -24,6 +24,7 @@ import test_sources_nccl_inspector
 from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
+from nsight_files import two_processes
 from otlp_spans import WITH_SPANS, requests_of
 from paceline.errors import PacelineError
 from paceline.ranks import rank_report
@@ -160,6 +161,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     "kineto, ranks alone": (
         lambda folder: ProfileWriter(TRACE).write(folder, ".json"),
         lambda paths: [rank_report(path).to_mapping() for path in paths],
+    ),
+    "nsight systems": (
+        lambda folder: [two_processes(folder / "a.sqlite")],
+        lambda paths: rank_report(paths).to_mapping(),
     ),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
     "ndtimeline's raw log": (raw_log, imported),

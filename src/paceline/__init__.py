@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from paceline.plan.predict import Prediction, predict
     from paceline.ranks import RanksReport, rank_report
     from paceline.results.document import JobReport
+    from paceline.scheduling.jobs import Throughputs, job_list
+    from paceline.scheduling.read_jobs import read_jobs, read_throughputs
+    from paceline.scheduling.replay import replay_queue
     from paceline.sources import load, write
     from paceline.synth import SynthSpec, synthesize
     from paceline.trace import Job, OpKind, Trace
@@ -55,6 +58,7 @@ __all__ = [
     "RanksReport",
     "Scenario",
     "SynthSpec",
+    "Throughputs",
     "Trace",
     "WhatIf",
     "__version__",
@@ -63,12 +67,16 @@ __all__ = [
     "compare",
     "from_trace",
     "integrations",
+    "job_list",
     "llm_preset",
     "load",
     "measure",
     "plot",
     "predict",
     "rank_report",
+    "read_jobs",
+    "read_throughputs",
+    "replay_queue",
     "synthesize",
     "write",
 ]
@@ -88,6 +96,7 @@ _HOME = {
     "RanksReport": "paceline.ranks",
     "Scenario": "paceline.whatif",
     "SynthSpec": "paceline.synth",
+    "Throughputs": "paceline.scheduling.jobs",
     "Trace": "paceline.trace",
     "WhatIf": "paceline.whatif",
     "analyze": "paceline.whatif",
@@ -95,12 +104,16 @@ _HOME = {
     "compare": "paceline.comparison",
     "from_trace": "paceline.graph",
     "integrations": "paceline.integrations",
+    "job_list": "paceline.scheduling.jobs",
     "llm_preset": "paceline.model.llm_presets",
     "load": "paceline.sources",
     "measure": "paceline.graph",
     "plot": "paceline.plot",
     "predict": "paceline.plan.predict",
     "rank_report": "paceline.ranks",
+    "read_jobs": "paceline.scheduling.read_jobs",
+    "read_throughputs": "paceline.scheduling.read_jobs",
+    "replay_queue": "paceline.scheduling.replay",
     "synthesize": "paceline.synth",
     "write": "paceline.sources",
 }

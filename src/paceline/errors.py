@@ -16,6 +16,7 @@
     ├── StateError          a saved state is of another schema or version, or malformed
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
     ├── DemoError           the demo's training job on this machine failed
+    ├── QueueError          a queue of jobs, its cluster or its policy is impossible
     ├── MonitorError        the service's store, configuration or a request to it is wrong
     ├── ResultError         a result document lacks a field, or has one of another form
     └── OutputError         a result cannot be written (exists, no space, no permission)
@@ -71,6 +72,10 @@ class ComparisonError(PacelineError):
     def __init__(self, message: str, disagreements: tuple[tuple[str, str, str], ...] = ()) -> None:
         super().__init__(message)
         self.disagreements = disagreements
+
+
+class QueueError(PacelineError):
+    """A queue of jobs, its cluster, its throughputs or its policy is impossible."""
 
 
 class ResultError(PacelineError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   paceline detect iterations.csv
+  paceline detect train.log                 # Megatron-LM, torchtitan, NeMo, DeepSpeed, ...
+  paceline detect train.log --pattern 'step (?P<step>\\d+) took (?P<duration_ms>[\\d.]+) ms'
   paceline detect iterations.csv --trace trace.parquet
   paceline detect runs/job-17
   paceline detect --collectives nccl.parquet
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
+Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
+MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
+Prometheus' range JSON.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. In files, the columns tokens, samples, batch, sequence_length, window and
 flops say what a step has to do: changes that they explain are planned.
@@ -58,8 +64,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "input",
         metavar="FILE",
         nargs="?",
-        help="step times (CSV, .parquet, JSON lines), a recorded run's folder, or - for JSON "
-        "lines; not needed with --collectives",
+        help="step times (CSV, .parquet, JSON lines), a trainer's log or metrics, a recorded run's "
+        "folder, or - for JSON lines; not needed with --collectives",
+    )
+    parser.add_argument(
+        "--pattern",
+        metavar="REGEX",
+        help="for logs of no known format: a line of a step, with groups such as (?P<step>\\d+), "
+        "(?P<duration_s>...) or duration_ms or elapsed_s, rank, tokens, batch",
     )
     parser.add_argument(
         "--collectives",
@@ -131,10 +143,14 @@ def run(args: argparse.Namespace) -> int:
             raise DetectError(
                 "--collectives and --trace say who is slow in a file, not in a stream"
             )
+        if args.pattern is not None:
+            raise DetectError("--pattern is for files; standard input is JSON lines")
         ranks = 1 if args.ranks is None else args.ranks
         if not 1 <= ranks <= MAX_RANKS:
             raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
         return _online(args, detector_of(ranks))
+    if args.pattern is not None and args.input is None:
+        raise DetectError("--pattern is for FILE")
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
@@ -144,23 +160,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
     """[step] the median of the ranks, of each file of ``--like``."""
-    import numpy as np
+    from paceline.sources.step_logs.files import earlier_runs
 
-    from paceline.errors import DetectError
-    from paceline.sources.step_times import load_step_times
-
-    runs: list[Any] = []
-    for given in args.like or ():
-        path = trace_input.file_name(given)
-        files = (
-            sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-        )
-        same = [file for file in files if str(file) != args.input]
-        with np.errstate(all="ignore"):
-            runs += [np.nanmedian(load_step_times(file).duration_s, axis=1) for file in same]
-    if args.like and not runs:
-        raise DetectError("--like names no file but the run itself")
-    if args.like and len(runs) < 3:
+    if not args.like:
+        return []
+    itself = None if args.input in (None, "-") else trace_input.file_name(args.input)
+    runs = earlier_runs(map(trace_input.file_name, args.like), but=itself)
+    if len(runs) < 3:
         few = f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them counts as plan"
         print(f"note: {few}", file=sys.stderr)
     return runs
@@ -210,11 +216,11 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
 def _table(args: argparse.Namespace) -> Table:
     """Step times of a file, or of a recorded run, which is also the trace that says who."""
     from paceline.sources import recording
-    from paceline.sources.step_times import load_step_times
+    from paceline.sources.step_logs.files import load_step_log
 
     path = trace_input.file_name(args.input)
-    if not path.is_dir():
-        return load_step_times(path)
+    if not path.is_dir() or not recording.matches(path):
+        return load_step_log(path, args.pattern)
     times = recording.load_recorded_step_times(path)
     if args.trace is None and not args.collectives:
         args.trace = path
@@ -235,7 +241,14 @@ def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
                 events += detector.update(step, times.duration_s[i])
             if i % 256 == 0:
                 progress(i, n_steps)
-    return [_renamed(event, int(times.ranks[event.rank])) for event in events]
+    return [
+        replace(
+            event,
+            rank=int(times.ranks[event.rank]),
+            lost_s=event.lost_s * times.steps_per_sample,
+        )
+        for event in events
+    ]
 
 
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
@@ -305,12 +318,6 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
         text = "\n".join(suspect.explain() for suspect in suspects)
         print(text or "who: nobody stands out")
     return 0
-
-
-def _renamed(event: Event, rank: int) -> Event:
-    from dataclasses import replace
-
-    return replace(event, rank=rank)
 
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:

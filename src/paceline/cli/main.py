@@ -34,6 +34,7 @@ from paceline.cli import (
     predict,
     profile,
     push,
+    queue,
     ranks,
     record,
     remedy,
@@ -49,7 +50,7 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, validate, mitigate, predict, plan, optimal, profile, calibrate),
+    *(detect, validate, mitigate, predict, plan, optimal, queue, profile, calibrate),
     *(record, push, otlp, demo, serve, alerts, admin, completion),
 )
 
@@ -68,6 +69,7 @@ examples:
   paceline mitigate trace.parquet --slow-worker 3,1,1.4
   paceline predict --model gpt3-175b --gpu a100-80g --gpus 1024 --tp 8 --pp 8 --global-batch 1536
   paceline plan --model llama3.1-405b --gpu h100 --gpus 16384 --global-batch 2048
+  paceline queue jobs.csv --gpus 1024 --compare fifo,backfill,srtf
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
 
 `paceline COMMAND --help` says more of a command.

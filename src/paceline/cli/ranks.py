@@ -11,9 +11,10 @@ EPILOG = """\
 examples:
   paceline ranks rank0.pt.trace.json.gz
   paceline ranks traces/ --json
+  paceline ranks report.sqlite
 
-For profiles of torch.profiler, of any ranks of a job. Profiles of all ranks can say more: who slows
-whom, and what each fix gains; see paceline import.
+For profiles of torch.profiler and exports of Nsight Systems, of any ranks of a job. PyTorch
+profiles of all ranks can say more: who slows whom, and what each fix gains; see paceline import.
 """
 
 
@@ -21,7 +22,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "ranks",
-        help="what PyTorch profiles of some ranks say: compute, communication, idle time, kernels",
+        help="what profiles of some ranks say: compute, communication, idle time, kernels",
         description="Break down the time of each rank's device, step by step: computing, exposed "
         "and hidden communication, copies, idle time, the kernels that take longest.",
         epilog=EPILOG,
@@ -42,10 +43,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Read, and print."""
     from paceline.ranks import rank_report
-    from paceline.sources.importers import IMPORTERS, find_files
+    from paceline.sources.devices import FORMATS
+    from paceline.sources.importers import files_of
 
-    profiles = [importer for importer in IMPORTERS if importer.name == "kineto"]
-    _, files, n_left_out = find_files(args.paths, None, profiles)
+    _, files, n_left_out = files_of(args.paths, None, FORMATS)
     report = rank_report(files, last_step=not args.without_last_step)
     if args.json:
         print(json.dumps({**report.to_mapping(), "files_left_out": n_left_out}))

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.ranks.breakdown import Breakdown, StreamIdle, Timeline, streams_idle
 from paceline.ranks.kernels import Kernel, Launches, launches, top_kernels
-from paceline.sources.kineto.device import RankFile, read_device
+from paceline.sources.devices import read_devices
+from paceline.sources.kineto.device import RankFile
 from paceline.sources.kineto.events import Span
 from paceline.units import seconds
 
@@ -49,7 +50,7 @@ class RankReport:
         path: the file.
         rank: global rank; None where the file does not say.
         world_size: ranks of the job; 0 = not told.
-        device_name: name of the device; '' = not told.
+        device_name: name of the device, and its process where a file has several; '' = not told.
         steps: its ``ProfilerStep`` ranges; none where the job did not call ``prof.step()``.
         device: from the first event of the device to the end of the last; None: it ran nothing.
         kernels: by their time, the longest first.
@@ -68,6 +69,11 @@ class RankReport:
     streams: tuple[StreamIdle, ...]
     launches: Launches
     operators: tuple[Kernel, ...]
+
+    @property
+    def label(self) -> str:
+        """``rank 3``; the device where the file does not say the rank."""
+        return f"rank {self.rank}" if self.rank is not None else self.device_name or "rank not told"
 
     @property
     def communication_s(self) -> float:
@@ -119,7 +125,7 @@ class RanksReport:
 
 
 def rank_report(paths: str | Path | Sequence[str | Path], *, last_step: bool = True) -> RanksReport:
-    """Report on profiles of ``torch.profiler``, of any ranks of a job.
+    """Report on profiles of ``torch.profiler`` and other tools, of any ranks of a job.
 
     Nothing is simulated: with some ranks only, the slowdown S cannot be known.
 
@@ -133,12 +139,15 @@ def rank_report(paths: str | Path | Sequence[str | Path], *, last_step: bool = T
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not given:
         raise TraceError("no profile is given; give one file per rank")
-    reports = sorted(
-        (_report(read_device(path), last_step) for path in given),
-        key=lambda report: -1 if report.rank is None else report.rank,
-    )
+    reports: list[RankReport] = []
+    notes: dict[str, None] = {}
+    for path in given:
+        devices = read_devices(path)
+        reports += [_report(file, last_step) for file in devices.ranks]
+        notes |= dict.fromkeys(devices.notes)
+    reports.sort(key=lambda report: -1 if report.rank is None else report.rank)
     _check_one_job(reports)
-    return RanksReport(tuple(reports), tuple(_notes(reports)))
+    return RanksReport(tuple(reports), (*_notes(reports), *notes))
 
 
 def _report(file: RankFile, last_step: bool) -> RankReport:
@@ -248,7 +257,10 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
             "counts as the device's"
         )
     if any(not report.steps for report in reports):
-        yield "files without ProfilerStep#N are one window; call prof.step() after each step"
+        yield (
+            "files without ProfilerStep#N are one window; call prof.step() after each step, under "
+            "Nsight Systems put an NVTX range 'step N' around it"
+        )
 
 
 def _waiting_notes(ranks: Sequence[RankReport]) -> Iterable[str]:
@@ -264,8 +276,8 @@ def _waiting_notes(ranks: Sequence[RankReport]) -> Iterable[str]:
     most = max(ranks, key=lambda rank: rank.communication_s)
     if most.communication_s > LEVEL_RATIO * least.communication_s:
         yield (
-            f"communication takes {seconds(least.communication_s)} on rank {least.rank}, "
-            f"{seconds(most.communication_s)} on rank {most.rank}: where they run the same "
+            f"communication takes {seconds(least.communication_s)} on {least.label}, "
+            f"{seconds(most.communication_s)} on {most.label}: where they run the same "
             "collectives, the difference is waiting for a rank that comes late, as "
-            f"{least.rank} may"
+            f"{least.label} may"
         )

@@ -33,19 +33,15 @@ def ranks_lines(report: RanksReport, width: int) -> list[Text]:
     return lines
 
 
-def _name(rank: RankReport) -> str:
-    return "rank not told" if rank.rank is None else f"rank {rank.rank}"
-
-
 def _ranks_table(ranks: Sequence[RankReport]) -> list[Text]:
-    rows = [("", *_HEAD), *((_name(rank), *_cells(rank.device)) for rank in ranks)]
+    rows = [("", *_HEAD), *((rank.label, *_cells(rank.device)) for rank in ranks)]
     return _table(rows)
 
 
 def _rank(rank: RankReport, width: int) -> Iterable[Text]:
     of = f" of {rank.world_size:,}" if rank.world_size else ""
-    device = f", {rank.device_name}" if rank.device_name else ""
-    yield Text(f"{_name(rank)}{of}{device}: {rank.path.name}", style="bold")
+    device = f", {rank.device_name}" if rank.device_name not in ("", rank.label) else ""
+    yield Text(f"{rank.label}{of}{device}: {rank.path.name}", style="bold")
     rows: list[tuple[str, ...]] = [("step", "on the host", *_HEAD)]
     rows += [(str(step.number), seconds(step.step_s), *_cells(step.device)) for step in rank.steps]
     if rank.device is not None:
@@ -77,11 +73,13 @@ def _launch_words(rank: RankReport, device: Breakdown) -> str:
     if not launches.count:
         return "  no launch is in the file, so why the device was idle is unknown"
     bound = percent(device.idle_host_s / (device.window_s or 1.0))
-    median, most = seconds(launches.delay_median_s), seconds(launches.delay_p95_s)
+    words = f"  launch-bound {bound}: idle before the host launched what ran next; "
+    delays = (launches.delay_median_s, launches.delay_p95_s, launches.shorter_than_launch)
+    if delays[0] is None or delays[1] is None or delays[2] is None:
+        return f"{words}the calls last as long as their work, so from launch to begin is unknown"
     return (
-        f"  launch-bound {bound}: idle before the host launched what ran next; from launch to "
-        f"begin {median} (median), {most} (95%); "
-        f"{percent(launches.shorter_than_launch)} of the kernels are shorter than their launch"
+        f"{words}from launch to begin {seconds(delays[0])} (median), {seconds(delays[1])} (95%); "
+        f"{percent(delays[2])} of the kernels are shorter than their launch"
     )
 
 

@@ -12,7 +12,9 @@ import numpy as np
 from rich.text import Text
 
 from paceline.errors import OutputError
-from paceline.files import Writer, check_targets, make_folder, write_files
+from paceline.files import Writer, check_targets, make_folder, text_writer, write_files
+from paceline.plan.explain import Explanation, Term
+from paceline.plan.launch.files import FRAMEWORKS
 from paceline.plan.search import SearchResult, pareto
 from paceline.report.layout import wrap
 from paceline.report.page.frame import content_policy, paceline_version, static
@@ -27,6 +29,9 @@ MAX_POINTS, _MAX_RATIO = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
 _OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
+
+#: Term of the breakdown -> what it is, for people, where its name does not say it.
+_TERMS = {"memory": "norms, activations, loss", "tail": "optimizer and tail", "gemm": "products"}
 
 Row = tuple[str, ...]
 
@@ -45,7 +50,7 @@ def columns(result: SearchResult) -> Row:
     """Heads of :func:`row`."""
     optional = [*(["days"] if result.days is not None else [])]
     optional += ["million $"] if result.dollars is not None else []
-    return ("plan", "GPUs", "step s", "MFU", "GB", *optional)
+    return ("plan", "GPUs", "step s", "MFU", "causal", "GB", *optional)
 
 
 def row(result: SearchResult, i: int) -> Row:
@@ -55,6 +60,7 @@ def row(result: SearchResult, i: int) -> Row:
         f"{result.gpus[i]:,}",
         f"{result.step_time_s[i]:#.4g}",
         f"{result.mfu[i]:.1%}",
+        f"{result.mfu_causal[i]:.1%}",
         f"{result.memory_bytes[i] / 1e9:.1f}",
     ]
     if result.days is not None:
@@ -93,7 +99,11 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned_counts(result):
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
-    notes = ["* no plan is both faster and cheaper."]
+    notes = [
+        "* no plan is both faster and cheaper.",
+        "causal: MFU without the half of the attention that the mask leaves out.",
+        f"A plan fits beside a reserve of {result.rules.reserve:.0%} of the memory.",
+    ]
     if result.dollars is not None and result.cluster.price_source:
         price = result.cluster.price_per_gpu_hour
         notes.append(f"{price:,.2f} $ per GPU-hour: {result.cluster.price_source}.")
@@ -109,6 +119,29 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
         aligned = (f"{cell:>{size}}" for cell, size in zip(cells[1:], widths[1:], strict=True))
         line = f"{mark} {cells[0]:<{widths[0]}}  {'  '.join(aligned)}"
         text.append(Text(line, style="" if i else "dim"))
+    return text
+
+
+def explained_lines(explanation: Explanation, width: int) -> list[Text]:
+    """Why the first plan beats the second: what differs, seconds and bytes by term."""
+    first, second = explanation.first, explanation.second
+    text = [Text(""), Text("Why the first beats the second", style="bold")]
+    for mark, prediction in (("A", first), ("B", second)):
+        words = f"{mark}  {prediction.plan.describe()}: {prediction.step_time_s:#.4g} s"
+        text += wrap(words, width, indent="   ")
+    changes = (f"{name} {a} -> {b}" for name, (a, b) in explanation.changes.items())
+    text += wrap(f"A -> B: {', '.join(changes)}", width, indent="   ")
+    for title, terms, scale in (
+        ("seconds", explanation.time, 1.0),
+        ("GB on the fullest GPU", explanation.memory, 1e9),
+    ):
+        text.append(Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim"))
+        total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
+        least = 1e-4 * total.first
+        for term in (*(t for t in terms if max(t.first, t.second) > least), total):
+            values = (term.first / scale, term.second / scale, term.difference / scale)
+            numbers = f"{values[0]:9.4g} {values[1]:9.4g} {values[2]:+9.3g}"
+            text.append(Text(f"  {numbers}  {_TERMS.get(term.name, term.name)}"))
     return text
 
 
@@ -167,7 +200,7 @@ def parquet_writer(result: SearchResult) -> Writer:
     return write
 
 
-def check_folder(folder: Path, *, force: bool = False) -> None:
+def check_folder(folder: Path, *, force: bool = False, launch: str | None = None) -> None:
     """Make sure that :func:`write_folder` may write.
 
     Raises:
@@ -175,11 +208,21 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
-    check_targets([folder / name for name in (PLANS, RESULT, REPORT)], force=force)
+    names = [PLANS, RESULT, REPORT, *([FRAMEWORKS[launch][0]] if launch else [])]
+    check_targets([folder / name for name in names], force=force)
 
 
-def write_folder(result: SearchResult, top: int, folder: Path, *, force: bool = False) -> str:
-    """Write all plans, the result and the page; returns a note for the user.
+def write_folder(
+    result: SearchResult,
+    top: int,
+    folder: Path,
+    *,
+    force: bool = False,
+    launch: tuple[str, str] | None = None,
+) -> str:
+    """Write all plans, the result, the page, and a launch file; returns a note for the user.
+
+    ``launch`` is a framework and the text for it.
 
     Raises:
         OutputError: a file exists and ``force`` is not given, or cannot be written.
@@ -189,6 +232,9 @@ def write_folder(result: SearchResult, top: int, folder: Path, *, force: bool = 
         folder / RESULT: json_writer(result, top),
         folder / REPORT: page_writer(result, top),
     }
+    if launch is not None:
+        framework, text = launch
+        writers[folder / FRAMEWORKS[framework][0]] = text_writer(text)
     make_folder(folder)
     write_files(writers, force=force)
     return f"wrote {', '.join(str(path) for path in writers)}"

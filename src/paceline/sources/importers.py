@@ -8,12 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from paceline.errors import TraceError
 from paceline.sources import kineto, ndtimeline, otlp, recording
 from paceline.sources.call_logs import flight_recorder, nccl_inspector
+from paceline.sources.devices import TOOLS
 from paceline.sources.imported import Imported
 from paceline.trace import Job
+
+
+class Format(Protocol):
+    """What a file may be of."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def matches(self) -> Callable[[Path], bool]:
+        """Whether a file or folder is of it."""
+
+
+F = TypeVar("F", bound=Format)
 
 
 @dataclass(frozen=True)
@@ -45,72 +62,84 @@ IMPORTERS: tuple[Importer, ...] = (
 )
 
 
-#: Logs of collectives say nothing of computes, so no trace can be made of them.
-_CALL_LOGS = (
-    ("a log of NCCL Inspector", nccl_inspector.matches),
-    ("a dump of the flight recorder", flight_recorder.matches),
+_NO_COMPUTES = "which has no computes, so no trace can be made of it; pass {path} to paceline"
+_NO_GROUPS = (
+    "which does not say microbatches and process groups, so no trace can be made of it; for where "
+    "each device's time went: paceline ranks {path}"
+)
+#: What the file is, whether it is that, and where it belongs.
+_NO_TRACE = (
+    ("a log of NCCL Inspector", nccl_inspector.matches, f"{_NO_COMPUTES} detect --collectives"),
+    (
+        "a dump of the flight recorder",
+        flight_recorder.matches,
+        f"{_NO_COMPUTES} detect --collectives",
+    ),
+    *((tool.label, tool.matches, _NO_GROUPS) for tool in TOOLS),
 )
 
 
-def _refuse_call_logs(path: Path, files: Sequence[Path]) -> None:
-    """Say where logs of collectives belong, if a file of ``path``, a file or folder, is one."""
+def _refuse_no_trace(path: Path, files: Sequence[Path]) -> None:
+    """Say where files without a trace belong, if a file of ``path``, a file or folder, is one."""
     for file in files:
-        for label, matches in _CALL_LOGS:
+        for label, matches, advice in _NO_TRACE:
             if matches(file):
-                raise TraceError(
-                    f"{file} is {label}, which has no computes, so no trace can be made of it; "
-                    f"pass {path} to paceline detect --collectives"
-                )
+                raise TraceError(f"{file} is {label}, {advice.format(path=path)}")
 
 
-def find_files(
-    paths: Sequence[Path], name: str | None = None, importers: Sequence[Importer] = IMPORTERS
-) -> tuple[Importer, list[Path], int]:
+def find_files(paths: Sequence[Path], name: str | None = None) -> tuple[Importer, list[Path], int]:
+    """The format of files that a trace can be made of, as :func:`files_of` tells it."""
+    return files_of(paths, name, IMPORTERS)
+
+
+def files_of(
+    paths: Sequence[Path], name: str | None, formats: Sequence[F]
+) -> tuple[F, list[Path], int]:
     """The format of some files, the files of it, and how many in folders are of none.
 
     Args:
         paths: files, or folders whose files are taken; those of no known format are left out there.
         name: the format, where it should not be told from the content.
-        importers: the formats that are known.
+        formats: the formats that are known.
 
     Raises:
         TraceError: a path does not exist or is of no known format, or formats are mixed.
     """
-    candidates = [importer for importer in importers if name in (None, importer.name)]
-    matches: list[tuple[Importer, Path]] = []
+    candidates = [item for item in formats if name in (None, item.name)]
+    matches: list[tuple[F, Path]] = []
     n_left_out = 0
     for path in paths:
         if not path.exists():
             raise TraceError(f"{path} does not exist")
-        importer = _importer_of(path, candidates)
-        if importer is None and path.is_dir():
-            inside = [(_importer_of(file, candidates), file) for file in _files_in(path)]
-            in_folder = [(importer, file) for importer, file in inside if importer is not None]
+        item = _format_of(path, candidates)
+        if item is None and path.is_dir():
+            inside = [(_format_of(file, candidates), file) for file in _files_in(path)]
+            in_folder = [(item, file) for item, file in inside if item is not None]
             n_left_out += len(inside) - len(in_folder)
             if not in_folder:
                 if name is None:
-                    _refuse_call_logs(path, [file for _, file in inside])
+                    _refuse_no_trace(path, [file for _, file in inside])
                 raise TraceError(
                     f"{path} is a folder without a trace: no file in it is {_names(candidates)}"
                 )
             matches += in_folder
-        elif importer is None and name is None:
-            _refuse_call_logs(path, [path])
+        elif item is None and name is None:
+            _refuse_no_trace(path, [path])
             raise TraceError(
                 f"{path} is not a trace file: its content is not {_names(candidates)}; if it is "
                 "all the same, import it with --format"
             )
         else:
-            matches.append((importer or candidates[0], path))
-    names = {importer.name: path for importer, path in matches}
+            matches.append((item or candidates[0], path))
+    names = {item.name: path for item, path in matches}
     if len(names) > 1:
-        formats = ", ".join(f"{path} is {name}" for name, path in names.items())
-        raise TraceError(f"the files are of several formats ({formats}); import one at a time")
+        listed = ", ".join(f"{path} is {name}" for name, path in names.items())
+        raise TraceError(f"the files are of several formats ({listed}); import one at a time")
     return matches[0][0], [path for _, path in matches], n_left_out
 
 
-def _importer_of(path: Path, importers: Sequence[Importer]) -> Importer | None:
-    return next((importer for importer in importers if importer.matches(path)), None)
+def _format_of(path: Path, formats: Sequence[F]) -> F | None:
+    return next((item for item in formats if item.matches(path)), None)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -121,5 +150,5 @@ def _files_in(folder: Path) -> list[Path]:
     return [path for path in names if path.is_file() and not path.name.startswith(".")]
 
 
-def _names(importers: Sequence[Importer]) -> str:
-    return " or ".join(importer.name for importer in importers)
+def _names(formats: Sequence[Format]) -> str:
+    return " or ".join(item.name for item in formats)

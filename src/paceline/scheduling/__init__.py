@@ -1,0 +1,1 @@
+"""Many jobs share a cluster: replay its queue under a policy."""

@@ -1,0 +1,47 @@
+"""Files that say what one rank's device ran, whatever tool wrote them.
+
+A reader is a module with ``matches(path) -> bool`` (by content) and ``read_devices(path) ->
+Devices``. No trace can be made of these files: they do not say steps, microbatches or groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.sources import kineto
+from paceline.sources.devices import nsight
+from paceline.sources.devices.table import Devices
+from paceline.sources.kineto.device import read_device
+
+
+@dataclass(frozen=True)
+class DeviceFormat:
+    """One format: its name, a label for messages, whether a file is of it, and its reader."""
+
+    name: str
+    label: str
+    matches: Callable[[Path], bool]
+    read: Callable[[Path], Devices]
+
+
+def _read_profile(path: Path) -> Devices:
+    return Devices((read_device(path),))
+
+
+_PROFILES = DeviceFormat("kineto", "a PyTorch profile", kineto.matches, _read_profile)
+#: Of these no trace can be made.
+TOOLS: tuple[DeviceFormat, ...] = (
+    DeviceFormat("nsight", "an export of Nsight Systems", nsight.matches, nsight.read_devices),
+)
+FORMATS: tuple[DeviceFormat, ...] = (*TOOLS, _PROFILES)
+
+
+def read_devices(path: Path) -> Devices:
+    """What each device in a file ran; a file of no known format is read as a PyTorch profile.
+
+    Raises:
+        TraceError: it is unreadable, damaged, or says of no device.
+    """
+    return next((item for item in TOOLS if item.matches(path)), _PROFILES).read(path)
