@@ -37,6 +37,7 @@ from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
 from recordings import record_trace
+from rocprof_files import write_csv, write_json
 
 SECONDS = float(os.environ.get("PACELINE_FUZZ_S", "1"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "0"))
@@ -164,6 +165,14 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     ),
     "nsight systems": (
         lambda folder: [two_processes(folder / "a.sqlite")],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "rocprofv3's JSON": (
+        lambda folder: [write_json(folder / "a.json")],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "rocprofv3's CSV": (
+        lambda folder: [write_csv(folder)],
         lambda paths: rank_report(paths).to_mapping(),
     ),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
