@@ -38,6 +38,7 @@ from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
 from recordings import record_trace
 from rocprof_files import write_csv, write_json
+from xpu_timer_files import one_rank
 
 SECONDS = float(os.environ.get("PACELINE_FUZZ_S", "1"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "0"))
@@ -173,6 +174,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     ),
     "rocprofv3's CSV": (
         lambda folder: [write_csv(folder)],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "xpu_timer": (
+        lambda folder: [one_rank(folder)],
         lambda paths: rank_report(paths).to_mapping(),
     ),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
