@@ -180,6 +180,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda folder: [one_rank(folder)],
         lambda paths: rank_report(paths).to_mapping(),
     ),
+    "xpu_timer's collectives": (lambda folder: [one_rank(folder)], load_call_log),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
     "ndtimeline's raw log": (raw_log, imported),
     "otlp": (lambda folder: [write(folder / "a.json", text_of(SPANS))], otlp.read),

@@ -7,7 +7,8 @@ import pytest
 from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import rank_report
-from xpu_timer_files import garbage_collection, kernel, one_rank, write
+from paceline.sources.call_logs.files import load_call_log
+from xpu_timer_files import BEGIN_US, garbage_collection, kernel, one_rank, write
 
 Captured = pytest.CaptureFixture[str]
 
@@ -70,3 +71,41 @@ def test_no_trace_can_be_made(tmp_path: Path, capsys: Captured) -> None:
     path = one_rank(tmp_path)
     assert run(["import", str(path), "-o", str(tmp_path / "a.parquet")]) == 2
     assert "is a timeline of xpu_timer" in capsys.readouterr().err
+
+
+def collectives(folder: Path, rank: int, late_us: int) -> Path:
+    """Three collectives to which a rank comes late, dumped in another order than they began."""
+    return write(
+        folder,
+        *(
+            kernel(
+                *(1, 1000 * n + late_us, 1000 * n + 500),
+                launch_us=1000 * n,
+                comm_hash=2**63 + 5,
+                seq=n,
+                input_size_in_bytes=64,
+            )
+            for n in (1, 0, 2)
+        ),
+        kernel(1, 3000, 3100, launch_us=3000, send_recv_type=1),
+        rank=rank,
+    )
+
+
+def test_collectives_of_a_folder(tmp_path: Path) -> None:
+    for rank, late_us in enumerate((0, 300)):
+        collectives(tmp_path, rank, late_us)
+    log, notes = load_call_log([tmp_path])
+    assert log.rank.tolist() == [0, 0, 0, 1, 1, 1]
+    arrived_us = (log.time_s - BEGIN_US * 1e-6) * 1e6
+    assert arrived_us == pytest.approx([0, 1000, 2000, 300, 1300, 2300], abs=1)
+    assert log.duration_s == pytest.approx([500e-6] * 3 + [200e-6] * 3)
+    assert (log.ops, log.communicators) == (("ncclAllReduce",), ("0x8000000000000005",))
+    assert log.size.tolist() == [64] * 6
+    assert "1 sends and recvs of rank 1 are left out: they name no peer" in notes
+
+
+def test_a_timeline_without_collectives(tmp_path: Path) -> None:
+    path = write(tmp_path, kernel(0, 0, 5, launch_us=0))
+    with pytest.raises(TraceError, match="has no collectives"):
+        load_call_log([path])

@@ -32,7 +32,7 @@ def kernel(
     kind: int, start_us: int, end_us: int, *, launch_us: int, on_host: bool = False, **debug: int
 ) -> tuple[int, bytes]:
     """A ``KernelTrace``; of collectives with ``comm_hash`` and ``seq``."""
-    numbers = {"comm_hash": 3, "input_size_in_bytes": 4, "ranks": 6, "seq": 8}
+    numbers = {"comm_hash": 3, "input_size_in_bytes": 4, "ranks": 6, "seq": 8, "send_recv_type": 10}
     of_kind = message(*((numbers[name], value) for name, value in debug.items()))
     trace = message(
         *((1, kind), (2, kind), (3, BEGIN_US + start_us), (4, end_us - start_us)),

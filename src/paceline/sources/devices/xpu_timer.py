@@ -26,7 +26,7 @@ _NAME = re.compile(r"(\d{5,})-(\d{5,})\.timeline")
 _FIRST_BYTES = (0x0A, 0x12, 0x18, 0x20)
 TRACES, _HOST_TRACES, RANK = 1, 2, 4
 #: Fields of ``KernelTrace``.
-_KIND, _CODE, _START, _LASTED, _DELAY, _ON_HOST = 1, 2, 3, 4, 5, 11
+KIND, CODE, START, LASTED, _DELAY, _ON_HOST = 1, 2, 3, 4, 5, 11
 #: ``common/constant.h``: ``KERNEL_TYPE``.
 _WORKS = {0: Work.COMPUTE, 1: Work.COMMUNICATION, 2: Work.MEMORY}
 
@@ -51,6 +51,11 @@ def matches(path: Path) -> bool:
     return bool(start) and start[0] in _FIRST_BYTES
 
 
+def is_names(path: Path) -> bool:
+    """Whether the file has the names of a timeline."""
+    return path.name.endswith(".timeline.meta")
+
+
 def read_devices(path: Path) -> Devices:
     """Read one rank's timeline; some 60 bytes per event stay.
 
@@ -62,7 +67,7 @@ def read_devices(path: Path) -> Devices:
     rank = 0
     for field, value, content in read_fields(path):
         if field == TRACES:
-            _add(table, numbers(path, content), names)
+            _add(table, parts(path, content)[0], names)
         elif field == _HOST_TRACES:
             name, lasted_us = _host_trace(path, content)
             host[name] += lasted_us
@@ -91,13 +96,19 @@ def read_fields(path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise _damaged(path, error) from None
 
 
-def numbers(path: Path, message: bytes) -> dict[int, int]:
-    """Field -> value, of the numbers in a message.
+def parts(path: Path, message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
+    """The numbers and the contents of a message, by field.
 
     Raises:
         TraceError: it is damaged.
     """
-    return {field: value for field, value, _ in _checked(path, message) if value >= 0}
+    numbers, contents = {}, {}
+    for field, value, content in _checked(path, message):
+        if value < 0:
+            contents[field] = content
+        else:
+            numbers[field] = value
+    return numbers, contents
 
 
 def world_size(path: Path, rank: int) -> int:
@@ -145,12 +156,12 @@ def names_of(path: Path) -> dict[int, str]:
 
 
 def _add(table: DeviceTable, event: Mapping[int, int], names: Mapping[int, str]) -> None:
-    work = _WORKS.get(event.get(_KIND, 0), Work.OTHER)
+    work = _WORKS.get(event.get(KIND, 0), Work.OTHER)
     if event.get(_ON_HOST):
         return
-    code, start_us = event.get(_CODE, 0), event.get(_START, 0)
+    code, start_us = event.get(CODE, 0), event.get(START, 0)
     number = len(table)
-    end_us = start_us + event.get(_LASTED, 0)
+    end_us = start_us + event.get(LASTED, 0)
     name = names.get(code, f"kernel {code}")
     table.add(name, work, start_us * 1000, end_us * 1000, -1, number)
     launch_ns = (start_us - event.get(_DELAY, 0)) * 1000
