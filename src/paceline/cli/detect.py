@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from paceline.detect.accept import Accepted
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
@@ -38,7 +39,7 @@ Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, 
 MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
 Prometheus' range JSON.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. In files, the columns tokens, samples, batch, sequence_length, window and
+where there are several. The columns tokens, samples, batch, sequence_length, window and
 flops say what a step has to do: changes that they explain are planned.
 From standard input an event is printed the moment it is sure; events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
@@ -93,6 +94,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--ranks", type=int, metavar="N", help="with -: number of ranks (default 1)"
     )
     parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="GPUs of the job, for GPU-hours lost (default: the number of ranks, if several)",
+    )
+    parser.add_argument(
         "--threshold",
         type=float,
         metavar="X",
@@ -113,6 +120,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "most of them show at the same step are planned",
     )
     parser.add_argument(
+        "--accept",
+        metavar="STEP",
+        type=int,
+        action="append",
+        default=[],
+        help="the change that began at this step (10 steps around it) was planned: its level is "
+        "healthy; repeat for several",
+    )
+    parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
@@ -125,11 +141,13 @@ def run(args: argparse.Namespace) -> int:
     from paceline.detect.detector import THRESHOLD, Detector
     from paceline.errors import DetectError
 
+    if args.gpus is not None and args.gpus < 1:
+        raise DetectError(f"--gpus must be 1 or more, not {args.gpus}")
     if args.method == "bocd" and args.threshold is not None:
         raise DetectError("--threshold is for --method medians; bocd compares means by 10%")
 
-    if args.method == "bocd" and args.like:
-        raise DetectError("--like is for --method medians")
+    if args.method == "bocd" and (args.like or args.accept):
+        raise DetectError("--like and --accept are for --method medians")
     like = _earlier_runs(args)
 
     def detector_of(ranks: int) -> Detector | Bocd:
@@ -197,12 +215,16 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
         print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
         return _whole_log(args, log, step_times)
     detector = detector_of(n_ranks)
-    rank_events = _events(times, detector)
-    job_wide = _locate(args, job_events(rank_events, n_ranks), log, step_times)
+    rank_events = _events(times, detector, args.accept)
+    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
+    job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
     if not args.json:
+        stakes = [event.stake() for event in job_wide]
+        if stakes and stakes[-1] is not None:
+            print(f"  {stakes[-1]}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
         slow = int(detector.slow.sum())
@@ -227,18 +249,32 @@ def _table(args: argparse.Namespace) -> Table:
     return times
 
 
-def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
-    """All events of a table of step times, with its own numbers of ranks."""
+def _update(
+    detector: Detector | Bocd,
+    step: int,
+    row: Any,
+    workload: dict[str, float] | None,
+    accepted: Accepted,
+) -> list[Event]:
+    """The events of a step that nobody has accepted."""
     from paceline.detect.detector import Detector
 
+    if isinstance(detector, Detector):
+        return accepted.apply(detector, detector.update(step, row, workload))
+    return detector.update(step, row)
+
+
+def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
+    """All events of a table of step times, with its own numbers of ranks."""
+    from paceline.detect.accept import NEAR_STEPS, Accepted
+
+    accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
-            if isinstance(detector, Detector):
-                events += detector.update(step, times.duration_s[i], times.workload_of(i))
-            else:
-                events += detector.update(step, times.duration_s[i])
+            row, workload = times.duration_s[i], times.workload_of(i)
+            events += _update(detector, step, row, workload, accepted)
             if i % 256 == 0:
                 progress(i, n_steps)
     return [
@@ -322,12 +358,14 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
+    from paceline.detect.accept import Accepted
     from paceline.detect.arrivals import Arrivals
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
-    from paceline.sources.step_times import json_lines, sample_of
+    from paceline.sources.step_times import json_lines, sample_of, workload_of_line
 
     arrivals = Arrivals(detector.ranks)
+    accepted = Accepted(tuple(args.accept))
 
     def feed(steps: Iterable[tuple[int, Any]]) -> None:
         for step, row in steps:
@@ -335,8 +373,9 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
                 restart = f"the job goes on from step {step:,} after step {detector.last_step:,}"
                 print(f"note: {restart}: a restart", file=sys.stderr, flush=True)
                 detector.go_back()
-            events = detector.update(step, row)
-            for event in events if args.by_rank else job_events(events, detector.ranks):
+            events = _update(detector, step, row, arrivals.workload, accepted)
+            merged = [replace(e, gpus=args.gpus) for e in job_events(events, detector.ranks)]
+            for event in events if args.by_rank else merged:
                 line = json.dumps(event.to_mapping()) if args.json else event.explain()
                 print(line, flush=True)
 
@@ -344,7 +383,7 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     for number, line in json_lines(sys.stdin, "standard input"):
         sample = sample_of(line, f"standard input:{number}", detector.ranks)
         empty += isnan(sample[2])
-        feed(arrivals.add(*sample))
+        feed(arrivals.add(*sample, workload_of_line(line, f"standard input:{number}")))
     feed(arrivals.end())
     for n, problem in (
         (empty, "are empty"),

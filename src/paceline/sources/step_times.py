@@ -222,6 +222,20 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
     return int(step), int(rank), seconds
 
 
+def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
+    """What the step of a JSON line has to do, by column; null says nothing.
+
+    Raises:
+        TraceError: a value is no number.
+    """
+    values = {name: line[name] for name in WORKLOAD_COLUMNS if line.get(name) is not None}
+    try:
+        numbers = {name: float(value) for name, value in values.items()}
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where} needs numbers for {', '.join(values)}") from None
+    return {name: number for name, number in numbers.items() if np.isfinite(number)}
+
+
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
     if name not in ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS):
         return np.empty(0)
