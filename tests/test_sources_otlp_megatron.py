@@ -12,7 +12,6 @@ from paceline.sources import otlp
 from paceline.trace import Job, OpKind
 from paceline.whatif import analyze
 
-
 timed = peace.timed
 
 
