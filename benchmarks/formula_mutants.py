@@ -3,9 +3,8 @@
     python benchmarks/formula_mutants.py [--json] [NAME ...]
 
 Each mutant is one change of one line in a copy of ``src``; it is killed if a test of the model
-fails. Exits 1 if one survives, its line is not
-found, or the tests fail without any. ``mutation.py`` makes mutants by rule;
-these are the wrong formulas that a reviewer thought of.
+fails. Exits 1 if one survives, its line is not found, or the tests fail without any.
+``mutation.py`` makes mutants by rule; these are the wrong formulas that a reviewer thought of.
 """
 
 from __future__ import annotations

@@ -31,6 +31,15 @@ SHAPE = ("layers", "hidden", "heads", "vocab")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 
+#: Memory of GPUs without a preset, by their datasheets.
+CAPACITY = {
+    **dict.fromkeys(("mi350x", "mi355x"), 288e9),
+    "mi300x": 192e9,
+    "mi325x": 256e9,
+    "h200-nvl": 141e9,
+    "l40s": 48e9,
+}
+
 #: Precisions whose activations a plan counts as fp8 -> bytes of a weight: MXFP8 in both orders;
 #: NVFP4 in bf16, and in four bits with a scale of a byte per 16 elements in both orders.
 NARROW = {"mxfp8": 2.0625, "nvfp4": 2 + 2 * (0.5 + 1 / 16)}
@@ -142,15 +151,17 @@ def _megatron(row, llm, plan):
             rules = dataclasses.replace(rules, optimizer_bytes=8)  # moments in bf16
     if row["task"] == "lora":
         rules = dataclasses.replace(rules, adapter_rank=16)
-        if not _fits(row, llm, plan, rules):
-            # NeMo then stores the activation's input in fp8.
-            rules = dataclasses.replace(rules, fp8_activation=True)
+        # The least saving with which it fits: NeMo may store the activation's input in fp8, and
+        # a frozen weight without its transpose.
+        stored = dataclasses.replace(rules, fp8_activation=True)
+        least = dataclasses.replace(stored, weight_bytes=1)
+        fitting = (choice for choice in (rules, stored) if _fits(row, llm, plan, choice))
+        rules = next(fitting, least)
     return plan, rules
 
 
 def _fits(row, llm, plan, rules):
-    try:
+    capacity = CAPACITY.get(row["gpu"])
+    if capacity is None:
         capacity = cluster_preset(row["gpu"]).gpu.memory_bytes
-    except ModelError:
-        return True
     return max(s.total_bytes for s in stage_memory(llm, plan, rules=rules)) <= capacity

@@ -37,6 +37,8 @@ from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
 from recordings import record_trace
+from rocprof_files import write_csv, write_json
+from xpu_timer_files import one_rank
 
 SECONDS = float(os.environ.get("PACELINE_FUZZ_S", "1"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "0"))
@@ -166,6 +168,19 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda folder: [two_processes(folder / "a.sqlite")],
         lambda paths: rank_report(paths).to_mapping(),
     ),
+    "rocprofv3's JSON": (
+        lambda folder: [write_json(folder / "a.json")],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "rocprofv3's CSV": (
+        lambda folder: [write_csv(folder)],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "xpu_timer": (
+        lambda folder: [one_rank(folder)],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "xpu_timer's collectives": (lambda folder: [one_rank(folder)], load_call_log),
     "ndtimeline": (lambda folder: timelines(TRACE, folder), imported),
     "ndtimeline's raw log": (raw_log, imported),
     "otlp": (lambda folder: [write(folder / "a.json", text_of(SPANS))], otlp.read),

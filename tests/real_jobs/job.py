@@ -461,7 +461,8 @@ def run(case, folder, factors, steps, seen, world, rank):
     return {"times": loop.times, "losses": loop.losses}
 
 
-DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
+DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}}
+DEGREES |= {"cp": {"cp": 4}, "cp-odd": {"cp": 3}}
 
 KINDS = {
     "pp-fsdp": sharded_pipeline,

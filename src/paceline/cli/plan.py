@@ -104,6 +104,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=file_name,
         help="write plans.parquet (all that fit), result.json and report.html into this folder",
     )
+    parser.add_argument(
+        "--serve",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PORT",
+        help="a page on this machine with sliders for GPUs, sequence, batch and price",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
     add_json(parser, "result.json")
     parser.set_defaults(run=run)
@@ -136,35 +144,49 @@ def add_space(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print, write."""
+    """Search, print, write; or serve the page that searches."""
     from paceline.plan.search import search
-    from paceline.report import search as report
+    from paceline.report import search_folder
 
     if args.out is not None:
-        report.check_folder(args.out, force=args.force, launch=args.launch)
+        search_folder.check_folder(args.out, force=args.force, launch=args.launch)
     job, batch, plan_fields = _job(args)
-    counts = args.gpus or [job.gpus]
     cluster, cost, notes = job.cluster, None, list[str]()
     if args.profile is not None:
         from paceline.model.profile_cost import cost_from_profile
 
         cost, notes = cost_from_profile(args.profile, cluster)
         cluster = cost.with_launches(cluster)
+    options = {
+        "objective": args.objective,
+        "tokens": args.tokens or job.tokens,
+        "max_days": args.max_days,
+        "budget": args.budget,
+        "cost": cost,
+        "rules": memory_rules(args, args.launch),
+        **plan_fields,
+        **launch_space(args.launch),
+        **space_options(args),
+    }
+    counts = args.gpus or [job.gpus]
+    if args.serve is not None:
+        from paceline.cli.plan_page import PlanPage, serve
+
+        return serve(PlanPage(job.llm, cluster, counts[0], batch, options, args.top), args.serve)
     with ProgressBar("searching") as progress:
-        result = search(
-            job.llm,
-            cluster,
-            counts,
-            batch,
-            objective=args.objective,
-            tokens=args.tokens or job.tokens,
-            max_days=args.max_days,
-            budget=args.budget,
-            cost=cost,
-            rules=memory_rules(args, args.launch),
-            progress=progress,
-            **{**plan_fields, **launch_space(args.launch), **space_options(args)},
-        )
+        result = search(job.llm, cluster, counts, batch, progress=progress, **options)
+    note = _show(args, result, cost)
+    if cost is not None:
+        notes += [f"beyond the profile: {text}" for text in cost.outside]
+    for note_text in (*notes[:3], *([note] if note else [])):
+        print(note_text, file=sys.stderr)
+    return 0
+
+
+def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | None) -> str | None:
+    """Print and write what was found; a note on the files."""
+    from paceline.report import search as report
+
     explained = None
     if args.explain is not None:
         explained = explain(result, args.explain[0], args.explain[1], cost)
@@ -174,9 +196,10 @@ def run(args: argparse.Namespace) -> int:
 
         launch = best_launch(args.launch, result)
     if args.out is not None:
-        note = report.write_folder(
-            result, args.top, args.out, force=args.force, launch=launch and (args.launch, launch[1])
-        )
+        from paceline.report.search_folder import write_folder
+
+        file = None if launch is None else (args.launch, launch[1])
+        note = write_folder(result, args.top, args.out, force=args.force, launch=file)
     if args.json:
         from paceline.report.result_json import lines_of_json
 
@@ -186,24 +209,18 @@ def run(args: argparse.Namespace) -> int:
         if launch is not None:
             mapping["launch"] = {"framework": args.launch, "rank": launch[0] + 1, "text": launch[1]}
         sys.stdout.write(lines_of_json(mapping))
-    else:
-        from paceline.report.terminal import print_lines, standard_output
+        return note
+    from paceline.report.terminal import print_lines, standard_output
 
-        console = standard_output()
-        screen = report.lines(result, args.top, console.width)
-        if explained is not None:
-            screen += report.explained_lines(explained, console.width)
-        print_lines(screen, console)
-        if launch is not None and args.out is None:
-            print(
-                f"\nplan {launch[0] + 1}, {result.plan(launch[0]).describe()}:\n\n{launch[1]}",
-                end="",
-            )
-    if cost is not None:
-        notes += [f"beyond the profile: {text}" for text in cost.outside]
-    for note_text in (*notes[:3], *([note] if note else [])):
-        print(note_text, file=sys.stderr)
-    return 0
+    console = standard_output()
+    screen = report.lines(result, args.top, console.width)
+    if explained is not None:
+        screen += report.explained_lines(explained, console.width)
+    print_lines(screen, console)
+    if launch is not None and args.out is None:
+        head = f"plan {launch[0] + 1}, {result.plan(launch[0]).describe()}:"
+        print(f"\n{head}\n\n{launch[1]}", end="")
+    return note
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:

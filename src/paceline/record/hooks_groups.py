@@ -15,7 +15,7 @@ from paceline.record.exchanges import Link, meetings
 from paceline.record.passes import NoExchange, Passes, record_optimizers
 from paceline.record.patching import argument
 from paceline.record.recorder import Recorder
-from paceline.record.steps import Op, Operation, Step
+from paceline.record.steps import Batch, Op, Operation, Step
 
 #: What a group is for -> the kind of its collectives.
 KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
@@ -157,14 +157,16 @@ class _Collectives:
         if by_rank is None:
             return None
         ops: dict[int, Operation] = {}
+        batch = Batch()
         for transfer, group in by_rank:
             op = self._recorder.launch(kind, group=ranks[group])
-            if transfer is None:
-                op.done()
-                continue
-            ops[transfer] = op
-            if isinstance(op, Op):
-                op.batch = ops
+            if transfer is not None:
+                ops[transfer] = op
+            if isinstance(op, Op) and transfer is None:
+                op.end = op.start
+                batch.alone.append(op)
+            elif isinstance(op, Op):
+                op.batch = batch
         return [ops[number] for number in range(len(links))]
 
     def _functional(self, function: Any) -> Callable[..., Any]:

@@ -132,6 +132,8 @@ class Program:
         if self._between is None:
             self._pause(mark)
         op.awaited = self._position
+        for alone in op.batch.alone if op.batch is not None else ():
+            alone.awaited = op.awaited
 
     def wait_to(self, op: Op, mark: Any) -> None:
         """The wait is over."""

@@ -105,6 +105,19 @@ class Stepper(Protocol):
         """A step ends."""
 
 
+class Batch:
+    """Operations that were launched together, or are waited for together.
+
+    Attributes:
+        alone: operations that transfer nothing on this rank: the wait for the others is theirs.
+    """
+
+    __slots__ = ("alone",)
+
+    def __init__(self) -> None:
+        self.alone: list[Op] = []
+
+
 class Op:
     """An operation that is recorded; see :class:`Operation`."""
 
@@ -122,7 +135,7 @@ class Op:
         self.end: Any = None
         self.outer: Op | None = None
         self.parts: list[Op] | None = None  # behind the first, of a compute that was cut
-        self.batch: object = None  # waits in a row for operations of one batch are one
+        self.batch: Batch | None = None  # waits in a row for operations of one batch are one
 
     def __enter__(self) -> Op:
         program = self.program

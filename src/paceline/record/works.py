@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.blockfile import LATE, PEER_END
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, SENDS, Op, Operation, Step
+from paceline.record.steps import BLOCKED_NS, SENDS, Batch, Op, Operation, Step
 
 #: ns that a wait takes at most for each byte which it copies from a buffer of gloo's. Measured for
 #: reduce-scatters, whose works never say that they are complete: 2 ns (1 MB), and 0.1 ms at least.
@@ -31,7 +31,7 @@ class Works:
         #: Those under way, by id: the work, its operations, ns of a wait that did not block.
         self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
         self._classes: set[type] = set()  # of works, whose wait is seen
-        self._batch: object = None  # of the works that a joined function waits for
+        self._batch: Batch | None = None  # of the works that a joined function waits for
         recorder.at_step_end(self._end_step)
 
     def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
@@ -94,7 +94,7 @@ class Works:
         """
 
         def waits(*args: Any, **kwargs: Any) -> Any:
-            self._batch = object()
+            self._batch = Batch()
             try:
                 return function(*args, **kwargs)
             finally:

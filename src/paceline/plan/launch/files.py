@@ -38,7 +38,7 @@ SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "megatron": {},
         "nemo": {},
-        "torchtitan": {"zeros": (0, 2, 3)},
+        "torchtitan": {"zeros": (0, 2, 3), "sharded_pipelines": True},
         "deepspeed": {"max_pp": 1, "max_cp": 1, "max_ep": 1},
         "accelerate": {
             "zeros": (0, 2, 3), "max_pp": 1, "max_ep": 1, "recomputes": ("none", "full"),

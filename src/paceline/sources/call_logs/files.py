@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources.call_logs import flight_recorder, nccl_inspector
+from paceline.sources.call_logs import flight_recorder, nccl_inspector, xpu_timer
 from paceline.sources.call_logs.table import read_calls
+from paceline.sources.devices.xpu_timer import is_names
+from paceline.sources.devices.xpu_timer import matches as is_timeline
 from paceline.sources.json_stream import head
 from paceline.trace.calls import CallLog
 
@@ -19,7 +21,7 @@ MAX_APART_S = 60.0
 
 
 def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]]:
-    """Read call logs: NCCL Inspector, PyTorch's flight recorder, CSV or parquet.
+    """Read call logs: NCCL Inspector, PyTorch's flight recorder, xpu_timer, CSV or parquet.
 
     Args:
         paths: files of one format, or folders of them; ranks apart or together.
@@ -44,10 +46,14 @@ def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder but the hidden ones."""
+    """A file, or those of a folder but the hidden ones and the names of timelines."""
     if not path.is_dir():
         return [path]
-    files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.is_file() and not file.name.startswith(".") and not is_names(file)
+    )
     if not files:
         raise TraceError(f"{path} has no files")
     return files
@@ -58,6 +64,8 @@ def _format(path: Path) -> str:
         raise TraceError(f"{path} does not exist")
     if flight_recorder.matches(path):
         return "flight-recorder"
+    if is_timeline(path):
+        return "xpu-timer"
     if nccl_inspector.is_metrics(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
@@ -74,7 +82,17 @@ def _format(path: Path) -> str:
 
 
 def _read_recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    logs, notes = zip(*map(flight_recorder.read, paths), strict=True)
+    return _joined([flight_recorder.read(path) for path in paths], paths)
+
+
+def _read_timelines(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    return _joined([xpu_timer.read(path) for path in paths], paths)
+
+
+def _joined(
+    of_ranks: Sequence[tuple[CallLog, Sequence[str]]], paths: Sequence[Path]
+) -> tuple[CallLog, tuple[str, ...]]:
+    logs, notes = zip(*of_ranks, strict=True)
     return join_logs(logs, paths), tuple(note for of_log in notes for note in of_log)
 
 
@@ -92,6 +110,7 @@ _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]]
     "flight-recorder": _read_recorded,
     "nccl-inspector": _read_inspected,
     "table": _tables,
+    "xpu-timer": _read_timelines,
 }
 
 

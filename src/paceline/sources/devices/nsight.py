@@ -234,7 +234,7 @@ class _Export:
         )
         for low, high, text in rows:
             match = STEP_NAME.fullmatch(str(text).strip())
-            if match and 0 <= low <= high:
+            if match:
                 yield low, high, int(match[1])
 
 

@@ -81,11 +81,11 @@ class DeviceTable:
 
         Args:
             device: what to call the device, with its process where a file has several.
-            steps: (start in ns, end in ns, number) on the host.
+            steps: (start in ns, end in ns, number) on the host; those without times are left out.
             rank: global rank; None where the file does not say.
             world_size: ranks of the job; 0 = not told.
         """
-        steps = sorted(set(steps))
+        steps = sorted({step for step in steps if 0 <= step[0] <= step[1] < MAX_NS})
         start, end = (np.array(times, dtype=np.int64) for times in self._times)
         first = min([int(start.min()), *(step[0] for step in steps)])
         launch_s, launched_s = self._launched(first)

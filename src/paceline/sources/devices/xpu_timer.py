@@ -1,0 +1,179 @@
+"""Timelines that xpu_timer of DLRover dumps, a file per rank -> what its device ran.
+
+Format: intelligent-machine-learning/dlrover (commit 7c3e964), ``xpu_timer/protos/hook.proto``:
+message ``KernelTraces``; names stand in the ``.meta`` beside it, as lines ``code,name``
+(``NvidiaGpuTimer::dumpTraceMeta``). Files are called ``rank-worldsize.timeline``. Times are
+microseconds since 1970 of the host's clock, at which the device's events were anchored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+from paceline.errors import TraceError
+from paceline.sources.devices.protobuf import fields
+from paceline.sources.devices.table import Devices, DeviceTable
+from paceline.sources.json_stream import lines
+from paceline.sources.kineto.device import Work
+from paceline.units import seconds
+
+_NAME = re.compile(r"(\d{5,})-(\d{5,})\.timeline")
+#: Tags and numbers of the fields of ``KernelTraces``.
+_FIRST_BYTES = (0x0A, 0x12, 0x18, 0x20)
+TRACES, _HOST_TRACES, RANK = 1, 2, 4
+#: Fields of ``KernelTrace``.
+KIND, CODE, START, LASTED, _DELAY, _ON_HOST = 1, 2, 3, 4, 5, 11
+#: ``common/constant.h``: ``KERNEL_TYPE``.
+_WORKS = {0: Work.COMPUTE, 1: Work.COMMUNICATION, 2: Work.MEMORY}
+
+#: Functions of the host that a note names, such as the garbage collector.
+MAX_FUNCTIONS = 3
+
+_NOTE = (
+    "xpu_timer records matrix products, attention, collectives and copies: idle time may be any "
+    "other kernel"
+)
+
+
+def matches(path: Path) -> bool:
+    """Whether the file is called or lies as xpu_timer's timelines do, and begins like one."""
+    if not (path.name.endswith(".timeline") or _meta(path).is_file()):
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(1)
+    except OSError:
+        return False
+    return bool(start) and start[0] in _FIRST_BYTES
+
+
+def is_names(path: Path) -> bool:
+    """Whether the file has the names of a timeline."""
+    return path.name.endswith(".timeline.meta")
+
+
+def read_devices(path: Path) -> Devices:
+    """Read one rank's timeline; some 60 bytes per event stay.
+
+    Raises:
+        TraceError: it is damaged, has no events of a device, or lies without its ``.meta``.
+    """
+    names = names_of(path)
+    table, host = DeviceTable(path), Counter[str]()
+    rank = 0
+    for field, value, content in read_fields(path):
+        if field == TRACES:
+            _add(table, parts(path, content)[0], names)
+        elif field == _HOST_TRACES:
+            name, lasted_us = _host_trace(path, content)
+            host[name] += lasted_us
+        elif field == RANK:
+            rank = max(value, 0)
+    if not len(table):
+        raise TraceError(f"{path} has no events of a device; dump with dump_kernel_type 7")
+    notes = (
+        f"rank {rank}: {name} took {seconds(lasted_us * 1e-6)} of the host"
+        for name, lasted_us in host.most_common(MAX_FUNCTIONS)
+    )
+    file_of_rank = table.finish("", rank=rank, world_size=world_size(path, rank))
+    return Devices((file_of_rank,), (_NOTE, *notes))
+
+
+def read_fields(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """The fields of the file's ``KernelTraces``; of rank 0 there is no :data:`RANK`.
+
+    Raises:
+        TraceError: it is damaged.
+    """
+    try:
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            yield from fields(data)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def parts(path: Path, message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
+    """The numbers and the contents of a message, by field.
+
+    Raises:
+        TraceError: it is damaged.
+    """
+    numbers, contents = {}, {}
+    for field, value, content in _checked(path, message):
+        if value < 0:
+            contents[field] = content
+        else:
+            numbers[field] = value
+    return numbers, contents
+
+
+def world_size(path: Path, rank: int) -> int:
+    """The job's ranks as the file's name says; 0 = it does not.
+
+    Raises:
+        TraceError: the name says another rank.
+    """
+    called = _NAME.fullmatch(path.name)
+    if called and int(called[1]) != rank:
+        raise TraceError(f"{path} is called rank {int(called[1])}, but says rank {rank} inside")
+    return int(called[2]) if called else 0
+
+
+def _checked(path: Path, message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    try:
+        yield from fields(message)
+    except ValueError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> TraceError:
+    return TraceError(f"{path} is no timeline of xpu_timer: {error}; dump it again")
+
+
+def _meta(path: Path) -> Path:
+    return path.with_name(f"{path.name}.meta")
+
+
+def names_of(path: Path) -> dict[int, str]:
+    """Code -> the name of a kernel.
+
+    Raises:
+        TraceError: the file with them is absent.
+    """
+    meta = _meta(path)
+    if not meta.is_file():
+        raise TraceError(f"{path} lies without {meta.name}, which has its names; copy both")
+    names = {}
+    for line in lines(meta):
+        code, _, name = line.strip().partition(",")
+        if code.isascii() and code.isdigit() and len(code) < 10:
+            names[int(code)] = name.removeprefix("xpu_timer_")
+    return names
+
+
+def _add(table: DeviceTable, event: Mapping[int, int], names: Mapping[int, str]) -> None:
+    work = _WORKS.get(event.get(KIND, 0), Work.OTHER)
+    if event.get(_ON_HOST):
+        return
+    code, start_us = event.get(CODE, 0), event.get(START, 0)
+    number = len(table)
+    end_us = start_us + event.get(LASTED, 0)
+    name = names.get(code, f"kernel {code}")
+    table.add(name, work, start_us * 1000, end_us * 1000, -1, number)
+    launch_ns = (start_us - event.get(_DELAY, 0)) * 1000
+    table.launch(number, launch_ns, launch_ns)
+
+
+def _host_trace(path: Path, message: bytes) -> tuple[str, int]:
+    """The name of a host's function, and how long it ran in microseconds."""
+    name, lasted_us = "", 0
+    for field, value, text in _checked(path, message):
+        if field == 2:
+            lasted_us = max(value, 0)
+        elif field == 3:
+            name = text.decode(errors="replace").replace("@", ".")
+    return name, lasted_us

@@ -1,0 +1,67 @@
+"""Files of rocprofv3, small enough to check by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import run
+from paceline.errors import TraceError
+from paceline.ranks import rank_report
+from rocprof_files import document, write_csv, write_json
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_where_the_time_of_each_step_went(tmp_path: Path) -> None:
+    (rank,) = rank_report(write_json(tmp_path / "908_results.json")).ranks
+    assert rank.label == "MI350X 2 of process 908"
+    first, second = (step.device for step in rank.steps)
+    assert [step.number for step in rank.steps] == [1, 2]
+    assert first is not None
+    assert second is not None
+    assert first.compute_s == pytest.approx(100e-6)
+    assert first.communication_exposed_s == pytest.approx(100e-6)
+    assert first.idle_host_s == pytest.approx(60e-6)
+    # HIP's fill is a set of memory; the copy to the host counts for the GPU it leaves.
+    assert second.memory_exposed_s == pytest.approx(30e-6)
+    assert second.compute_s == pytest.approx(90e-6)
+    assert rank.launches.missing == 0
+    assert {stream.stream for stream in rank.streams} == {7, 20}
+
+
+def test_csv_of_kernels_and_those_beside_it(tmp_path: Path) -> None:
+    (rank,) = rank_report(write_csv(tmp_path)).ranks
+    assert rank.label == "GPU 2 in 908_kernel_trace.csv"
+    assert rank.device is not None
+    assert rank.device.window_s == pytest.approx(400e-6)
+    assert rank.device.communication_hidden_s == pytest.approx(50e-6)
+    assert [step.number for step in rank.steps] == [3]
+    assert (rank.launches.count, rank.launches.missing) == (1, 3)
+
+
+def test_without_kernels(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.json", document(kernel_dispatch=[]))
+    with pytest.raises(TraceError, match="has no kernels; profile with rocprofv3 --kernel-trace"):
+        rank_report(path)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.json")
+    path.write_text(path.read_text()[:-400])
+    with pytest.raises(TraceError, match="it is cut off"):
+        rank_report(path)
+
+
+def test_a_kernel_without_times(tmp_path: Path) -> None:
+    record = {"dispatch_info": {"kernel_id": 8}}
+    path = write_json(tmp_path / "a.json", document(kernel_dispatch=[record]))
+    with pytest.raises(TraceError, match="Cijk_Ailk_Bljk_BBS_BH is from -1 to -1 ns"):
+        rank_report(path)
+
+
+def test_commands_say_where_it_belongs(tmp_path: Path, capsys: Captured) -> None:
+    path = write_json(tmp_path / "908_results.json")
+    assert run(["import", str(path), "-o", str(tmp_path / "a.parquet")]) == 2
+    assert "is a file of rocprofv3" in capsys.readouterr().err
+    assert run(["ranks", str(tmp_path)]) == 0
+    assert "MI350X 2 of process 908" in capsys.readouterr().out
