@@ -9,25 +9,17 @@ import csv
 import dataclasses
 import re
 
+from predict_intervals import row_of
+from predict_memory import memory_rows
+
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
-from paceline.model.memory import memory_table
+from paceline.model.memory_peak import memory_table
 from paceline.model.plan import Plan, check
 from paceline.plan.predict import predict
 from paceline.plan.predict_runs import predict_runs
 from paceline.plan.runs import read_runs, run_clusters
-
-GIB = 2**30
-
-#: Table, and kind of model -> measured over predicted at the ends of the 80% interval: the
-#: 10th and 90th percentile of the shared rows. In sample: rows of other software may lie outside.
-INTERVALS = {
-    "published dense": (0.83, 1.10),
-    "published moe": (0.86, 1.97),
-    "mlperf": (0.94, 1.14),
-    "memory": (0.73, 1.47),
-}
 
 
 def even(layers, chunks):
@@ -94,15 +86,6 @@ def published_seconds(row):
     return int(row["global_batch"]) * int(row["seq_len"]) / int(row["gpus"]) / tokens
 
 
-def _row(name, kind, predicted, measured, error=None):
-    if error is not None:
-        values = {"predicted": None, "low": None, "high": None}
-    else:
-        low, high = INTERVALS[kind]
-        values = {"predicted": predicted, "low": predicted * low, "high": predicted * high}
-    return {"id": name, **values, "measured": measured, "error": error}
-
-
 def published_rows(path):
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -118,10 +101,10 @@ def published_rows(path):
             check(plan, llm)
             seconds = predict(llm, plan, cluster).step_time_s
         except (ModelError, KeyError, ValueError) as error:
-            result.append(_row(name, "", None, measured, str(error)))
+            result.append(row_of(name, "", None, measured, str(error)))
             continue
         kind = "published dense" if llm.moe is None else "published moe"
-        result.append(_row(name, kind, seconds, measured))
+        result.append(row_of(name, kind, seconds, measured))
     return result
 
 
@@ -131,22 +114,12 @@ def mlperf_rows(path):
     return _rows_of_lines(table, "mlperf", "step_time_s", outcome.predicted_s, outcome.errors)
 
 
-def memory_rows(path):
-    # Peaks are of plans; a GPU without a preset changes none.
-    table = read_runs(path, skip_errors=True, ignore_gpu=True)
-    peaks = {
-        run.line: float(memory_table(run.llm, run.plan).sum(axis=0).max()) / GIB
-        for run in table.runs
-    }
-    return _rows_of_lines(table, "memory", "measured_gib", peaks, table.errors)
-
-
 def _rows_of_lines(table, kind, column, predicted, errors):
     result = []
     for i, (line, row) in enumerate(zip(table.lines, table.rows, strict=True)):
         measured = float(row[column]) if row.get(column) else None
         name = row.get("id") or i
-        result.append(_row(name, kind, predicted.get(line), measured, errors.get(line)))
+        result.append(row_of(name, kind, predicted.get(line), measured, errors.get(line)))
     return result
 
 

@@ -24,16 +24,21 @@ from paceline.sources import kineto
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
 
-from harness import factors_of, run
+from harness import WORLD, factors_of, run
 
 #: DeepSpeed's, which is not among Paceline's dependencies: name them.
 ZERO = ("zero1", "zero2", "zero2-accumulate", "zero3", "zero3-prefetch", "zero3-single")
+ZERO += ("zero3-hpz", "zero3-qwz", "zero3-qgz", "zero3-plusplus")
 #: Megatron-Core's, likewise: DDP with the distributed optimizer, pipelines, both.
 MEGATRON = ("megatron-ddp", "megatron-overlap", "megatron-1f1b", "megatron-interleaved")
 MEGATRON += ("megatron-p2p", "megatron-flush", "megatron-both", "megatron-align", "megatron-ahead")
+MEGATRON += ("megatron-experts", "megatron-experts-plain")
 CASES = ("fsdp", "fsdp-accumulate", "fsdp-mixed", "hsdp", "ddp", "ddp-one", "ddp-accumulate")
+CASES += ("fsdp-keep", "fsdp-prefetch1", "fsdp-prefetch2", "fsdp-unshard")
 CASES += ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
-CASES += ("pp-fsdp", "tp", "tp-sums", "tp-fsdp", "ep", "cp")
+CASES += ("pp-fsdp", "tp", "tp-sums", "tp-fsdp", "ep", "cp", "cp-odd")
+#: Cases of another number of ranks.
+WORLDS = {"cp-odd": 3}
 
 
 def analysed(folder, profiled):
@@ -118,7 +123,7 @@ def main():
     for case in args.cases or CASES:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            slow, level, healthy = factors_of(args.factor)
+            slow, level, healthy = factors_of(args.factor, WORLDS.get(case, WORLD))
             of_slow = run(case, folder / "slow", slow, **how).step_s
             of_level = run(case, folder / "level", level, profiled=args.kineto).step_s
             of_healthy = run(case, folder / "healthy", healthy, **how).step_s

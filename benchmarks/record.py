@@ -8,8 +8,8 @@ order: without a recorder, with 10% of the steps profiled (the default), with al
 are of one process, so that they share what else the machine does. A share is the mean over rounds
 of the paired difference of medians, outer tenths left out, with its standard error. Work of the
 writer's thread may fall into another run; its CPU time is told apart. On a busy machine look at
-the CPU time of the training thread, which does not count what it waits. Last the cost of one
-operation alone, and what a recorder keeps in memory.
+the CPU time of the training thread, which does not count what it waits. Last that of one operation
+alone, and what a recorder keeps in memory.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Off:
 
 
 def per_op(ops: int, steps: int) -> dict[str, float]:
-    """Cost of one recorded operation and of one that is not, and the memory that fills up."""
+    """us of processor time for one recorded operation and for one that is not."""
     import paceline.record as record
 
     found = {}
@@ -114,12 +114,12 @@ def per_op(ops: int, steps: int) -> dict[str, float]:
             recorder = record.start(f"{folder}/{every}", every=every, flush_s=0.2)
             best = []
             for number in range(1, steps + 1):
-                begin = time.perf_counter()
+                begin = time.thread_time()
                 with recorder.step(number):
                     for m in range(ops):
                         with recorder.op("forward-compute", microbatch=m):
                             pass
-                best.append((time.perf_counter() - begin) / ops)
+                best.append((time.thread_time() - begin) / ops)
             recorder.close()
             found[name] = 1e6 * statistics.median(best)
     return found
@@ -202,7 +202,7 @@ def main() -> None:
         )
     cost = run("per_op", 500, 40)
     print(
-        f"one op: recorded {cost['recorded']:.2f} us, in a step not profiled "
+        f"one op, CPU time: recorded {cost['recorded']:.2f} us, in a step not profiled "
         f"{cost['not profiled']:.2f} us"
     )
     used = run("memory")

@@ -78,7 +78,7 @@ class World:
         self.alerts.session_done(self.job.id, number)
         return number
 
-    def happened(self, kind, step, ranks=(3,), factor=1.5):
+    def happened(self, kind, step, ranks=(3,), factor=1.5, lost_s=100.0):
         number = self.row(
             events,
             job_id=self.job.id,
@@ -87,6 +87,7 @@ class World:
             step=step,
             since_step=step,
             factor=factor,
+            lost_s=lost_s,
             ranks=list(ranks),
             text=f"step {step}: 1.50x slower",
         )

@@ -38,9 +38,12 @@ EXTRAS = {
 }
 #: What no extra installs -> the arguments of pip.
 PACKAGES = {
+    "composer": "mosaicml",
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
+    "megatron.bridge": "--no-deps megatron-bridge",
     "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",
+    "torchtitan": "torchtitan triton",
 }
 
 
@@ -57,7 +60,7 @@ def how_to_install(name: str) -> str:
     for known, extra in EXTRAS.items():
         if f"{name}.".startswith(f"{known}."):
             return f"pip install -e '.[{extra}]'"
-    return f"pip install {PACKAGES[name.partition('.')[0]]}"
+    return f"pip install {PACKAGES.get(name) or PACKAGES[name.partition('.')[0]]}"
 
 
 def installed(*names: str) -> None:

@@ -204,7 +204,9 @@ def slow_log(tmp_path_factory):
 def test_a_call_log_gives_period_steps_and_who(capsys, slow_log):
     code, out, err = said(capsys, "--collectives", slow_log)
     assert (code, err) == (0, "")
-    first, event, who, last = out.splitlines()
+    first, event, stake, who, last = out.splitlines()
+    assert "1,000 more steps at this level lose" in stake
+    assert "GPU-hours" in stake
     assert first.startswith("every 10 calls a step (100.0% of the calls in place, 8 ranks); iterat")
     assert "slower since step 60; rank 7; compute; " in event
     assert "as long between calls as the median of the 4 ranks that make the same calls" in who
@@ -301,3 +303,47 @@ def test_too_many_ranks_are_refused(capsys):
     code, out, err = said(capsys, "-", "--ranks", 10**10)
     assert (code, out) == (2, "")
     assert "--ranks must be from 1 to 1,000,000" in err
+
+
+def test_gpu_hours_are_told_where_the_number_of_gpus_is_known(capsys, tmp_path):
+    lines = [(step, 1.0 if step < 100 else 1.5) for step in range(120)]
+    path = written(tmp_path / "it.csv", "step,duration_s", lines)
+    (event,) = map(json.loads, said(capsys, path, "--json")[1].splitlines())
+    assert event["lost_gpu_hours"] is None  # one rank's log: how many wait, it does not say
+    (event,) = map(json.loads, said(capsys, path, "--json", "--gpus", 64)[1].splitlines())
+    assert event["lost_gpu_hours"] == pytest.approx(event["lost_s"] * 64 / 3600)
+    assert event["at_stake_gpu_hours_per_1000_steps"] == pytest.approx(500 * 64 / 3600)
+    out = said(capsys, path, "--gpus", 64)[1]
+    assert "1,000 more steps at this level lose 8.3 minutes (8.89 GPU-hours)" in out
+    assert said(capsys, path, "--gpus", 0)[0] == 2
+
+
+def planned_rows():
+    """Steps that take 1.5 times as long from step 150 on, with 1.5 times the tokens."""
+    noise = np.random.default_rng(5).normal(0, 0.01, 250)
+    return [(s, 1.0 + noise[s] + 0.5 * (s >= 150), 100 + 50 * (s >= 150)) for s in range(250)]
+
+
+def test_workload_in_a_stream_explains_a_change(capsys, monkeypatch):
+    rows = [{"step": s, "duration_s": d, "tokens": t} for s, d, t in planned_rows()]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, rows))))
+    assert said(capsys, "-")[:2] == (0, "")
+    rows[-1]["tokens"] = "many"
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, rows))))
+    code, _, err = said(capsys, "-")
+    assert (code, "needs numbers for tokens" in err) == (2, True)
+
+
+def test_a_change_that_a_person_accepts_is_no_event(capsys, monkeypatch, tmp_path):
+    lines = [(s, d + 0.8 * (s >= 200)) for s, d, _ in planned_rows()]
+    path = written(tmp_path / "it.csv", "step,duration_s", lines)
+    kinds = [json.loads(line)["kind"] for line in said(capsys, path, "--json")[1].splitlines()]
+    assert kinds == ["onset", "worsening"]
+    (event,) = map(json.loads, said(capsys, path, "--json", "--accept", 150)[1].splitlines())
+    assert (event["kind"], event["since_step"]) == ("onset", 200)
+    assert event["factor"] == pytest.approx(2.3 / 1.5, rel=0.02)  # to the accepted level
+    stream = "\n".join(json.dumps({"step": s, "duration_s": d}) for s, d in lines)
+    monkeypatch.setattr("sys.stdin", io.StringIO(stream))
+    (event,) = map(json.loads, said(capsys, "-", "--json", "--accept", 150)[1].splitlines())
+    assert (event["kind"], event["since_step"]) == ("onset", 200)
+    assert said(capsys, path, "--accept", 150, "--method", "bocd")[0] == 2

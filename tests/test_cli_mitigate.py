@@ -254,3 +254,9 @@ def test_what_is_beyond_reason_is_refused_with_the_limit(trace, capsys):
     code, _, err = run(capsys, trace, "--slow-worker", "3,1,1.4", "--overheads", "s2=1e308")
     assert code == 2
     assert "from 0 to 1e+09 s" in err
+
+
+@pytest.mark.parametrize("overheads", ["s9=3", "s2=-1", "s3=nan"])
+def test_overheads_are_checked_also_where_nothing_is_slow(trace, capsys, overheads):
+    assert command(["mitigate", str(trace), "--overheads", overheads]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,6 +1,7 @@
 """``paceline plan`` and ``paceline optimal`` as a user runs them."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -139,3 +140,33 @@ def test_optimal_refuses_a_wrong_grid(capsys: Captured) -> None:
     argv = ["optimal", "--gpus", "8", "--gpu", "a100-80g", "--days", "1", "--grid", "12288"]
     assert run(argv) == 2
     assert "12288x80" in capsys.readouterr().err
+
+
+def test_a_launch_file_and_the_reasons(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    argv = [
+        "plan",
+        str(job),
+        "--precision",
+        "bf16",
+        "--launch",
+        "torchtitan",
+        "--explain",
+        "1",
+        "2",
+    ]
+    assert run([*argv, "-o", str(out)]) == 0
+    assert "Why the first beats the second" in capsys.readouterr().out
+    tables = tomllib.loads((out / "torchtitan.toml").read_text())
+    found = json.loads((out / "result.json").read_text())
+    assert all(plan["zero"] in (0, 2, 3) for plan in found["plans"])
+    assert tables["parallelism"]["tensor_parallel_degree"] == found["plans"][0]["tp"]
+    assert run([*argv, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["launch"]["rank"] == 1
+    assert tomllib.loads(printed["launch"]["text"]) == tables
+    assert printed["explained"]["plans"] == [plan["plan"] for plan in printed["plans"][:2]]
+    assert run([*argv]) == 0
+    assert printed["launch"]["text"] in capsys.readouterr().out
+    assert run(["plan", str(job), "--explain", "1", "999999"]) == 2
+    assert "no plan of rank 999999" in capsys.readouterr().err

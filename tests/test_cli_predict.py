@@ -40,6 +40,17 @@ def test_a_screen_with_all_that_matters(capsys):
         assert word in out
 
 
+def test_the_reserve_is_said_and_a_share_of_the_memory(capsys):
+    code, out, _ = said(capsys, *FLAGS, "--reserve", "50%", "--loss", "fused")
+    assert (code, "beside a reserve of 50%" in out) == (0, True)
+    _, default, _ = said(capsys, *FLAGS, "--json")
+    memory = json.loads(default)["memory"]
+    assert memory["reserve_bytes"] == pytest.approx(0.08 * memory["capacity_bytes"])
+    assert memory["by_stage"][0]["moment"] in ("loss", "backward of a layer")
+    code, _, err = said(capsys, *FLAGS, "--reserve", "all")
+    assert (code, "no percentage" in err) == (2, True)
+
+
 def test_json_of_a_job_file(capsys, job):
     code, out, _ = said(capsys, "predict", job, "--json")
     found = json.loads(out)

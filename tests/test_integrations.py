@@ -26,10 +26,12 @@ DDP, FSDP = "DistributedDataParallel", "fully_shard (FSDP2)"
 #: Case -> package that it needs, what is hooked, first step that is recorded.
 CASES = {
     "accelerate": ("accelerate", DDP, 2),
+    "composer": ("composer", DDP, 0),
     "deepspeed": ("deepspeed", "DeepSpeed engine", 0),
     "lightning": ("lightning", DDP, 0),
     "loop": ("torch", DDP, 2),
     "sharded": ("torch", FSDP, 2),
+    "torchtitan": ("torchtitan", FSDP, 2),
     "transformers": ("transformers", DDP, 0),
     "trl": ("trl", DDP, 0),
 }

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,6 +258,55 @@ def test_an_optimizer_made_of_others_is_one_operation(tmp_path):
             assert [op.kind for op in step.ops] == [0, 1, 13]
 
 
+def test_a_step_ends_behind_an_optimizer_made_of_others(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    container = Container([sgd(layer.parameters()) for layer in model])
+    hooked(OptimizerSteps(tmp_path, {"every": 1}), [*container.optimizers, container])
+    for _ in range(5):
+        train(model, [container])
+    record.current().close()
+    (file,) = read_files(tmp_path)
+    assert file.steps.tolist() == [2, 3, 4]
+    assert [int(op["kind"]) for op in file.ops] == [0, 1, 13] * 3
+
+
+def test_an_optimizer_that_raised_steps_again(tmp_path):
+    model = net()
+    optimizers = [sgd(model.parameters())]
+    steps = OptimizerSteps(tmp_path, {})
+    hooked(steps, optimizers)
+    steps.before(optimizers[0])  # no after: its step raised
+    for _ in range(4):
+        train(model, optimizers)
+    record.current().close()
+    assert steps_of(tmp_path) == [2, 3, 4]
+
+
+def bridge_callbacks():
+    """Megatron-Bridge's own file; the package around it needs Transformer Engine."""
+    requires.installed("megatron.bridge")
+    (folder,) = find_spec("megatron.bridge").submodule_search_locations
+    spec = spec_from_file_location("bridge_callbacks", Path(folder) / "training" / "callbacks.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_megatron_bridge_fires_the_recorder(tmp_path, monkeypatch):
+    callbacks = bridge_callbacks()
+    monkeypatch.setattr(models, "hook", lambda *_: None)
+    recorder = paceline.integrations.megatron_bridge.Recorder(tmp_path, every=1)
+    manager = callbacks.normalize_callbacks([recorder])
+    state = SimpleNamespace(train_state=SimpleNamespace(step=7))
+    context = callbacks.CallbackContext(state=state, model=[])
+    steps = ["on_train_step_start", "on_train_step_end"]
+    for event in ("on_train_start", *2 * steps, "on_eval_end", *steps, "on_train_end"):
+        assert callbacks.should_fire(manager, event)
+        manager.fire(event, context)
+    assert steps_of(tmp_path) == [7, 8, 9]
+
+
 def test_the_monitor_hears_of_what_a_trainer_records(tmp_path, monkeypatch):
     pushed = []
     monkeypatch.setattr(record.push, "start", lambda *told: pushed.append(told))
@@ -271,10 +322,15 @@ def test_every_snippet_of_the_docs_is_run_by_a_test():
     code = {name: re.findall(r"```python\n(.*?)```", body, re.S) for name, body in sections.items()}
     job = (ROOT / "tests" / "trainers" / "job.py").read_text(encoding="utf-8")
     run = {name for name in sections if f'insert("{name}"' in job}
-    assert run == {"Hugging Face Trainer", "Accelerate", "Lightning", "DeepSpeed"}
+    assert run == {
+        *("Hugging Face Trainer", "Accelerate", "Lightning", "DeepSpeed"),
+        "Composer",
+        "torchtitan",
+    }
     (generic,) = code["Accelerate"]
     others = [block for name, blocks in code.items() if name not in run for block in blocks]
-    assert others == [generic] * 3  # torchtitan, Megatron, Composer
+    bridge = code["Megatron-Bridge, NeMo"]
+    assert others == [generic, *bridge]  # Megatron-LM; Bridge's names are in a test of its own
 
 
 def python(code, **env):
@@ -318,6 +374,9 @@ def test_with_the_variable_a_loop_records_itself(tmp_path):
     env = {"PACELINE_RECORD": str(tmp_path / "run"), "PACELINE_RECORD_EVERY": "1"}
     assert python(LOOP, **env)[0] == ["done"]
     assert steps_of(tmp_path / "run") == [2, 3, 4]
+    (file,) = read_files(tmp_path / "run")
+    ends = file.ops["end_ns"][file.ops["kind"] == 13]  # optimizer
+    assert (ends <= file.times[:, 2]).all()
 
 
 def test_a_variable_that_makes_no_sense_is_a_line(tmp_path):

@@ -50,7 +50,7 @@ LIGHT = {
     "blockfile": ("blockfile",),
 }
 # What a file of integrations is for, and imported only by who trains with it.
-TRAINERS = ("transformers", "lightning", "deepspeed")
+TRAINERS = ("composer", "deepspeed", "lightning", "transformers")
 PUBLIC = ("__init__.py", "__main__.py")
 
 

@@ -186,6 +186,15 @@ def test_gradients_of_every_microbatch(zero, forward, backward):
     assert dp == pytest.approx(np.array([forward, backward]) * count * 3 / 4 / 100)
 
 
+def test_shards_under_a_pipeline_are_exchanged_once_a_step():
+    """FSDP2 keeps parameters gathered and gradients whole: the exchange of ZeRO 1."""
+    sharded, optimizer = (model().costs(plan(pp=2, dp=4, zero=zero)) for zero in (3, 1))
+    assert sharded.all_gather_s.tolist() == optimizer.all_gather_s.tolist()
+    assert sharded.reduce_scatter_s.tolist() == optimizer.reduce_scatter_s.tolist()
+    assert sharded.parts_s[:, PARTS.index("dp")].tolist() == [[0, 0], [0, 0]]
+    assert sharded.all_gather_s.min() > 0
+
+
 def test_shards_hide_behind_the_compute_of_their_pass():
     """ZeRO-3 with 10 s of compute a product: what is hidden slows it by a quarter."""
     count = dense_parameters()[0]

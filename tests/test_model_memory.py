@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 
 from paceline.graph.zero_bubble import SPLIT_SCHEDULES
+from paceline.model.activations import backward_work, end_activations, layer_activations
 from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import (
-    FRAMEWORK_BYTES,
-    end_activations,
     ends_in_flight,
-    gathered_bytes,
     in_flight,
-    layer_activations,
     model_states,
     place_parameters,
+    stage_parameters,
+)
+from paceline.model.memory_peak import (
+    framework_bytes,
+    gathered_bytes,
     stage_activations,
     stage_memory,
-    stage_parameters,
 )
 from paceline.model.operators import layer_kind
 from paceline.model.plan import Plan
@@ -85,7 +86,7 @@ def test_the_first_stage_holds_all_layers_worth(name, recompute, sp):
     expected += S * b * h * p / share
     if p == 1:
         expected += 4 * S * b * h / share + 4 * S * b * llm.padded_vocab(t) / t
-    assert stage_memory(llm, plan)[0].activations == pytest.approx(expected, rel=1e-12)
+    assert stage_activations(llm, plan).kept[0] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -100,7 +101,7 @@ def test_weights_and_optimizer_take_18_bytes_a_parameter(name):
         assert one.parameters == 2 * dense[stage]
         assert one.gradients == 4 * dense[stage]
         assert one.optimizer == 12 * dense[stage] / dp
-        assert one.framework == FRAMEWORK_BYTES
+        assert one.framework == framework_bytes(llm, plan)
         assert one.total_bytes == pytest.approx(sum(one.parts.values()))
     assert expert.sum() == 0
     # Norms and output biases are held by every tensor-parallel rank, the tied embedding twice.
@@ -113,10 +114,12 @@ def test_zero_shards_gradients_and_weights_too():
     states = [stage_memory(llm, plan)[0] for plan in plans]
     n = llm.parameters
     assert states[0].parameters == pytest.approx(2 * n, rel=1e-3)
-    assert [round(s.optimizer / n, 1) for s in states] == [12, 1.5, 1.5, 1.5]
-    assert [round(s.gradients / n, 1) for s in states] == [4, 4, 0.5, 0.5]
-    assert [round(s.parameters / n, 2) for s in states] == [2, 2, 2, 0.25]
-    assert states[3].transient > 0  # the gathered layers
+    # FSDP2 shards the fp32 master copy, counted as parameters; gradients come with the backward.
+    assert [round(s.optimizer / n, 1) for s in states] == [12, 1.5, 1.5, 1]
+    assert [round(s.gradients / n, 1) for s in states] == [4, 4, 0.5, 0]
+    assert [round(s.parameters / n, 2) for s in states] == [2, 2, 2, 0.5]
+    again = stage_memory(llm, Plan(dp=8, global_batch=16, zero=3))[0]
+    assert round(again.gradients / n, 1) == 0.5  # of the microbatch before
 
 
 def test_gpipe_holds_all_microbatches_and_1f1b_as_many_as_stages_follow():
@@ -225,10 +228,13 @@ def test_states_over_the_ranks_that_share_them():
     """dp 2 x cp 2; the experts of 2 ranks are shared by the other 2 x 2 x 2 / 2."""
     dense, expert = np.array([100.0]), np.array([80.0])
     spread = {"tp": 2, "dp": 2, "cp": 2, "ep": 2}
-    for zero, shares in enumerate([(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)]):
+    for zero, shares in enumerate([(0, 0, 0), (0, 0, 1), (0, 1, 1)]):
         states = model_states(one(zero=zero, **spread), dense, expert)
         held = [25 + 20 if share else 180 for share in shares]
         assert [s.tolist() for s in states] == [[2 * held[0]], [4 * held[1]], [12 * held[2]]]
+    # FSDP2: master copy, fp32 gradients and two moments, all in shards
+    states = model_states(one(zero=3, **spread), dense, expert)
+    assert [s.tolist() for s in states] == [[4 * 45], [4 * 45], [8 * 45]]
     # in fp32 the weights are the master copy
     wide = model_states(one(zero=0, precision="fp32", grad_bytes=2), dense, expert)
     assert [s.tolist() for s in wide] == [[4 * 180], [2 * 180], [8 * 180]]
@@ -241,9 +247,13 @@ def kept(llm, **fields):
 WIDE = 2 * 8 * 16  # bytes of one tensor of the residual stream
 
 
+#: Queries and keys, once more in the projection that the values are a view of.
+ROTATED = 2 * 8 * (2 * (4 + 2) + 2) * 4
+
+
 def test_a_gated_layer_with_few_key_value_heads():
     """Inputs of two norms and two blocks; queries, keys, values, output, its fp32 statistics."""
-    core = 2 * 8 * (4 + 2 + 2) * 4 + 2 * 8 * 16 + 4 * 8 * 4
+    core = ROTATED + 2 * 8 * 16 + 4 * 8 * 4
     assert kept(LLAMA) == (4 * WIDE + core + 2 * 8 * 3 * 32, 0)
     # selective, fused: the outputs of norms and of the activation are made again
     cheap = 2 * WIDE + 2 * 8 * 32
@@ -260,12 +270,14 @@ def test_a_layer_without_fused_attention_keeps_its_scores():
 
 
 def test_fp8_halves_the_inputs_of_products():
-    assert kept(LLAMA)[0] - kept(LLAMA, precision="fp8")[0] == 2 * WIDE / 2
+    """Of the two blocks and of the MLP's second product; the attention's output is kept twice."""
+    saved = 2 * WIDE / 2 + 8 * 32 - WIDE / 2
+    assert kept(LLAMA)[0] - kept(LLAMA, precision="fp8")[0] == saved
     assert kept(LLAMA, precision="fp32")[0] > 1.9 * kept(LLAMA)[0]
 
 
 def test_more_ranks_than_key_value_heads_keep_one_each():
-    core = 2 * 8 * (1 + 1 + 1) * 4 + 2 * 8 * 1 * 4 + 4 * 8 * 1
+    core = 2 * 8 * (2 * (1 + 1) + 1) * 4 + 2 * 8 * 1 * 4 + 4 * 8 * 1
     assert kept(LLAMA, tp=4)[0] == 4 * WIDE + core + 2 * 8 * 3 * 32 / 4
 
 
@@ -282,7 +294,7 @@ def test_latent_attention_keeps_its_latents():
 def test_a_mixture_keeps_routed_tokens_and_the_router(capacity, routed):
     """8 tokens to 2 experts of 8, a shared one of 8, 4 bytes of router a token and expert."""
     llm = replace(MIXED, moe=replace(MIXED.moe, capacity=capacity))
-    core = 2 * 8 * (4 + 2 + 2) * 4 + 2 * 8 * 16 + 4 * 8 * 4
+    core = ROTATED + 2 * 8 * 16 + 4 * 8 * 4
     mixture = routed * (2 * 2 * 16 + 3 * 2 * 8) + 8 * 3 * 2 * 8 + 4 * 8 * 4
     assert kept(llm)[0] == 4 * WIDE + core + mixture
     again = 2 * (routed * 8 + 8 * 8) + 2 * WIDE
@@ -291,7 +303,7 @@ def test_a_mixture_keeps_routed_tokens_and_the_router(capacity, routed):
 
 def test_a_mixture_over_two_ranks():
     """Each routes half of the tokens, and has half of the shared expert."""
-    core = 2 * 8 * (2 + 1 + 1) * 4 + 2 * 8 * 8 + 4 * 8 * 2
+    core = 2 * 8 * (2 * (2 + 1) + 1) * 4 + 2 * 8 * 8 + 4 * 8 * 2
     mixture = 8 * (2 * 2 * 16 + 3 * 2 * 8) + 8 * 3 * 2 * 8 / 2 + 4 * 8 * 4 / 2
     assert kept(MIXED, tp=2)[0] == 4 * WIDE + core + mixture
     again = 2 * (8 * 8 + 8 * 8 / 2) + 2 * WIDE
@@ -299,12 +311,12 @@ def test_a_mixture_over_two_ranks():
 
 
 def test_the_ends_keep_masks_and_logits():
-    """A byte a dropped element; two inputs in bf16, logits in fp32."""
-    assert end_activations(SMALL, one()) == (8 * 16, 4 * 8 * 16 + 4 * 8 * 128)
+    """A byte a dropped element; two inputs in bf16, softmax in fp32; 2 bytes more at the loss."""
+    assert end_activations(SMALL, one()) == (8 * 16, 4 * 8 * 16 + 4 * 8 * 128, 2 * 8 * 128)
     assert end_activations(LLAMA, one())[0] == 0
     split = end_activations(SMALL, one(tp=2, sequence_parallel=True))
-    assert split == (8 * 16 / 2, 4 * 8 * 16 / 2 + 4 * 8 * 256 / 2)
-    assert end_activations(SMALL, one(tp=2)) == (8 * 16, 4 * 8 * 16 + 4 * 8 * 256 / 2)
+    assert split[:2] == (8 * 16 / 2, 4 * 8 * 16 / 2 + 4 * 8 * 256 / 2)
+    assert end_activations(SMALL, one(tp=2))[:2] == (8 * 16, 4 * 8 * 16 + 4 * 8 * 256 / 2)
     assert end_activations(replace(LLAMA, mtp_layers=2), one())[1] == 3 * (512 + 4096)
     assert end_activations(SMALL, one(cp=2))[0] == 8 * 16 / 2
 
@@ -332,29 +344,34 @@ def test_one_round_of_an_interleaved_schedule_holds_all():
 def test_activations_of_a_stage_are_those_of_its_chunks_in_flight():
     """Two stages of two layers: 2 microbatches on the first, 1 on the last, and the ends."""
     layer = kept(SMALL)[0]
-    activations, transient = stage_activations(SMALL, one(pp=2))
-    mask, logits = end_activations(SMALL, one(pp=2))
-    assert activations.tolist() == [2 * 2 * layer + 2 * mask, 2 * layer + logits]
-    assert transient.tolist() == [0, 0]
-    full = stage_activations(MIXED, one(pp=2, recompute="full"))[1]
+    held = stage_activations(SMALL, one(pp=2))
+    mask, logits, loss = end_activations(SMALL, one(pp=2))
+    assert held.kept.tolist() == [2 * 2 * layer + 2 * mask, 2 * layer + logits]
+    assert held.logits.tolist() == [0, logits]
+    assert held.loss.tolist() == [0, loss]
+    plan = one(pp=2, recompute="full")
     of_kinds = [
-        layer_activations(MIXED, layer_kind(MIXED, i), one(recompute="full"))[1] for i in (0, 1)
+        layer_activations(MIXED, layer_kind(MIXED, i), plan)[1]
+        + backward_work(MIXED, layer_kind(MIXED, i), plan)
+        for i in (0, 1)
     ]
-    assert full.tolist() == [max(of_kinds)] * 2
-    more = stage_activations(replace(SMALL, mtp_layers=2), one(pp=2))[0]
+    assert stage_activations(MIXED, plan).work.tolist() == [max(of_kinds)] * 2
+    more = stage_activations(replace(SMALL, mtp_layers=2), one(pp=2)).kept
     assert more[1] == 2 * layer + 2 * layer + 3 * logits
 
 
-def test_zero_3_gathers_two_layers():
-    """Of 4 ranks; the larger kind of layer, in the precision that layers compute with."""
-    largest = max(MIXED.layer_parameters(0), MIXED.layer_parameters(3))
-    assert gathered_bytes(LLAMA, one(dp=4, zero=3)) == 2 * 2 * LLAMA.layer_parameters(0)
-    assert gathered_bytes(MIXED, one(dp=4, zero=3, ep=2, tp=2)) == 2 * 2 * largest / 2 / 2
-    assert gathered_bytes(LLAMA, one(cp=2, zero=3)) > 0
-    assert gathered_bytes(LLAMA, one(zero=3)) == 0
-    assert gathered_bytes(LLAMA, one(dp=4, zero=2)) == 0
-    transient = stage_activations(LLAMA, one(dp=4, zero=3))[1]
-    assert transient.tolist() == [gathered_bytes(LLAMA, one(dp=4, zero=3))]
+def test_zero_3_gathers_words_and_layers():
+    """Of 4 ranks, in bf16, at the loss, in a layer's backward, at the end; gradients in fp32."""
+    words, layer = 2 * WORDS, LLAMA.layer_parameters(0)
+    at_loss = 2 * words + 2 * layer
+    at_work = 2 * words + 2 * WORDS + (3 * 2 + 2 + 4) * layer
+    expected = [[at_loss], [at_work], [2 * words + (2 + 4) * words]]
+    assert gathered_bytes(LLAMA, one(dp=4, zero=3)).tolist() == expected
+    assert gathered_bytes(LLAMA, one(cp=2, zero=3)).tolist() == expected
+    tied = gathered_bytes(replace(LLAMA, tied=True), one(dp=4, zero=3))
+    assert at_loss - tied[0] == 2 * WORDS
+    for alone in (one(zero=3), one(dp=4, zero=2)):
+        assert not gathered_bytes(LLAMA, alone).any()
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.model.costs import _ADAM_BYTES
 from paceline.model.llm import LLM, LatentAttention, MoE
-from paceline.model.memory import OPTIMIZER_BYTES
+from paceline.model.memory_rules import OPTIMIZER_BYTES
 from paceline.model.operators import (
     Collective,
     Operator,

@@ -95,9 +95,9 @@ def test_a_legal_plan_has_no_problems():
         ),
         ({"vpp": 2}, "vpp 2 needs pp > 1"),
         (
-            {"pp": 2, "zero": 3},
-            "zero 3 with pp 2: DeepSpeed and Megatron shard gradients and parameters only without "
-            "a pipeline; use zero 1 or pp 1",
+            {"pp": 2, "zero": 2},
+            "zero 2 with pp 2: no framework shards gradients alone under a pipeline; use zero 1, "
+            "or zero 3 (FSDP2, which keeps both whole over the step)",
         ),
         ({"cp": 32}, "seq_len 32 not divisible by 2 x cp 32"),
         ({"cp": 2, "flash": False}, "cp > 1 needs flash attention"),

@@ -30,6 +30,28 @@ def test_a_fail_slow_and_its_relief(world):
     assert world.firing() == []
 
 
+def test_less_than_a_minute_lost_wakes_nobody(world):
+    world.happened("onset", 100, lost_s=1.0)
+    world.set_job(slow_since_step=100, seen_at=world.now, status="running")
+    assert world.firing() == []
+    for _ in range(20):  # a third of the time is lost at 1.5x
+        world.now += 9
+        world.set_job(seen_at=world.now)
+        world.alerts.tick(world.now)
+    assert world.firing() == ["fail-slow"]  # 61 s
+
+
+def test_a_short_episode_wakes_nobody_and_an_idle_job_loses_nothing(world):
+    world.happened("onset", 100, lost_s=1.0)
+    world.set_job(slow_since_step=100, seen_at=world.now, status="running")
+    world.pass_time(600)  # no step came: silence has a rule of its own
+    assert world.firing() == []
+    world.set_job(seen_at=world.now, slow_since_step=None)
+    world.happened("relief", 110, lost_s=9.0)
+    world.pass_time(600)
+    assert world.firing() == []
+
+
 def test_a_fail_slow_that_comes_and_goes_is_one_alert(world):
     for step in range(100, 200, 20):
         world.happened("onset", step)

@@ -11,6 +11,7 @@ requires.installed("starlette")
 from monitor_alerts import DAY
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
+from paceline.monitor.web.event_cost import cost_text, with_cost
 
 RULES = {rule.name: rule for rule in DEFAULTS}
 
@@ -45,7 +46,7 @@ def test_gpu_hours_at_stake():
     assert gpu_hours_at_stake(64, 1.5, 24) == pytest.approx(64 * 24 / 3)
     assert gpu_hours_at_stake(64, 0.5, 24) == 0
     assert gpu_hours_at_stake(None, 1.5, 24) is None
-    onset = {"factor": 1.5, "text": "slower", "ranks": [3, 4]}
+    onset = {"factor": 1.5, "text": "slower", "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
     rule = RULES["fail-slow"]
     alarm = judge(rule, facts(onset=onset))
     assert "512 GPU-hours are at stake in the next 24 hours" in alarm.headline
@@ -53,6 +54,14 @@ def test_gpu_hours_at_stake():
     assert judge(rule, facts(onset=onset, gpus=1)) is None  # 8 of them
     assert "is unknown" in judge(rule, facts(onset=onset, gpus=None)).headline
     assert judge(rule, facts()) is None
+
+
+def test_what_an_event_costs():
+    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0}
+    assert cost_text(with_cost(event, 64)) == "4 GPU-hours lost so far; 512 a day at stake"
+    assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == "4 GPU-hours lost so far"
+    assert cost_text(with_cost(event)) == ""  # how many GPUs is not known
+    assert with_cost({**event, "gpus": 8})["lost_gpu_hours"] == 0.5
 
 
 def test_silence_of_a_job_begins_and_is_forgotten():

@@ -172,6 +172,13 @@ def test_the_same_samples_are_the_same_batch(fake, client):
     assert bodies[0] == bodies[1]
     assert bodies[0]["batch"] != bodies[2]["batch"]
     assert (bodies[3]["source"], bodies[3]["batch"], bodies[3]["world"]) == ("s/0", 4, 8)
+    assert "workload" not in bodies[3]
+
+
+def test_workload_is_pairs_of_step_and_value(fake, client):
+    client.push_steps("job", [1, 2], [0, 0], [1.0, 2.0], workload={"tokens": {1: 5.0, 2: 6.0}})
+    ((_, _, _, body),) = fake.asked
+    assert json.loads(body)["workload"] == {"tokens": [[1, 5.0], [2, 6.0]]}
 
 
 def test_all_pages_are_read(fake, client):

@@ -89,6 +89,51 @@ class TestDetectors:
         assert row["seen_at"] == 1199.0
         assert row["step_s"] == pytest.approx(1, abs=0.02)
 
+    def test_an_accepted_level_is_healthy_after_a_restart_too(self, site):
+        steps = story(steps=300, slow=slice(80, 300))
+        for one in steps[:150]:
+            site.push(one)
+        site.detectors.accept(site.job)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
+        assert site.row()["slow_since_step"] is None
+        site.start()
+        site.detectors.accept(site.job)  # it is not slow: nothing happens
+        for one in steps[150:]:
+            site.push(one)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == ["onset", "relief"]
+        assert site.row()["healthy_s"] == pytest.approx(1.4, abs=0.02)
+        text = events.list_events(site.engine, "*", site.job.id, None, 1)[0]["text"]
+        assert "slow until this level was accepted as healthy" in text
+
+    @pytest.mark.parametrize(
+        ("labels", "kinds"), [({"like": "run-*"}, []), ({"like": "llm"}, []), ({}, ["onset"])]
+    )
+    def test_what_earlier_runs_show_at_the_same_step_is_planned(self, site, labels, kinds):
+        for number in range(3):
+            of_group = {"like": "llm"}
+            site.job = jobs.register(site.engine, "default", f"run-{number}", 1.0, labels=of_group)
+            for one in story(seed=number, steps=150, slow=slice(80, 150)):
+                site.push(one)
+        site.job = jobs.register(site.engine, "default", "now", 1.0, labels=labels)
+        site.stop()  # what is pushed before is in the series then
+        site.start()
+        for one in story(seed=9, steps=150, slow=slice(80, 150)):
+            site.push(one)
+        site.stop()
+        assert [kind for kind, *_ in site.events()] == kinds
+
+    def test_workload_explains_a_change_also_after_a_crash(self, site):
+        for one in story(steps=150, slow=slice(80, 150)):
+            step = int(one.number)
+            site.push(replace(one, workload={step: {"tokens": 140.0 if step >= 80 else 100.0}}))
+            if step == 90:
+                site.crash()
+                site.start()
+        site.stop()
+        assert site.events() == []
+
     @pytest.mark.parametrize("saved", [False, True])
     def test_restarts_at_any_moment_change_nothing(self, site, saved, monkeypatch):
         if saved:

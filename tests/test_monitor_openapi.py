@@ -91,6 +91,7 @@ def test_the_service_gives_it_to_everybody(site, document):
     [
         ("POST", "/api/v1/jobs", "push"),
         ("POST", "/api/v1/jobs/x/end", "push"),
+        ("POST", "/api/v1/jobs/x/accept", "push"),
         ("POST", "/api/v1/jobs/x/uploads", "push"),
         ("POST", "/api/v1/jobs/x/steps", "push"),
         ("GET", "/api/v1/uploads/x", "push"),
@@ -166,7 +167,7 @@ def filled(site, tmp_path_factory):
     service.blobs.take(result, result_key(session, RESULT))
     add(
         tables.events, job_id=job.id, at=now, kind="onset", step=7, since_step=5, factor=1.5,
-        ranks=[3], text="slow",
+        ranks=[3], text="slow", lost_s=100.0,
     )  # fmt: skip
     service.alerts.judge(job.id, now)
     answer = site.ask("POST", "/api/v1/silences", token=site.token(), body={"hours": 1})
@@ -239,3 +240,19 @@ def test_schemathesis_finds_nothing(site, filled, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert re.search(r"Tested: +[1-9]\d", done.stdout), done.stdout[-2000:]
+
+
+def test_a_level_is_accepted_only_where_a_job_is_slow(site, filled):
+    service, token = site.service, site.token()
+    path = "/api/v1/jobs/full/accept"
+    assert site.ask("POST", path, token=token).status == 409
+    row = {"job_id": jobs.find(service.engine, "default", "full").id, "seen_at": service.clock()}
+    row |= {"last_step": 4, "step_s": 1.5, "healthy_s": 1.0, "slow_since_step": 2}
+    jobs.update_live(service.engine, [row])
+    button = "Accept this level as healthy"
+    page = site.ask("GET", "/jobs/full?project=default", token=token)
+    assert button in page.text
+    assert button not in site.ask("GET", "/jobs/full", token=site.token("read")).text
+    assert site.ask("POST", path, token=site.token("read")).status == 403
+    answer = site.ask("POST", path, token=token)
+    assert (answer.status, answer.json) == (200, {"status": "accepted"})

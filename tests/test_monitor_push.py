@@ -291,7 +291,7 @@ def test_the_demos_fail_slow_is_one_alert_and_the_relief_ends_it(tmp_path):
     hook = Listener()
     rules = tmp_path / "alerts.yaml"
     rules.write_text(
-        "group_wait_s: 0\nrules:\n  fail-slow: {hold_s: 2}\n"
+        "group_wait_s: 0\nrules:\n  fail-slow: {hold_s: 2, lost_s: 0}\n"
         f"channels:\n  demo: {{type: webhook, url: '{hook.url}', rules: [fail-slow]}}\n"
     )
     rng = np.random.default_rng(0)

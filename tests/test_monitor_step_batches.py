@@ -14,6 +14,7 @@ from msgspec import msgpack
 
 import monitor_uploads
 from monitor_web import eventually
+from paceline.monitor.store import jobs
 
 site = monitor_uploads.site
 
@@ -51,6 +52,18 @@ class TestSteps:
             assert batch.steps.tolist() == steps
             assert batch.ranks.tolist() == ranks
             assert batch.durations_s.tolist() == seconds
+
+    def test_workload_is_kept_with_its_batch(self, site):
+        body = {"batch": 1, "samples": [[7, 0, 1.0]], "workload": {"tokens": [[7, 512]]}}
+        url = "/api/v1/jobs/planned/steps"
+        assert site.ask("POST", url, token=site.token(), body=body).status == 200
+        number = jobs.find(site.service.engine, "default", "planned").id
+        with site.service.steps.of(number) as file:
+            (batch,) = file.read()
+        assert batch.workload == {7: {"tokens": 512.0}}
+        body |= {"batch": 2, "workload": {"colour": [[7, 1]]}}
+        answer = site.ask("POST", url, token=site.token(), body=body)
+        assert (answer.status, "not colour" in answer.text) == (400, True)
 
     def test_a_repeated_batch_counts_once_and_the_steps_are_shown(self, site):
         token = site.token()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import paceline
@@ -9,7 +10,10 @@ from paceline.errors import ModelError, PlanError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm import LLM, MoE
 from paceline.model.llm_presets import llm_preset
+from paceline.model.memory_peak import PARTS
+from paceline.model.memory_rules import MemoryRules
 from paceline.model.plan import Plan
+from paceline.plan.memory_curve import memory_curve
 from paceline.plan.predict import predict
 from paceline.plan.step import step_time_s
 
@@ -170,3 +174,47 @@ def test_overlapped_pairs_hide_exchanges_of_tokens(schedule):
         assert 0.0 < shown < 0.35
     else:
         assert shown == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tp": 2, "pp": 4, "sequence_parallel": True, "global_batch": 16},
+        {"pp": 4, "vpp": 2, "dp": 2, "global_batch": 16},
+        {"pp": 4, "dp": 2, "schedule": "zbv", "global_batch": 16},
+        {"pp": 2, "dp": 2, "schedule": "gpipe", "global_batch": 16, "recompute": "full"},
+        {"dp": 8, "zero": 3, "global_batch": 16, "recompute": "selective"},
+    ],
+)
+def test_memory_over_the_simulated_step_peaks_as_the_closed_forms_say(fields) -> None:
+    """Activations in flight follow from the simulated order of computes, not from a formula."""
+    prediction = predict("llama3-8b", fields, "h100")
+    for stage in prediction.memory:
+        curve = memory_curve(prediction, stage.stage)
+        assert curve.bytes[:, curve.peak].sum() == pytest.approx(stage.total_bytes, rel=1e-12)
+        assert curve.parts == pytest.approx(stage.parts)
+        assert (np.diff(curve.start_s) >= 0).all()
+        assert curve.end_s == prediction.step_time_s
+        activations = curve.bytes[PARTS.index("activations")]
+        assert activations[0] == 0
+        assert activations[-1] == pytest.approx(0, abs=1e-3)
+    assert memory_curve(prediction).stage == int(np.argmax(prediction.memory_bytes))
+
+
+def test_the_reserve_is_kept_and_two_changes_are_named_where_one_does_not_do() -> None:
+    plan = {"dp": 4, "global_batch": 32, "micro_batch": 4}
+    all_of_it = predict("llama3-8b", plan, "h100", rules=MemoryRules(reserve=0))
+    reserved = predict("llama3-8b", plan, "h100")
+    room = all_of_it.memory_headroom_bytes - reserved.memory_headroom_bytes
+    assert room == pytest.approx(0.08 * reserved.cluster.gpu.memory_bytes)
+    (change,) = reserved.to_fit
+    assert " with " in change
+
+
+def test_a_cheaper_loss_is_the_first_thing_that_may_fit() -> None:
+    plan = {"dp": 8, "zero": 3, "global_batch": 8, "recompute": "full", "cp": 2}
+    llm = replace(llm_preset("llama3.1-8b"), seq_len=2 * 49152)
+    prediction = predict(llm, plan, "h100")
+    assert not prediction.fits
+    assert prediction.to_fit[0] == "a fused loss"
+    assert predict(llm, plan, "h100", rules=MemoryRules(loss="fused")).fits

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.alone
 
 #: Case -> whether stages, not replicas, are the workers. ``benchmarks/real_jobs.py`` has more.
 CASES = {
+    "fsdp-prefetch2": False,
     "hsdp": False,
     "ddp": False,
     "zbv": True,
@@ -33,7 +34,9 @@ CASES = {
     "zero1": False,
     "zero2-accumulate": False,
     "zero3-single": False,
+    "zero3-plusplus": False,
     "megatron-overlap": False,
+    "megatron-experts": False,
     "megatron-p2p": True,
     "megatron-both": False,
 }
@@ -42,8 +45,11 @@ CASES = {
 #: What runs in processes of its own, for it changes torch or needs a package -> the package.
 APART = {"zero": "deepspeed", "megatron": "megatron.core"}
 
-#: Cases whose programs are compared.
-CHANGED = ("fsdp", "fsdp-keep", "fsdp-prefetch2")
+#: Cases of two groups of two ranks, which meet by neighbours and by turns.
+GROUPED = ("hsdp", "zero3-plusplus", "megatron-experts")
+
+#: Cases whose programs are compared, with that of fsdp-prefetch2.
+CHANGED = ("fsdp", "fsdp-keep")
 
 
 def both(cases, folder, others=()):
@@ -91,7 +97,7 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, request,
     first = diagnose(measured, result).findings[0]
     worst = first.where.get("stage", first.where.get("workers", [[None]])[0][0])
     assert (first.cause, worst) == ("stage-imbalance" if CASES[case] else "worker", 1)
-    if case == "hsdp":
+    if case in GROUPED:
         kinds = {family: measured.graph.families[family].tolist() for family in (1, 2)}
         assert sorted(kinds.values()) == [[0, 0, 1, 1], [0, 1, 0, 1]]
     if case == "tp-fsdp":

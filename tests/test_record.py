@@ -245,7 +245,7 @@ def test_a_slow_disk_drops_whole_steps_and_counts_them(tmp_path, monkeypatch):
 
 
 def test_a_step_of_too_many_operations_is_dropped(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(record.recorder, "MAX_OPS", 2)
+    monkeypatch.setattr(record.program, "MAX_OPS", 2)
     clock = SetClock()
     rec = recorder(tmp_path, clock)
     play(rec, clock, 0, OPS, (0, 50))

@@ -7,7 +7,9 @@ import pytest
 
 import paceline.record as record
 import requires
+from paceline.record.deepspeed_parts import SHARES, Parts
 from paceline.record.recorder import Recorder
+from paceline.record.steps import COMPUTES
 from paceline.trace import OpKind
 
 requires.installed("torch.distributed")
@@ -48,11 +50,11 @@ class Backend:
 class Coordinator:
     """Fetches a weight and a bias, and waits for them in the order of a set: any."""
 
-    def __init__(self, backend, turned):
-        self.backend, self.turned = backend, turned
+    def __init__(self, turned):
+        self.turned = turned
 
-    def fetch_sub_module(self):
-        works = [self.backend.all_gather_into_tensor(group=None, async_op=True) for _ in range(2)]
+    def fetch_sub_module(self, layer):
+        works = [one.all_gather_coalesced(iter([one])) for one in layer.parameters()]
         for work in works[::-1] if self.turned else works:
             work.wait()
 
@@ -68,11 +70,17 @@ class Engine(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.backend, self.stage = backend, stage
-        self.coordinator = Coordinator(backend, turned)
+        self.coordinator = Coordinator(turned)
         self.optimizer = types.SimpleNamespace()
         if stage == 3:
             offload = types.SimpleNamespace(get_param_coordinator=lambda: self.coordinator)
             self.optimizer.parameter_offload = offload
+            for number, parameter in enumerate(self.parameters()):
+                parameter.ds_id, parameter.all_gather_coalesced = number, self.gather
+
+    def gather(self, params):
+        assert len(list(params)) == 1
+        return self.backend.all_gather_into_tensor(group=None, async_op=True)
 
     def autotp_size(self):
         return 0
@@ -92,7 +100,7 @@ class Engine(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             if self.stage == 3:
-                self.coordinator.fetch_sub_module()
+                self.coordinator.fetch_sub_module(layer)
             x = layer(x)
         return x
 
@@ -174,6 +182,53 @@ def test_gathers_of_a_fetch_are_awaited_at_once_in_whatever_order(recorder, back
     ]
     assert [work.waits for work in backend.works] == [1] * 8
     assert {type(work) for work in backend.works} == {Work}
+
+
+def parts_of(step):
+    """Kind -> parts of its collectives."""
+    parts = {}
+    for op in step.ops:
+        if op.kind not in COMPUTES:
+            parts.setdefault(K(op.kind).label, []).append(op.part)
+    return parts
+
+
+def step_of(recorder, backend, stage):
+    """The second of two steps of two microbatches: numbers begin anew."""
+    engine = Engine(backend, stage)
+    record.instrument_deepspeed(engine)
+    for number in range(2):
+        with recorder.step(number) as step:
+            for engine.boundary in (False, True):
+                engine.backward(engine(torch.randn(2, 4)).sum())
+                engine.step()
+    return step
+
+
+def test_gathers_are_numbered_by_parameters_and_reductions_in_each_backward(recorder, backend):
+    of_parameters = [number * SHARES for number in range(4)]
+    assert parts_of(step_of(recorder, backend, 3)) == {
+        "params-all-gather": 2 * of_parameters,
+        "grads-reduce-scatter": [0, 0],
+        "optimizer-clip-main-grad": [-1],
+    }
+
+
+def test_gathers_of_an_update_are_counted(recorder, backend):
+    assert parts_of(step_of(recorder, backend, 2)) == {
+        "grads-reduce-scatter": [0, 0],
+        "optimizer-clip-main-grad": [-1],
+        "params-all-gather": [0],
+    }
+
+
+def test_collectives_of_one_gather_have_numbers_of_their_own(recorder):
+    parts, numbers = Parts(recorder), []
+    gather = parts.gather(lambda _: numbers.extend(parts.of_parameters() for _ in range(SHARES)))
+    with recorder.step(0):
+        gather([types.SimpleNamespace(ds_id=6), types.SimpleNamespace(ds_id=5)])
+    assert numbers == [5 * SHARES + share for share in range(SHARES)]
+    assert parts.of_parameters() == -1
 
 
 @pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 2)])

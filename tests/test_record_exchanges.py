@@ -8,6 +8,7 @@ import pytest
 import paceline.record as record
 from paceline import load
 from paceline.record.exchanges import Link, meetings
+from paceline.record.steps import Batch
 
 SIZES = (2, 4, 6, 8, 12)
 
@@ -65,10 +66,23 @@ def test_a_far_shift_joins_ranks_in_cycles():
         assert len(ends) == 2
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_an_odd_ring_takes_more_than_two_colours(size):
-    assert meetings(shifted(size, 1, 0), 0, size) is None
-    assert meetings([Link(0, 0)], 0, size) is None
+@pytest.mark.parametrize("size", [3, 5, 9])
+@pytest.mark.parametrize("shift", [1, -1, 2])
+def test_an_odd_ring_takes_three_colours(size, shift):
+    orders = ("send", "receive")
+    lists = [shifted(size, shift, p, first=orders[p % 3 == 0]) for p in range(size)]
+    sets = members(lists, size)
+    assert {number for number, _ in sets} == {0, 1, 2}
+    pairs = [ends for ends in sets.values() if len(ends) == 2]
+    alone = [ends for ends in sets.values() if len(ends) == 1]
+    # Every link joins its two ends, and every rank has one op of its own.
+    assert len(pairs) == len(alone) == size
+    assert all(link == same and {one, other} == set(link) for (one, link), (other, same) in pairs)
+    assert all(link is None for ((_, link),) in alone)
+
+
+def test_a_rank_that_sends_to_itself_has_no_links():
+    assert meetings([Link(0, 0)], 0, 3) is None
 
 
 class Slow:
@@ -83,8 +97,9 @@ def program(folder, order):
     with record.start(folder, every=1, flush_s=0.05) as recorder, recorder.step(0):
         with recorder.op("forward-compute", microbatch=0):
             batch = {0: recorder.launch("context-comm"), 1: recorder.launch("context-comm")}
+            together = Batch()
             for op in batch.values():
-                op.batch = batch
+                op.batch = together
             works = [op.track(Slow()) for op in batch.values()]
             time.sleep(1e-3)
             for number in order:

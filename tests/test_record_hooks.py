@@ -243,3 +243,19 @@ def test_passes_that_raise_are_forgotten(alone):
     ]
     assert {op.microbatch for op in step.ops} == {0, -1}
     assert all(op.end is not None for op in step.ops)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])  # the backward, its first bucket, its second
+def test_a_backward_whose_step_is_given_up_costs_that_step_only(alone, monkeypatch, most):
+    import torch
+    from torch import nn
+
+    monkeypatch.setattr(record.program, "MAX_OPS", most)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=1e-6)
+    record.instrument_ddp(model)
+    for number in range(3):
+        with alone.step(number) as step:
+            model(torch.randn(2, 4)).sum().backward()
+        assert step.ops is None
+    assert alone.is_on

@@ -12,6 +12,7 @@ import pytest
 import paceline.record as record
 from megatron_tree import DistributedDataParallel, Work, installed
 from paceline import load
+from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
 
 K = OpKind
@@ -135,7 +136,7 @@ def test_untied_embeddings_are_not_recorded(megatron, recorder, tmp_path):
     record.instrument_megatron()
     with recorder.step(0):
         train_step(megatron, megatron["optimizer"].FP32Optimizer(), ties=False)
-        kinds = [op.kind for op in recorder._ops]
+        kinds = [op.kind for op in recorder.running_step.ops]
     assert K.EMBEDDING_GRADS_ALL_REDUCE not in kinds
     assert K.GRADS_REDUCE_SCATTER in kinds
 
@@ -147,11 +148,11 @@ def test_backwards_of_chunks_find_their_forwards(megatron, recorder):
         outputs = {(m, c): forward(schedules, m, c)[0] for c in range(2) for m in range(2)}
         for key in ((0, 1), (1, 1), (0, 0), (1, 0)):
             schedules.backward_step(None, outputs[key], None, None, None)
-        backwards = [op for op in recorder._ops if op.kind == K.BACKWARD_COMPUTE]
+        backwards = [op for op in recorder.running_step.ops if op.kind == K.BACKWARD_COMPUTE]
     assert [(op.microbatch, op.chunk) for op in backwards] == [(0, 1), (1, 1), (0, 0), (1, 0)]
 
 
-def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeypatch):
+def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeypatch, tmp_path):
     del megatron["schedules"].backward_step
     monkeypatch.setitem(sys.modules, "megatron.core.distributed.finalize_model_grads", None)
     record.instrument_megatron()
@@ -163,6 +164,18 @@ def test_what_a_version_lacks_is_a_line_each(megatron, recorder, caplog, monkeyp
     with recorder.step(0):
         forward(megatron["schedules"], 0)
     assert recorder.is_on
+    recorder.close()
+    (file,) = read_files(tmp_path)
+    assert [note["not_recorded"] for note in file.notes if "how" in note] == [
+        "megatron.core.pipeline_parallel.schedules.backward_step is absent",
+        *(
+            f"megatron.core.distributed.finalize_model_grads.{name} is absent"
+            for name in (
+                "_allreduce_non_tensor_model_parallel_grads",
+                "_allreduce_word_embedding_grads",
+            )
+        ),
+    ]
 
 
 def test_without_megatron_it_is_a_line(recorder, caplog, monkeypatch):
@@ -178,7 +191,7 @@ def test_instrumenting_twice_records_once(megatron, recorder):
     record.instrument_megatron()
     with recorder.step(0):
         forward(megatron["schedules"], 0)
-        assert len(recorder._ops) == 1
+        assert len(recorder.running_step.ops) == 1
 
 
 def test_megatrons_own_loop_names_the_steps(megatron, tmp_path, monkeypatch):

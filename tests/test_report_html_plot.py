@@ -11,6 +11,8 @@ from paceline import plot
 from paceline.diagnose import diagnose, waterfall
 from paceline.errors import PacelineError
 from paceline.graph import from_trace
+from paceline.plan.memory_curve import memory_curve
+from paceline.plan.predict import predict
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
 
@@ -70,3 +72,20 @@ def test_matplotlib_is_loaded_when_first_needed():
     code = "import paceline.plot, sys; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False"
+
+
+def test_memory_over_a_step_is_drawn_to_its_peak_and_written(pyplot, tmp_path):
+    prediction = predict("llama3-8b", {"pp": 4, "dp": 2, "global_batch": 16}, "h100")
+    curve = memory_curve(prediction)
+    ax = plot.memory(curve, 80e9)
+    assert [text.get_text() for text in ax.texts] == [
+        f"peak {max(prediction.memory_bytes) / 1e9:.1f} GB"
+    ]
+    top = max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths())
+    assert top == pytest.approx(max(prediction.memory_bytes) / 1e9)
+    path = tmp_path / "memory.svg"
+    with path.open("wb") as file:
+        plot.figure_writer(ax, path)(file)
+    assert b"<svg" in path.read_bytes()
+    with pytest.raises(PacelineError, match=r"\.svg, \.png or \.pdf"):
+        plot.figure_writer(ax, tmp_path / "memory.txt3")

@@ -153,7 +153,7 @@ def test_a_send_ends_when_its_peer_received(tmp_path):
             work = rec.launch(kind, 0).track(Work())
             clock.t += 100_000 if rank else 1_000
             if rank:
-                rec._ops[-1].done()
+                rec.running_step.ops[-1].done()
             else:
                 work.wait()
             with rec.op("backward-compute", 0):

@@ -1,5 +1,7 @@
 """Three numbers for each pass and peer, held against the same job call by call."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -124,15 +126,21 @@ def test_wrong_transfers_are_refused(row, seconds, message):
         arrange(columns, None)
 
 
+def call(recorder, took_ns):
+    """A collective within the running pass, which lasts longer."""
+    time.sleep(2e-9 * took_ns)
+    recorder.called("tensor-comm", 0, took_ns)
+
+
 def test_the_recorder_counts_calls_within_a_pass(tmp_path):
     with record.start(tmp_path, every=1, tp=1) as recorder:
         for step in range(2):
             with recorder.step(step):
                 with recorder.op("forward-compute", microbatch=0):
                     for took in (3_000, 1_000, 2_000):
-                        recorder.called("tensor-comm", 0, took)
+                        call(recorder, took)
                 with recorder.op("backward-compute", microbatch=0):
-                    recorder.called("tensor-comm", 0, 5_000)
+                    call(recorder, 5_000)
                     recorder.launch("grads-reduce-scatter").done()
                 with recorder.op("optimizer"):
                     pass
@@ -153,7 +161,7 @@ def test_steps_with_and_without_counts_in_one_file(tmp_path):
             with recorder.step(step):
                 with recorder.op("forward-compute", microbatch=0):
                     if step % 2:
-                        recorder.called("tensor-comm", 0, 1_000)
+                        call(recorder, 1_000)
                 with recorder.op("backward-compute", microbatch=0):
                     pass
     (file,) = read_files(tmp_path)

@@ -157,6 +157,7 @@ class Client:
         source: str = "",
         batch: str | int = "",
         world: int = 0,
+        workload: Mapping[str, Mapping[int, float]] | None = None,
     ) -> dict[str, Any]:
         """Send step times, columns of equal length.
 
@@ -168,11 +169,15 @@ class Client:
             source: who sends; "start/rank" where the start of the job has a name.
             batch: unique within the source; "" = a digest of the samples.
             world: ranks of the job, where it is known.
+            workload: tokens, samples, batch, sequence_length, window or flops -> step -> what the
+                step has to do by plan.
         """
         columns = {"steps": list(steps), "ranks": list(ranks), "durations_s": list(durations_s)}
         if batch == "":
             batch = hashlib.blake2b(json.dumps(columns).encode(), digest_size=12).hexdigest()
         body = {"source": source, "batch": batch, "world": world, **columns}
+        if workload:
+            body["workload"] = {name: list(of.items()) for name, of in workload.items()}
         return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
     def end(self, name: str) -> None:

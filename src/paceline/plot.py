@@ -17,13 +17,16 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from matplotlib.axes import Axes
 
     from paceline.diagnose import Waterfall
+    from paceline.files import Writer
+    from paceline.plan.memory_curve import MemoryCurve
     from paceline.whatif import WhatIf
 
-__all__ = ["cdf", "heatmap", "kinds", "step_times", "waterfall"]
+__all__ = ["cdf", "figure_writer", "heatmap", "kinds", "memory", "step_times", "waterfall"]
 
 #: The scale never ends below this, or noise would look like fire in a healthy job.
 MIN_TOP = 1.1
@@ -115,6 +118,43 @@ def waterfall(fall: Waterfall, ax: Axes | None = None) -> Axes:
     ax.invert_yaxis()
     ax.set(xlabel="seconds per step", title="Where the time goes")
     return ax
+
+
+def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) -> Axes:
+    """A stage's memory over the predicted step, by what it is made of; its peak is named.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    from paceline.model.memory_peak import PARTS
+
+    edges = np.append(curve.start_s, curve.end_s)
+    filled = np.repeat(curve.bytes, 2, axis=1) / 1e9
+    ax.stackplot(np.repeat(edges, 2)[1:-1], filled, labels=PARTS, linewidth=0)
+    ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=0.8)
+    total = curve.bytes.sum(axis=0)[curve.peak] / 1e9
+    ax.annotate(
+        f"peak {total:.1f} GB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
+    )
+    ax.set(xlabel="seconds", ylabel="GB", title=f"Memory of stage {curve.stage} over a step")
+    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / 1e9, total)))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def figure_writer(ax: Axes, path: Path) -> Writer:
+    """What writes the figure of ``ax`` in the format that the file's name says.
+
+    Raises:
+        PacelineError: Matplotlib does not know the format.
+    """
+    figure = ax.get_figure(root=True)
+    kind = path.suffix[1:].lower() or "png"
+    if figure is None or kind not in figure.canvas.get_supported_filetypes():
+        raise PacelineError(f"{path}: a figure is written as .svg, .png or .pdf, not {path.suffix}")
+    return lambda file: figure.savefig(file, format=kind, bbox_inches="tight")
 
 
 def _axes(ax: Axes | None) -> Axes:

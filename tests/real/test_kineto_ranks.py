@@ -162,6 +162,19 @@ def test_synchronising_is_no_work(name: str) -> None:
     assert breakdown_us(report_of(name)) == pytest.approx(OTHER_THAN_HTA[name], abs=0.1)
 
 
+def test_calls_as_long_as_their_work_are_no_launches() -> None:
+    # On MTIA all 3,453 events begin before their call ends, and two thirds end before it, too.
+    path = requires.data("real", "hta", "mtia_trace_single_rank", "mtia_rank_0.json.gz")
+    launches = rank_report([path]).ranks[0].launches
+    assert launches.count == 3453
+    assert launches.delay_median_s is launches.shorter_than_launch is None
+    # On the other real machines at most 40% do so.
+    other = requires.data("real", "hta", "nccl_parser_config", "nccl_data.json.gz")
+    known = rank_report([other]).ranks[0].launches
+    assert known.delay_median_s is not None
+    assert known.delay_median_s > 0
+
+
 def test_only_profiles_are_taken_for_profiles() -> None:
     """An execution trace (Chakra) and a timeline of memory are none."""
     others = {path for path in FILES if not kineto.matches(path)}

@@ -54,6 +54,18 @@ class SplitLayer(Layer):
         return Sleep.apply(y, self.seconds, self.seconds)
 
 
+class Ahead(nn.Sequential):
+    """Asks FSDP for each layer's parameters before the layer in front of it runs."""
+
+    def forward(self, x):
+        units = [*self]
+        for number, layer in enumerate(units):
+            for following in units[number + 1 : number + 2]:
+                following.unshard(async_op=True)
+            x = layer(x)
+        return x
+
+
 def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
     return nn.Sequential(*(Layer(seconds * factor, width) for _ in range(n)))
 
@@ -103,6 +115,8 @@ def fsdp(case, rank, world, factor, loop):
     wide = "wide" in case
     width = WIDE if wide else WIDTH
     model = layers(factor, seconds=WIDE_LAYER_S if wide else LAYER_S, width=width)
+    if case == "fsdp-unshard":
+        model = Ahead(*model)
     options = {"mesh": mesh}
     if case.endswith("-keep"):
         options["reshard_after_forward"] = False
@@ -180,50 +194,9 @@ def ddp(case, rank, world, factor, loop):
 
 
 def zero(case, rank, world, factor, loop):
-    """DeepSpeed's ZeRO: zero1 to zero3, or zero0."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
+    from zero_jobs import zero
 
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    microbatches = 2 if case.endswith("-accumulate") else 1
-    # Parameters in numbers: two layers at a time, or one weight or bias, of which each layer awaits
-    # two gathers.
-    ahead = {"zero3-prefetch": 2 * WIDTH * (WIDTH + 1), "zero3-single": 1}.get(case, 0)
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS,
-        "gradient_accumulation_steps": microbatches,
-        "gradient_clipping": 1.0,
-        "steps_per_print": None,
-        "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": int(case[4]),
-            "reduce_bucket_size": 2 * WIDTH * WIDTH,  # a layer or two
-            "stage3_param_persistence_threshold": 0,
-            "stage3_max_live_parameters": 10**9 if ahead else 0,
-            "stage3_max_reuse_distance": 0,
-            "stage3_prefetch_bucket_size": ahead,
-        },
-    }
-    model = layers(factor)
-    engine, *_ = deepspeed.initialize(model=model, config=config)
-    if loop.recorder is not None:
-        import paceline.record as record
-
-        record.instrument_deepspeed(engine)
-    x = torch.randn(ROWS, WIDTH)
-
-    def step():
-        total = 0.0
-        for _ in range(microbatches):
-            loss = engine(x).square().mean()
-            engine.backward(loss)
-            engine.step()
-            total += float(loss.detach())
-        return total
-
-    loop.run(step)
+    zero(case, rank, world, layers(factor), loop, ROWS, WIDTH)
 
 
 class Block(nn.Module):
@@ -488,7 +461,8 @@ def run(case, folder, factors, steps, seen, world, rank):
     return {"times": loop.times, "losses": loop.losses}
 
 
-DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}, "cp": {"cp": 4}}
+DEGREES = {"tp": {"tp": 4}, "tp-sums": {"tp": 4}, "tp-fsdp": {"tp": 2}}
+DEGREES |= {"cp": {"cp": 4}, "cp-odd": {"cp": 3}}
 
 KINDS = {
     "pp-fsdp": sharded_pipeline,

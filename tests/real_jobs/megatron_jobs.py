@@ -24,7 +24,11 @@ CASES = {
     "megatron-both": (2, 2, 4, True, True),
     "megatron-align": (2, 2, 4, True, True),
     "megatron-ahead": (2, 2, 4, True, True),
+    "megatron-experts": (1, 1, 2, True, False),
+    "megatron-experts-plain": (1, 1, 2, False, False),
 }
+#: Ranks that share the experts of a layer, where every second layer has some.
+EXPERT_RANKS = 2
 LAYERS = 4
 TYPES = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
 
@@ -52,14 +56,18 @@ def megatron(case, rank, world, factor, loop, layer, rows, width, seconds):
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    of_experts = EXPERT_RANKS if "experts" in case else 1
     parallel_state.initialize_model_parallel(
         pipeline_model_parallel_size=stages,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        expert_model_parallel_size=of_experts,
     )
     if loop.recorder is not None:
         import paceline.record as record
 
         record.instrument_megatron()
+        if of_experts > 1:
+            record.instrument_groups(expert=parallel_state.get_expert_model_parallel_group())
     config = _config(case, width, stages, chunks, overlap_p2p)
     config.finalize_model_grads_func = finalize_model_grads
     n = LAYERS if stages == 1 else 1
@@ -110,6 +118,8 @@ def _config(case, width, stages, chunks, overlap_p2p):
         pipeline_model_parallel_size=stages,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
         pipeline_dtype=torch.float32,
+        num_moe_experts=EXPERT_RANKS if "experts" in case else None,
+        expert_model_parallel_size=EXPERT_RANKS if "experts" in case else 1,
         batch_p2p_comm=not overlap_p2p,
         overlap_p2p_comm=overlap_p2p,
         overlap_p2p_comm_warmup_flush=case == "megatron-flush",
@@ -127,7 +137,10 @@ def _chunk(case, config, layer, n, width, seconds, overlap):
 
         def __init__(self):
             super().__init__()
-            self.layers = torch.nn.ModuleList(layer(seconds, width) for _ in range(n))
+            blocks = [layer(seconds, width) for _ in range(n)]
+            if "experts" in case:
+                blocks[1::2] = map(Experts, blocks[1::2])
+            self.layers = torch.nn.ModuleList(blocks)
             self.config, self.share_embeddings_and_output_weights = config, False
             self.model_type, self.pre_process = ModelType.encoder_or_decoder, False
             self.received = None
@@ -152,6 +165,23 @@ def _chunk(case, config, layer, n, width, seconds, overlap):
         ),
         Chunk(),
     )
+
+
+class Experts(torch.nn.Module):
+    """A layer that is this rank's expert: tokens go to the experts and come back."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        for parameter in layer.parameters():
+            parameter.allreduce = False  # so Megatron tells parameters of experts
+
+    def forward(self, x):
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel.mappings import all_to_all
+
+        group = parallel_state.get_expert_model_parallel_group()
+        return all_to_all(group, self.layer(all_to_all(group, x)))
 
 
 def _optimizer(case, model):

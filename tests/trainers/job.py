@@ -10,7 +10,9 @@ import json
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -351,7 +353,94 @@ def deepspeed(folder, factor, recorded):
     return losses
 
 
+def composer(folder, factor, recorded):
+    """Composer runs the microbatches inside the optimizer's step, as its closure."""
+    without_pictures()
+    from composer import Callback, ComposerModel, Evaluator, Trainer
+
+    losses = []
+
+    class Losses(Callback):
+        def batch_end(self, state, logger):
+            losses.append(float(state.loss.detach()))
+
+    class Composed(ComposerModel):
+        def __init__(self):
+            super().__init__()
+            self.model = Model(factor)
+
+        def forward(self, batch):
+            return self.model(**batch)
+
+        def loss(self, outputs, batch, *args, **kwargs):
+            return outputs["loss"]
+
+        def eval_forward(self, batch, outputs=None):
+            return self.model(**batch)
+
+        def update_metric(self, batch, outputs, metric):
+            pass
+
+    def loader(rows, n):
+        data = Rows(rows)
+        sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
+        return torch.utils.data.DataLoader(data, batch_size=n, sampler=sampler)
+
+    dist.init_process_group("gloo")
+    model = Composed()
+    evaluated = Evaluator(label="eval", dataloader=loader(4 * ROWS, ROWS), metric_names=[])
+    options = {
+        "model": model,
+        "train_dataloader": loader(dist_size() * ROWS * MICROBATCHES * STEPS, ROWS * MICROBATCHES),
+        "eval_dataloader": evaluated,
+        "eval_interval": "4ba",
+        "optimizers": torch.optim.SGD(model.parameters(), 1e-2),
+        "max_duration": f"{STEPS}ba",
+        "device": "cpu",
+        "device_train_microbatch_size": ROWS,
+        "progress_bar": False,
+        "log_to_console": False,
+    }
+    if recorded:
+        trainer = insert("Composer", folder, options=options)["trainer"]
+    else:
+        trainer = Trainer(**options)
+    trainer.state.callbacks.append(Losses())
+    trainer.fit()
+    return losses
+
+
+def without_pictures():
+    """Composer imports torchvision, whose wheel needs a torch for CUDA; no model here uses it."""
+    import_module("torchmetrics")  # asks whether there is one
+    below = ("", "datasets", "models", "ops", "transforms", "transforms.functional", "utils")
+    for name in (*below, "models.resnet"):
+        stub = mock.MagicMock(Bottleneck=type("Bottleneck", (), {}))
+        sys.modules.setdefault(f"torchvision.{name}".rstrip("."), stub)
+
+
+def torchtitan(folder, factor, recorded):
+    """Its own trainer and Llama, sharded by fully_shard."""
+    import titan
+
+    config = titan.configuration(folder, LAYERS, STEPS, MICROBATCHES, dist_size())
+    trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    losses = []
+    trainer.metrics_processor.log = lambda step, loss, *_, **__: losses.append(loss)
+    for layer in trainer.model_parts[0].layers.values():
+        layer.register_forward_hook(lambda *call: sleeping(call[-1], LAYER_S * factor))
+    if recorded:
+        insert("torchtitan", folder, trainer=trainer)
+    trainer.train()
+    return losses
+
+
 CASES = {
+    "composer": composer,
+    "torchtitan": torchtitan,
     "transformers": transformers,
     "lightning": lightning,
     "loop": loop,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from paceline.detect.accept import Accepted
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
@@ -26,13 +28,18 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   paceline detect iterations.csv
+  paceline detect train.log                 # Megatron-LM, torchtitan, NeMo, DeepSpeed, ...
+  paceline detect train.log --pattern 'step (?P<step>\\d+) took (?P<duration_ms>[\\d.]+) ms'
   paceline detect iterations.csv --trace trace.parquet
   paceline detect runs/job-17
   paceline detect --collectives nccl.parquet
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
+Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
+MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
+Prometheus' range JSON.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. In files, the columns tokens, samples, batch, sequence_length, window and
+where there are several. The columns tokens, samples, batch, sequence_length, window and
 flops say what a step has to do: changes that they explain are planned.
 From standard input an event is printed the moment it is sure; events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
@@ -58,8 +65,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "input",
         metavar="FILE",
         nargs="?",
-        help="step times (CSV, .parquet, JSON lines), a recorded run's folder, or - for JSON "
-        "lines; not needed with --collectives",
+        help="step times (CSV, .parquet, JSON lines), a trainer's log or metrics, a recorded run's "
+        "folder, or - for JSON lines; not needed with --collectives",
+    )
+    parser.add_argument(
+        "--pattern",
+        metavar="REGEX",
+        help="for logs of no known format: a line of a step, with groups such as (?P<step>\\d+), "
+        "(?P<duration_s>...) or duration_ms or elapsed_s, rank, tokens, batch",
     )
     parser.add_argument(
         "--collectives",
@@ -79,6 +92,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="with -: number of ranks (default 1)"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="GPUs of the job, for GPU-hours lost (default: the number of ranks, if several)",
     )
     parser.add_argument(
         "--threshold",
@@ -101,6 +120,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "most of them show at the same step are planned",
     )
     parser.add_argument(
+        "--accept",
+        metavar="STEP",
+        type=int,
+        action="append",
+        default=[],
+        help="the change that began at this step (10 steps around it) was planned: its level is "
+        "healthy; repeat for several",
+    )
+    parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
@@ -113,11 +141,13 @@ def run(args: argparse.Namespace) -> int:
     from paceline.detect.detector import THRESHOLD, Detector
     from paceline.errors import DetectError
 
+    if args.gpus is not None and args.gpus < 1:
+        raise DetectError(f"--gpus must be 1 or more, not {args.gpus}")
     if args.method == "bocd" and args.threshold is not None:
         raise DetectError("--threshold is for --method medians; bocd compares means by 10%")
 
-    if args.method == "bocd" and args.like:
-        raise DetectError("--like is for --method medians")
+    if args.method == "bocd" and (args.like or args.accept):
+        raise DetectError("--like and --accept are for --method medians")
     like = _earlier_runs(args)
 
     def detector_of(ranks: int) -> Detector | Bocd:
@@ -131,10 +161,14 @@ def run(args: argparse.Namespace) -> int:
             raise DetectError(
                 "--collectives and --trace say who is slow in a file, not in a stream"
             )
+        if args.pattern is not None:
+            raise DetectError("--pattern is for files; standard input is JSON lines")
         ranks = 1 if args.ranks is None else args.ranks
         if not 1 <= ranks <= MAX_RANKS:
             raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
         return _online(args, detector_of(ranks))
+    if args.pattern is not None and args.input is None:
+        raise DetectError("--pattern is for FILE")
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
@@ -144,23 +178,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
     """[step] the median of the ranks, of each file of ``--like``."""
-    import numpy as np
+    from paceline.sources.step_logs.files import earlier_runs
 
-    from paceline.errors import DetectError
-    from paceline.sources.step_times import load_step_times
-
-    runs: list[Any] = []
-    for given in args.like or ():
-        path = trace_input.file_name(given)
-        files = (
-            sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-        )
-        same = [file for file in files if str(file) != args.input]
-        with np.errstate(all="ignore"):
-            runs += [np.nanmedian(load_step_times(file).duration_s, axis=1) for file in same]
-    if args.like and not runs:
-        raise DetectError("--like names no file but the run itself")
-    if args.like and len(runs) < 3:
+    if not args.like:
+        return []
+    itself = None if args.input in (None, "-") else trace_input.file_name(args.input)
+    runs = earlier_runs(map(trace_input.file_name, args.like), but=itself)
+    if len(runs) < 3:
         few = f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them counts as plan"
         print(f"note: {few}", file=sys.stderr)
     return runs
@@ -191,12 +215,16 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
         print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
         return _whole_log(args, log, step_times)
     detector = detector_of(n_ranks)
-    rank_events = _events(times, detector)
-    job_wide = _locate(args, job_events(rank_events, n_ranks), log, step_times)
+    rank_events = _events(times, detector, args.accept)
+    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
+    job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
     if not args.json:
+        stakes = [event.stake() for event in job_wide]
+        if stakes and stakes[-1] is not None:
+            print(f"  {stakes[-1]}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
         slow = int(detector.slow.sum())
@@ -210,32 +238,53 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
 def _table(args: argparse.Namespace) -> Table:
     """Step times of a file, or of a recorded run, which is also the trace that says who."""
     from paceline.sources import recording
-    from paceline.sources.step_times import load_step_times
+    from paceline.sources.step_logs.files import load_step_log
 
     path = trace_input.file_name(args.input)
-    if not path.is_dir():
-        return load_step_times(path)
+    if not path.is_dir() or not recording.matches(path):
+        return load_step_log(path, args.pattern)
     times = recording.load_recorded_step_times(path)
     if args.trace is None and not args.collectives:
         args.trace = path
     return times
 
 
-def _events(times: Table, detector: Detector | Bocd) -> list[Event]:
-    """All events of a table of step times, with its own numbers of ranks."""
+def _update(
+    detector: Detector | Bocd,
+    step: int,
+    row: Any,
+    workload: dict[str, float] | None,
+    accepted: Accepted,
+) -> list[Event]:
+    """The events of a step that nobody has accepted."""
     from paceline.detect.detector import Detector
 
+    if isinstance(detector, Detector):
+        return accepted.apply(detector, detector.update(step, row, workload))
+    return detector.update(step, row)
+
+
+def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
+    """All events of a table of step times, with its own numbers of ranks."""
+    from paceline.detect.accept import NEAR_STEPS, Accepted
+
+    accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
-            if isinstance(detector, Detector):
-                events += detector.update(step, times.duration_s[i], times.workload_of(i))
-            else:
-                events += detector.update(step, times.duration_s[i])
+            row, workload = times.duration_s[i], times.workload_of(i)
+            events += _update(detector, step, row, workload, accepted)
             if i % 256 == 0:
                 progress(i, n_steps)
-    return [_renamed(event, int(times.ranks[event.rank])) for event in events]
+    return [
+        replace(
+            event,
+            rank=int(times.ranks[event.rank]),
+            lost_s=event.lost_s * times.steps_per_sample,
+        )
+        for event in events
+    ]
 
 
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
@@ -307,20 +356,16 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
     return 0
 
 
-def _renamed(event: Event, rank: int) -> Event:
-    from dataclasses import replace
-
-    return replace(event, rank=rank)
-
-
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
+    from paceline.detect.accept import Accepted
     from paceline.detect.arrivals import Arrivals
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
-    from paceline.sources.step_times import json_lines, sample_of
+    from paceline.sources.step_times import json_lines, sample_of, workload_of_line
 
     arrivals = Arrivals(detector.ranks)
+    accepted = Accepted(tuple(args.accept))
 
     def feed(steps: Iterable[tuple[int, Any]]) -> None:
         for step, row in steps:
@@ -328,8 +373,9 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
                 restart = f"the job goes on from step {step:,} after step {detector.last_step:,}"
                 print(f"note: {restart}: a restart", file=sys.stderr, flush=True)
                 detector.go_back()
-            events = detector.update(step, row)
-            for event in events if args.by_rank else job_events(events, detector.ranks):
+            events = _update(detector, step, row, arrivals.workload, accepted)
+            merged = [replace(e, gpus=args.gpus) for e in job_events(events, detector.ranks)]
+            for event in events if args.by_rank else merged:
                 line = json.dumps(event.to_mapping()) if args.json else event.explain()
                 print(line, flush=True)
 
@@ -337,7 +383,7 @@ def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     for number, line in json_lines(sys.stdin, "standard input"):
         sample = sample_of(line, f"standard input:{number}", detector.ranks)
         empty += isnan(sample[2])
-        feed(arrivals.add(*sample))
+        feed(arrivals.add(*sample, workload_of_line(line, f"standard input:{number}")))
     feed(arrivals.end())
     for n, problem in (
         (empty, "are empty"),

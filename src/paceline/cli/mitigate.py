@@ -74,7 +74,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     group = parser.add_argument_group("fail-slows (repeat for several)")
     for flag, metavar, text in (
-        ("--slow-worker", "DP,PP,FACTOR", "a worker computes slowly"),
+        ("--slow-worker", "DP,PP[,PEER],FACTOR", "a worker computes slowly"),
         ("--slow-nic", "DP,PP,FACTOR", "all transfers of a worker are slow"),
         ("--slow-link", "DP,PP,FACTOR", "the link from a stage to the next is slow"),
         ("--slow-dp-link", "DP,PP,FACTOR", "the link from a replica to the next, of a stage"),
@@ -141,7 +141,7 @@ def _overheads(
 ) -> dict[str, float | None]:
     """The overheads that the text names, and for the others the usual, or those given."""
     from paceline.errors import MitigateError
-    from paceline.mitigate.strategies import OVERHEAD_S
+    from paceline.mitigate.strategies import OVERHEAD_S, check_overhead
 
     overhead_s: dict[str, float | None] = {}
     for entry in text.split(",") if text else ():
@@ -154,6 +154,7 @@ def _overheads(
         if not equals or name in overhead_s:
             raise MitigateError(f"--overheads {text!r} should be like {_OVERHEADS}")
         overhead_s[name] = seconds
+        check_overhead(name, seconds)
     return dict(OVERHEAD_S if unless_named is None else unless_named) | overhead_s
 
 
@@ -163,11 +164,12 @@ def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
 
     faults = []
     for option, kind, (more_dp, more_pp) in _SLOW:
-        usage = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4"
+        usage = f"--{option.replace('_', '-')} DP,PP,FACTOR, such as 3,1,1.4, or DP,PP,PEER,FACTOR"
         for text in getattr(args, option):
-            dp, pp, factor = parse_floats(text, (3,), usage)
-            at = whole_number(dp, usage), whole_number(pp, usage)
-            other_end = ((at[0] + more_dp) % n_dp, at[1] + more_pp) if kind == "link" else None
+            *place, factor = parse_floats(text, (3, 4), usage)
+            at = tuple(whole_number(number, usage) for number in place)
+            there = ((at[0] + more_dp) % n_dp, at[1] + more_pp, *at[2:])
+            other_end = there if kind == "link" else None
             faults.append(Fault(kind, at, factor, other_end))
     return tuple(faults)
 

@@ -7,18 +7,23 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from paceline.model.compute import ComputeCost
     from paceline.model.job_yaml import PlannedJob
+    from paceline.plan.explain import Explanation
+    from paceline.plan.search import SearchResult
 
 EXAMPLES = """\
 examples:
   paceline plan --model gpt3-175b --gpu a100-80g --gpus 1024 --global-batch 1536 --tokens 300B
   paceline plan job.yaml --gpus 2000-3400 --objective cost --top 20 -o out/
   paceline plan job.yaml --max-days 30 --objective gpus
+  paceline plan --model llama3-8b --gpu h100 --gpus 64 --global-batch 256 --launch torchtitan
 
 job.yaml: model, cluster, gpus, plan, training, as for `paceline predict`. Degrees, micro batch,
 recomputation and ZeRO of its plan are searched; the rest (precision, flash, schedule, overlaps,
@@ -68,6 +73,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     add_space(parser)
+    add_memory(parser)
     wish = parser.add_argument_group("what is wanted")
     wish.add_argument(
         "--objective",
@@ -78,12 +84,33 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     wish.add_argument("--max-days", metavar="D", type=float, help="the training's days at most")
     wish.add_argument("--budget", metavar="$", type=float, help="the training's dollars at most")
     wish.add_argument("--top", metavar="N", type=int, default=10, help="plans to show (default 10)")
+    wish.add_argument(
+        "--launch",
+        choices=("megatron", "nemo", "torchtitan", "deepspeed", "accelerate"),
+        help="write the launch command or configuration of the best plan (into --out, else to "
+        "the screen); only plans that it can express are tried",
+    )
+    wish.add_argument(
+        "--explain",
+        nargs=2,
+        metavar=("A", "B"),
+        type=int,
+        help="why the plan of rank A beats that of rank B, term by term",
+    )
     parser.add_argument(
         "-o",
         "--out",
         metavar="DIR",
         type=file_name,
         help="write plans.parquet (all that fit), result.json and report.html into this folder",
+    )
+    parser.add_argument(
+        "--serve",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PORT",
+        help="a page on this machine with sliders for GPUs, sequence, batch and price",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
     add_json(parser, "result.json")
@@ -117,51 +144,107 @@ def add_space(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print, write."""
+    """Search, print, write; or serve the page that searches."""
     from paceline.plan.search import search
-    from paceline.report import search as report
+    from paceline.report import search_folder
 
     if args.out is not None:
-        report.check_folder(args.out, force=args.force)
+        search_folder.check_folder(args.out, force=args.force, launch=args.launch)
     job, batch, plan_fields = _job(args)
-    counts = args.gpus or [job.gpus]
     cluster, cost, notes = job.cluster, None, list[str]()
     if args.profile is not None:
         from paceline.model.profile_cost import cost_from_profile
 
         cost, notes = cost_from_profile(args.profile, cluster)
         cluster = cost.with_launches(cluster)
+    options = {
+        "objective": args.objective,
+        "tokens": args.tokens or job.tokens,
+        "max_days": args.max_days,
+        "budget": args.budget,
+        "cost": cost,
+        "rules": memory_rules(args, args.launch),
+        **plan_fields,
+        **launch_space(args.launch),
+        **space_options(args),
+    }
+    counts = args.gpus or [job.gpus]
+    if args.serve is not None:
+        from paceline.cli.plan_page import PlanPage, serve
+
+        return serve(PlanPage(job.llm, cluster, counts[0], batch, options, args.top), args.serve)
     with ProgressBar("searching") as progress:
-        result = search(
-            job.llm,
-            cluster,
-            counts,
-            batch,
-            objective=args.objective,
-            tokens=args.tokens or job.tokens,
-            max_days=args.max_days,
-            budget=args.budget,
-            cost=cost,
-            progress=progress,
-            **{**plan_fields, **space_options(args)},
-        )
-    note = None
-    if args.out is not None:
-        note = report.write_folder(result, args.top, args.out, force=args.force)
-    if args.json:
-        from paceline.report.result_json import lines_of_json
-
-        sys.stdout.write(lines_of_json(report.to_mapping(result, args.top)))
-    else:
-        from paceline.report.terminal import print_lines, standard_output
-
-        console = standard_output()
-        print_lines(report.lines(result, args.top, console.width), console)
+        result = search(job.llm, cluster, counts, batch, progress=progress, **options)
+    note = _show(args, result, cost)
     if cost is not None:
         notes += [f"beyond the profile: {text}" for text in cost.outside]
     for note_text in (*notes[:3], *([note] if note else [])):
         print(note_text, file=sys.stderr)
     return 0
+
+
+def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | None) -> str | None:
+    """Print and write what was found; a note on the files."""
+    from paceline.report import search as report
+
+    explained = None
+    if args.explain is not None:
+        explained = explain(result, args.explain[0], args.explain[1], cost)
+    note, launch = None, None
+    if args.launch is not None:
+        from paceline.plan.launch.files import best_launch
+
+        launch = best_launch(args.launch, result)
+    if args.out is not None:
+        from paceline.report.search_folder import write_folder
+
+        file = None if launch is None else (args.launch, launch[1])
+        note = write_folder(result, args.top, args.out, force=args.force, launch=file)
+    if args.json:
+        from paceline.report.result_json import lines_of_json
+
+        mapping = report.to_mapping(result, args.top)
+        if explained is not None:
+            mapping["explained"] = explained.to_mapping()
+        if launch is not None:
+            mapping["launch"] = {"framework": args.launch, "rank": launch[0] + 1, "text": launch[1]}
+        sys.stdout.write(lines_of_json(mapping))
+        return note
+    from paceline.report.terminal import print_lines, standard_output
+
+    console = standard_output()
+    screen = report.lines(result, args.top, console.width)
+    if explained is not None:
+        screen += report.explained_lines(explained, console.width)
+    print_lines(screen, console)
+    if launch is not None and args.out is None:
+        head = f"plan {launch[0] + 1}, {result.plan(launch[0]).describe()}:"
+        print(f"\n{head}\n\n{launch[1]}", end="")
+    return note
+
+
+def launch_space(framework: str | None) -> dict[str, Any]:
+    """What of a search a framework can express."""
+    if framework is None:
+        return {}
+    from paceline.plan.launch.files import SPACES
+
+    return dict(SPACES[framework])
+
+
+def explain(result: SearchResult, a: int, b: int, cost: ComputeCost | None) -> Explanation:
+    """Plans of two ranks, term by term.
+
+    Raises:
+        PlanError: there is no plan of such a rank.
+    """
+    from paceline.errors import PlanError
+    from paceline.plan.explain import explain_plans
+
+    for rank in (a, b):
+        if not 1 <= rank <= len(result):
+            raise PlanError(f"there is no plan of rank {rank}; {len(result):,} plans fit")
+    return explain_plans(result, a - 1, b - 1, cost)
 
 
 def space_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.plan import tokens
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
@@ -89,6 +90,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     for option, field, value, text in SWITCHES:
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
+    add_memory(parser)
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
     parser.add_argument(
         "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
@@ -98,6 +100,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="FILE",
         type=file_name,
         help="write the predicted step for Perfetto; gzipped if its name ends in .gz",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=file_name,
+        help="draw the fullest stage's memory over the step (.svg, .png, .pdf)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     add_json(parser, "the prediction")
@@ -115,9 +123,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         raise ModelError("-o is for --runs; for the step itself there are --json and --timeline")
-    if args.timeline is not None:
-        check_not_input([args.timeline], [args.job_yaml, args.profile])
-        check_targets([args.timeline], force=args.force)
+    targets = [path for path in (args.timeline, args.plot) if path is not None]
+    if targets:
+        check_not_input(targets, [args.job_yaml, args.profile])
+        check_targets(targets, force=args.force)
     job = planned_job(args)
     if job.plan is None:
         raise PlanError(
@@ -131,12 +140,20 @@ def run(args: argparse.Namespace) -> int:
         cost, notes = cost_from_profile(args.profile, cluster)
         # The profiled host, not a typical one, launches the kernels.
         cluster = cost.with_launches(cluster)
-    prediction = predict(job.llm, job.plan, cluster, cost=cost, tokens=job.tokens)
+    prediction = predict(
+        job.llm, job.plan, cluster, cost=cost, tokens=job.tokens, rules=memory_rules(args)
+    )
     if cost is not None:
         notes = [*notes, *(f"beyond the profile: {text}" for text in cost.outside)]
     if args.timeline is not None:
         writer = report.timeline_writer(prediction, compress=args.timeline.suffix == ".gz")
         write_files({args.timeline: writer}, force=args.force)
+    if args.plot is not None:
+        from paceline.plan.memory_curve import memory_curve
+        from paceline.plot import figure_writer, memory
+
+        axes = memory(memory_curve(prediction), job.cluster.gpu.memory_bytes)
+        write_files({args.plot: figure_writer(axes, args.plot)}, force=args.force)
     if args.json:
         from paceline.report.result_json import lines_of_json
 
@@ -153,6 +170,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"note: {notes[0]}{others}", file=sys.stderr)
     if args.timeline is not None:
         print(f"wrote {args.timeline}; open it in ui.perfetto.dev", file=sys.stderr)
+    if args.plot is not None:
+        print(f"wrote {args.plot}", file=sys.stderr)
     return 0
 
 
@@ -222,6 +241,7 @@ def _run_all(args: argparse.Namespace) -> int:
         args.job_yaml,
         args.model,
         args.timeline,
+        args.plot,
         args.profile,
         *plan_fields(args).values(),
     ]

@@ -30,7 +30,7 @@ _LOOK_S, _PATIENCE_S = 0.2, 120.0
 _ALERTS = """\
 group_wait_s: 0
 rules:
-  fail-slow: {{hold_s: 10}}
+  fail-slow: {{hold_s: 10, lost_s: 0}}
 channels:
   demo: {{type: webhook, url: "{url}", rules: [fail-slow]}}
 """

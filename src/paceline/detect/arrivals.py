@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Workload = Mapping[str, float]
+_Sample = tuple[int, int, float, Workload]
 
 #: Steps in a row that ranks give again after a restart from a checkpoint; fewer are repeated lines.
 RESTART_STEPS = 3
@@ -24,6 +26,8 @@ class Arrivals:
 
     Attributes:
         late: samples that were left out: they repeat a step, or came after it was over.
+        workload: what the step that was yielded last had to do, the largest value of its ranks;
+            None where no sample says it.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -32,23 +36,25 @@ class Arrivals:
         self._open = False
         self._row = np.full(ranks, np.nan)
         self._last = np.full(ranks, -1)  # each rank's last step
-        self._repeated: list[
-            tuple[int, int, float]
-        ] = []  # steps that their ranks have given before
+        self._repeated: list[_Sample] = []  # steps that their ranks have given before
+        self.workload: dict[str, float] | None = None
+        self._workload: dict[str, float] = {}
 
-    def add(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
+    def add(
+        self, step: int, rank: int, duration_s: float, workload: Workload | None = None
+    ) -> Iterator[tuple[int, Array]]:
         """Take a sample (nan = none); yields (step, [rank] seconds) of each step that is over.
 
         After a restart from a checkpoint a step is lower than the one before it.
         """
         if step > self._newest or (step == self._newest and self._open):
             self._drop_again()
-            yield from self._take(step, rank, duration_s)
+            yield from self._take(step, rank, duration_s, workload or {})
         elif step > self._last[rank]:
             self.late += 1
         else:
-            self._repeated.append((step, rank, duration_s))
-            if len({number for number, _, _ in self._repeated}) == RESTART_STEPS:
+            self._repeated.append((step, rank, duration_s, workload or {}))
+            if len({number for number, *_ in self._repeated}) == RESTART_STEPS:
                 yield from self._go_back()
 
     def end(self) -> Iterator[tuple[int, Array]]:
@@ -63,22 +69,28 @@ class Arrivals:
     def _close(self) -> Iterator[tuple[int, Array]]:
         if self._open:
             self._open = False
+            self.workload = self._workload or None
             yield self._newest, self._row
 
     def _go_back(self) -> Iterator[tuple[int, Array]]:
         yield from self._close()
-        samples, self._repeated = sorted(self._repeated), []
+        samples, self._repeated = sorted(self._repeated, key=lambda sample: sample[:2]), []
         self._newest = -1
         self._last[:] = -1
         for sample in samples:
             yield from self._take(*sample)
 
-    def _take(self, step: int, rank: int, duration_s: float) -> Iterator[tuple[int, Array]]:
+    def _take(
+        self, step: int, rank: int, duration_s: float, workload: Workload
+    ) -> Iterator[tuple[int, Array]]:
         if step != self._newest or not self._open:
             yield from self._close()
             self._newest, self._open = step, True
             self._row = np.full(len(self._last), np.nan)
+            self._workload = {}
         self._row[rank] = duration_s
+        for name, value in workload.items():
+            self._workload[name] = max(value, self._workload.get(name, value))
         self._last[rank] = step
         if (self._last == step).all():
             yield from self._close()

@@ -38,6 +38,7 @@ class JobEvent:
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
         advice: what to do and what it would gain, in words.
+        gpus: of the job, which all wait; None: as many as ranks, where there are several.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class JobEvent:
     planned: bool = False
     suspects: tuple[Suspect, ...] | None = None
     advice: str | None = None
+    gpus: int | None = None
 
     def explain(self) -> str:
         """The event in words and numbers."""
@@ -91,6 +93,20 @@ class JobEvent:
             return None
         return (self.factor - 1) * self.healthy_s * steps
 
+    def gpu_hours(self, seconds: float | None) -> float | None:
+        """What the GPUs lose in these seconds; None where the log of one rank says no number."""
+        gpus = self.gpus or (self.of if self.of > 1 else None)
+        return None if seconds is None or gpus is None else seconds * gpus / 3600
+
+    def stake(self, steps: int = 1000) -> str | None:
+        """What more steps at this level lose, in words; None where none are lost."""
+        seconds = self.at_stake_s(steps)
+        if seconds is None:
+            return None
+        hours = self.gpu_hours(seconds)
+        of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
+        return f"{steps:,} more steps at this level lose {duration(seconds)}{of_gpus}"
+
     @property
     def _ranks(self) -> str:
         all_ranks = len(self.ranks) == self.of and self.of > 1
@@ -117,7 +133,8 @@ class JobEvent:
             "planned": self.planned,
             "lost_s": self.lost_s,
             "at_stake_s_per_1000_steps": self.at_stake_s(),
-            "lost_gpu_hours": self.lost_s * self.of / 3600,
+            "lost_gpu_hours": self.gpu_hours(self.lost_s),
+            "at_stake_gpu_hours_per_1000_steps": self.gpu_hours(self.at_stake_s()),
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
             "text": self.explain(),

@@ -169,6 +169,8 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     levels = others.levels
     level = group.level
     usual = float(np.median(levels)) if len(levels) else 1.0
+    if usual <= 0:  # most take no time at all: there is nothing to compare with
+        return None
     factor = float(others.typical[others.one]) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
     if len(levels) > 2:
@@ -246,7 +248,8 @@ def _ambiguity(worst: SlowGroup) -> str:
 def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
     """What the collectives of a slow group's members would take, were it like the others."""
     graph, level = durations.graph, entry.group.level
-    by_step = np.where(entry.steps, 1 / (entry.factor if entry.lasting else level), 1.0)
+    over = np.full(len(level), entry.factor) if entry.lasting else level
+    by_step = np.where(entry.steps, 1 / np.maximum(over, 1e-9), 1.0)
     factor = by_step[None, :, None]
     members = {replica for replica, _ in entry.group.workers}
     rows = _rows(durations, entry.group.ops)

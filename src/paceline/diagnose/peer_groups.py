@@ -23,6 +23,7 @@ from paceline.diagnose.groups import (
 )
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations, StepGraph
+from paceline.graph.families import joined_sets
 from paceline.trace import OpKind
 from paceline.trace.kinds import PEER_KINDS
 
@@ -196,15 +197,7 @@ def _joined_sets(graph: StepGraph, kind: OpKind) -> Ints:
     The links of a ring join two ranks each; together they are the ring.
     """
     families = np.unique(graph.family[graph.group[graph.kind == kind]])
-    joined = np.arange(graph.n_dp)
-    while True:
-        before = joined
-        for sets in graph.families[families]:
-            lowest = np.full(int(sets.max()) + 1, graph.n_dp)
-            np.minimum.at(lowest, sets, joined)
-            joined = lowest[sets]
-        if (joined == before).all():
-            return joined
+    return joined_sets(graph.families[families])
 
 
 def _long_enough(durations: Durations, ops: Ints) -> Ints:

@@ -6,7 +6,7 @@ family, its sets are the groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,24 @@ from paceline.graph.replica import ReplicaOps
 from paceline.trace import OpKind, Trace
 
 Ints = npt.NDArray[np.int64]
+
+
+def joined_sets(partitions: Iterable[Ints]) -> Ints:
+    """[replica] the lowest replica that it hangs together with through sets of the partitions.
+
+    Args:
+        partitions: of at least one [replica] number of its set.
+    """
+    partitions = list(partitions)
+    joined = np.arange(len(partitions[0]))
+    while True:
+        before = joined
+        for sets in partitions:
+            lowest = np.full(int(sets.max()) + 1, len(joined))
+            np.minimum.at(lowest, sets, joined)
+            joined = lowest[sets]
+        if (joined == before).all():
+            return joined
 
 
 def with_families(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["deepspeed", "lightning", "torch", "transformers"]
+__all__ = ["composer", "deepspeed", "lightning", "megatron_bridge", "torch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:

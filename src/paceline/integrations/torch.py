@@ -24,21 +24,19 @@ def start(folder: str | Path, **options: Any) -> None:
         folder: of the run; every rank writes a file of its own into it.
         options: of :func:`paceline.record.start`, as ``every=10``.
     """
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     steps = OptimizerSteps(folder, options)
     register_optimizer_step_pre_hook(steps.before)
-    register_optimizer_step_post_hook(steps.after)
+    steps.come_last()
 
 
 class OptimizerSteps:
     """Steps of a loop, seen by its optimizers.
 
     A loop may step several of them in turns (one per part of the model, or two that play against
-    each other). The first one to come again closes a round; the last of that round ends a step.
+    each other). The first one to come again closes a round; the last of that round ends a step. One
+    that steps others within its own step stands for them.
 
     Args:
         folder: of the recording.
@@ -49,10 +47,24 @@ class OptimizerSteps:
         self._training = Training(folder, options)
         self._round: list[Any] = []
         self._last: Any = None  # optimizer of a round
+        self._outer: Any = None  # the one whose step runs, perhaps made of others (torchtitan's)
         self._is_off = False
+        self._behind: Any = None  # handle of the hook behind all optimizers' steps
+
+    def come_last(self) -> None:
+        """See steps behind what other hooks record of them."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if self._behind is not None:
+            self._behind.remove()
+        self._behind = register_optimizer_step_post_hook(self.after)
 
     def before(self, optimizer: Any, *_: object) -> None:
         """Called before every step of every optimizer."""
+        if self._outer is None:
+            self._outer = optimizer
+        elif self._outer is not optimizer:  # else its last step raised
+            return
         if self._last is None and not self._is_off:
             try:
                 self._learn(optimizer)
@@ -70,6 +82,8 @@ class OptimizerSteps:
             self._is_off = True
             return
         self._training.start(optimizers=self._round)
+        if self._behind is not None:
+            self.come_last()
         self._last, self._round = self._round[-1], []
         self._is_off = not self._takes_steps()
 
@@ -86,6 +100,9 @@ class OptimizerSteps:
 
     def after(self, optimizer: Any, *_: object) -> None:
         """Called after every step of every optimizer."""
+        if optimizer is not self._outer:
+            return
+        self._outer = None
         if optimizer is self._last and not self._is_off:
             if self._training.in_step:
                 self._training.advance()

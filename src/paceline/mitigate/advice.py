@@ -36,4 +36,4 @@ def advice(measured: Measured, result: WhatIf) -> str | None:
     text = best.text
     for verb, gerund in _GERUNDS:
         text = text.replace(verb, gerund)
-    return f"{text} recovers {best.recovered:.0%}"
+    return f"{text} recovers {best.recovered_text}"

@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.errors import MitigateError
 
-Worker = tuple[int, int]  # (dp, pp)
+#: A machine by its place: (dp, pp), or (dp, pp, peer) where peers are shown apart.
+Worker = tuple[int, ...]
 
 COMPUTE, LINK, NIC = "compute", "link", "nic"
 KINDS = (COMPUTE, LINK, NIC)
@@ -34,17 +35,34 @@ def whole_number(value: Any) -> int:
     return number
 
 
+def place_from(values: Any) -> Worker:
+    """A place as JSON has it.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    if len(values) not in (2, 3):
+        raise ValueError("no place")
+    return tuple(whole_number(value) for value in values)
+
+
+def machine_name(place: Worker) -> str:
+    """``dp 3 stage 1``, or ``dp 3 stage 1 peer 0``."""
+    dp, pp, *peer = place
+    return f"dp {dp} stage {pp}" + "".join(f" peer {number}" for number in peer)
+
+
 @dataclass(frozen=True, order=True)
 class Fault:
     """A slow machine or link.
 
-    Machines are called by the place (dp, pp) in which the job started them; it is that machine that
-    is slow, wherever it is moved later.
+    Machines are called by the place (dp, pp), or (dp, pp, peer), in which the job started them; it
+    is that machine that is slow, wherever it is moved later.
 
     Attributes:
         kind: "compute": its computes take longer; "nic": all that it sends and receives; "link":
             what passes between it and ``other``.
-        worker: the machine, (dp, pp).
+        worker: the machine, (dp, pp) or (dp, pp, peer).
         factor: how many times as long, above 1.
         other: the other end of a link.
     """
@@ -78,11 +96,13 @@ class Fault:
 
         A link is the same from either end.
         """
-        return f"{self.kind} " + "-".join(f"{dp},{pp}" for dp, pp in sorted(self.machines))
+        return f"{self.kind} " + "-".join(
+            ",".join(map(str, place)) for place in sorted(self.machines)
+        )
 
     def describe(self) -> str:
         """In words."""
-        ends = " to ".join(f"dp {dp} stage {pp}" for dp, pp in self.machines)
+        ends = " to ".join(machine_name(place) for place in self.machines)
         part_name = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
         return f"{part_name} {ends}: {self.factor:.2f}x"
 
@@ -100,14 +120,14 @@ class Fault:
         """
         try:
             worker, other_end = (
-                None
-                if (at := values.get(end)) is None
-                else (whole_number(at[0]), whole_number(at[1]))
+                None if (at := values.get(end)) is None else place_from(at)
                 for end in ("worker", "other")
             )
             kind, factor = str(values["kind"]), float(values["factor"])
         except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             worker = None
         if worker is None:
-            raise MitigateError("a fail-slow has kind, worker [dp, pp], factor (and other)")
+            raise MitigateError(
+                "a fail-slow has kind, worker [dp, pp] or [dp, pp, peer], factor (and other)"
+            )
         return cls(kind, worker, factor, other_end)

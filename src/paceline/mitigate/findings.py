@@ -11,6 +11,7 @@ from paceline.remedies.arrange import Arrangement
 from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case
 from paceline.remedies.replace import blamed_workers, links_of
+from paceline.trace.job import place_of
 from paceline.trace.kinds import P2P_KINDS
 
 #: Slower than its like by less is no fail-slow (falcon paper, 4.3: 1.1 times the median).
@@ -27,10 +28,15 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
         factors = Arrangement(
             measured.durations, computes_of(measured.graph), blamed_workers(case)
         ).factors
-        suspects += [(COMPUTE, worker, float(np.median(f)), None) for worker, f in factors.items()]
+        peers = measured.job.peers
+        suspects += [
+            (COMPUTE, place_of(*worker, peers), float(np.median(f)), None)
+            for worker, f in factors.items()
+        ]
     link = finding_of(case, "link")
     for dp, low, high in links_of(link) if link is not None else ():
-        suspects.append((LINK, (dp, low), _link_factor(case, dp, low, high), (dp, high)))
+        ends = [place_of(dp, stage, case.measured.job.peers) for stage in (low, high)]
+        suspects.append((LINK, ends[0], _link_factor(case, dp, low, high), ends[1]))
     return tuple(
         Fault(kind, worker, factor, other_end)
         for kind, worker, factor, other_end in suspects

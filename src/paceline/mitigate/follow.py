@@ -13,6 +13,7 @@ from paceline.errors import MitigateError
 from paceline.graph import Measured
 from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole_number
 from paceline.mitigate.planner import Action, Planner
+from paceline.trace.job import place_of
 
 _UNKNOWN = "who is slow is unknown: run paceline validate, and give an event with its worker"
 
@@ -149,5 +150,15 @@ class Follower:
         outer = rank // (job.tp_size * job.dsp_size)
         recorded = np.argwhere(self.measured.rank // (job.tp_size * job.dsp_size) == outer)
         if len(recorded):
-            return int(recorded[0, 0]), int(recorded[0, 1])
-        return outer % job.dp_size, outer // job.dp_size
+            return self._place(int(recorded[0, 0]), int(recorded[0, 1]), rank)
+        return self._place(outer % job.dp_size * job.peers, outer // job.dp_size, rank)
+
+    def _place(self, replica: int, pp: int, rank: int) -> Worker:
+        """The place of a rank; among peers that are shown apart the one that has it."""
+        job = self.measured.job
+        if job.peers > 1:
+            exact = np.argwhere(self.measured.rank == rank)
+            if not len(exact):
+                raise MitigateError(f"rank {rank}: the trace does not show which peer it is")
+            replica, pp = int(exact[0, 0]), int(exact[0, 1])
+        return place_of(replica, pp, job.peers)

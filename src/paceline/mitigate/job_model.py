@@ -24,6 +24,7 @@ from paceline.remedies.resize import Resizer, resizer
 from paceline.remedies.typical import some_replicas
 from paceline.synth import SynthSpec, synthesize
 from paceline.trace import OpKind
+from paceline.trace.job import place_name
 from paceline.trace.kinds import DP_KINDS
 
 Array = npt.NDArray[np.float64]
@@ -40,13 +41,19 @@ OF_PROGRAMS = (
     "of microbatches is not known, and where each pass gathers or reduces all need as many"
 )
 
+#: Why they stay where groups of replicas meet in every microbatch.
+OF_GROUPS = (
+    "groups of replicas, such as tensor-parallel peers, meet in each microbatch: what they would "
+    "do with other numbers of microbatches is not simulated"
+)
+
 
 @dataclass(frozen=True)
 class Setting:
     """What mitigation has changed in a job.
 
     Attributes:
-        counts: [dp] microbatches of each replica.
+        counts: [replica] microbatches of each.
         moved: (machine, the place where it works now) of those not at home, ascending.
         replaced: names of the fail-slows whose machines were replaced.
     """
@@ -75,7 +82,7 @@ class _Factors:
         counts: [replica] microbatches.
         rows: [replica, 3, pp] factors of computes, of the link to the next stage, of NICs.
         ring: [pp] factors of the collectives over the replicas of a stage.
-        lane: [dp] the distinct replica that a replica is.
+        lane: [replica] the distinct replica that a replica is.
     """
 
     counts: Ints
@@ -103,8 +110,12 @@ class JobModel:
         graph = measured.graph
         _check_program(graph)
         #: Groups of some replicas meet: then each has to be simulated, not only distinct ones.
-        self._all = graph if graph.has_families else None
-        self.dp = graph.n_dp if dp is None else dp
+        self._all = graph if graph.has_families or graph.peers > 1 else None
+        self.peers = graph.peers
+        self.dp = graph.n_dp // self.peers if dp is None else dp
+        if self.peers > 1 and self.dp * self.peers != graph.n_dp:
+            raise MitigateError("a job whose peers are shown apart keeps the replicas of its trace")
+        self.replicas = self.dp * self.peers
         self.pp = graph.n_pp
         variant = int(np.bincount(graph.replica_variant).argmax())
         self._replica = _typical_replica(measured, variant, scale)
@@ -115,13 +126,19 @@ class JobModel:
         try:
             if graph.programmed:
                 raise RemedyError(OF_PROGRAMS)
+            if self._all is not None:
+                raise RemedyError(OF_GROUPS)
             self._resizer = resizer(self._replica)
             self.unit = self._resizer.unit
             usual = int(self._resizer.counts[0])
         except RemedyError as error:
             self.fixed = str(error)
             usual = int(measured.microbatches[0])
-        counts = measured.microbatches if not self.fixed and dp is None else np.full(self.dp, usual)
+        counts = (
+            measured.microbatches
+            if not self.fixed and dp is None
+            else np.full(self.replicas, usual)
+        )
         self.plain = Setting(tuple(counts.tolist()))
         self._lanes: dict[int, Durations] = {}
         self._graphs: dict[tuple[tuple[int, int], ...], StepGraph] = {}
@@ -192,7 +209,7 @@ class JobModel:
         return np.concatenate([self._simulate(batch, lanes_of) for batch in batches])
 
     def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
-        """[dp] seconds of each replica alone with ``n`` microbatches."""
+        """[replica] seconds of each alone with ``n`` microbatches."""
         factors = self._factors(replace(setting, counts=self.plain.counts), faults)
         key = n.to_bytes(8) + factors.rows.tobytes() + factors.ring.tobytes()
         if key not in self._alone_s:
@@ -209,19 +226,36 @@ class JobModel:
         Raises:
             MitigateError: one is not.
         """
-        for dp, pp in (machine for fault in faults for machine in fault.machines):
-            if not (0 <= dp < self.dp and 0 <= pp < self.pp):
-                raise MitigateError(
-                    f"there is no worker dp {dp}, stage {pp}; the job has dp 0 to {self.dp - 1}, "
-                    f"stages 0 to {self.pp - 1}"
-                )
+        for machine in (machine for fault in faults for machine in fault.machines):
+            self._check_place(machine)
         for fault in faults:
-            between = {dp for dp, _ in fault.machines}
+            between = {self.worker_at(machine)[0] for machine in fault.machines}
             if self._all is not None and (fault.kind == NIC or len(between) > 1):
                 raise MitigateError(
                     f"{fault.name}: collectives join groups of some replicas only, so which of "
                     "them pass a slow NIC or link between replicas is not known"
                 )
+
+    def _check_place(self, place: Worker) -> None:
+        limits = (self.dp, self.pp) if self.peers == 1 else (self.dp, self.pp, self.peers)
+        if len(place) == 2 and self.peers > 1:
+            raise MitigateError(
+                f"which of the {self.peers} peers of dp {place[0]}, stage {place[1]}? "
+                "name it: dp, stage, peer"
+            )
+        if len(place) != len(limits) or not all(
+            0 <= n < limit for n, limit in zip(place, limits, strict=True)
+        ):
+            apart = f", peers 0 to {self.peers - 1}" if self.peers > 1 else ""
+            raise MitigateError(
+                f"there is no worker {place_name(place)}; the job has dp 0 to {self.dp - 1}, "
+                f"stages 0 to {self.pp - 1}{apart}"
+            )
+
+    def worker_at(self, place: Worker) -> tuple[int, int]:
+        """(replica, pp) of a place."""
+        dp, pp, *peer = place
+        return dp * self.peers + (peer[0] if peer else 0), pp
 
     def factor_of(self, fault: Fault, slowdown: float) -> float:
         """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
@@ -250,13 +284,13 @@ class JobModel:
         return float(self.steps_s([self.plain], slow)[0]) / self.healthy_s
 
     def _factors(self, setting: Setting, faults: frozenset[Fault]) -> _Factors:
-        rows = np.ones((self.dp, 3, self.pp))
+        rows = np.ones((self.replicas, 3, self.pp))
         ring = np.ones(self.pp)
         at = dict(setting.moved)
         for fault in faults:
             if fault.name in setting.replaced:
                 continue
-            places = [at.get(machine, machine) for machine in fault.machines]
+            places = [self.worker_at(at.get(machine, machine)) for machine in fault.machines]
             dp, pp = places[0]
             if fault.kind == LINK:
                 self._slow_link(rows, ring, places[0], places[1], fault.factor)
@@ -270,15 +304,17 @@ class JobModel:
         # Most replicas are healthy: only the rows of the others are compared.
         slow = np.flatnonzero((rows != 1).any(axis=(1, 2)))
         _, sort = np.unique(rows[slow].reshape(-1, 3 * self.pp), axis=0, return_inverse=True)
-        key = np.array(setting.counts, dtype=np.int64) * (self.dp + 1)
+        key = np.array(setting.counts, dtype=np.int64) * (self.replicas + 1)
         key[slow] += 1 + sort.reshape(-1)
         if self._all is not None:
-            every = np.arange(self.dp)
-            return _Factors(key // (self.dp + 1), rows, ring, every)
+            every = np.arange(self.replicas)
+            return _Factors(key // (self.replicas + 1), rows, ring, every)
         _, first, lane = np.unique(key, return_index=True, return_inverse=True)
-        return _Factors(key[first] // (self.dp + 1), rows[first], ring, lane)
+        return _Factors(key[first] // (self.replicas + 1), rows[first], ring, lane)
 
-    def _slow_link(self, rows: Array, ring: Array, a: Worker, b: Worker, factor: float) -> None:
+    def _slow_link(
+        self, rows: Array, ring: Array, a: tuple[int, int], b: tuple[int, int], factor: float
+    ) -> None:
         """Where two places exchange anything: neighbours of a pipeline, or of a ring."""
         (dp, pp), (other_dp, other_pp) = a, b
         if dp == other_dp:
@@ -360,12 +396,6 @@ class JobModel:
 
 def _check_program(graph: StepGraph) -> None:
     """Raise MitigateError where replicas of a recorded program cannot be simulated apart."""
-    if graph.peers > 1:
-        raise MitigateError(
-            "tensor- or context-parallel ranks were recorded apart, and mitigation knows one "
-            "worker for each (dp, stage); paceline remedy replace-worker says what a restart "
-            "without the slow GPU gains"
-        )
     if graph.programmed and graph.n_variants > 1:
         raise MitigateError(
             "replicas run unlike programs; paceline remedy says what single changes gain"

@@ -22,7 +22,7 @@ from typing import Any
 from paceline.detect.limits import PAUSE
 from paceline.errors import MitigateError
 from paceline.files import text_writer, write_files
-from paceline.mitigate.fault import COMPUTE, Fault, whole_number
+from paceline.mitigate.fault import COMPUTE, Fault, place_from, whole_number
 from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
 
@@ -90,7 +90,7 @@ class Action:
         return (
             f"step {self.step:,}: {reason}; {_seconds(self.lost_s)} lost since step "
             f"{self.since_step:,}: {option.text}: a step takes {option.step_s:.4g} s instead of "
-            f"{option.now_s:.4g} s (recovers {option.recovered:.0%}) for "
+            f"{option.now_s:.4g} s (recovers {option.recovered_text}) for "
             f"{_seconds(option.overhead_s or 0.0)} once ({option.strategy.upper()})"
         )
 
@@ -325,10 +325,7 @@ def load_state(path: Path) -> State:
             )
         setting = Setting(
             tuple(whole_number(n) for n in values["counts"]),
-            tuple(
-                ((whole_number(a), whole_number(b)), (whole_number(c), whole_number(d)))
-                for (a, b), (c, d) in values["moved"]
-            ),
+            tuple((place_from(machine), place_from(place)) for machine, place in values["moved"]),
             frozenset(map(str, values["replaced"])),
         )
         since = values["since_step"]

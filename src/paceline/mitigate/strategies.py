@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import MitigateError
-from paceline.mitigate.fault import Fault
+from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault, Worker, machine_name
 from paceline.mitigate.job_model import JobModel, Setting
 from paceline.mitigate.topology import Placement, best_placement
 from paceline.remedies.microbatches import best_counts
@@ -44,6 +44,13 @@ WEIGHT = (
     "(falcon paper, 5.3)"
 )
 
+#: What a placement away from a slow link cannot promise.
+OF_LINKS = (
+    "the high end takes rings in the order of replicas and no other traffic over the slow link; at "
+    "the low end all that its ends send stays slow. Measured on 16 GPUs: 25 and 54% (falcon "
+    "paper, Figure 15)"
+)
+
 #: Changes written out in a sentence.
 _MAX_NAMED = 4
 
@@ -63,6 +70,8 @@ class Option:
         why_not: why it does not apply; "" = it does.
         change: what to change, as JSON can hold it.
         notes: limits and assumptions.
+        unsure_s: seconds of a step if what the trace cannot tell turns out badly; None: as
+            ``step_s``.
     """
 
     strategy: str
@@ -75,6 +84,7 @@ class Option:
     why_not: str = ""
     change: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unsure_s: float | None = None
 
     @property
     def applicable(self) -> bool:
@@ -86,6 +96,21 @@ class Option:
         """Share of the step time lost to fail-slows that it brings back."""
         lost_s = self.now_s - self.healthy_s
         return (self.now_s - self.step_s) / lost_s if lost_s > 0 else 0.0
+
+    @property
+    def recovered_low(self) -> float:
+        """The same, if what the trace cannot tell turns out badly; at least 0."""
+        if self.unsure_s is None:
+            return self.recovered
+        lost_s = self.now_s - self.healthy_s
+        return max(0.0, (self.now_s - self.unsure_s) / lost_s) if lost_s > 0 else 0.0
+
+    @property
+    def recovered_text(self) -> str:
+        """The share in words, "25 to 96%"; nothing predicted is ever all of it."""
+        high = ">99" if self.recovered > 0.99 else f"{100 * self.recovered:.0f}"
+        low = f"{100 * self.recovered_low:.0f}"
+        return f"{high}%" if self.recovered - self.recovered_low < 0.01 else f"{low} to {high}%"
 
     @property
     def pays_after_steps(self) -> float:
@@ -107,6 +132,7 @@ class Option:
             "now_s": self.now_s,
             "healthy_s": self.healthy_s,
             "recovered": self.recovered,
+            "recovered_low": self.recovered_low,
             "overhead_s": self.overhead_s,
             "pays_after_steps": steps if np.isfinite(steps) else None,
             "change": dict(self.change),
@@ -132,6 +158,20 @@ class _Sizes:
 
     def replica_s(self, n: int) -> npt.NDArray[np.float64]:
         return self.model.replica_s(n, self.setting, self.faults)
+
+
+def check_overhead(name: str, seconds: float | None) -> None:
+    """Make sure that a strategy may cost this.
+
+    Raises:
+        MitigateError: there is no such strategy, or its overhead is negative or endless.
+    """
+    if name not in ACTIONS:
+        raise MitigateError(f"there is no strategy {name!r}; known are {', '.join(ACTIONS)}")
+    if seconds is not None and not 0 <= seconds <= LARGEST_OVERHEAD_S:
+        raise MitigateError(
+            f"the overhead of {name} must be from 0 to {LARGEST_OVERHEAD_S:g} s, not {seconds:g}"
+        )
 
 
 class Strategies:
@@ -163,13 +203,7 @@ class Strategies:
         Raises:
             MitigateError: there is no such strategy, or its overhead is negative or endless.
         """
-        if name not in ACTIONS:
-            raise MitigateError(f"there is no strategy {name!r}; known are {', '.join(ACTIONS)}")
-        if seconds is not None and not 0 <= seconds <= LARGEST_OVERHEAD_S:
-            raise MitigateError(
-                f"the overhead of {name} must be from 0 to {LARGEST_OVERHEAD_S:g} s, "
-                f"not {seconds:g}"
-            )
+        check_overhead(name, seconds)
         self.overhead_s[name] = seconds
         self._options_of.clear()
 
@@ -244,10 +278,26 @@ class Strategies:
         if new.counts != setting.counts:
             words, counts_change = _counts_text(setting.counts, new.counts)
             text, change = f"{text}; {words}", {**change, **counts_change}
-        notes = (_how_sure(placement),)
-        return self._option(
-            TOPOLOGY, new, model.step_s(new, faults), now_s, text, change, "", notes
-        )
+        notes: tuple[str, ...] = (_how_sure(placement),)
+        step_s, unsure_s = model.step_s(new, faults), None
+        if any(fault.kind != COMPUTE for fault in present):
+            notes = (*notes, OF_LINKS)
+            unsure_s = max(step_s, self._with_all_flows(new, faults, now_s))
+        option = self._option(TOPOLOGY, new, step_s, now_s, text, change, "", notes)
+        return replace(option, unsure_s=unsure_s)
+
+    def _with_all_flows(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> float:
+        """Seconds of a step if all that the ends of a slow link send and receive stays slow."""
+        ends = {
+            Fault(NIC, machine, fault.factor) if fault.kind == LINK else fault
+            for fault in faults
+            if fault.name not in setting.replaced
+            for machine in fault.machines
+        }
+        try:
+            return self.model.step_s(setting, frozenset(ends))
+        except MitigateError:  # which groups pass a NIC is not known: nothing may be won
+            return now_s
 
     def _restart(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> Option:
         present = sorted(f for f in faults if f.name not in setting.replaced)
@@ -296,14 +346,19 @@ def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
     if not machines:
         return "move no machine", {}
     moves = {old.get(m, m): new.get(m, m) for m in machines}
+    change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
+    all_peers = ""
+    if len(machines[0]) == 3:  # peers move together
+        moves = {a[:2]: b[:2] for a, b in moves.items()}
+        all_peers = "all peers of "
     words = []
     for a, b in moves.items():
         if moves.get(b) == a:
-            words += [f"swap {_machine_names([a])} with {_machine_names([b])}"] if a < b else []
+            pair = f"{all_peers}{machine_name(a)} with {machine_name(b)}"
+            words += [f"swap {pair}"] if a < b else []
         else:
-            words.append(f"move {_machine_names([a])} to {_machine_names([b])}")
+            words.append(f"move {all_peers}{machine_name(a)} to {machine_name(b)}")
     others = f" and {len(words) - _MAX_NAMED} more" if len(words) > _MAX_NAMED else ""
-    change = {"moves": [[list(a), list(b)] for a, b in moves.items()]}
     return ", ".join(words[:_MAX_NAMED]) + others, change
 
 
@@ -313,6 +368,6 @@ def _how_sure(best: Placement) -> str:
     return f"the best of {best.tried:,} placements; none is faster by more than {best.gap:.1%}"
 
 
-def _machine_names(machines: list[tuple[int, int]]) -> str:
-    names = ", ".join(f"dp {dp} stage {pp}" for dp, pp in machines[:_MAX_NAMED])
+def _machine_names(machines: list[Worker]) -> str:
+    names = ", ".join(machine_name(machine) for machine in machines[:_MAX_NAMED])
     return names + (f" and {len(machines) - _MAX_NAMED} more" if len(machines) > _MAX_NAMED else "")

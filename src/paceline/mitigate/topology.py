@@ -64,10 +64,11 @@ class _Search:
     def __init__(self, model: JobModel, faults: frozenset[Fault]) -> None:
         self.model, self.faults, self.home = model, faults, model.plain
         self.active = sorted(faults, key=lambda fault: (-fault.factor, fault))
-        self.machines = list(dict.fromkeys(m for f in self.active for m in f.machines))
+        #: Peers move together, so that they stay beside each other: a unit is (dp, pp).
+        self.machines = list(dict.fromkeys(m[:2] for f in self.active for m in f.machines))
         self.linked = any(f.kind == LINK for f in self.active)
         self.step_s_of: dict[Setting, float] = {}
-        replicas = min(model.dp, len(self.machines) + 1)
+        replicas = min(model.dp, len(self.machines) + 1) if model.peers == 1 else model.replicas
         self.values_of_one = model.n_ops(max(model.plain.counts))
         self.values = self.values_of_one * replicas
 
@@ -96,7 +97,7 @@ class _Search:
 
     def _score(self, setting: Setting) -> float:
         """Step time; of about equal ones fewer slow stages, interior ones, fewer moves."""
-        at = dict(setting.moved)
+        at = _units_at(setting)
         stages = {at.get(machine, machine)[1] for machine in self.machines}
         ends = sum(stage in (0, self.model.pp - 1) for stage in stages)
         extra = STAGE * len(stages) + END * ends + SWAP * len(setting.moved)
@@ -135,15 +136,24 @@ class _Search:
     def _placed(self, places: Sequence[Worker]) -> Setting:
         setting = self.home
         for machine, place in zip(self.machines, places, strict=True):
-            if dict(setting.moved).get(machine, machine) != place:
-                setting = setting.swap(machine, place)
+            setting = self._moved(setting, machine, place)
+        return setting
+
+    def _moved(self, setting: Setting, unit: Worker, place: Worker) -> Setting:
+        """With a unit at a place, each of its peers as the same peer there."""
+        if _units_at(setting).get(unit, unit) == place:
+            return setting
+        if self.model.peers == 1:
+            return setting.swap(unit, place)
+        for peer in range(self.model.peers):
+            setting = setting.swap((*unit, peer), (*place, peer))
         return setting
 
     # --- some of them ---------------------------------------------------------------------------
 
     def _consolidations(self) -> list[Setting]:
         """Slow machines in as few stages as hold them, beginning with each stage."""
-        machines = [m for f in self.active if f.kind != LINK for m in f.machines]
+        machines = [m[:2] for f in self.active if f.kind != LINK for m in f.machines]
         machines = list(dict.fromkeys(machines))
         if not machines:
             return []
@@ -172,8 +182,7 @@ class _Search:
             others = iter(sorted(free, reverse=layer % 2 == 1))
             for machine in mine:
                 place = (own[machine] if machine in own else next(others), stage)
-                if dict(setting.moved).get(machine, machine) != place:
-                    setting = setting.swap(machine, place)
+                setting = self._moved(setting, machine, place)
         return setting
 
     def _sides(self) -> list[Setting]:
@@ -182,7 +191,7 @@ class _Search:
         Two nodes of many workers with a congested link between them are such sides.
         """
         side: dict[Worker, int] = {}
-        links = [f.machines for f in self.active if f.kind == LINK]
+        links = [(f.machines[0][:2], f.machines[1][:2]) for f in self.active if f.kind == LINK]
         for _ in links:  # a side spreads along one link after the other
             for a, b in links:
                 if a not in side and b not in side and not side:
@@ -198,14 +207,13 @@ class _Search:
             )
             setting = self.home
             for machine, place in zip(machines, places, strict=True):
-                if dict(setting.moved).get(machine, machine) != place:
-                    setting = setting.swap(machine, place)
+                setting = self._moved(setting, machine, place)
             settings.append(setting)
         return settings if side else []
 
     def _moves(self, setting: Setting) -> Iterator[Setting]:
         """One machine to another stage, or to another replica; there the two change places."""
-        at = dict(setting.moved)
+        at = _units_at(setting)
         occupied = [at.get(machine, machine) for machine in self.machines]
         dps = list(dict.fromkeys(dp for dp, _ in occupied))
         clean = [dp for dp in range(self.model.dp) if dp not in dps]
@@ -213,7 +221,7 @@ class _Search:
         for machine, (dp, pp) in zip(self.machines, occupied, strict=True):
             for place in [(dp, stage) for stage in range(self.model.pp)] + [(d, pp) for d in dps]:
                 if place != (dp, pp):
-                    yield setting.swap(machine, place)
+                    yield self._moved(setting, machine, place)
 
     # --- what no placement can beat -------------------------------------------------------------
 
@@ -240,15 +248,22 @@ class _Search:
 
     def _least_of(self, faults: Sequence[Fault]) -> float:
         """The shortest step with these in one replica, each in another stage."""
-        slow = frozenset(Fault(fault.kind, (0, i), fault.factor) for i, fault in enumerate(faults))
+        peer = () if self.model.peers == 1 else (0,)
+        slow = frozenset(
+            Fault(fault.kind, (0, i, *peer), fault.factor) for i, fault in enumerate(faults)
+        )
         settings = []
         for stages in itertools.combinations(range(self.model.pp), len(faults)):
             setting = self.home
             for i, stage in enumerate(stages):
-                if dict(setting.moved).get((0, i), (0, i)) != (0, stage):
-                    setting = setting.swap((0, i), (0, stage))
+                setting = self._moved(setting, (0, i), (0, stage))
             settings.append(setting)
         # Replicas without any are alike: two lanes stand for all.
         if len(settings) * 2 * self.values_of_one > BUDGET:
             return 0.0
         return float(self.model.steps_s(settings, slow).min())
+
+
+def _units_at(setting: Setting) -> dict[Worker, Worker]:
+    """(dp, pp) -> where it works now, of those that moved."""
+    return {machine[:2]: place[:2] for machine, place in setting.moved}

@@ -316,9 +316,10 @@ class CostModel:
                 if plan.zero == 0:
                     reduce[where] += self.fabric.all_reduce(plan.grad_bytes * count, group)
                     continue
-                if plan.zero == 1:
+                once = plan.zero == 1 or (plan.zero == 3 and plan.pp > 1)
+                if once:
                     reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
-                if plan.zero < 3:
+                if once or plan.zero == 2:
                     gather[where] += self.fabric.all_gather(weight * count, group)
         return gather, reduce
 
@@ -353,10 +354,10 @@ class CostModel:
 
         ZeRO-2 keeps gradients in shards, so that each backward ends in a reduction; ZeRO-3 keeps
         the parameters so, too, and gathers them ahead of their use in both passes (Rajbhandari et
-        al. 2020, 5 and 7).
+        al. 2020, 5 and 7). Under a pipeline FSDP2 does both once a step, as torchtitan sets it.
         """
         repeated = np.zeros((2, plan.chunks))
-        if plan.zero < 2:
+        if plan.zero < 2 or plan.pp > 1:
             return repeated
         weight = plan.element_bytes
         for parameters, group in zip((dense, expert), self.groups(plan), strict=True):

@@ -1,80 +1,38 @@
-"""What a plan needs of each GPU's memory, stage by stage.
+"""Where a plan holds the model: parameters and states of each stage, microbatches in flight.
 
-Activations follow Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
-models", tensor by tensor, so that models it does not cover (gated MLPs, grouped-query attention,
-experts, fused attention) are counted by the same rules; for its models the sums equal its Table 2
-and Equations 1 to 6.
+States by ZeRO (Rajbhandari et al. 2020, 3 and 5); what the software changes by ``memory_rules``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
-from paceline.model.operators import LayerKind, layer_kind
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
 
-#: CUDA context, libraries, NCCL's buffers and the allocator's unused rest. PyTorch's CUDA context
-#: alone is 0.5 to 0.8 GB, NCCL's channels 1 GB and more in hybrid-parallel jobs.
-FRAMEWORK_BYTES = 3e9
-
-#: Master copy and two moments of Adam in fp32 (Rajbhandari et al. 2020, ZeRO, 3.1: K = 12).
-OPTIMIZER_BYTES = 12
-PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "framework")
+#: FSDP2 reduces gradients, and holds their shards, in fp32 (torchtitan's ``reduce_dtype``).
+FSDP_GRADIENT = 4.0
 
 
-@dataclass(frozen=True)
-class StageMemory:
-    """Bytes on a GPU of one stage at its peak.
+def stage_states(
+    llm: LLM, plan: Plan, rules: MemoryRules, places: tuple[Array, Array] | None = None
+) -> tuple[Array, Array, Array]:
+    """[stage] bytes of parameters, gradients and optimizer, adapters and fp8 weights considered.
 
-    Attributes:
-        stage: which.
-        parameters: weights.
-        gradients: their gradients.
-        optimizer: master weights and moments.
-        activations: kept for the backward passes of all microbatches in flight.
-        transient: of the layer at work: recomputed activations, gathered parameters, logits.
-        framework: CUDA, NCCL, allocator.
+    ``places`` are those of :func:`place_parameters` where they are at hand.
     """
-
-    stage: int
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    transient: float
-    framework: float
-
-    @property
-    def total_bytes(self) -> float:
-        """All of it."""
-        return float(sum(getattr(self, part) for part in PARTS))
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Bytes by name."""
-        return {part: getattr(self, part) for part in PARTS}
-
-
-def stage_memory(llm: LLM, plan: Plan, cluster: Cluster | None = None) -> list[StageMemory]:
-    """What each stage needs on each of its GPUs; ``cluster`` changes nothing today."""
-    table = memory_table(llm, plan)
-    return [StageMemory(i, *(float(x) for x in table[:, i])) for i in range(plan.pp)]
-
-
-def memory_table(llm: LLM, plan: Plan) -> Array:
-    """[part, stage] bytes, in the order of :data:`PARTS`."""
-    dense, expert = stage_parameters(llm, plan)
-    states = model_states(plan, dense, expert)
-    activations, transient = stage_activations(llm, plan)
-    framework = np.full(plan.pp, FRAMEWORK_BYTES)
-    return np.stack([*states, activations, transient, framework])
+    of_places = place_parameters(llm, plan) if places is None else places
+    dense, expert = (by_stage(plan, x).sum(axis=0) for x in of_places)
+    parameters, gradients, optimizer = model_states(plan, dense, expert, rules)
+    if rules.weight_bytes is not None and not is_fsdp(plan):
+        parameters = parameters + weight_change(llm, plan, rules.weight_bytes, of_places)
+    if rules.adapter_rank:
+        gradients, optimizer = adapter_states(llm, plan, rules)
+    return parameters, gradients, optimizer
 
 
 def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
@@ -89,7 +47,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         for i in layers:
             moe = llm.is_moe_layer(i)
             if moe not in of_kind:
-                of_kind[moe] = _layer_parameters(llm, moe, plan)
+                of_kind[moe] = layer_share(llm, moe, plan)
             dense[place] += of_kind[moe][0]
             expert[place] += of_kind[moe][1]
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
@@ -99,13 +57,13 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
-        layer = _layer_parameters(llm, llm.is_moe_layer(llm.layers - 1), plan)
+        layer = layer_share(llm, llm.is_moe_layer(llm.layers - 1), plan)
         dense[-1] += llm.mtp_layers * (layer[0] + 2 * llm.hidden**2 / plan.tp)
         expert[-1] += llm.mtp_layers * layer[1]
     return dense, expert
 
 
-def _layer_parameters(llm: LLM, moe: bool, plan: Plan) -> tuple[float, float]:
+def layer_share(llm: LLM, moe: bool, plan: Plan) -> tuple[float, float]:
     """(shared by all DP ranks, of experts) on one GPU of a layer."""
     kv_copies = max(1, plan.tp // llm.kv_heads) if llm.latent is None else 1
     matmul = llm.attention_matmul
@@ -136,67 +94,51 @@ def ends_meet(plan: Plan) -> bool:
     return plan.chunks == 1 or plan.places[0][0] == plan.chunks - 1 - plan.places[-1][0]
 
 
-def model_states(plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array, Array]:
-    """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5)."""
+def model_states(
+    plan: Plan, dense: Array, expert: Array, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[Array, Array, Array]:
+    """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5).
+
+    FSDP2 shards the master copy alone, counted as parameters; under a pipeline it accumulates
+    gradients whole.
+    """
     ranks = plan.dp * plan.cp * plan.copies
     expert_ranks = max(1, ranks * plan.tp // plan.ep)
-    weight = plan.element_bytes
-    optimizer = 8 if plan.precision == "fp32" else OPTIMIZER_BYTES
+    wide = plan.precision == "fp32"  # the weights are the master copy
+    optimizer = rules.optimizer_bytes - 4 * (wide or is_fsdp(plan))
 
     def bytes_of(bytes_each: float, sharded: bool) -> Array:
         if not sharded:
             return bytes_each * (dense + expert)
         return bytes_each * (dense / ranks + expert / expert_ranks)
 
+    if is_fsdp(plan):
+        whole = plan.pp > 1 and plan.microbatches > 1
+        gradients = bytes_of(FSDP_GRADIENT, not whole)
+        return bytes_of(4.0, True), gradients, bytes_of(optimizer, True)
     return (
-        bytes_of(weight, plan.zero >= 3),
+        bytes_of(plan.element_bytes, False),
         bytes_of(plan.grad_bytes, plan.zero >= 2),
         bytes_of(optimizer, plan.zero >= 1),
     )
 
 
-def layer_activations(llm: LLM, kind: LayerKind, plan: Plan) -> tuple[float, float]:
-    """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
-    tokens = plan.micro_batch * llm.seq_len / plan.cp
-    t = plan.tp
-    split = t if plan.sequence_parallel else 1
-    element = plan.element_bytes
-    wide = element * tokens * llm.hidden  # one tensor of the residual stream
-    linear_input = wide / 2 if plan.precision == "fp8" else wide  # as an input of a linear
-    dropout = llm.bias and llm.norm == "layernorm"
-    mask = tokens * llm.hidden if dropout else 0.0
-    # Inputs of the two norms and of the two blocks, masks of the two residual dropouts.
-    fixed = (2 * wide + 2 * linear_input + 2 * mask) / split
-    heads = llm.heads / t
-    kv_heads = max(1.0, llm.kv_heads / t) if llm.latent is None else heads
-    core = element * tokens * (heads * llm.qk_dim + kv_heads * (llm.qk_dim + llm.value_dim))
-    out = element * tokens * heads * llm.value_dim
-    scores = 0.0
-    if plan.flash:
-        core += 4 * tokens * heads
-    else:
-        elements = plan.micro_batch * llm.heads / t * float(llm.seq_len) ** 2
-        scores = elements * (2 * element + 1 if dropout else element)
-    if llm.latent is not None:
-        core += element * tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
-    per_width = (3 if llm.gated else 2) * element
-    if kind.moe and llm.moe is not None:
-        moe = llm.moe
-        routed = tokens / t * moe.top_k * min(1.0, moe.capacity or 1.0)
-        mlp = routed * (2 * element * llm.hidden + per_width * moe.ffn)
-        mlp += tokens * per_width * moe.shared_ffn / t + 4 * tokens / t * moe.experts
-        cheap = element * (routed * moe.ffn + tokens * moe.shared_ffn / t)
-    else:
-        mlp = tokens * per_width * llm.ffn / t
-        cheap = element * tokens * llm.ffn / t  # what the activation gives
-    cheap += 2 * linear_input / split  # what the norms give
-    full = fixed + core + out + scores + mlp
-    if plan.recompute == "full":
-        return wide / split, full
-    if plan.recompute == "selective":
-        recomputed = cheap if plan.flash else scores
-        return full - recomputed, recomputed
-    return full, 0.0
+def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array, Array]) -> Array:
+    """[stage] bytes by which weights of ``weight_bytes`` differ; words and head stay in bf16."""
+    of_layers = places[0] + places[1]
+    rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
+    of_layers[0] -= rows
+    of_layers[-1] -= rows * (not (llm.tied and ends_meet(plan)))
+    change: Array = (weight_bytes - plan.element_bytes) * by_stage(plan, of_layers).sum(axis=0)
+    return change
+
+
+def adapter_states(llm: LLM, plan: Plan, rules: MemoryRules) -> tuple[Array, Array]:
+    """[stage] bytes of the adapters' gradients and optimizer, on qkv and the projection."""
+    widths = 2 * llm.hidden + (2 * llm.heads + 2 * llm.kv_heads) * llm.head_dim
+    layers = np.array([len(held) for held in plan.chunk_layers(llm)], dtype=np.float64)
+    elements = rules.adapter_rank * widths / plan.tp * by_stage(plan, layers).sum(axis=0)
+    return plan.grad_bytes * elements, rules.optimizer_bytes * elements
 
 
 def in_flight(plan: Plan) -> Array:
@@ -231,46 +173,11 @@ def split_in_flight(schedule: str, p: int, m: int) -> Array:
     return held.astype(np.float64)
 
 
-def stage_activations(llm: LLM, plan: Plan) -> tuple[Array, Array]:
-    """[stage] bytes of activations kept, and of the work at hand."""
-    kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
-    of_kind: dict[LayerKind, tuple[float, float]] = {}
-    for place, layers in enumerate(plan.chunk_layers(llm)):
-        for i in layers:
-            kind = layer_kind(llm, i)
-            if kind not in of_kind:
-                of_kind[kind] = layer_activations(llm, kind, plan)
-            kept_bytes[place] += of_kind[kind][0]
-            work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
-    kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
-    transient = by_stage(plan, work_bytes).max(axis=0) + gathered_bytes(llm, plan)
-    activations = by_stage(plan, kept_bytes).mean(axis=0) * in_flight(plan)
-    first, last = end_activations(llm, plan)
-    of_first, of_last = ends_in_flight(plan)
-    firsts, lasts = end_stages(plan)
-    activations[firsts] += first * of_first
-    activations[lasts] += last * of_last
-    return activations, transient
-
-
 def end_stages(plan: Plan) -> tuple[list[int], list[int]]:
     """Stages that hold the model's first chunk, and those that hold its last."""
     places = np.array(plan.places)
     first, last = (np.argwhere(places == place)[:, 1] for place in (0, plan.chunks - 1))
     return first.tolist(), last.tolist()
-
-
-def end_activations(llm: LLM, plan: Plan) -> tuple[float, float]:
-    """Bytes of one microbatch at the model's ends.
-
-    The embedding's dropout mask; inputs of the final norm and the output projection and the logits
-    in fp32 (4.2.2), once more per multi-token-prediction module.
-    """
-    split = plan.tp if plan.sequence_parallel else 1
-    tokens = plan.micro_batch * llm.seq_len / plan.cp
-    mask = tokens * llm.hidden / split if llm.bias and llm.norm == "layernorm" else 0.0
-    head = 4 * tokens * llm.hidden / split + 4 * tokens * llm.padded_vocab(plan.tp) / plan.tp
-    return mask, (1 + llm.mtp_layers) * head
 
 
 def ends_in_flight(plan: Plan) -> tuple[int, int]:
@@ -286,12 +193,3 @@ def ends_in_flight(plan: Plan) -> tuple[int, int]:
     if plan.schedule == "gpipe" or (plan.vpp > 1 and m == plan.pp):
         return m, m  # all forwards come first
     return min(plan.pp, m), 1
-
-
-def gathered_bytes(llm: LLM, plan: Plan) -> float:
-    """ZeRO-3 holds the parameters of two layers (in use, and prefetched) unsharded."""
-    if plan.zero < 3 or plan.dp * plan.cp == 1:
-        return 0.0
-    most = max(llm.layer_parameters(i) for i in (0, llm.layers - 1))
-    weight = plan.element_bytes
-    return 2.0 * weight * most / plan.tp / (plan.ep if llm.moe else 1)

@@ -57,7 +57,8 @@ class Plan:
         recompute: activations computed again in the backward: "none", "selective" (the attention's
             scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
-            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters.
+            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2;
+            under a pipeline it gathers parameters and reduces gradients once a step).
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
@@ -348,10 +349,10 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
         )
     if plan.vpp > 1 and plan.pp == 1:
         reasons.append(f"vpp {plan.vpp} needs pp > 1")
-    if plan.zero > 1 and plan.pp > 1:
+    if plan.zero == 2 and plan.pp > 1:
         reasons.append(
-            f"zero {plan.zero} with pp {plan.pp}: DeepSpeed and Megatron shard gradients and "
-            "parameters only without a pipeline; use zero 1 or pp 1"
+            f"zero 2 with pp {plan.pp}: no framework shards gradients alone under a pipeline; use "
+            "zero 1, or zero 3 (FSDP2, which keeps both whole over the step)"
         )
     return reasons
 

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
+from paceline.monitor.earlier_runs import find_earlier_runs
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
@@ -24,7 +25,7 @@ from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
 from paceline.monitor.step_files import Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_series
-from paceline.monitor.step_stream import Closed, Restart, Stream
+from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, update_live
@@ -44,6 +45,11 @@ _MARGIN_S = 60.0
 _MAX_LOADS = 8
 #: Memory of the streams; beyond, those idle longest are saved and let go.
 _MAX_BYTES = 512 << 20
+
+
+#: In place of a batch: the job's current level is healthy.
+_ACCEPT = "accept"
+_News = Batch | str | None
 
 
 class Detectors:
@@ -67,7 +73,7 @@ class Detectors:
     ) -> None:
         self._engine, self._files, self._bus, self._clock = engine, files, bus, clock
         self._on_event = on_event
-        self._queue: queue.SimpleQueue[tuple[JobKey, Batch | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
         self._n_waiting = 0
         self._live: dict[int, LiveJob] = {}
@@ -103,6 +109,10 @@ class Detectors:
         with self._count_lock:
             self._n_waiting += len(batch.steps)
         self._queue.put((job, batch))
+
+    def accept(self, job: JobKey) -> None:
+        """Call a job's current level healthy, once what waits is taken."""
+        self._queue.put((job, _ACCEPT))
 
     def resume(self, jobs: Iterable[JobKey]) -> None:
         """Look at what these jobs' files hold beyond what was saved."""
@@ -140,11 +150,13 @@ class Detectors:
         for job_id in self._turns.drop():
             self._live.pop(job_id, None)
 
-    def _work(self, job: JobKey, batch: Batch | None) -> Work:
+    def _work(self, job: JobKey, batch: _News) -> Work:
         """Look at a batch, or at what the job's file holds, until it is done."""
         try:
             live = self._live.get(job.id)
-            if live is None:
+            if isinstance(batch, str):
+                yield from self._accept(job, live)
+            elif live is None:
                 if batch is not None or not self._is_saved(job):
                     yield from self._load(job)  # the batch is in the file
             elif batch is not None:
@@ -156,9 +168,17 @@ class Detectors:
             self._live.pop(job.id, None)  # to be taken up again from what is on disk
             _say("step times", error)
         finally:
-            if batch is not None:
+            if isinstance(batch, Batch):
                 with self._count_lock:
                     self._n_waiting -= len(batch.steps)
+
+    def _accept(self, job: JobKey, live: LiveJob | None) -> Work:
+        if live is None:
+            yield from self._load(job)
+            live = self._live[job.id]
+        live.accept(self._clock())
+        self._store_events(live)
+        live.unsaved = _SAVE_SAMPLES  # saved as soon as it may be, so that a restart knows of it
 
     def _work_due(self, live: LiveJob, now: float) -> Work:
         """Close the steps that have been waited for, and store events that were not taken."""
@@ -189,6 +209,7 @@ class Detectors:
         try:
             live, is_unfit = self._restore(job)
             live.start = live.stream.start
+            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
             with self._files.of(job.id) as file:
                 last = last_row(folder)
                 live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
@@ -235,14 +256,14 @@ class Detectors:
         live.under_way = False
 
     def _digest(
-        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any = None
+        self, live: LiveJob, closed: Iterator[Closed | Ending | None], last: Any = None
     ) -> Work:
         """Store what the closed steps say; rows up to ``known`` are in the series already."""
         while not self._digest_some(live, closed, last):
             yield
 
     def _digest_some(
-        self, live: LiveJob, closed: Iterator[Closed | Restart | None], last: Any
+        self, live: LiveJob, closed: Iterator[Closed | Ending | None], last: Any
     ) -> bool:
         """Store what the steps closed in this turn say; True if these are all."""
         rows: list[Any] = []
@@ -252,7 +273,7 @@ class Detectors:
             if isinstance(step, Closed):
                 rows += live.take(step, last)
             elif step is not None:
-                live.note_restart(step)
+                live.note_ending(step)
             if self._turns.is_over():
                 are_all = False
                 break

@@ -14,7 +14,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
-from paceline.monitor.step_stream import Closed, Restart, Stream
+from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store.jobs import JobKey
 
 #: Steps whose median is a job's step time.
@@ -73,9 +73,17 @@ class LiveJob:
         ]
         return rows
 
-    def note_restart(self, restart: Restart) -> None:
-        """Note what it ends."""
-        self.events.append(self._event_row(restart.event, restart.at, restart.start, restart.text))
+    def note_ending(self, ending: Ending) -> None:
+        """Note the end of a fail-slow."""
+        self.events.append(self._event_row(ending.event, ending.at, ending.start, ending.text))
+
+    def accept(self, now: float) -> None:
+        """Call the current level healthy."""
+        ending = self.stream.accept(now)
+        if ending is not None:
+            self.note_ending(ending)
+            self.groups.clear()
+            self.changed = True
 
     def row(self) -> dict[str, Any]:
         """What the job's row in the store says of its steps."""

@@ -24,6 +24,7 @@ from paceline.monitor.detectors import Detectors
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.otlp_steps import step_times
+from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import jobs, sessions
@@ -138,6 +139,17 @@ class Service:
         if new:
             self.detectors.feed(job, batch)
         return new
+
+    def accept_level(self, job: JobKey) -> None:
+        """Call a job's current step times healthy: nobody will change them.
+
+        Raises:
+            Refusal: the job is not slow.
+        """
+        row = jobs.by_id(self.engine, job.id)
+        if row is None or row["slow_since_step"] is None:
+            raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
+        self.detectors.accept(job)
 
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
         """Store a checked request of spans, and the step times that it has.

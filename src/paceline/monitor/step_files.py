@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -48,6 +49,8 @@ class Batch:
         ranks: [sample] ranks.
         durations_s: [sample] seconds.
         world: ranks of the job; 0 = unknown.
+        workload: step -> column -> what the step has to do by plan; steps of which nobody says it
+            are left out.
     """
 
     source: str
@@ -57,6 +60,7 @@ class Batch:
     ranks: npt.NDArray[np.int32]
     durations_s: npt.NDArray[np.float32]
     world: int = 0
+    workload: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     def key(self) -> bytes:
         """What the batch is known by."""
@@ -315,6 +319,8 @@ def encode(batch: Batch) -> bytes:
     head = _HEAD.pack(batch.at, len(batch.steps), batch.world, len(source), len(number))
     places = np.diff(batch.steps, prepend=0).astype("<i8").tobytes()
     places += np.diff(batch.ranks, prepend=np.int32(0)).astype("<i4").tobytes()
+    if batch.workload:  # versions that do not know it read what is in front of it
+        places += json.dumps(list(batch.workload.items())).encode()
     times = batch.durations_s.astype("<f4").tobytes()
     payload = head + source + number + times + zlib.compress(places, 1)
     return _BLOCK.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
@@ -332,7 +338,9 @@ def decode(block: bytes) -> Batch:
     places = zlib.decompress(block[begin + 4 * n :])
     steps = np.cumsum(np.frombuffer(places, "<i8", n), dtype=np.int64)
     ranks = np.cumsum(np.frombuffer(places, "<i4", n, 8 * n), dtype=np.int32)
-    return Batch(source, number, at, steps, ranks, durations, world)
+    rest = places[12 * n :]
+    workload = dict(json.loads(rest)) if rest else {}
+    return Batch(source, number, at, steps, ranks, durations, world, workload)
 
 
 def decode_key(block: bytes) -> bytes:

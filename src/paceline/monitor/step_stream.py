@@ -16,6 +16,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.detect.who import name_ranks
+from paceline.monitor.earlier_runs import EarlierRuns
 from paceline.monitor.ongoing import Ongoing
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
@@ -51,11 +52,11 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """A job began anew while ranks were slow.
+class Ending:
+    """A fail-slow is over without a relief: the job began anew, or its level was accepted.
 
     Attributes:
-        event: their relief: who was slow is not known to be any more.
+        event: the relief of the ranks that were slow.
         text: that, in words.
         at: when, seconds since 1970.
         start: the one that this ends.
@@ -90,6 +91,7 @@ class Stream:
         seen_at: when the last batch came, seconds since 1970.
         start: how many times the job has begun again.
         ongoing: a fail-slow that the detector, made anew within it, takes for health.
+        earlier: earlier runs of the same job: what they show at the same step is planned.
         replayed_to: batches up to then may come a second time, read anew after a restart.
     """
 
@@ -100,6 +102,7 @@ class Stream:
         self.seen_at = 0.0
         self.session = ""
         self.ongoing: Ongoing | None = None
+        self.earlier = EarlierRuns()
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._repeated: list[Batch] = []  # of steps that their ranks have given before
@@ -107,6 +110,7 @@ class Stream:
         self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
         self._waiting: dict[int, _Waiting] = {}
         self._order: list[int] = []  # a heap of its steps
+        self._workload: dict[int, dict[str, float]] = {}  # of steps that wait
         self._world = 0
         self._begun_at = self._joined_at = 0.0  # first sample of this start; last new rank
 
@@ -115,7 +119,7 @@ class Stream:
         """About how much memory it takes."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
-    def take(self, batch: Batch) -> Iterator[Closed | Restart | None]:
+    def take(self, batch: Batch) -> Iterator[Closed | Ending | None]:
         """Add the samples; yields the steps that this closes, in order, and that it began anew.
 
         None is a pause. Nothing else may be asked to change the stream before the end.
@@ -143,6 +147,9 @@ class Stream:
         good = batch.steps > self.last_step
         if not good.any():
             return
+        for number, workload in batch.workload.items():
+            if number > self.last_step:
+                self._workload.setdefault(number, {}).update(workload)
         steps, ranks, durations = batch.steps[good], batch.ranks[good], batch.durations_s[good]
         self._world = batch.world or self._world
         self._begun_at = self._begun_at or batch.at
@@ -216,19 +223,34 @@ class Stream:
         batches, self._repeated = self._repeated, []
         return batches
 
-    def _restart(self, at: float) -> Iterator[Restart]:
+    def _restart(self, at: float) -> Iterator[Ending]:
         """Forget what the start before has told, and tell who was slow in it."""
-        if self.detector is not None and (self.detector.slow.any() or self.ongoing is not None):
-            yield self._slow_before(self.detector, at)
+        if self.detector is not None and self._is_slow:
+            yield self._ending(self.detector, at, "slow until the job began anew")
         self.start += 1
         self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
         self._waiting.clear()
+        self._workload.clear()
         self._order.clear()
         self._sent, self._repeated = np.zeros(0, dtype=np.int64), []
         self._begun_at = at
 
-    def _slow_before(self, detector: Detector, at: float) -> Restart:
+    def accept(self, at: float) -> Ending | None:
+        """Call the current level healthy; returns the end of the fail-slow, None where none is."""
+        if self.detector is None or not self._is_slow:
+            return None
+        ending = self._ending(self.detector, at, "slow until this level was accepted as healthy")
+        self.detector.accept()
+        self.ongoing = None
+        return ending
+
+    @property
+    def _is_slow(self) -> bool:
+        slow = self.detector is not None and bool(self.detector.slow.any())
+        return slow or self.ongoing is not None
+
+    def _ending(self, detector: Detector, at: float, reason: str) -> Ending:
         slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector.lost_s[slow].max()), self.last_step + 1
@@ -236,8 +258,8 @@ class Stream:
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
-        text = f"step {step:,}: {name_ranks(ranks)}: slow until the job began anew"
-        return Restart(event, text, at, self.start)
+        text = f"step {step:,}: {name_ranks(ranks)}: {reason}"
+        return Ending(event, text, at, self.start)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
         """Make room for ranks not seen before."""
@@ -270,8 +292,9 @@ class Stream:
     def _close(self, step: int) -> Closed:
         waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
-            self.detector = Detector(len(self.ranks))
-        events = self.detector.update(step, waiting.durations_s)
+            self.detector = Detector(len(self.ranks), like=self.earlier.since(step))
+        events = self.detector.update(step, waiting.durations_s, self._workload.pop(step, None))
+        self._workload = {number: w for number, w in self._workload.items() if number > step}
         self.last_step = step
         row = np.zeros((), ROW)
         durations_s = waiting.durations_s[~np.isnan(waiting.durations_s)]

@@ -16,19 +16,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.model.activations import backward_work, end_activations, layer_activations
 from paceline.model.costs import BUCKET_ELEMENTS, EXCHANGE, CostModel, StageWork
 from paceline.model.memory import (
-    FRAMEWORK_BYTES,
     by_stage,
-    end_activations,
     end_stages,
     ends_in_flight,
-    gathered_bytes,
     in_flight,
-    layer_activations,
-    model_states,
     place_parameters,
+    stage_states,
 )
+from paceline.model.memory_peak import (
+    framework_bytes,
+    gathered_bytes,
+    holds_gradients,
+    workspace_bytes,
+)
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.network import Group
 from paceline.model.operators import LayerKind, layer_kind
 from paceline.model.plan import Plan
@@ -42,10 +46,12 @@ Ints = npt.NDArray[np.int64]
 
 # What the shared parts depend on, within one shape of pipeline.
 _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
+_HELD = (*_LAYER, "zero")
 _SHARDS = ("tp", "cp", "ep", "dp", "zero")
 _HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
-_ENDS = ("tp", "cp", "micro_batch", "sequence_parallel")
+_ENDS = ("tp", "cp", "micro_batch", "sequence_parallel", "zero")
 _FLIGHT = ("dp", "micro_batch")
+_STATES = (*_SHARDS, "micro_batch", "sequence_parallel")
 _NORMS = ("tp", "sequence_parallel")
 
 
@@ -68,9 +74,13 @@ class Assembly:
     Args:
         model: costs of the model on the cluster.
         legal: the plans.
+        rules: how the software uses memory.
     """
 
-    def __init__(self, model: CostModel, legal: Candidates) -> None:
+    def __init__(
+        self, model: CostModel, legal: Candidates, rules: MemoryRules = DEFAULT_RULES
+    ) -> None:
+        self.rules = rules
         self.model, self.llm, self.legal = model, model.llm, legal
         self.kinds = [layer_kind(self.llm, i) for i in range(self.llm.layers)]
         self.distinct = sorted(set(self.kinds))
@@ -111,7 +121,7 @@ class Assembly:
         """[row] bytes on a GPU of the fullest stage; ``rows`` are of one shape."""
         shape = self.legal.plan(int(rows[0]))
         counts = self._counts(shape)
-        activations, layer = self._shared(rows, _LAYER, self._activations)
+        activations, layer = self._shared(rows, _HELD, self._activations)
         per_layer = np.stack(activations)  # [case, kept or at work, kind]
         held_layers = counts.copy()
         held_layers[-1, self.distinct.index(self.kinds[-1])] += self.llm.mtp_layers
@@ -119,9 +129,9 @@ class Assembly:
         flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.legal.plan(i)))
         held_bytes = by_stage(shape, kept_bytes).mean(axis=1) * np.stack(flight)[mb]
         ends, end = self._shared(
-            rows, _ENDS, lambda _, i: end_activations(self.llm, self.legal.plan(i))
+            rows, _ENDS, lambda _, i: end_activations(self.llm, self.legal.plan(i), self.rules)
         )
-        first, last = np.array(ends).T
+        first, last, loss = np.array(ends).T
         counted, count = self._shared(
             rows, _FLIGHT, lambda _, i: ends_in_flight(self.legal.plan(i))
         )
@@ -129,30 +139,42 @@ class Assembly:
         firsts, lasts = end_stages(shape)
         held_bytes[:, firsts] += (first[end] * of_first[count])[:, None]
         held_bytes[:, lasts] += (last[end] * of_last[count])[:, None]
+        is_last = np.zeros(shape.pp)
+        is_last[lasts] = 1.0
         present = by_stage(shape, counts.T).max(axis=1).T > 0  # [stage, kind]
         largest = np.where(present, work[:, None, :], 0.0).max(axis=2)
-        states, shard = self._shared(
-            rows, _SHARDS, lambda _, i: self._state_bytes(self.legal.plan(i))
+        states, state = self._shared(
+            rows, _STATES, lambda _, i: self._state_bytes(self.legal.plan(i))
         )
-        total: Array = held_bytes + largest + np.stack(states)[shard] + FRAMEWORK_BYTES
-        peak: Array = total.max(axis=1)
+        early, at_loss, at_work, at_end = np.moveaxis(np.stack(states)[state], 1, 0)
+        logits = last[end][:, None] * is_last
+        total = early + np.maximum(
+            held_bytes + loss[end][:, None] * is_last + at_loss,
+            held_bytes - logits + largest + at_work,
+        )
+        peak: Array = np.maximum(total, at_end).max(axis=1)
         return peak
 
     def _activations(self, key: tuple[int, ...], row: int) -> Array:
         """[kept or at work, kind] bytes of a layer."""
         if key not in self._activations_of:
             plan = self.legal.plan(row)
-            self._activations_of[key] = np.array(
-                [layer_activations(self.llm, kind, plan) for kind in self.distinct]
-            ).T
+            of_kinds = []
+            for kind in self.distinct:
+                kept, again = layer_activations(self.llm, kind, plan, self.rules)
+                of_kinds.append((kept, again + backward_work(self.llm, kind, plan)))
+            self._activations_of[key] = np.array(of_kinds).T
         return self._activations_of[key]
 
     def _state_bytes(self, plan: Plan) -> Array:
-        """[stage] parameters, gradients, optimizer; with ZeRO-3 the gathered layers."""
+        """[states of the first two moments, gathered at them, all at the last; stage] bytes."""
         places = self._place_parameters(plan)
-        dense, expert = (by_stage(plan, x).sum(axis=0) for x in places)
-        states: Array = np.sum(model_states(plan, dense, expert), axis=0)
-        return states + gathered_bytes(self.llm, plan)
+        parameters, gradients, optimizer = stage_states(self.llm, plan, self.rules, places)
+        fixed = workspace_bytes(self.llm, plan) + framework_bytes(self.llm, plan)
+        states = parameters + optimizer + fixed
+        gathered = gathered_bytes(self.llm, plan)
+        early = states + gradients * holds_gradients(plan)
+        return np.stack([early, gathered[0], gathered[1], states + gradients + gathered[2]])
 
     def _place_parameters(self, plan: Plan) -> tuple[Array, Array]:
         key = (plan.tp, plan.ep, plan.pp, plan.vpp, plan.schedule, plan.layers_per_stage)

@@ -38,3 +38,12 @@ def mfu(llm: LLM, global_batch: int, step_time_s: Array, gpus: Array, peak_flops
     flops = llm.model_flops_per_token() * global_batch * llm.seq_len
     share: Array = flops / (step_time_s * gpus * peak_flops)
     return share
+
+
+def causal_share(llm: LLM) -> float:
+    """Model FLOPs without what the causal mask leaves out, over those of Korthikanti et al. 2022.
+
+    The usual MFU counts all of the attention (there, and Chowdhery et al. 2022); frameworks that
+    report the other, such as Megatron-LM from 2025 on, count half.
+    """
+    return llm.model_flops_per_token(causal=True) / llm.model_flops_per_token()

@@ -20,9 +20,11 @@ from paceline.model.compute import ComputeCost
 from paceline.model.costs import EXCHANGE, PARTS, CostModel, PlanCosts
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
-from paceline.model.memory import StageMemory, stage_memory
-from paceline.model.plan import OVERLAPPING, Plan, check, problems
-from paceline.plan.cost import dollars_per_day, training_days, training_steps
+from paceline.model.memory_peak import StageMemory, stage_memory
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
+from paceline.model.plan import OVERLAPPING, Plan, check
+from paceline.plan.cost import causal_share, dollars_per_day, training_days, training_steps
+from paceline.plan.fitting import what_fits
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -62,6 +64,7 @@ class Prediction:
         recomputed: all floating-point operations over those without recomputation.
         tokens: tokens to train on; None = not said.
         warnings: what the user should know.
+        rules: how the software uses memory, and the share of it that stays free.
     """
 
     llm: LLM
@@ -74,6 +77,7 @@ class Prediction:
     recomputed: float
     tokens: float | None
     warnings: tuple[str, ...]
+    rules: MemoryRules = DEFAULT_RULES
 
     @cached_property
     def planned(self) -> Planned:
@@ -113,6 +117,11 @@ class Prediction:
         return self.model_flops_per_gpu / self.cluster.gpu.peak(self.plan.precision)
 
     @property
+    def mfu_causal(self) -> float:
+        """The same without the half of the attention that the causal mask leaves out."""
+        return self.mfu * causal_share(self.llm)
+
+    @property
     def hfu(self) -> float:
         """The same with what is computed twice counted twice (Korthikanti et al. 2022)."""
         return self.mfu * self.recomputed
@@ -126,8 +135,8 @@ class Prediction:
 
     @property
     def memory_headroom_bytes(self) -> float:
-        """What the fullest GPU has left; negative where it does not fit."""
-        return self.cluster.gpu.memory_bytes - max(self.memory_bytes)
+        """What the fullest GPU has left beside the reserve; negative where it does not fit."""
+        return self.rules.room(self.cluster.gpu.memory_bytes) - max(self.memory_bytes)
 
     @property
     def fits(self) -> bool:
@@ -136,8 +145,8 @@ class Prediction:
 
     @cached_property
     def to_fit(self) -> tuple[str, ...]:
-        """Single changes to the plan that would make it fit; empty where it fits."""
-        return () if self.fits else what_fits(self.llm, self.plan, self.cluster)
+        """Changes that would make it fit, mildest first; empty where it fits."""
+        return () if self.fits else what_fits(self.llm, self.plan, self.cluster, self.rules)
 
     # Training.
 
@@ -166,6 +175,7 @@ def predict(
     cost: ComputeCost | None = None,
     tokens: float | None = None,
     price: float | None = None,
+    rules: MemoryRules = DEFAULT_RULES,
 ) -> Prediction:
     """Predict one step of a plan.
 
@@ -176,6 +186,7 @@ def predict(
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
         tokens: tokens to train on, for days and dollars.
         price: dollars per GPU and hour; None = the cluster's.
+        rules: how the software uses memory, and the share of it that stays free.
 
     Raises:
         ModelError: a name is unknown, or the GPU lacks the plan's precision.
@@ -206,10 +217,11 @@ def predict(
         step_time_s=sum(breakdown.values()),
         breakdown=breakdown,
         costs=costs,
-        memory=tuple(stage_memory(llm, plan, cluster)),
+        memory=tuple(stage_memory(llm, plan, cluster, rules)),
         recomputed=float(costs.flops.sum() / once.flops.sum()),
         tokens=tokens,
         warnings=tuple(_warnings(llm, plan, cluster)),
+        rules=rules,
     )
 
 
@@ -257,33 +269,6 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     seconds_of["dp"] += repeated
     seconds_of["fixed"] = costs.fixed_s
     return seconds_of
-
-
-def what_fits(llm: LLM, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Single changes that would make a plan fit into the GPUs' memory, mildest first."""
-    room = cluster.gpu.memory_bytes
-    half = plan.micro_batch // 2
-    changes: list[tuple[str, dict[str, Any]]] = [
-        *((f"recompute {name}", {"recompute": name}) for name in ("selective", "full")),
-        ("sequence parallelism", {"sequence_parallel": plan.tp > 1}),
-        *((f"zero {zero}", {"zero": zero}) for zero in range(plan.zero + 1, 4)),
-        *([(f"micro batch {half}", {"micro_batch": half})] if half else []),
-    ]
-    for name in ("tp", "pp", "cp"):
-        for factor in (2, 4, 8):
-            if plan.dp % factor == 0 and plan.layers_per_stage is None:
-                wider = {name: getattr(plan, name) * factor, "dp": plan.dp // factor}
-                changes.append((f"{name} {wider[name]} (dp {wider['dp']})", wider))
-    if llm.moe is not None:
-        changes += [(f"ep {plan.ep * n}", {"ep": plan.ep * n}) for n in (2, 4, 8)]
-    fitting = []
-    for text, change in changes:
-        changed = replace(plan, **change)
-        if changed == plan or problems(changed, llm):
-            continue
-        if max(stage.total_bytes for stage in stage_memory(llm, changed, cluster)) <= room:
-            fitting.append(text)
-    return tuple(fitting)
 
 
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:

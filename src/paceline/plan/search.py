@@ -23,9 +23,10 @@ from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost
 from paceline.model.costs import CostModel
 from paceline.model.llm import LLM
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
-from paceline.plan.cost import dollars_per_day, mfu, training_days, training_steps
+from paceline.plan.cost import causal_share, dollars_per_day, mfu, training_days, training_steps
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
 from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
 
@@ -57,6 +58,7 @@ class SearchResult:
         tokens: tokens to train on; None = not said.
         pruned: reason -> plans that it rules out.
         seconds: how long the search took.
+        rules: how the software uses memory.
     """
 
     llm: LLM
@@ -70,6 +72,7 @@ class SearchResult:
     tokens: float | None
     pruned: dict[str, int]
     seconds: float
+    rules: MemoryRules = DEFAULT_RULES
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -111,6 +114,12 @@ class SearchResult:
         return dollars
 
     @cached_property
+    def mfu_causal(self) -> Array:
+        """[plan] the same without the half of the attention that the causal mask leaves."""
+        share: Array = self.mfu * causal_share(self.llm)
+        return share
+
+    @cached_property
     def gpu_seconds(self) -> Array:
         """[plan] GPU-seconds of one step: the cost of a plan, whatever a GPU costs."""
         work: Array = self.step_time_s * self.gpus
@@ -129,7 +138,15 @@ class SearchResult:
         recompute = self.legal.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
         columns["even_layers"] = self.legal.columns["layout"][self.rows] == 0
-        measures = ("step_time_s", "memory_bytes", "mfu", "days", "dollars_per_day", "dollars")
+        measures = (
+            "step_time_s",
+            "memory_bytes",
+            "mfu",
+            "mfu_causal",
+            "days",
+            "dollars_per_day",
+            "dollars",
+        )
         for name in (*measures, "pareto"):
             values = getattr(self, name)
             columns |= {} if values is None else {name: values}
@@ -156,6 +173,7 @@ def search(
     max_days: float | None = None,
     budget: float | None = None,
     cost: ComputeCost | None = None,
+    rules: MemoryRules = DEFAULT_RULES,
     progress: Progress | None = None,
     **options: Any,
 ) -> SearchResult:
@@ -171,6 +189,7 @@ def search(
         max_days: leave out what takes longer.
         budget: leave out what costs more [dollars].
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
+        rules: how the software uses memory, and the share of it that stays free.
         progress: called with (done, total).
         options: fields of :class:`Space` (``max_tp``, ``micro_batches``, ...) or of ``Plan``, which
             then hold for all plans (``precision``, ``flash``, ``schedule``, ...).
@@ -186,11 +205,11 @@ def search(
     space = _space(cluster, gpus, global_batch, options)
     cluster.gpu.peak(space.base.precision)  # raises where the GPU lacks it
     legal = candidates(llm, space)
-    assembly = Assembly(CostModel(llm, cluster, cost), legal)
+    assembly = Assembly(CostModel(llm, cluster, cost), legal, rules)
     memory = _memory(assembly, progress)
-    fits = memory <= cluster.gpu.memory_bytes
+    fits = memory <= rules.room(cluster.gpu.memory_bytes)
     if not fits.any():
-        raise PlanError(_too_large(llm, cluster, space, legal, memory))
+        raise PlanError(_too_large(assembly, cluster, space, memory))
     rows, times = _times(assembly, np.flatnonzero(fits), progress)
     pruned = {**legal.pruned}
     if not fits.all():
@@ -199,7 +218,7 @@ def search(
         llm, cluster, objective, legal, rows, times, memory[rows], tokens, pruned
     )
     result = _within_limits(result, max_days, budget)
-    return replace(result, seconds=time.perf_counter() - begin)
+    return replace(result, seconds=time.perf_counter() - begin, rules=rules)
 
 
 def _space(
@@ -299,14 +318,16 @@ def _within_limits(
     return result
 
 
-def _too_large(llm: LLM, cluster: Cluster, space: Space, legal: Candidates, memory: Array) -> str:
+def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
     """What comes closest to fitting, and how many GPUs would do."""
+    llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
-    room = cluster.gpu.memory_bytes
+    room = rules.room(cluster.gpu.memory_bytes)
     text = (
-        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB of "
-        f"{cluster.gpu.name}; the closest, {legal.plan(least).describe()} on "
-        f"{legal.gpus[least]:,} GPUs, needs {memory[least] / 1e9:.1f} GB"
+        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB "
+        f"({1 - rules.reserve:.0%} of {cluster.gpu.name}); the closest, "
+        f"{legal.plan(least).describe()} on {legal.gpus[least]:,} GPUs, needs "
+        f"{memory[least] / 1e9:.1f} GB"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = {n << doubling for n in (space.gpus[0], space.gpus[-1])}
@@ -315,7 +336,7 @@ def _too_large(llm: LLM, cluster: Cluster, space: Space, legal: Candidates, memo
             wider_legal = candidates(llm, wider)
         except PlanError:
             continue
-        bytes_ = _memory(Assembly(CostModel(llm, cluster), wider_legal), None)
+        bytes_ = _memory(Assembly(assembly.model, wider_legal, rules), None)
         if bytes_.min() <= room:
             i = int(np.argmin(bytes_))
             return (

@@ -52,6 +52,7 @@ class Space:
         uneven: where layers do not divide evenly, the first and the last chunk have fewer, beside
             the embedding and the output (as Llama 3 and DeepSeek-V3 were trained); with vpp > 1 at
             most one each (Megatron-Core's account-for-embedding and account-for-loss).
+        sharded_pipelines: ZeRO 3 is tried with pp > 1, too (FSDP2 under a pipeline).
     """
 
     gpus: Sequence[int]
@@ -68,6 +69,7 @@ class Space:
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     sequence_parallels: tuple[bool, ...] = (False, True)
     uneven: bool = True
+    sharded_pipelines: bool = False
 
     def __post_init__(self) -> None:
         if not self.gpus or self.gpus[0] < 1:
@@ -349,8 +351,10 @@ class _Listing:
         space = self.space
         columns = self._cross(columns, "zero", space.zeros)
         self.combinations //= len(space.zeros)
-        bad = (columns["zero"] > 1) & (columns["pp"] > 1)
-        columns = self._drop(columns, bad, "zero 2 and 3 need pp 1")
+        needs_one = (2,) if space.sharded_pipelines else (2, 3)
+        bad = np.isin(columns["zero"], needs_one) & (columns["pp"] > 1)
+        words = "zero 2 needs pp 1" if space.sharded_pipelines else "zero 2 and 3 need pp 1"
+        columns = self._drop(columns, bad, words)
         copies = space.base.copies
         # Legal, but one plan several times.
         single = columns["dp"] * columns["cp"] * copies == 1

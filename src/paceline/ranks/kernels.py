@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 from paceline.sources.kineto.device import RankFile, Work
 
+#: Share of the events that begin before their call has ended, above which the calls are not
+#: launches: 1.00 on MTIA (calls that last as long as the work), at most 0.4 on NVIDIA and AMD.
+_MAX_EARLY = 0.5
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -37,16 +41,19 @@ class Launches:
         count: events whose launch is in the file.
         missing: events whose launch is not.
         delay_median_s: from the launching call's end to the event's begin, seconds, at least 0 (as
-            HTA's ``get_cuda_kernel_launch_stats``); 0 without launches.
+            HTA's ``get_cuda_kernel_launch_stats``).
         delay_p95_s: the same, of which 5% are longer.
         shorter_than_launch: share of events that are shorter than the call that launched them.
+
+    The last three are None without launches, and where most events begin before their call ends:
+    such a call lasts as long as the work, and does not only launch it.
     """
 
     count: int
     missing: int
-    delay_median_s: float
-    delay_p95_s: float
-    shorter_than_launch: float
+    delay_median_s: float | None
+    delay_p95_s: float | None
+    shorter_than_launch: float | None
 
 
 def top_kernels(file: RankFile, events: npt.NDArray[np.bool_]) -> tuple[Kernel, ...]:
@@ -78,14 +85,16 @@ def launches(file: RankFile, events: npt.NDArray[np.bool_]) -> Launches:
     """How a file's events were launched."""
     launched = events & ~np.isnan(file.launch_s)
     n = int(launched.sum())
-    if not n:
-        return Launches(0, int(events.sum()), 0.0, 0.0, 0.0)
-    delay_s = (file.start_s - file.launched_s)[launched].clip(min=0)
+    missing = int(events.sum()) - n
+    delay_s = (file.start_s - file.launched_s)[launched]
+    if not n or (delay_s < 0).mean() > _MAX_EARLY:
+        return Launches(n, missing, None, None, None)
+    delay_s = delay_s.clip(min=0)
     call_s = (file.launched_s - file.launch_s)[launched]
     shorter = (file.end_s - file.start_s)[launched] < call_s
     return Launches(
         count=n,
-        missing=int(events.sum()) - n,
+        missing=missing,
         delay_median_s=float(np.median(delay_s)),
         delay_p95_s=float(np.quantile(delay_s, 0.95)),
         shorter_than_launch=float(shorter.mean()),

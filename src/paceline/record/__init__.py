@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paceline.record import patching, push
+from paceline.record import push
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Operation, Step
 
@@ -203,7 +203,6 @@ def _instrument(hooks: str, *args: Any, **options: Any) -> None:
     if recorder is None or not recorder.is_on:
         return
     what = _HOOKS[hooks]
-    patching.absent.clear()
     try:
         module = import_module(f"paceline.record.{hooks}")
         module.instrument(recorder, *args, **options)
@@ -212,5 +211,3 @@ def _instrument(hooks: str, *args: Any, **options: Any) -> None:
         line = " ".join(f"{error}".split())
         log.error("not recorded (%s): %s", hooks, line)
         recorder.note(f"{what}: {line}", "name its operations in the loop (docs/record.md)")
-    for name in patching.absent:
-        recorder.note(f"{what}: {name} is absent", "this version of it is not known to Paceline")

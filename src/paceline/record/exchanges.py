@@ -1,8 +1,9 @@
 """Sends and receives among the ranks of a group, sorted into pairs that meet.
 
 In a turn of a ring each rank sends to one neighbour and receives from the other. Every op of a step
-graph joins disjoint sets of ranks, so the links of a turn are coloured: with two colours no two
-links of one colour share a rank. Rank i's op of a colour is then its send or its receive.
+graph joins disjoint sets of ranks, so the links of a turn are coloured: no two links of one colour
+share a rank. Two colours do where the ring has an even number of ranks, three where it is odd.
+Rank i's op of a colour is then its send or its receive, or an op of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Meeting(NamedTuple):
 
     Attributes:
         transfer: index of the transfer; None where the rank has none of this colour (the ends of
-            a line).
+            a line; the third colour of an odd ring).
         group: a number that only the ends of the transfer have: the place of the one that sends.
     """
 
@@ -46,14 +47,15 @@ def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | No
         size: ranks of the group.
 
     Returns:
-        None where two colours do not do: a ring of an odd number of ranks.
+        None where a rank sends to itself.
     """
-    by_shift: dict[int, tuple[list[int], list[int]]] = {}
+    by_shift: dict[int, list[list[int]]] = {}
     for number, link in enumerate(links):
         shift = (link.target - link.source) % size
-        if size // gcd(size, shift) % 2:
+        if shift == 0:
             return None
-        colours = by_shift.setdefault(shift, ([], []))
+        odd = size // gcd(size, shift) % 2
+        colours = by_shift.setdefault(shift, [[], [], []] if odd else [[], []])
         colours[_colour(link.source, shift, size)].append(number)
     ops: list[Meeting] = []
     for _, colours in sorted(by_shift.items()):
@@ -65,8 +67,8 @@ def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | No
 
 
 def _colour(source: int, shift: int, size: int) -> int:
-    """0 and 1 in turns along the cycle of ranks that a shift joins."""
+    """0 and 1 in turns along the cycle that a shift joins; 2 for the last of an odd one."""
     step = gcd(size, shift)
     length = size // step
     turns = (source // step) * pow(shift // step, -1, length) % length
-    return turns % 2
+    return 2 if length % 2 and turns == length - 1 else turns % 2

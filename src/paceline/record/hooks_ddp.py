@@ -9,7 +9,7 @@ from typing import Any
 from paceline.blockfile import LATE
 from paceline.record.passes import Exchange, Passes, TailExchange, record_optimizers
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, Op
+from paceline.record.steps import BLOCKED_NS, Op, Operation
 
 #: Parameters that are watched for the last gradient: the first ones, for gradients come in reverse
 #: order of registration (DDP fills its buckets by the same assumption).
@@ -57,7 +57,7 @@ class _Buckets:
         self._sizes: list[int] = []  # [bucket] its parameters
         self._final = False  # whether DDP will not change them
         self._missing: list[int] = []  # [bucket] gradients that are not there yet
-        self._launched: list[Any] = []
+        self._launched: list[Operation] = []
         self._drained: Any = None
         self._active = False
         self._hooks = [self._hook(number) for number in range(len(trained))]
@@ -127,22 +127,28 @@ class _Buckets:
             bucket = len(self._launched)
             self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
         self._drained = self._recorder.mark()
-        for op in self._launched:
-            self._recorder.wait_from(op, self._drained)
+        for op in self._ops:
+            op.program.wait_from(op, self._drained)
+
+    @property
+    def _ops(self) -> list[Op]:
+        """Buckets under way; none of a step that was given up."""
+        return [op for op in self._launched if isinstance(op, Op)]
 
     def end(self, backward: Op) -> None:
         """DDP has waited for all buckets."""
         self._unwatch()
-        if not self._active or not self._launched:
+        ops = self._ops
+        if not self._active or not ops:
             return
         self._active = False
         end = self._recorder.mark()
-        for op in self._launched:
+        for op in ops:
             op.end, op.flags = end, op.flags | LATE
-        last = self._launched[-1]
+        last = ops[-1]
         if end - self._drained >= BLOCKED_NS:
             last.flags &= ~LATE
-        self._recorder.wait_to(last, end)
+        last.program.wait_to(last, end)
 
 
 def buckets_of(logged: dict[str, Any], trained: Sequence[Any]) -> tuple[list[int], list[int]]:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from paceline.record.deepspeed_parts import Parts
 from paceline.record.passes import Passes
-from paceline.record.patching import Wrapper, argument, wrap
+from paceline.record.patching import Wrapper, argument
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Op
 from paceline.record.works import LowestRanks, Works
@@ -43,17 +44,23 @@ def instrument(recorder: Recorder, engine: Any) -> None:
     _need_data_parallelism_only(engine)
     if not recorder.is_new(engine):
         return
-    backward = _Backward(recorder, engine)
+    parts = Parts(recorder)
+    backward = _Backward(recorder, engine, parts)
     passes = Passes(recorder, engine, backward)
-    wrap(engine, "_backward_epilogue", backward.epilogue)
-    optimizer = _Optimizer(recorder)
-    wrap(engine, "_take_model_step", optimizer.step)
+    recorder.wrap(engine, "_backward_epilogue", backward.epilogue)
+    optimizer = _Optimizer(recorder, parts)
+    recorder.wrap(engine, "_take_model_step", optimizer.step)
     if recorder.on_host:
-        collectives = _Collectives(recorder, _Phase(engine, passes, backward, optimizer).kind)
+        phase = _Phase(engine, passes, backward, optimizer, parts)
+        recorder.wrap(engine, "allreduce_gradients", phase.reduction)
+        collectives = _Collectives(recorder, phase)
         collectives.install(import_module("deepspeed.comm.comm").cdb)
         offload = getattr(engine.optimizer, "parameter_offload", None)
         if offload is not None:
-            wrap(offload.get_param_coordinator(), "fetch_sub_module", collectives.fetch)
+            recorder.wrap(offload.get_param_coordinator(), "fetch_sub_module", collectives.fetch)
+        for parameter in engine.parameters():
+            if hasattr(parameter, "all_gather_coalesced"):
+                recorder.wrap(parameter, "all_gather_coalesced", parts.gather)
 
 
 def _need_data_parallelism_only(engine: Any) -> None:
@@ -83,8 +90,8 @@ class _Backward:
         active: whether gradients may be reduced now.
     """
 
-    def __init__(self, recorder: Recorder, engine: Any) -> None:
-        self._recorder, self._engine = recorder, engine
+    def __init__(self, recorder: Recorder, engine: Any, parts: Parts) -> None:
+        self._recorder, self._engine, self._parts = recorder, engine, parts
         self._ended: Op | None = None
         self._tail: tuple[Any, Any] | None = None
         self.active = False
@@ -92,6 +99,7 @@ class _Backward:
     def begin(self) -> None:
         """A backward pass begins."""
         self.active, self._ended, self._tail = True, None, None
+        self._parts.restart()
 
     def drain(self) -> None:
         """Nothing: DeepSpeed waits in its epilogue."""
@@ -101,7 +109,7 @@ class _Backward:
         self._ended = backward
         if self._tail is not None and not self._recorder.on_host and self._synced():
             backward.end = self._tail[0]
-            self._recorder.release(backward, self._tail[0])
+            backward.program.release(backward, self._tail[0])
             self._recorder.add("grads-reduce-scatter", *self._tail)
 
     def _synced(self) -> bool:
@@ -149,8 +157,8 @@ class _Optimizer:
         active: whether it runs.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, parts: Parts) -> None:
+        self._recorder, self._parts = recorder, parts
         self.active = False
 
     def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,6 +167,7 @@ class _Optimizer:
         def take_model_step(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
             self.active = True
+            self._parts.restart()
             try:
                 if not recorder.is_profiling or recorder.open_op is not None:
                     return function(*args, **kwargs)
@@ -174,14 +183,19 @@ class _Phase:
     """What a collective is for, by where the engine is when it is launched."""
 
     def __init__(
-        self, engine: Any, passes: Passes, backward: _Backward, optimizer: _Optimizer
+        self,
+        engine: Any,
+        passes: Passes,
+        backward: _Backward,
+        optimizer: _Optimizer,
+        parts: Parts,
     ) -> None:
         self._passes, self._backward, self._optimizer = passes, backward, optimizer
+        self._parts = parts
         self._gathers_in_passes = bool(engine.zero_optimization_partition_weights())
         self._reducing = False
-        wrap(engine, "allreduce_gradients", self._reduction)
 
-    def _reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps ``allreduce_gradients``; where the loop owns the boundary ``step()`` calls it."""
 
         def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
@@ -203,12 +217,19 @@ class _Phase:
         in_pass = self._backward.active or self._passes.in_forward
         return "params-all-gather" if in_pass and self._gathers_in_passes else None
 
+    def part(self, kind: str) -> int:
+        """The number of what a collective of a kind communicates now."""
+        if kind == "optimizer-clip-main-grad":
+            return -1
+        in_pass = kind == "params-all-gather" and not self._optimizer.active
+        return self._parts.of_parameters() if in_pass else self._parts.following()
+
 
 class _Collectives:
     """Collectives of ``deepspeed.comm``: each blocks, or returns a work that is waited for."""
 
-    def __init__(self, recorder: Recorder, kind: Callable[[bool], str | None]) -> None:
-        self._recorder, self._kind = recorder, kind
+    def __init__(self, recorder: Recorder, phase: _Phase) -> None:
+        self._recorder, self._phase = recorder, phase
         self._works = Works(recorder)
         self._number = LowestRanks()
         self._inside = False  # of a collective, which may call others
@@ -220,7 +241,7 @@ class _Collectives:
         for names, gathers in ((GATHERS, True), (REDUCES, False)):
             for name, place in names.items():
                 if hasattr(backend, name):
-                    wrap(backend, name, self._wrapper(gathers, place))
+                    self._recorder.wrap(backend, name, self._wrapper(gathers, place))
 
     def _wrapper(self, gathers: bool, place: int) -> Wrapper:
         def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,21 +249,21 @@ class _Collectives:
                 recorder = self._recorder
                 if self._inside or not recorder.is_profiling:
                     return function(*args, **kwargs)
-                kind = self._kind(gathers)
+                kind = self._phase.kind(gathers)
                 if kind is None:
                     return function(*args, **kwargs)
                 try:
                     # The norm is one number of all ranks, whatever group sums it.
                     is_norm = kind == "optimizer-clip-main-grad"
                     group = -1 if is_norm else self._number(argument(args, kwargs, place, "group"))
+                    part = self._phase.part(kind)
                 except Exception as error:
                     recorder.fail(error)
                     return function(*args, **kwargs)
-                self._works.go_on()
                 if not argument(args, kwargs, place + 1, "async_op"):
-                    with recorder.op(kind, group=group):
+                    with recorder.op(kind, part=part, group=group):
                         return self._alone(function, *args, **kwargs)
-                op = recorder.launch(kind, group=group)
+                op = recorder.launch(kind, part=part, group=group)
                 work = self._alone(function, *args, **kwargs)
                 self._works.watch(work, op)
                 return work

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline.record.passes import NoExchange, Passes, TailExchange, record_optimizers
-from paceline.record.patching import wrap, wrap_call
+from paceline.record.patching import argument, wrap_call
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Step
 from paceline.record.works import LowestRanks
@@ -40,7 +40,7 @@ def instrument(recorder: Recorder, model: Any) -> None:
         for number, group in enumerate(groups):
             wrap_call(group._all_gather_comm, units.gather(number))
             wrap_call(group._reduce_scatter_comm, units.scatter(number))
-            wrap(group, "wait_for_unshard", units.waited(group))
+            recorder.wrap(group, "wait_for_unshard", units.waited(group))
         if any(group._is_hsdp for group in groups):
             _record_replicas(units)
     else:
@@ -64,8 +64,8 @@ class _Units:
             recorder = self._recorder
             if not recorder.is_profiling:
                 return original(*args, **kwargs)
-            group = self._group(kwargs.get("group", args[2] if len(args) > 2 else None))
-            if not kwargs.get("async_op", args[3] if len(args) > 3 else False):
+            group = self._group(argument(args, kwargs, 2, "group"))
+            if not argument(args, kwargs, 3, "async_op"):
                 with recorder.op("params-all-gather", part=unit, group=group):
                     return original(*args, **kwargs)
             op = recorder.launch("params-all-gather", part=unit, group=group)
@@ -82,7 +82,7 @@ class _Units:
             if not self._recorder.is_profiling:
                 return original(*args, **kwargs)
             self._unit = unit
-            group = self._group(kwargs.get("group", args[2] if len(args) > 2 else None))
+            group = self._group(argument(args, kwargs, 2, "group"))
             with self._recorder.op("grads-reduce-scatter", part=unit, group=group):
                 return original(*args, **kwargs)
 
@@ -139,9 +139,9 @@ def _record_ends(recorder: Recorder, model: Any, groups: list[Any]) -> None:
     tail = TailExchange(recorder, lambda: all(group.reduce_grads for group in groups))
     gathers = _FirstGather(recorder, Passes(recorder, model, tail))
     for group in groups:
-        wrap(group, "unshard", gathers.launched)
-        wrap(group, "wait_for_unshard", gathers.waited)
-        wrap(group, "post_backward", _told(tail.gradient))
+        recorder.wrap(group, "unshard", gathers.launched)
+        recorder.wrap(group, "wait_for_unshard", gathers.waited)
+        recorder.wrap(group, "post_backward", _told(tail.gradient))
 
 
 class _FirstGather:

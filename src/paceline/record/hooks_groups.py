@@ -13,9 +13,9 @@ from typing import Any
 
 from paceline.record.exchanges import Link, meetings
 from paceline.record.passes import NoExchange, Passes, record_optimizers
-from paceline.record.patching import wrap
+from paceline.record.patching import argument
 from paceline.record.recorder import Recorder
-from paceline.record.steps import Op, Operation, Step
+from paceline.record.steps import Batch, Op, Operation, Step
 
 #: What a group is for -> the kind of its collectives.
 KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
@@ -89,8 +89,8 @@ class _Collectives:
 
         for name in _EAGER:
             if hasattr(dist, name):
-                wrap(dist, name, self._eager)
-        wrap(dist, "batch_isend_irecv", self._ring)
+                self._recorder.wrap(dist, name, self._eager)
+        self._recorder.wrap(dist, "batch_isend_irecv", self._ring)
         functional = torch.ops._c10d_functional
         for name in _FUNCTIONAL:
             _replace(functional, name, self._functional)
@@ -112,11 +112,11 @@ class _Collectives:
         of_async = names.index("async_op") if "async_op" in names else len(names)
 
         def collective(*args: Any, **kwargs: Any) -> Any:
-            known = self._kind(kwargs.get("group", _at(args, of_group)))
+            known = self._kind(argument(args, kwargs, of_group, "group"))
             if known is None:
                 return function(*args, **kwargs)
             kind, group = known
-            if not kwargs.get("async_op", _at(args, of_async)):
+            if not argument(args, kwargs, of_async, "async_op"):
                 if not self._each:
                     return self._counted(known, function, *args, **kwargs)
                 with self._recorder.op(kind, group=group):
@@ -157,14 +157,16 @@ class _Collectives:
         if by_rank is None:
             return None
         ops: dict[int, Operation] = {}
+        batch = Batch()
         for transfer, group in by_rank:
             op = self._recorder.launch(kind, group=ranks[group])
-            if transfer is None:
-                op.done()
-                continue
-            ops[transfer] = op
-            if isinstance(op, Op):
-                op.batch = ops
+            if transfer is not None:
+                ops[transfer] = op
+            if isinstance(op, Op) and transfer is None:
+                op.end = op.start
+                batch.alone.append(op)
+            elif isinstance(op, Op):
+                op.batch = batch
         return [ops[number] for number in range(len(links))]
 
     def _functional(self, function: Any) -> Callable[..., Any]:
@@ -264,7 +266,3 @@ def _memory(tensor: Any) -> int:
     elem = getattr(tensor, "elem", tensor)
     pointer: int = elem.untyped_storage().data_ptr()
     return pointer
-
-
-def _at(args: tuple[Any, ...], place: int) -> Any:
-    return args[place] if place < len(args) else None

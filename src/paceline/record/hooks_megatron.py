@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.record.megatron_buckets import Buckets
 from paceline.record.megatron_transfers import Transfers, first_of
-from paceline.record.patching import argument, wrap
+from paceline.record.patching import argument
 from paceline.record.place import megatron_place
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Step
@@ -45,43 +45,45 @@ def instrument(recorder: Recorder) -> None:
     recorder.locate(megatron_place())
     hooks = _Hooks(recorder)
     schedules = _module("megatron.core.pipeline_parallel.schedules")
-    wrap(schedules, "forward_step", hooks.forward)
-    wrap(schedules, "backward_step", hooks.backward)
+    recorder.wrap(schedules, "forward_step", hooks.forward)
+    recorder.wrap(schedules, "backward_step", hooks.backward)
     for name in _SCHEDULES:
-        wrap(schedules, name, hooks.schedule)
+        recorder.wrap(schedules, name, hooks.schedule)
     if recorder.on_host:
         _exchange(hooks)
     else:
         _exchange_on_gpu(hooks)
     finalize = _module("megatron.core.distributed.finalize_model_grads")
-    wrap(
+    recorder.wrap(
         finalize,
         "_allreduce_non_tensor_model_parallel_grads",
         hooks.collective("layernorm-grads-all-reduce"),
     )
-    wrap(finalize, "_allreduce_word_embedding_grads", hooks.embedding)
+    recorder.wrap(finalize, "_allreduce_word_embedding_grads", hooks.embedding)
     _optimizers(hooks)
     _training(hooks)
 
 
 def _exchange(hooks: _Hooks) -> None:
     p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
-    wrap(p2p, "_batched_p2p_ops", hooks.transfers.host(in_order=True))
-    wrap(p2p, "_p2p_ops", hooks.transfers.host(in_order=False))
+    hooks.recorder.wrap(p2p, "_batched_p2p_ops", hooks.transfers.host(in_order=True))
+    hooks.recorder.wrap(p2p, "_p2p_ops", hooks.transfers.host(in_order=False))
     buffer = _module("megatron.core.distributed.param_and_grad_buffer")
-    wrap(buffer, "_coalescing_manager", hooks.buckets.manager)
+    hooks.recorder.wrap(buffer, "_coalescing_manager", hooks.buckets.manager)
     groups = getattr(buffer, "_ParamAndGradBucketGroup", buffer)
-    wrap(groups, "start_param_sync", hooks.buckets.gather)
-    wrap(groups, "finish_param_sync", hooks.buckets.finish)
-    wrap(groups, "start_grad_sync", hooks.buckets.reduce)
+    hooks.recorder.wrap(groups, "start_param_sync", hooks.buckets.gather)
+    hooks.recorder.wrap(groups, "finish_param_sync", hooks.buckets.finish)
+    hooks.recorder.wrap(groups, "start_grad_sync", hooks.buckets.reduce)
 
 
 def _exchange_on_gpu(hooks: _Hooks) -> None:
     p2p = _module("megatron.core.pipeline_parallel.p2p_communication")
     # A method since 0.14, a function before.
-    wrap(getattr(p2p, "P2PCommunicator", p2p), "_communicate", hooks.transfers.streams)
+    hooks.recorder.wrap(
+        getattr(p2p, "P2PCommunicator", p2p), "_communicate", hooks.transfers.streams
+    )
     ddp = _module("megatron.core.distributed.distributed_data_parallel")
-    wrap(
+    hooks.recorder.wrap(
         getattr(ddp, "DistributedDataParallel", ddp),
         "finish_grad_sync",
         hooks.collective("grads-reduce-scatter", by_chunk=True),
@@ -93,25 +95,30 @@ def _module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         log.warning("%s cannot be imported, it is not recorded: %s", name, error)
-        return _Absent()
+        return _Absent(name)
 
 
 class _Absent:
     """Stands for a module that is not there; what is wrapped in it is told to be missing."""
 
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
 
 def _optimizers(hooks: _Hooks) -> None:
     optimizer = _module("megatron.core.optimizer.optimizer")
     clip = hooks.collective("optimizer-clip-main-grad")
-    wrap(getattr(optimizer, "MegatronOptimizer", optimizer), "clip_grad_norm", clip)
+    hooks.recorder.wrap(getattr(optimizer, "MegatronOptimizer", optimizer), "clip_grad_norm", clip)
     chained = getattr(optimizer, "ChainedOptimizer", None)
     if chained is not None:
-        wrap(chained, "get_grad_norm", clip)
+        hooks.recorder.wrap(chained, "get_grad_norm", clip)
     update = hooks.collective("optimizer")
     for name in _OPTIMIZERS:
-        wrap(getattr(optimizer, name, optimizer), "step_with_ready_grads", update)
+        hooks.recorder.wrap(getattr(optimizer, name, optimizer), "step_with_ready_grads", update)
     distributed = _module("megatron.core.optimizer.distrib_optimizer")
-    wrap(getattr(distributed, "DistributedOptimizer", distributed), "step_with_ready_grads", update)
+    hooks.recorder.wrap(
+        getattr(distributed, "DistributedOptimizer", distributed), "step_with_ready_grads", update
+    )
 
 
 def _training(hooks: _Hooks) -> None:
@@ -119,14 +126,14 @@ def _training(hooks: _Hooks) -> None:
         training = import_module("megatron.training.training")
     except ImportError:
         return  # Megatron-Core alone: the loop is the user's
-    wrap(training, "train_step", hooks.train_step)
+    hooks.recorder.wrap(training, "train_step", hooks.train_step)
 
 
 class _Hooks:
     """The wrappers, and what they remember of the step that runs."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         works = Works(recorder)
         self.transfers, self.buckets = Transfers(recorder, works), Buckets(recorder, works)
         self._step: Step | None = None
@@ -135,8 +142,8 @@ class _Hooks:
         self._trained = 0
 
     def _refresh(self) -> None:
-        if self._recorder.running_step is not self._step:
-            self._step = self._recorder.running_step
+        if self.recorder.running_step is not self._step:
+            self._step = self.recorder.running_step
             self._forwards.clear()
             self._backwards = self._chunks = self._forwarded = 0
 
@@ -144,7 +151,7 @@ class _Hooks:
         """Wraps a schedule, which is given the chunks of the model."""
 
         def forward_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._recorder.is_profiling:
+            if self.recorder.is_profiling:
                 self._refresh()
                 model = kwargs.get("model")
                 for chunk, module in enumerate(model if isinstance(model, list) else [model]):
@@ -157,7 +164,7 @@ class _Hooks:
         """Wraps ``forward_step``, which is told its microbatch and chunk."""
 
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._recorder.is_profiling:
+            if not self.recorder.is_profiling:
                 return function(*args, **kwargs)
             self._refresh()
             microbatch, chunk = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
@@ -166,7 +173,7 @@ class _Hooks:
             self._forwarded += 1
             self.buckets.learn(chunk, argument(args, kwargs, 2, "model"))
             self.transfers.taken(argument(args, kwargs, 4, "input_tensor"), microbatch, chunk)
-            with self._recorder.op("forward-compute", microbatch, chunk):
+            with self.recorder.op("forward-compute", microbatch, chunk):
                 answer = function(*args, **kwargs)
             output = answer[0] if isinstance(answer, tuple) else answer
             self._forwards[id(first_of(output))] = microbatch, chunk
@@ -179,7 +186,7 @@ class _Hooks:
         """Wraps ``backward_step``; the output that it is given tells which forward it undoes."""
 
         def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._recorder.is_profiling:
+            if not self.recorder.is_profiling:
                 return function(input_tensor, output_tensor, *args, **kwargs)
             self._refresh()
             unknown = self._backwards, 0
@@ -187,7 +194,7 @@ class _Hooks:
             self._backwards += 1
             gradient = argument(args, kwargs, 0, "output_tensor_grad")
             self.transfers.taken(gradient, microbatch, chunk)
-            with self._recorder.op("backward-compute", microbatch, chunk):
+            with self.recorder.op("backward-compute", microbatch, chunk):
                 answer = function(input_tensor, output_tensor, *args, **kwargs)
             self.transfers.made(answer, microbatch, chunk)
             return answer
@@ -199,7 +206,7 @@ class _Hooks:
 
         def wrapper(function: Function) -> Function:
             def call(*args: Any, **kwargs: Any) -> Any:
-                recorder = self._recorder
+                recorder = self.recorder
                 if not recorder.is_profiling or recorder.open_op is not None:
                     return function(*args, **kwargs)
                 self._refresh()
@@ -229,7 +236,7 @@ class _Hooks:
             if number is None:
                 number = _iteration(self._trained)
             self._trained = number + 1
-            with self._recorder.step(number):
+            with self.recorder.step(number):
                 return function(*args, **kwargs)
 
         return step

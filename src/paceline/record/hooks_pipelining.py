@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.record.patching import wrap
 from paceline.record.recorder import Recorder
 
 #: What a stage makes its transfers with, and their kind.
@@ -44,14 +43,16 @@ def instrument(recorder: Recorder, schedule: Any) -> None:
         )
     recorder.locate(_place(stages, n_pp))
     for chunk, stage in enumerate(stages):
-        wrap(stage, "forward_one_chunk", _compute(recorder, "forward-compute", chunk))
-        wrap(stage, "backward_one_chunk", _compute(recorder, "backward-compute", chunk))
-        wrap(stage, "backward_weight_one_chunk", _compute(recorder, "weight-compute", chunk))
+        recorder.wrap(stage, "forward_one_chunk", _compute(recorder, "forward-compute", chunk))
+        recorder.wrap(stage, "backward_one_chunk", _compute(recorder, "backward-compute", chunk))
+        recorder.wrap(
+            stage, "backward_weight_one_chunk", _compute(recorder, "weight-compute", chunk)
+        )
         for name, kind in _TRANSFERS:
-            wrap(stage, name, _tagged(recorder, kind, chunk))
+            recorder.wrap(stage, name, _tagged(recorder, kind, chunk))
     import torch.distributed.pipelining.schedules as schedules
 
-    wrap(schedules, "_batch_p2p", _launched(recorder))
+    recorder.wrap(schedules, "_batch_p2p", _launched(recorder))
 
 
 def _stages(schedule: Any) -> Sequence[Any]:

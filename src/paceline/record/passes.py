@@ -154,7 +154,7 @@ class TailExchange:
         if self._last is not None and self._synced():
             end = self._recorder.mark()
             backward.end = self._last
-            self._recorder.release(backward, self._last)
+            backward.program.release(backward, self._last)
             self._recorder.add("grads-reduce-scatter", self._last, end)
 
 
@@ -200,8 +200,7 @@ def record_optimizers(recorder: Recorder) -> None:
 
     def is_inner() -> bool:
         """Whether another one runs, which is made of several (torchtitan's container)."""
-        step = recorder.running_step
-        return any(step is not None and op.ops is step.ops for op in running.values())
+        return any(isinstance(op, Op) and not op.program.is_over for op in running.values())
 
     def after(optimizer: object, *_: object) -> None:
         op = running.pop(id(optimizer), None)

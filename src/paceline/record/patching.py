@@ -9,9 +9,6 @@ from typing import Any
 
 log = logging.getLogger("paceline.record")
 
-#: What the last hooks looked for in vain.
-absent: list[str] = []
-
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -22,9 +19,7 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
     """
     function = getattr(owner, name, None)
     if function is None:
-        where = getattr(owner, "__name__", type(owner).__name__)
-        absent.append(f"{where}.{name}")
-        log.warning("%s has no %s; it is not recorded", where, name)
+        log.warning("%s has no %s; it is not recorded", name_of(owner), name)
         return False
     function = getattr(function, "__paceline_wraps__", function)
     wrapped = functools.wraps(function)(wrapper(function))
@@ -32,6 +27,11 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
     wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     return True
+
+
+def name_of(owner: Any) -> str:
+    """The name of a module or class; of any other object the name of its class."""
+    return str(getattr(owner, "__name__", type(owner).__name__))
 
 
 def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:

@@ -64,9 +64,11 @@ class Operation(Protocol):
 
 
 class Keeper(Protocol):
-    """What operations and steps need of the recorder that they belong to."""
+    """What an operation needs of the program that it is in."""
 
+    ops: list[Op]
     open_op: Op | None
+    is_over: bool
 
     def occupy(self, op: Op) -> None:
         """An operation that the program waits for begins at its start."""
@@ -80,6 +82,9 @@ class Keeper(Protocol):
     def wait_to(self, op: Op, mark: Any) -> None:
         """The wait is over."""
 
+    def drop(self, op: Op) -> None:
+        """Forget an operation."""
+
     def mark(self) -> Any:
         """A time, to be resolved later."""
 
@@ -89,6 +94,10 @@ class Keeper(Protocol):
     def fail(self, error: BaseException) -> None:
         """Switch off."""
 
+
+class Stepper(Protocol):
+    """What a step needs of its recorder."""
+
     def begin(self, step: Step) -> None:
         """A step begins."""
 
@@ -96,34 +105,46 @@ class Keeper(Protocol):
         """A step ends."""
 
 
+class Batch:
+    """Operations that were launched together, or are waited for together.
+
+    Attributes:
+        alone: operations that transfer nothing on this rank: the wait for the others is theirs.
+    """
+
+    __slots__ = ("alone",)
+
+    def __init__(self) -> None:
+        self.alone: list[Op] = []
+
+
 class Op:
     """An operation that is recorded; see :class:`Operation`."""
 
     __slots__ = (
         *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "microbatch"),
-        *("ops", "outer", "part", "recorder", "start", "transfer"),
+        *("outer", "part", "parts", "program", "start", "transfer"),
     )
 
-    def __init__(
-        self, recorder: Keeper, ops: list[Op], kind: int, chunk: int, microbatch: int
-    ) -> None:
-        self.recorder, self.ops = recorder, ops
+    def __init__(self, program: Keeper, kind: int, chunk: int, microbatch: int) -> None:
+        self.program = program
         self.kind, self.chunk, self.microbatch = kind, chunk, microbatch
         self.flags = 0
         self.part = self.issued = self.awaited = self.group = self.transfer = -1
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None
-        self.batch: object = None  # what was launched together; its waits in a row are one
+        self.parts: list[Op] | None = None  # behind the first, of a compute that was cut
+        self.batch: Batch | None = None  # waits in a row for operations of one batch are one
 
     def __enter__(self) -> Op:
-        recorder = self.recorder
-        self.outer, recorder.open_op = recorder.open_op, self
+        program = self.program
+        self.outer, program.open_op = program.open_op, self
         try:
-            self.start = recorder.mark()
-            recorder.occupy(self)
+            self.start = program.mark()
+            program.occupy(self)
         except Exception as error:
-            recorder.fail(error)
+            program.fail(error)
         return self
 
     def __exit__(
@@ -132,27 +153,27 @@ class Op:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        recorder = self.recorder
-        recorder.open_op = self.outer
+        program = self.program
+        program.open_op = self.outer
         try:
-            recorder.release(self, recorder.mark())
+            program.release(self, program.mark())
         except Exception as error:
-            recorder.fail(error)
+            program.fail(error)
 
     def done(self, *, late: bool = False) -> None:
         """It is complete now; ``late``: it may have been for a while."""
-        recorder = self.recorder
+        program = self.program
         try:
-            mark = recorder.mark()
+            mark = program.mark()
             if self.kind in COMPUTES:
-                recorder.release(self, mark)
+                program.release(self, mark)
                 return
             self.end = mark
             self.flags |= LATE if late else 0
-            recorder.wait_from(self, mark)
-            recorder.wait_to(self, mark)
+            program.wait_from(self, mark)
+            program.wait_to(self, mark)
         except Exception as error:
-            recorder.fail(error)
+            program.fail(error)
 
     def track(self, work: Any) -> Any:
         """The same work, which tells when it is complete.
@@ -161,12 +182,12 @@ class Op:
         does (gloo calls it complete when the bytes are on their way): the peer's receive does.
         """
         try:
-            self.end = self.recorder.after(work, self.kind)
+            self.end = self.program.after(work, self.kind)
             if self.end is None and self.kind in SENDS:
                 self.flags |= PEER_END
             return _Tracked(self, work, on_device=self.end is not None)
         except Exception as error:
-            self.recorder.fail(error)
+            self.program.fail(error)
             return work
 
 
@@ -177,13 +198,13 @@ class _Tracked:
         self._op, self._work, self._on_device = op, work, on_device
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        op, recorder = self._op, self._op.recorder
-        before = recorder.mark()
-        recorder.wait_from(op, before)
-        asked = before if self._on_device else recorder.mark()  # what we do is no wait
+        op, program = self._op, self._op.program
+        before = program.mark()
+        program.wait_from(op, before)
+        asked = before if self._on_device else program.mark()  # what we do is no wait
         answer = self._work.wait(*args, **kwargs)
-        after = recorder.mark()
-        recorder.wait_to(op, after)
+        after = program.mark()
+        program.wait_to(op, after)
         if self._on_device:
             return answer
         if after - asked >= BLOCKED_NS:
@@ -230,7 +251,7 @@ class Step:
 
     __slots__ = ("end", "number", "ops", "recorder", "size", "start")
 
-    def __init__(self, recorder: Keeper, number: int) -> None:
+    def __init__(self, recorder: Stepper, number: int) -> None:
         self.recorder, self.number = recorder, number
         self.ops: list[Op] | None = None
         self.size = 1

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.blockfile import LATE, PEER_END
-from paceline.record.patching import wrap
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, SENDS, Op, Operation, Step
+from paceline.record.steps import BLOCKED_NS, SENDS, Batch, Op, Operation, Step
 
 #: ns that a wait takes at most for each byte which it copies from a buffer of gloo's. Measured for
 #: reduce-scatters, whose works never say that they are complete: 2 ns (1 MB), and 0.1 ms at least.
@@ -32,8 +31,7 @@ class Works:
         #: Those under way, by id: the work, its operations, ns of a wait that did not block.
         self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
         self._classes: set[type] = set()  # of works, whose wait is seen
-        self._joining = False
-        self._waited: tuple[Op, Any] | None = None  # last of joined waits, and its end
+        self._batch: Batch | None = None  # of the works that a joined function waits for
         recorder.at_step_end(self._end_step)
 
     def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
@@ -54,7 +52,7 @@ class Works:
             self._of[id(work)] = work, ops, free_ns
             if type(work) not in self._classes:
                 self._classes.add(type(work))
-                wrap(type(work), "wait", self._wait)
+                self._recorder.wrap(type(work), "wait", self._wait)
         except Exception as error:
             self._recorder.fail(error)
 
@@ -70,23 +68,21 @@ class Works:
             if not ops or not self._recorder.is_profiling:
                 return function(work, *args, **kwargs)
             recorder = self._recorder
-            before = recorder.mark()
-            for op in ops:
-                if self._waited is None:
-                    recorder.wait_from(op, before)
-                else:
-                    op.awaited = self._waited[0].awaited
+            first, before = ops[0], recorder.mark()
+            if self._batch is not None:
+                first.batch = self._batch
+            first.program.wait_from(first, before)
             over = _is_over(work)
             asked = recorder.mark()  # what we do is no wait
             answer = function(work, *args, **kwargs)
             end = recorder.mark()
             if recorder.on_host:
-                over = over or end - asked < free_ns
+                late = LATE if over or end - asked < free_ns else 0
                 for op in ops:
-                    op.end, op.flags = end, op.flags | (LATE if over else 0)
-            self._waited = ops[-1], end
-            if not self._joining:
-                self.go_on()
+                    op.end, op.flags = end, op.flags | late
+            for op in ops:
+                op.awaited = first.awaited
+            first.program.wait_to(first, end)
             return answer
 
         return wait
@@ -98,27 +94,19 @@ class Works:
         """
 
         def waits(*args: Any, **kwargs: Any) -> Any:
-            self._joining = True
+            self._batch = Batch()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._joining = False
-                self.go_on()
+                self._batch = None
 
         return waits
-
-    def go_on(self) -> None:
-        """What waited goes on, from when its last wait was over."""
-        if self._waited is not None:
-            op, end = self._waited
-            self._waited = None
-            self._recorder.wait_to(op, end)
 
     def _end_step(self, step: Step) -> None:
         """Nobody waited for these in the step: when they end is not known."""
         for _, ops, _ in self._of.values():
             for op in ops:
-                if op.end is None and op.ops is step.ops:
+                if op.end is None and op.program.ops is step.ops:
                     op.end, op.flags = step.end, op.flags | LATE
         self._of.clear()
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from paceline.errors import NotApplicableError
 from paceline.graph import Measured, StepGraph
+from paceline.graph.families import joined_sets
 from paceline.remedies.ring import Ring, measured_node_speedup
 from paceline.trace import OpKind
 
@@ -143,7 +144,8 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
     if (measured.rank < 0).any():
         raise NotApplicableError("the trace does not say which rank is where")
     replicate = _sets(graph, (K.SEPARATE_GRADS_ALL_REDUCE,))
-    world = _joined(shard, np.arange(graph.n_dp) if replicate is None else replicate)
+    partitions = [shard] if replicate is None else [shard, replicate]
+    world = np.unique(joined_sets(partitions), return_inverse=True)[1].reshape(-1)
     place = np.empty_like(world)
     order = np.lexsort((measured.rank[:, 0], world))
     first = np.searchsorted(world[order], world[order])
@@ -177,19 +179,6 @@ def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:
         names = " and ".join(kind.label for kind in kinds)
         raise NotApplicableError(f"{names} join unlike groups of ranks")
     return np.array(partitions.pop()) if partitions else None
-
-
-def _joined(ones: Ints, others: Ints) -> Ints:
-    """[replica] number of all that hang together through sets of either partition."""
-    number = np.arange(len(ones))
-    while True:
-        before = number.copy()
-        for sets in (ones, others):
-            lowest = np.full(int(sets.max()) + 1, len(ones))
-            np.minimum.at(lowest, sets, number)
-            number = lowest[sets]
-        if (number == before).all():
-            return np.unique(number, return_inverse=True)[1].reshape(-1)
 
 
 def _typical_s(measured: Measured, *kinds: OpKind) -> list[float]:

@@ -23,7 +23,7 @@ def forecast_lines(result: Forecast, width: int) -> list[Text]:
     for fault in result.faults:
         lines += wrap(f"  {fault.describe()}", width, indent="    ")
     lines += [Text("")]
-    columns = f"{'strategy':18}{'step s':>9}{'recovers':>10}{'once':>13}{'pays after':>13}"
+    columns = f"{'strategy':18}{'step s':>9}{'recovers':>12}{'once':>13}{'pays after':>13}"
     lines += [Text(columns, style="dim")]
     for option in result.options:
         lines += _option_lines(option, width)
@@ -38,7 +38,7 @@ def _option_lines(option: Option, width: int) -> list[Text]:
     steps = option.pays_after_steps
     pays = f"{steps:,.0f} steps" if option.overhead_s and steps < 1e9 else "-"
     once = duration(option.overhead_s or 0.0)
-    row = Text(f"{name:18}{option.step_s:9.4g}{option.recovered:10.0%}{once:>13}{pays:>13}")
+    row = Text(f"{name:18}{option.step_s:9.4g}{option.recovered_text:>12}{once:>13}{pays:>13}")
     lines = [row]
     if option.strategy != "s1":
         lines += wrap(f"    {option.text}", width, indent="    ")

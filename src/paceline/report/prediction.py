@@ -60,11 +60,18 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "model_tflops_per_gpu": prediction.model_flops_per_gpu / 1e12,
         "mfu": prediction.mfu,
+        "mfu_causal": prediction.mfu_causal,
         "hfu": prediction.hfu,
         "memory": {
             "capacity_bytes": cluster.gpu.memory_bytes,
+            "reserve_bytes": prediction.rules.reserve * cluster.gpu.memory_bytes,
             "by_stage": [
-                {"stage": stage.stage, "total_bytes": stage.total_bytes, **stage.parts}
+                {
+                    "stage": stage.stage,
+                    "total_bytes": stage.total_bytes,
+                    "moment": stage.moment,
+                    **stage.parts,
+                }
                 for stage in prediction.memory
             ],
             "fullest_stage": fullest,
@@ -116,7 +123,8 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     first = Text("step ", style="bold")
     first.append(seconds(prediction.step_time_s), style="bold cyan")
     first.append(
-        f"   MFU {prediction.mfu:.1%}   HFU {prediction.hfu:.1%}   "
+        f"   MFU {prediction.mfu:.1%} (causal {prediction.mfu_causal:.1%})   "
+        f"HFU {prediction.hfu:.1%}   "
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
@@ -142,16 +150,17 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     total = prediction.memory_bytes
     fullest = prediction.memory[int(np.argmax(total))]
     terms = ", ".join(f"{k} {v / _GB:.1f}" for k, v in fullest.parts.items() if v > 5e7)
+    beside = f"beside a reserve of {prediction.rules.reserve:.0%}"
     if prediction.fits:
-        verdict = Text(f"memory: fits, {prediction.memory_headroom_bytes / _GB:.1f} GB to spare")
-        verdict.stylize("green")
+        spare = prediction.memory_headroom_bytes / _GB
+        verdict = Text(f"memory: fits, {spare:.1f} GB to spare {beside}", style="green")
     else:
         short = -prediction.memory_headroom_bytes / _GB
-        verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much", style="bold red")
+        verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much {beside}", style="bold red")
     text = [verdict]
     text += wrap(
         f"  fullest is stage {fullest.stage}: {fullest.total_bytes / _GB:.1f} of "
-        f"{room / _GB:.1f} GB: {terms}",
+        f"{room / _GB:.1f} GB at the {fullest.moment}: {terms}",
         width,
         indent="  ",
     )
@@ -160,7 +169,7 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
         overflow = f" ... ({len(total)} stages)" if len(total) > 24 else ""
         text += wrap(f"  GB by stage: {stage_gb}{overflow}", width, indent="  ")
     if not prediction.fits:
-        changes = "; ".join(prediction.to_fit) or "no single change to the plan"
+        changes = "; ".join(prediction.to_fit) or "no change of one or two things in the plan"
         text += wrap(f"  would fit with: {changes}", width, indent="  ")
     return text
 

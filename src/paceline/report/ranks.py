@@ -73,11 +73,13 @@ def _launch_words(rank: RankReport, device: Breakdown) -> str:
     if not launches.count:
         return "  no launch is in the file, so why the device was idle is unknown"
     bound = percent(device.idle_host_s / (device.window_s or 1.0))
-    median, most = seconds(launches.delay_median_s), seconds(launches.delay_p95_s)
+    words = f"  launch-bound {bound}: idle before the host launched what ran next; "
+    delays = (launches.delay_median_s, launches.delay_p95_s, launches.shorter_than_launch)
+    if delays[0] is None or delays[1] is None or delays[2] is None:
+        return f"{words}the calls last as long as their work, so from launch to begin is unknown"
     return (
-        f"  launch-bound {bound}: idle before the host launched what ran next; from launch to "
-        f"begin {median} (median), {most} (95%); "
-        f"{percent(launches.shorter_than_launch)} of the kernels are shorter than their launch"
+        f"{words}from launch to begin {seconds(delays[0])} (median), {seconds(delays[1])} (95%); "
+        f"{percent(delays[2])} of the kernels are shorter than their launch"
     )
 
 

@@ -36,6 +36,7 @@ class StepTimes:
         duration_s: [step, rank] seconds; nan = no sample.
         warnings: what was counted while reading.
         workload: column -> [step] what the step had to do by plan, of the columns that say it.
+        steps_per_sample: steps that a row stands for, where only some are logged.
     """
 
     steps: Ints
@@ -43,9 +44,12 @@ class StepTimes:
     duration_s: Array
     warnings: tuple[str, ...]
     workload: Mapping[str, Array] = field(default_factory=dict)
+    steps_per_sample: int = 1
 
     def workload_of(self, row: int) -> dict[str, float] | None:
         """What a step had to do, by column; None where nothing says it."""
+        if not self.workload:
+            return None
         values = {name: float(column[row]) for name, column in self.workload.items()}
         return {name: value for name, value in values.items() if np.isfinite(value)} or None
 
@@ -71,17 +75,32 @@ def load_step_times(path: Path) -> StepTimes:
             f"{path} lacks the columns {', '.join(names)}{hint}; it has "
             f"{', '.join(columns)[:200] or 'none'}"
         )
-    step, value = numbers_of["step"], numbers_of[timed]
-    rank = numbers_of.get("rank", np.zeros(len(step)))
+    return table_of(str(path), numbers_of, starts=timed == "start_s")
+
+
+def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) -> StepTimes:
+    """A table from columns of samples.
+
+    Args:
+        where: the file, for errors.
+        columns: ``step``, ``duration_s`` and, optionally, ``rank`` and workload, each [sample].
+        starts: the column ``start_s`` in place of ``duration_s``: a step lasts until the rank's
+            next one starts.
+
+    Raises:
+        TraceError: there is no sample, or a step or rank is no whole number.
+    """
+    step, value = columns["step"], columns["start_s" if starts else "duration_s"]
+    rank = columns.get("rank", np.zeros(len(step)))
     if not len(step):
-        raise TraceError(f"{path} holds no sample")
+        raise TraceError(f"{where} holds no sample")
     for name, numbers in (("step", step), ("rank", rank)):
         is_whole = (np.abs(numbers) < _MAX_STEP) & (numbers == np.round(numbers))
         bad = np.flatnonzero(~is_whole)
         if len(bad):
-            raise TraceError(f"{path}: row {bad[0] + 1}: {name} must be a whole number")
-    table = _table(path, step.astype(np.int64), rank.astype(np.int64), value, timed == "start_s")
-    return replace(table, workload=_workload(numbers_of, step.astype(np.int64), table.steps))
+            raise TraceError(f"{where}: row {bad[0] + 1}: {name} must be a whole number")
+    table = _table(where, step.astype(np.int64), rank.astype(np.int64), value, starts)
+    return replace(table, workload=_workload(columns, step.astype(np.int64), table.steps))
 
 
 def _workload(columns: Mapping[str, Array], step: Ints, steps: Ints) -> dict[str, Array]:
@@ -95,12 +114,12 @@ def _workload(columns: Mapping[str, Array], step: Ints, steps: Ints) -> dict[str
     return workload
 
 
-def _table(path: Path, step: Ints, rank: Ints, value: Array, starts: bool) -> StepTimes:
+def _table(where: str, step: Ints, rank: Ints, value: Array, starts: bool) -> StepTimes:
     steps, row = np.unique(step, return_inverse=True)
     ranks, column = np.unique(rank, return_inverse=True)
     if len(steps) * len(ranks) > _MAX_CELLS:
         raise TraceError(
-            f"{path}: {len(steps):,} steps x {len(ranks):,} ranks are too many at once"
+            f"{where}: {len(steps):,} steps x {len(ranks):,} ranks are too many at once"
         )
     warnings = []
     by_rank = np.argsort(column, kind="stable")
@@ -160,7 +179,8 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
         raise TraceError(f"{path}: No such file or directory") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is no parquet file: {error}") from None
-    wanted_names = [n for n in ("step", "rank", "duration_s", "start_s") if n in names]
+    columns = ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS)
+    wanted_names = [name for name in columns if name in names]
     values: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted_names}
     return values or {name: [] for name in names}
 
@@ -200,6 +220,20 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
     if not 0 <= rank < ranks:
         raise TraceError(f"{where}: rank {int(rank)} of {ranks}; say --ranks N")
     return int(step), int(rank), seconds
+
+
+def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
+    """What the step of a JSON line has to do, by column; null says nothing.
+
+    Raises:
+        TraceError: a value is no number.
+    """
+    values = {name: line[name] for name in WORKLOAD_COLUMNS if line.get(name) is not None}
+    try:
+        numbers = {name: float(value) for name, value in values.items()}
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where} needs numbers for {', '.join(values)}") from None
+    return {name: number for name, number in numbers.items() if np.isfinite(number)}
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:

@@ -113,6 +113,9 @@ class Alerts:
         jobs: dict[int, bool] = {}
         for name, job_ids in quiet.items():  # only those that fell silent, or no longer are
             jobs.update(dict.fromkeys(job_ids ^ self._quiet.get(name, set()), True))
+        if any(rule.kind == "fail-slow" and rule.lost_s for rule in self.settings.rules):
+            slow = store.slow_jobs(self._service.engine, now - _OLD_S)
+            jobs.update(dict.fromkeys(slow, True))  # what they lost has grown
         is_full_round = now - self._judged_at >= AGAIN_S
         kinds = {rule.name: rule.kind for rule in self.settings.rules}
         for row in firing:

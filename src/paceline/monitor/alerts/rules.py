@@ -40,6 +40,7 @@ class Rule:
             latest session over the median of those before.
         sessions: slowdown: how many in a row; regression: how many there must be before.
         gpu_hours: fail-slow: more than these are at stake, over the next ``horizon_h`` hours.
+        lost_s: fail-slow: at least these seconds are lost so far; what costs less wakes nobody.
         hold_s: fail-slow: over only this time after the relief: at the edge, reliefs and onsets
             alternate, and are one alert.
         after_s: silent: seconds without a step; until_h: hours until it is forgotten.
@@ -57,6 +58,7 @@ class Rule:
     sessions: int = 2
     gpu_hours: float = 10.0
     horizon_h: float = 24.0
+    lost_s: float = 60.0
     hold_s: float = 60.0
     after_s: float = 900.0
     until_h: float = 24.0
@@ -70,7 +72,7 @@ class Rule:
         for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
             _require(getattr(self, name) > 0, name, "above 0")
         _require(self.sessions <= 200, "sessions", "200 at most")
-        for name in ("gpu_hours", "hold_s"):
+        for name in ("gpu_hours", "lost_s", "hold_s"):
             _require(getattr(self, name) >= 0, name, "0 or more")
 
     def explain(self) -> str:
@@ -79,7 +81,8 @@ class Rule:
             return f"S of {self.at_least:g} or more in {self.sessions} sessions in a row"
         if self.kind == "fail-slow":
             stake = f"{self.gpu_hours:g} GPU-hours at stake in {self.horizon_h:g} hours"
-            return f"a fail-slow with more than {stake}"
+            lost = f", once {_duration(self.lost_s)} are lost" if self.lost_s else ""
+            return f"a fail-slow with more than {stake}{lost}"
         if self.kind == "silent":
             return f"no step for {self.after_s:g} s"
         return (
@@ -157,7 +160,11 @@ def holds(rule: Rule, facts: Facts) -> bool:
     """Whether an alert that fires goes on although the rule does not hold now."""
     if rule.kind == "silent":  # the service began anew, and nothing was heard since
         return _silent(rule, replace(facts, watched_since=-math.inf)) is not None
-    return rule.kind == "fail-slow" and facts.now - facts.relieved_at < rule.hold_s
+    if rule.kind != "fail-slow":
+        return False
+    # What fires goes on from relief to onset, though each episode alone may lose little.
+    is_slow = _fail_slow(replace(rule, lost_s=0.0), facts) is not None
+    return is_slow or facts.now - facts.relieved_at < rule.hold_s
 
 
 def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
@@ -182,6 +189,8 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is not None and at_stake <= rule.gpu_hours:
         return None
+    if lost_so_far_s(onset, facts.job["seen_at"]) < rule.lost_s:
+        return None
     if at_stake is None:
         cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
     else:
@@ -194,6 +203,15 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         gain=f"replace or repair what is slow (gain {share:.1%})",
         ranks=tuple(ranks),
     )
+
+
+def lost_so_far_s(onset: Mapping[str, Any], seen_at: float) -> float:
+    """Seconds that a fail-slow has cost when its job was last seen.
+
+    The event says those until it was sure; since then a share of all time is lost.
+    """
+    share = max(0.0, 1 - 1 / onset["factor"]) if onset["factor"] else 0.0
+    return float(onset["lost_s"] or 0.0) + share * max(0.0, seen_at - float(onset["at"]))
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:

@@ -261,6 +261,17 @@ def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[in
         return list(connection.execute(query).scalars())
 
 
+def slow_jobs(engine: Engine, seen_after: float) -> list[int]:
+    """Jobs that run and are slow, seen since then."""
+    slow = (jobs.c.status == "running") & jobs.c.slow_since_step.is_not(None)
+    with engine.connect() as connection:
+        return list(
+            connection.execute(
+                select(jobs.c.id).where(slow, jobs.c.seen_at >= seen_after)
+            ).scalars()
+        )
+
+
 def recent_jobs(engine: Engine, since: float) -> list[int]:
     """Jobs of which something was seen since then."""
     analysed = select(sessions.c.job_id).where(sessions.c.finished_at >= since)

@@ -63,7 +63,7 @@ def list_events(
     engine: Engine, project: str, job_id: int | None, before_id: int | None, limit: int
 ) -> list[Row]:
     """Events of a project ("*" = of all) or job, the newest first, those before ``before_id``."""
-    query = select(events, jobs.c.name.label("job"), jobs.c.project).join(jobs)
+    query = select(events, jobs.c.name.label("job"), jobs.c.project, jobs.c.gpus).join(jobs)
     if project != "*":
         query = query.where(jobs.c.project == project)
     if job_id is not None:

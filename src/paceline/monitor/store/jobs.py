@@ -75,6 +75,14 @@ def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     return dict(row) if row else None
 
 
+def with_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
+    """(id, name, labels) of the jobs of a project that have labels, the newest first."""
+    query = select(jobs.c.id, jobs.c.name, jobs.c.labels).where(jobs.c.project == project)
+    with engine.connect() as connection:
+        rows = connection.execute(query.order_by(desc(jobs.c.id))).mappings()
+        return [dict(row) for row in rows if row["labels"]]
+
+
 def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
     """Rows of a project ("*" = of all) by id, those behind ``after``."""
     query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)

@@ -31,6 +31,7 @@ from paceline.monitor.web.bodies import (
     read_body,
     whole_parameter,
 )
+from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
 from paceline.monitor.web.pushed import batch_of, job_of, trace_of
 from paceline.monitor.web.security import Principal, require
@@ -99,6 +100,13 @@ class Api:
         message = {"job": job.name, "job_id": job.id, "status": "ended"}
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
+
+    async def accept(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/accept."""
+        principal = require(request, "push")
+        job = await self._job(request, writes_to(request, principal))
+        await run_in_threadpool(self.service.accept_level, job)
+        return JSONResponse({"status": "accepted"})
 
     async def begin_upload(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/uploads."""
@@ -221,7 +229,7 @@ class Api:
         rows = await run_in_threadpool(
             events.list_events, self.service.engine, project, job_id, after, limit
         )
-        return _rows("events", rows, limit)
+        return _rows("events", [with_cost(row) for row in rows], limit)
 
     async def _upload(self, request: Request) -> dict[str, Any]:
         principal = require(request, "push")
@@ -355,6 +363,7 @@ def routes(service: Service) -> list[Route]:
         ("GET", f"{v1}/jobs", api.list_jobs),
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
+        ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),

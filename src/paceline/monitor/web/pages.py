@@ -9,14 +9,17 @@ from urllib.parse import quote, urlencode
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from paceline.monitor.documents import read_report
+from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
+from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.event_cost import cost_text, with_cost
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
@@ -43,12 +46,13 @@ def routes(service: Any) -> list[Route]:
         Route(path, _in_thread(page), methods=["GET"], name=page.__name__)
         for path, page in paths.items()
     ]
-    return [*page_routes, *assets.routes(), *server_events.routes(service)]
+    accept = Route("/jobs/{name}/accept", _in_thread(pages.accept, "push"), methods=["POST"])
+    return [*page_routes, accept, *assets.routes(), *server_events.routes(service)]
 
 
-def _in_thread(page: Callable[[Request], Response]) -> Any:
+def _in_thread(page: Callable[[Request], Response], scope: str = "read") -> Any:
     async def answer(request: Request) -> Response:
-        require(request, "read")
+        require(request, scope)
         return await run_in_threadpool(page, request)
 
     answer.__name__ = page.__name__
@@ -136,8 +140,20 @@ class Pages:
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
+            event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             keep_days=self.service.config.keep_days,
         )
+
+    def accept(self, request: Request) -> Response:
+        """The button of a job's page: its current step times are healthy."""
+        with self.service.engine.connect() as connection:
+            job = self._job(request, connection)
+        try:
+            self.service.accept_level(JobKey(job["id"], job["project"], job["name"]))
+        except Refusal as refusal:
+            raise HTTPException(refusal.status, str(refusal)) from None
+        address = quote(job["name"], safe="")
+        return RedirectResponse(f"/jobs/{address}?{urlencode({'project': job['project']})}", 303)
 
     def _view_of(self, session: Mapping[str, Any]) -> job_page.SessionView | None:
         if session["status"] != "done":

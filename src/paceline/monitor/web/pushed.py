@@ -14,6 +14,7 @@ from msgspec import Meta, Raw
 
 from paceline.monitor.step_files import Batch
 from paceline.monitor.web.bodies import Body, bad, checked_name
+from paceline.sources.step_times import WORKLOAD_COLUMNS
 
 #: Samples of one batch.
 MOST_SAMPLES = 2_000_000
@@ -24,12 +25,17 @@ _MOST_KEYS, _MOST_CHARS, _META_KEYS, _META_BYTES = 50, 10_000, 1000, 1 << 20
 _MOST_STEP, _MOST_RANKS, _MOST_GPUS = 2**53, 100_000, 10_000_000
 _MOST_S = 1e9
 _MOST_SOURCE_BYTES = 200
+#: Steps of a batch that say what they have to do.
+_MOST_PAIRS = 100_000
 
 _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
 #: msgpack has numbers that JSON lacks: nan and the infinities.
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
 _Degrees = Annotated[dict[_Text, _Text | int], Meta(max_length=_MOST_KEYS)]
+_Step = Annotated[int, Meta(ge=0, le=_MOST_STEP)]
+_Pairs = Annotated[list[tuple[_Step, _Finite]], Meta(max_length=_MOST_PAIRS)]
+_Workload = Annotated[dict[_Text, _Pairs], Meta(max_length=len(WORKLOAD_COLUMNS))]
 _Meta = Annotated[dict[str, Any], Meta(max_length=_META_KEYS)]
 
 
@@ -61,6 +67,7 @@ class _NewBatch(msgspec.Struct, frozen=True):
     steps: Raw = Raw()
     ranks: Raw = Raw()
     durations_s: Raw = Raw()
+    workload: Raw = Raw()
 
 
 def job_of(body: Body) -> NewJob:
@@ -121,7 +128,22 @@ def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
     if not len(steps) == len(ranks) == len(durations):
         raise bad("steps, ranks and durations_s must have one length")
     narrow = steps.astype(np.int64), ranks.astype(np.int32), durations.astype(np.float32)
-    return Batch(new.source, number, clock(), *narrow, new.world)
+    workload = _workload(body, new.workload)
+    return Batch(new.source, number, clock(), *narrow, new.world, workload)
+
+
+def _workload(body: Body, content: Raw) -> dict[int, dict[str, float]]:
+    """Step -> column -> what the step has to do, out of column -> [[step, value], ...]."""
+    if not bytes(content):
+        return {}
+    columns: dict[str, Any] | None = body.decode(_Workload | None, "workload", content)
+    workload: dict[int, dict[str, float]] = {}
+    for name, pairs in (columns or {}).items():
+        if name not in WORKLOAD_COLUMNS:
+            raise bad(f"workload may have {', '.join(WORKLOAD_COLUMNS)}, not {name[:100]}")
+        for step, value in pairs:
+            workload.setdefault(step, {})[name] = value
+    return workload
 
 
 def _rows(body: Body, samples: Raw) -> tuple[Any, Any, Any]:

@@ -1,0 +1,141 @@
+"""Do the value tests notice a formula that is halved? Named mutants of the cost and memory model.
+
+    python benchmarks/formula_mutants.py [--json] [NAME ...]
+
+Each mutant is one change of one line in a copy of ``src``; it is killed if a test of the model
+fails. Exits 1 if one survives, its line is not found, or the tests fail without any.
+``mutation.py`` makes mutants by rule; these are the wrong formulas that a reviewer thought of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = (
+    "operators",
+    "operators_torch",
+    "costs",
+    "memory",
+    "memory_peak",
+    "activations",
+    "network",
+    "nccl",
+)
+
+#: Name -> file below ``src/paceline/model``, the text, what it becomes.
+MUTANTS = {
+    "Adam's traffic halved": ("costs.py", "4 * 4 + 3 * 4 + 2 + 4", "(4 * 4 + 3 * 4 + 2 + 4) / 2"),
+    "loss traffic halved": ("operators.py", "22 * logits, 14 * logits", "11 * logits, 7 * logits"),
+    "permute halved": (
+        "operators.py",
+        '"permute", 4 * elements, 4 * elements',
+        '"permute", 2 * elements, 2 * elements',
+    ),
+    "norm traffic halved": (
+        "operators.py",
+        "self.memory(name, 2 * size, 4 * size, kernels=1)",
+        "self.memory(name, size, 2 * size, kernels=1)",
+    ),
+    "attention backward 1.5": ("operators.py", "2.5 * flops", "1.5 * flops"),
+    "attention backward's bytes 1.5": ("operators.py", "2.5 * size,\n", "1.5 * size,\n"),
+    "no overlap penalty of collectives": (
+        "costs.py",
+        "duration_s - under + self.efficiency.overlap * under",
+        "duration_s - under",
+    ),
+    "no overlap penalty of gradients": (
+        "costs.py",
+        "total - under + self.efficiency.overlap * under",
+        "total - under",
+    ),
+    "unpermute halved": (
+        "operators.py",
+        '"unpermute", 4 * elements, 4 * elements',
+        '"unpermute", 2 * elements, 2 * elements',
+    ),
+    "residual halved": ("operators.py", "(3.0, 3.0)", "(1.5, 1.5)"),
+    "activation's traffic halved": (
+        "operators.py",
+        "through * (up + width), through * (2 * up + width)",
+        "through * up, through * up",
+    ),
+    "embedding halved": (
+        "operators.py",
+        '"embedding", 2 * size, 3 * size',
+        '"embedding", size, 1.5 * size',
+    ),
+    "rotary halved": (
+        "operators.py",
+        '"rotary", 2 * rotated, 2 * rotated',
+        '"rotary", rotated, rotated',
+    ),
+    "fp8 casts halved": ("operators.py", "6.0 * x, 6.0 * y", "3.0 * x, 3.0 * y"),
+    "gradient accumulation free": ("operators.py", "2 * self.plan.grad_bytes * w", "0 * w"),
+    "ring backward as forward": ("operators.py", "2 * travel", "travel"),
+    "optimizer states halved": ("memory_rules.py", "BYTES = 12.0", "BYTES = 6.0"),
+    "plain loss 8 bytes a logit": ("memory_rules.py", "(4.0, 12.0)", "(4.0, 8.0)"),
+    "in-place loss 4 bytes a logit": ("memory_rules.py", "(4.0, 6.0)", "(4.0, 4.0)"),
+    "FSDP gradients in bf16": ("memory.py", "FSDP_GRADIENT = 4.0", "FSDP_GRADIENT = 2.0"),
+    "one gathered layer": ("memory_peak.py", "3 * weight + weight", "weight + weight"),
+    "no words gathered": ("memory_peak.py", "whole += weight * ends", "whole += 0 * ends"),
+    "NCCL buffers halved": ("memory_peak.py", "16 * 2 * (4", "16 * (4"),
+    "statistics forgotten": (
+        "activations.py",
+        "self.statistics = 4 * self.tokens * heads",
+        "self.statistics = 0.0",
+    ),
+    "queries kept once": ("activations.py", "core += s.queries + s.keys", "core += 0"),
+    "gated activation fused": ("activations.py", "result += through", "result += 0"),
+    "experts' outputs forgotten": ("activations.py", "(result + 1.0)", "result"),
+    "1F1B holds one less": ("memory.py", "else p - stage", "else p - stage - 0.5"),
+    "interleaved holds one round less": ("memory.py", "(v - 1) * p + 1", "(v - 2) * p + 1"),
+    "no pipeline buffers": ("memory_peak.py", "held[0] -= 1", "held *= 0"),
+}  # fmt: skip
+
+
+def killed(file: str, old: str, new: str) -> bool | None:
+    """Whether a test fails with the mutant; None where its line is not there."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        path = source / "paceline" / "model" / file
+        text = path.read_text(encoding="utf-8")
+        if old not in text:
+            return None
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        tests = [f"tests/test_model_{test}.py" for test in TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+        return done.returncode == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (default: all)")
+    parser.add_argument("--json", action="store_true", help="print a mapping instead")
+    args = parser.parse_args()
+    if killed("costs.py", "", "") is not False:
+        sys.exit("the tests fail without a mutant")
+    outcome: dict[str, bool | None] = {}
+    for name in args.names or MUTANTS:
+        outcome[name] = killed(*MUTANTS[name])
+        if not args.json:
+            words = {True: "killed", False: "SURVIVED", None: "NOT FOUND"}
+            print(f"{words[outcome[name]]:10s} {name}", flush=True)
+    if args.json:
+        print(json.dumps(outcome, indent=1))
+    print(f"{sum(x is True for x in outcome.values())} of {len(outcome)} killed", file=sys.stderr)
+    return 0 if all(outcome.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Options on memory that ``predict`` and ``plan`` share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.model.memory_rules import Loss, MemoryRules
+
+LOSSES = ("unfused", "in-place", "fused", "chunked")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Declare them."""
+    memory = parser.add_argument_group("memory")
+    memory.add_argument(
+        "--reserve",
+        metavar="PERCENT",
+        type=_share,
+        help="share of the GPUs' memory that stays free, for fragmentation (default 8%%)",
+    )
+    memory.add_argument(
+        "--loss",
+        choices=LOSSES,
+        help="how cross entropy is computed (default: in-place, as Megatron-Core; unfused, as "
+        "PyTorch, with zero 3)",
+    )
+
+
+def memory_rules(args: argparse.Namespace, framework: str | None = None) -> MemoryRules:
+    """The rules that the options give; torchtitan's configuration compiles the loss."""
+    from paceline.model.memory_rules import RESERVE, MemoryRules
+
+    reserve = RESERVE if args.reserve is None else args.reserve
+    loss: Loss | None = args.loss or ("fused" if framework == "torchtitan" else None)
+    return MemoryRules(loss=loss, reserve=reserve)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage from 0 to below 100, as 8%")
+    return share

@@ -1,0 +1,47 @@
+"""A callback of Composer's Trainer. Read and run at Composer 0.32.1 (``trainer/trainer.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from composer import Callback
+
+from paceline.integrations.training import Training
+
+
+class Recorder(Callback):
+    """Records a training by Composer: ``Trainer(callbacks=[Recorder("runs/job-17")])``.
+
+    A step reaches from the loading of its batch to the end of the batch; evaluations, checkpoints
+    and what other callbacks do between two batches are in no step.
+
+    Args:
+        folder: of the run; every rank writes a file of its own into it.
+        options: of :func:`paceline.record.start`, as ``every=10``.
+    """
+
+    def __init__(self, folder: str | Path, **options: Any) -> None:
+        super().__init__()
+        self._training = Training(folder, options)
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        """The model is wrapped: hook it."""
+        self._training.start(state.model)
+
+    def before_dataloader(self, state: Any, logger: Any) -> None:
+        """A step begins, or what was since the last one is left out."""
+        if state.dataloader_label != "train":
+            return
+        if self._training.in_step:
+            self._training.interrupt()
+        else:
+            self._training.begin(state.timestamp.batch.value)
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """All microbatches and optimizers are through."""
+        self._training.advance()
+
+    def fit_end(self, state: Any, logger: Any) -> None:
+        """Write what is left."""
+        self._training.end()

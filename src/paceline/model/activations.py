@@ -1,0 +1,185 @@
+"""What one layer, and the model's ends, keep of a microbatch, and need while they are at work.
+
+Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", tensor by
+tensor, so that models it does not cover (gated MLPs, grouped-query attention, experts, fused
+attention) are counted by the same rules; for its models the sums equal its Table 2.
+Beyond it, as the sources named in ``memory_rules`` have it:
+
+- rotated queries and keys are new tensors, and the values remain a view of the whole projection
+  (Megatron-Core, ``attention.py``, ``SplitAlongDim``);
+- in fp8 Transformer Engine keeps a product's input once more in one byte (``linear.py``); FSDP2
+  with torchao keeps it in bf16 and casts again;
+- FSDP2's models do not fuse the gated activation: its two factors and their product are kept.
+"""
+
+from __future__ import annotations
+
+from paceline.model.llm import LLM
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
+from paceline.model.operators import LayerKind
+from paceline.model.plan import Plan
+
+
+class _Sizes:
+    """Bytes of the tensors of one microbatch on one GPU."""
+
+    def __init__(self, llm: LLM, plan: Plan) -> None:
+        self.tokens = plan.micro_batch * llm.seq_len / plan.cp
+        self.split = plan.tp if plan.sequence_parallel else 1
+        self.element = plan.element_bytes
+        self.wide = self.element * self.tokens * llm.hidden  # a tensor of the residual stream
+        self.fp8 = plan.precision == "fp8" and not is_fsdp(plan)
+        self.input = self.wide / 2 if self.fp8 else self.wide  # as an input of a product
+        heads = llm.heads / plan.tp
+        kv_heads = max(1.0, llm.kv_heads / plan.tp) if llm.latent is None else heads
+        self.queries = self.element * self.tokens * heads * llm.qk_dim
+        self.keys = self.element * self.tokens * kv_heads * llm.qk_dim
+        self.values = self.element * self.tokens * kv_heads * llm.value_dim
+        self.out = self.element * self.tokens * heads * llm.value_dim
+        self.statistics = 4 * self.tokens * heads
+        self.dropout = llm.bias and llm.norm == "layernorm"
+
+
+def layer_activations(
+    llm: LLM, kind: LayerKind, plan: Plan, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[float, float]:
+    """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
+    s = _Sizes(llm, plan)
+    if rules.adapter_rank:
+        full, cheap = _adapted_layer(llm, s, plan, rules), 0.0
+    else:
+        full, cheap = _whole_layer(llm, kind, s, plan, rules)
+    if plan.recompute == "full":
+        return s.wide / s.split, full
+    if plan.recompute == "selective":
+        if rules.selective_of(plan) == "per-op" and plan.flash and not kind.moe:
+            kept = _per_op(llm, s, plan)
+            return min(kept, full), max(0.0, full - kept)
+        recomputed = cheap if plan.flash else _scores(llm, s, plan)
+        return full - recomputed, recomputed
+    return full, 0.0
+
+
+def _whole_layer(
+    llm: LLM, kind: LayerKind, s: _Sizes, plan: Plan, rules: MemoryRules
+) -> tuple[float, float]:
+    """(kept without recomputation, of that what selective recomputation makes again)."""
+    mask = s.tokens * llm.hidden if s.dropout else 0.0
+    # Inputs of the two norms and of the two blocks, masks of the two residual dropouts.
+    fixed = (2 * s.wide + 2 * s.input + 2 * mask) / s.split
+    mlp, act = _mixture(llm, s, plan) if kind.moe else _dense(llm, s, plan, rules)
+    full = fixed + _attention(llm, s, plan) + mlp
+    if rules.selective_of(plan) == "core" and plan.flash:
+        # Only the products' inputs stay: the output where it is stored once more in fp8 goes.
+        return full, s.statistics + (s.out if s.fp8 else 0.0)
+    return full, act + 2 * s.input / s.split  # what the norms and the activation give
+
+
+def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
+    """Queries, keys, values, statistics or scores, and the input of the output projection."""
+    core = s.queries + s.keys + s.values + s.out
+    if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
+        core += s.queries + s.keys  # the projection, of which the values are a view
+    if s.fp8 and plan.flash:
+        core += s.out / 2
+    core += s.statistics if plan.flash else _scores(llm, s, plan)
+    if llm.latent is not None:
+        core += s.element * s.tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
+    return core
+
+
+def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:
+    """Scores of attention that is not fused: softmax, and with dropout its result and mask."""
+    elements = plan.micro_batch * llm.heads / plan.tp * float(llm.seq_len) ** 2
+    return elements * (2 * s.element + 1 if s.dropout else s.element)
+
+
+def _dense(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> tuple[float, float]:
+    """(an MLP's activations, of these what its activation gives)."""
+    through = s.element * s.tokens * llm.ffn / plan.tp
+    up, result = (2 if llm.gated else 1) * through, through / 2 if s.fp8 else through
+    if rules.fp8_activation and s.fp8:
+        up /= 2
+    if is_fsdp(plan) and llm.gated:
+        result += through  # silu(w1 x), beside its product with w3 x
+    return up + result, result
+
+
+def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
+    """The same of a mixture's experts, evenly loaded, the shared ones and the router."""
+    moe = llm.moe
+    if moe is None:  # pragma: no cover (a layer kind with experts has them)
+        raise AssertionError
+    up = 2 if llm.gated else 1
+    result = 0.5 if s.fp8 else 1.0  # of the activation, as an input of a product
+    routed = s.tokens / plan.tp * moe.top_k * min(1.0, moe.capacity or 1.0)
+    given = s.element * result * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
+    into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
+    # Tokens in the experts' order (an input of products), and what the experts give.
+    tokens = s.element * routed * llm.hidden * (result + 1.0)
+    router = 4 * s.tokens / plan.tp * moe.experts
+    return tokens + into + given + router, given
+
+
+def _per_op(llm: LLM, s: _Sizes, plan: Plan) -> float:
+    """The per-op policy of torchtitan: the layer's input, fused attention, every other product.
+
+    Of wq, wk, wv, wo, w1, w3, w2 the first, third, ... are kept (``parallelize_llama.py`` at
+    ba246978, ``_custom_policy``); two matrices of a plain MLP count as w1 and w2.
+    """
+    through = s.element * s.tokens * llm.ffn / plan.tp
+    # With two matrices the seven products are six: w2 is recomputed.
+    products = s.queries + s.values + through + (s.wide / s.split if llm.gated else 0.0)
+    return s.wide / s.split + products + s.out + s.statistics
+
+
+def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float:
+    """LoRA on the attention's products: frozen products keep no input.
+
+    Inputs of the norms, of the adapters (with their dropout's mask, where they have one, not
+    counted), the attention, the input of the activation. The adapters' own are thin.
+    """
+    up = (2 if llm.gated else 1) * s.element * s.tokens * llm.ffn / plan.tp
+    if rules.fp8_activation and s.fp8:
+        up /= 2
+    attention = _attention(llm, s, plan) - (s.out / 2 if s.fp8 and plan.flash else 0.0)
+    thin = 2 * s.element * s.tokens * rules.adapter_rank
+    return 3 * s.wide / s.split + attention + up + thin
+
+
+def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
+    """Bytes beside what is kept while the backward of one layer's MLP is at work.
+
+    The residual stream's gradient; then the larger of two moments: the activation's backward (the
+    gradients of its result and of its input), and the first product's (the gradients of its output,
+    in fp8 once more cast and transposed, and of its input before that is reduced; with sequence
+    parallelism the input gathered again).
+    """
+    s = _Sizes(llm, plan)
+    if kind.moe and llm.moe is not None:
+        routed = s.tokens / plan.tp * llm.moe.top_k * min(1.0, llm.moe.capacity or 1.0)
+        result = s.element * routed * llm.moe.ffn
+        inputs = 2 * s.element * routed * llm.hidden
+    else:
+        result = s.element * s.tokens * llm.ffn / plan.tp
+        inputs = s.wide + (s.input if s.split > 1 else 0.0)
+    gradient = (2 if llm.gated else 1) * result
+    product = inputs + gradient * (2 if s.fp8 else 1)
+    return s.wide / s.split + max(gradient + result, product)
+
+
+def end_activations(
+    llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[float, float, float]:
+    """Bytes of one microbatch at the model's ends: held at the first, at the last, of its loss.
+
+    The embedding's dropout mask; inputs of the final norm and the output projection and what the
+    loss keeps of the logits (4.2.2), once more per multi-token-prediction module; what the loss
+    needs beside that at its peak.
+    """
+    s = _Sizes(llm, plan)
+    mask = s.tokens * llm.hidden / s.split if s.dropout else 0.0
+    held, peak = rules.loss_of(plan)
+    logits = s.tokens * llm.padded_vocab(plan.tp) / plan.tp
+    head = 2 * s.wide / s.split + held * logits
+    return mask, (1 + llm.mtp_layers) * head, (peak - held) * logits

@@ -1,0 +1,102 @@
+"""What training software keeps in memory beyond what a plan says.
+
+The defaults are Megatron-Core's up to ZeRO-2 and FSDP2's at ZeRO-3. Read in their sources:
+Megatron-Core d98e8a64 (2026-08), Transformer Engine d0067d0d (2026-08), torchtitan ba246978
+(2024-12) and b5bcd76c (2026-08), Megatron-Bridge 067f987d (2026-08).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from paceline.errors import ModelError
+from paceline.model.plan import Plan
+
+Loss = Literal["unfused", "in-place", "fused", "chunked"]
+Selective = Literal["norms", "core", "per-op"]
+
+#: Loss -> bytes a logit held until the backward, and at the peak of the loss.
+#: Unfused (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the
+#: logits' in fp32; a test counts them. In place (Megatron-Core,
+#: ``tensor_parallel/cross_entropy.py``): one fp32 copy that becomes softmax and gradient, logits in
+#: bf16. Fused (``torch.compile``, Liger): logits and gradient in bf16. Chunked: fused, an eighth of
+#: the tokens at a time.
+LOSS_BYTES = MappingProxyType(
+    {"unfused": (4.0, 12.0), "in-place": (4.0, 6.0), "fused": (2.0, 4.0), "chunked": (0.0, 0.5)}
+)
+
+#: Bytes that Adam holds of a parameter: fp32 master copy and two moments (Rajbhandari et al. 2020).
+OPTIMIZER_BYTES = 12.0
+
+#: Reserved over allocated bytes of PyTorch's allocator, of torchtitan's runs with expandable
+#: segments: the one number here that is fitted (shared torchtitan rows of ``docs/accuracy.md``).
+FRAGMENTATION = 1.17
+
+#: Share of a GPU's memory that plans leave free, unless told otherwise: fragmentation, and what is
+#: not modelled.
+RESERVE = 0.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRules:
+    """How the software of a job uses memory; None and 0 stand for what fits the plan.
+
+    Attributes:
+        loss: how cross entropy is computed: "unfused" (eager PyTorch), "in-place" (Megatron-Core),
+            "fused" (compiled, or Liger), "chunked" (an eighth of the tokens at a time).
+        weight_bytes: bytes of a weight that layers compute with; 1 where only its fp8 copy is
+            held (fp8 parameter gather on Blackwell; Hopper holds its transpose, too).
+        optimizer_bytes: bytes of Adam's states; 8 with moments in bf16.
+        selective: what ``recompute: selective`` recomputes: "norms" (norms and activations),
+            "core" (Megatron-Core's default module ``core_attn``), "per-op" (torchtitan: all but
+            every second product and fused attention).
+        fp8_activation: the gated activation's input is stored in fp8
+            (``activation_func_fp8_input_store``).
+        adapter_rank: rank of LoRA adapters on the attention's products over frozen weights;
+            0 = all weights are trained.
+        reserve: share of a GPU's memory that is left free.
+
+    Raises:
+        ModelError: a value is out of range.
+    """
+
+    loss: Loss | None = None
+    weight_bytes: float | None = None
+    optimizer_bytes: float = OPTIMIZER_BYTES
+    selective: Selective | None = None
+    fp8_activation: bool = False
+    adapter_rank: int = 0
+    reserve: float = RESERVE
+
+    def __post_init__(self) -> None:
+        for name, words in (("loss", get_args(Loss)), ("selective", get_args(Selective))):
+            value = getattr(self, name)
+            if value is not None and value not in words:
+                raise ModelError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+        if not 0 <= self.reserve < 1:
+            raise ModelError(
+                f"reserve is a share of the memory from 0 to below 1, not {self.reserve:g}",
+                fields=("reserve",),
+            )
+
+    def loss_of(self, plan: Plan) -> tuple[float, float]:
+        """Bytes a logit held until the backward, and at the peak of the loss."""
+        return LOSS_BYTES[self.loss or ("unfused" if is_fsdp(plan) else "in-place")]
+
+    def selective_of(self, plan: Plan) -> Selective:
+        """What selective recomputation recomputes."""
+        return self.selective or ("per-op" if is_fsdp(plan) else "norms")
+
+    def room(self, memory_bytes: float) -> float:
+        """Bytes that a plan may fill."""
+        return memory_bytes * (1.0 - self.reserve)
+
+
+def is_fsdp(plan: Plan) -> bool:
+    """Whether the plan is run by PyTorch's FSDP2: parameters are sharded over some ranks."""
+    return plan.zero == 3
+
+
+DEFAULT_RULES = MemoryRules()

@@ -1,0 +1,73 @@
+"""Earlier runs of the same job: changes that they show at the same step are planned.
+
+A job names them by its label ``like``: a pattern of job names, or a word that they have as their
+own label ``like``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Engine
+
+from paceline.monitor.step_series import read_rows
+from paceline.monitor.store import jobs
+from paceline.monitor.store.jobs import JobKey
+
+Array = npt.NDArray[np.float64]
+
+#: The label.
+LIKE = "like"
+#: The latest ones count: three outvote one that was faulty, more make them sure.
+MOST_RUNS = 8
+#: Steps of each that are looked at; a detector saves what they tell.
+MOST_STEPS = 100_000
+
+
+class EarlierRuns:
+    """The step times of earlier runs.
+
+    Args:
+        runs: rows of the step series of each.
+    """
+
+    def __init__(self, runs: Sequence[npt.NDArray[Any]] = ()) -> None:
+        self._runs = [(rows["step"], rows["median_s"]) for rows in map(_first_start, runs)]
+
+    def since(self, step: int) -> list[Array]:
+        """[step] seconds of each run that has this step, from there on."""
+        return [
+            seconds[steps >= step][:MOST_STEPS].astype(np.float64)
+            for steps, seconds in self._runs
+            if _is_dense(steps) and step in steps
+        ]
+
+
+def find_earlier_runs(engine: Engine, job: JobKey, path_of: Callable[[int], Path]) -> EarlierRuns:
+    """The runs that a job's label names, the latest ones."""
+    rows = jobs.with_labels(engine, job.project)
+    label = next((row["labels"].get(LIKE) for row in rows if row["id"] == job.id), None)
+    if not isinstance(label, str) or not label:
+        return EarlierRuns()
+    alike = [
+        row["id"]
+        for row in rows
+        if row["id"] < job.id
+        and (fnmatch.fnmatchcase(row["name"], label) or row["labels"].get(LIKE) == label)
+    ]
+    return EarlierRuns([read_rows(path_of(number)) for number in alike[:MOST_RUNS]])
+
+
+def _first_start(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows up to the first restart: behind it steps come again."""
+    return rows[rows["start"] == rows["start"][0]] if len(rows) else rows
+
+
+def _is_dense(steps: npt.NDArray[Any]) -> bool:
+    """Whether no step is left out: rows are matched by their order."""
+    return len(steps) > 1 and bool((np.diff(steps) == 1).all())

@@ -1,0 +1,83 @@
+"""Why one plan beats another: both predicted, term by term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.model.compute import ComputeCost
+from paceline.plan.predict import Prediction, predict
+from paceline.plan.search import SearchResult
+
+#: Fields of a plan that two plans of a search may differ in.
+FIELDS = (
+    *("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "microbatches", "zero", "recompute"),
+    *("sequence_parallel", "layers_per_stage"),
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of two plans: seconds of a step, or bytes on the fullest GPU."""
+
+    name: str
+    first: float
+    second: float
+
+    @property
+    def difference(self) -> float:
+        """What the second has more."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Two plans of a search.
+
+    Attributes:
+        first: the one, predicted.
+        second: the other.
+        changes: field of the plan -> value of the first and of the second, where they differ.
+        time: seconds of a step by term, the largest difference first; they add up to the steps.
+        memory: bytes on the fullest GPU of each by part; they add up to its peak.
+    """
+
+    first: Prediction
+    second: Prediction
+    changes: dict[str, tuple[Any, Any]]
+    time: tuple[Term, ...]
+    memory: tuple[Term, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "plans": [self.first.plan.describe(), self.second.plan.describe()],
+            "step_time_s": [self.first.step_time_s, self.second.step_time_s],
+            "changes": {name: list(values) for name, values in self.changes.items()},
+            "time_s": {term.name: [term.first, term.second] for term in self.time},
+            "memory_bytes": {term.name: [term.first, term.second] for term in self.memory},
+        }
+
+
+def explain_plans(
+    result: SearchResult, a: int, b: int, cost: ComputeCost | None = None
+) -> Explanation:
+    """The plans at places ``a`` and ``b`` of a search, term by term."""
+    first, second = (
+        predict(result.llm, result.plan(i), result.cluster, cost=cost, rules=result.rules)
+        for i in (a, b)
+    )
+    pairs = {name: (getattr(first.plan, name), getattr(second.plan, name)) for name in FIELDS}
+    parts = [max(p.memory, key=lambda stage: stage.total_bytes).parts for p in (first, second)]
+    return Explanation(
+        first,
+        second,
+        {name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
+        _terms(first.breakdown, second.breakdown),
+        _terms(*parts),
+    )
+
+
+def _terms(first: Any, second: Any) -> tuple[Term, ...]:
+    terms = [Term(name, float(first[name]), float(second[name])) for name in first]
+    return tuple(sorted(terms, key=lambda term: -abs(term.difference)))

@@ -1,0 +1,78 @@
+"""What to change for a plan to fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from paceline.model.cluster import Cluster
+from paceline.model.llm import LLM
+from paceline.model.memory_peak import stage_memory
+from paceline.model.memory_rules import DEFAULT_RULES, Loss, MemoryRules
+from paceline.model.plan import Plan, problems
+
+_LOSSES: tuple[Loss, ...] = ("fused", "chunked")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Fields of the plan and of the rules that take another value."""
+
+    text: str
+    plan: dict[str, Any] = field(default_factory=dict)
+    rules: dict[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: _Change) -> _Change:
+        text = f"{self.text} with {other.text}"
+        return _Change(text, self.plan | other.plan, self.rules | other.rules)
+
+    def meets(self, other: _Change) -> bool:
+        """Whether both change one field."""
+        fields, others = self.plan | self.rules, other.plan | other.rules
+        return not fields.keys().isdisjoint(others)
+
+
+def what_fits(
+    llm: LLM, plan: Plan, cluster: Cluster, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[str, ...]:
+    """Changes that would make a plan fit into the GPUs' memory, mildest first.
+
+    Single ones; where none does, the first pair of them.
+    """
+    room = rules.room(cluster.gpu.memory_bytes)
+
+    def fits(change: _Change) -> bool:
+        changed = replace(plan, **change.plan)
+        if problems(changed, llm):
+            return False
+        stages = stage_memory(llm, changed, cluster, replace(rules, **change.rules))
+        return max(stage.total_bytes for stage in stages) <= room
+
+    changes = [change for change in _changes(llm, plan) if replace(plan, **change.plan) != plan]
+    losses = [_Change(f"a {loss} loss", rules={"loss": loss}) for loss in _LOSSES]
+    single = [*[loss for loss in losses if fits(loss)][:1], *filter(fits, changes)]
+    if not single:
+        pairs = (a + b for a, b in combinations([*changes, *losses], 2) if not a.meets(b))
+        single = [pair for pair in [next(filter(fits, pairs), None)] if pair is not None]
+    return tuple(change.text for change in single)
+
+
+def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:
+    """Changes of one thing in the plan, mildest first."""
+    for name in ("selective", "full"):
+        yield _Change(f"recompute {name}", {"recompute": name})
+    yield _Change("sequence parallelism", {"sequence_parallel": plan.tp > 1})
+    for zero in range(plan.zero + 1, 4):
+        yield _Change(f"zero {zero}", {"zero": zero})
+    if half := plan.micro_batch // 2:
+        yield _Change(f"micro batch {half}", {"micro_batch": half})
+    for name in ("tp", "pp", "cp"):
+        for factor in (2, 4, 8):
+            if plan.dp % factor == 0 and plan.layers_per_stage is None:
+                wider = {name: getattr(plan, name) * factor, "dp": plan.dp // factor}
+                yield _Change(f"{name} {wider[name]} (dp {wider['dp']})", wider)
+    if llm.moe is not None:
+        for factor in (2, 4, 8):
+            yield _Change(f"ep {plan.ep * factor}", {"ep": plan.ep * factor})

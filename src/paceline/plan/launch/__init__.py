@@ -1,0 +1,1 @@
+"""Launch commands and configurations of training frameworks for a plan."""

@@ -1,0 +1,212 @@
+"""Megatron-LM core_v0.19.0 and Megatron-Bridge v0.6.0 (NeMo's successor for language models).
+
+Flags: ``megatron/training/arguments.py`` and the dataclasses it makes arguments of
+(``TransformerConfig``, ``ModelParallelConfig``, ``TrainingConfig``); overrides:
+``scripts/training/run_recipe.py`` and ``training/config.py`` of Megatron-Bridge.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import PlanError
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
+
+#: Precision -> Megatron-Bridge's recipe of that name (``training/mixed_precision.py``).
+_MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
+
+Flags = list[tuple[str, str]]  # name, value ("" = a switch)
+
+
+def megatron_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
+    """A ``torchrun`` command of Megatron-LM's ``pretrain_gpt.py``; data and paths are the user's.
+
+    Raises:
+        PlanError: Megatron-LM cannot express the plan.
+    """
+    flags = [*_model_flags(llm), *plan_flags(llm, plan)]
+    nodes = -(-plan.gpus // node_gpus)
+    head = f"torchrun --nnodes {nodes} --nproc-per-node {min(node_gpus, plan.gpus)}"
+    lines = [f"{head} pretrain_gpt.py", *(f"--{name} {value}".rstrip() for name, value in flags)]
+    return f"# {MEGATRON}; add data, tokenizer, learning rate and checkpoints\n" + " \\\n  ".join(
+        lines
+    )
+
+
+def plan_flags(llm: LLM, plan: Plan) -> Flags:
+    """Flags that say what the plan says."""
+    _check(plan, MEGATRON)
+    flags: Flags = [
+        ("tensor-model-parallel-size", str(plan.tp)),
+        ("pipeline-model-parallel-size", str(plan.pp)),
+        ("context-parallel-size", str(plan.cp)),
+        ("micro-batch-size", str(plan.micro_batch)),
+        ("global-batch-size", str(plan.global_batch)),
+    ]
+    if plan.ep > 1:
+        flags += [
+            ("expert-model-parallel-size", str(plan.ep)),
+            ("expert-tensor-parallel-size", "1"),
+        ]
+    if plan.layers_per_stage is not None:
+        flags.append(("pipeline-model-parallel-layout", f"'{_layout(llm, plan)}'"))
+    elif plan.vpp > 1:
+        flags.append(("num-virtual-stages-per-pipeline-rank", str(plan.vpp)))
+    if plan.sequence_parallel:
+        flags.append(("sequence-parallel", ""))
+    flags += _sharding(plan) + _recomputation(llm, plan) + _precision(plan)
+    flags.append(("attention-backend", "flash" if plan.flash else "unfused"))
+    if plan.overlap_tp and plan.tp > 1:
+        flags.append(("tp-comm-overlap", ""))
+    return flags
+
+
+def _sharding(plan: Plan) -> Flags:
+    if plan.zero == 0:
+        return [("overlap-grad-reduce", "")] if plan.overlap_dp else []
+    if plan.zero >= 2:
+        strategy = "optim_grads_params" if plan.zero == 3 else "optim_grads"
+        return [
+            ("use-megatron-fsdp", ""),
+            ("data-parallel-sharding-strategy", strategy),
+            ("use-distributed-optimizer", ""),
+            ("ckpt-format", "fsdp_dtensor"),
+        ]
+    switches = ["use-distributed-optimizer"]
+    switches += ["overlap-grad-reduce", "overlap-param-gather"] if plan.overlap_dp else []
+    return [(name, "") for name in switches]
+
+
+def _recomputation(llm: LLM, plan: Plan) -> Flags:
+    if plan.recompute == "none":
+        return []
+    if plan.recompute == "full":
+        return [
+            ("recompute-granularity", "full"),
+            ("recompute-method", "uniform"),
+            ("recompute-num-layers", "1"),
+        ]
+    return [("recompute-granularity", "selective"), ("recompute-modules", _modules(llm, plan))]
+
+
+def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
+    """What selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    if not plan.flash:
+        return "core_attn"
+    return separator.join(["layernorm", "moe_act"] if llm.moe is not None else ["layernorm"])
+
+
+def _precision(plan: Plan) -> Flags:
+    flags: Flags = [] if plan.precision == "fp32" else [("bf16", "")]
+    if plan.precision == "fp16":
+        flags = [("fp16", "")]
+    if plan.precision == "fp8":
+        flags += [("fp8-format", "hybrid")]
+    if plan.precision != "fp32":
+        flags.append(
+            ("accumulate-allreduce-grads-in-fp32", "")
+            if plan.grad_bytes == 4
+            else ("grad-reduce-in-bf16", "")
+        )
+    return flags
+
+
+def _layout(llm: LLM, plan: Plan) -> str:
+    """Layers of every chunk: "Et*3|t*4|t*3L" (``PipelineParallelLayerLayout``)."""
+    chunks = [f"t*{len(layers)}" if layers else "" for layers in plan.chunk_layers(llm)]
+    chunks[0] = f"E{chunks[0]}"
+    chunks[-1] += f"{'m' * llm.mtp_layers}L"
+    return "|".join(chunks)
+
+
+def _model_flags(llm: LLM) -> Flags:
+    flags: Flags = [
+        ("num-layers", str(llm.layers)),
+        ("hidden-size", str(llm.hidden)),
+        ("ffn-hidden-size", str(llm.ffn)),
+        ("num-attention-heads", str(llm.heads)),
+        ("seq-length", str(llm.seq_len)),
+        ("max-position-embeddings", str(max(llm.max_positions, llm.seq_len))),
+        ("normalization", "RMSNorm" if llm.norm == "rmsnorm" else "LayerNorm"),
+    ]
+    positions = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
+    flags.append(("position-embedding-type", positions[llm.positions]))
+    if llm.kv_heads != llm.heads and llm.latent is None:
+        flags += [("group-query-attention", ""), ("num-query-groups", str(llm.kv_heads))]
+    flags += [("swiglu", "")] if llm.gated else []
+    flags += [] if llm.bias else [("disable-bias-linear", "")]
+    flags += [] if llm.tied else [("untie-embeddings-and-output-weights", "")]
+    if llm.moe is not None:
+        flags += [
+            ("num-experts", str(llm.moe.experts)),
+            ("moe-router-topk", str(llm.moe.top_k)),
+            ("moe-ffn-hidden-size", str(llm.moe.ffn)),
+            ("moe-grouped-gemm", ""),
+        ]
+    return flags
+
+
+def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
+    """A run of Megatron-Bridge's ``run_recipe.py`` with the plan as overrides.
+
+    Raises:
+        PlanError: Megatron-Bridge cannot express the plan.
+    """
+    _check(plan, BRIDGE)
+    if plan.precision not in _MIXED:
+        raise PlanError(f"{BRIDGE} has no precision {plan.precision}", fields=("precision",))
+    nodes = -(-plan.gpus // node_gpus)
+    lines = [
+        f"torchrun --nnodes {nodes} --nproc-per-node {min(node_gpus, plan.gpus)} "
+        f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} --mode pretrain",
+        *(f"{name}={value}" for name, value in bridge_overrides(llm, plan)),
+    ]
+    return f"# {BRIDGE}; RECIPE_... is the recipe of your model\n" + " \\\n  ".join(lines)
+
+
+def bridge_overrides(llm: LLM, plan: Plan) -> Flags:
+    """Trailing ``KEY=VALUE`` of a run."""
+    zero = plan.zero
+    fields: dict[str, object] = {
+        "train.micro_batch_size": plan.micro_batch,
+        "train.global_batch_size": plan.global_batch,
+        "dataset.seq_length": llm.seq_len,
+        "model.tensor_model_parallel_size": plan.tp,
+        "model.pipeline_model_parallel_size": plan.pp,
+        "model.virtual_pipeline_model_parallel_size": plan.vpp if plan.vpp > 1 else "null",
+        "model.context_parallel_size": plan.cp,
+        "model.expert_model_parallel_size": plan.ep,
+        "model.sequence_parallel": plan.sequence_parallel,
+        "ddp.use_distributed_optimizer": zero >= 1,
+        "ddp.overlap_grad_reduce": plan.overlap_dp,
+        "ddp.overlap_param_gather": plan.overlap_dp and zero >= 1,
+        "ddp.grad_reduce_in_fp32": plan.grad_bytes == 4,
+        "mixed_precision": _MIXED[plan.precision],
+    }
+    if zero >= 2:
+        fields["ddp.use_megatron_fsdp"] = True
+        strategy = "optim_grads_params" if zero == 3 else "optim_grads"
+        fields["ddp.data_parallel_sharding_strategy"] = strategy
+    if plan.layers_per_stage is not None:
+        fields["model.pipeline_model_parallel_layout"] = f"'{_layout(llm, plan)}'"
+    if plan.recompute == "full":
+        fields |= {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        }
+    elif plan.recompute == "selective":
+        fields["model.recompute_granularity"] = "selective"
+        fields["model.recompute_modules"] = f"'[{_modules(llm, plan, ',')}]'"
+    return [
+        (name, str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in fields.items()
+    ]
+
+
+def _check(plan: Plan, framework: str) -> None:
+    if plan.splits_backward or plan.schedule == "gpipe":
+        raise PlanError(f"{framework} has no schedule {plan.schedule}", fields=("schedule",))
+    if plan.zero >= 2 and plan.pp > 1:
+        raise PlanError(f"{framework} has no zero {plan.zero} with pp > 1", fields=("zero", "pp"))

@@ -1,0 +1,193 @@
+"""torchtitan v0.2.2, DeepSpeed v0.19.5 and Hugging Face Accelerate v1.14.0.
+
+Names: ``torchtitan/config/job_config.py``; ``deepspeed/runtime/constants.py``,
+``zero/config.py`` and ``tensor_parallel/config.py``; ``accelerate/commands/launch.py`` and
+``examples/torch_native_parallelism/configs``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.errors import PlanError
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+TORCHTITAN, DEEPSPEED = "torchtitan v0.2.2", "DeepSpeed v0.19.5"
+ACCELERATE = "Hugging Face Accelerate v1.14.0"
+
+#: Schedule -> its name in torch.distributed.pipelining.
+_SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+Table = dict[str, Any]
+
+
+def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+    """A TOML file for ``run_train.sh``.
+
+    Raises:
+        PlanError: torchtitan cannot express the plan.
+    """
+    tables = torchtitan_tables(llm, plan)
+    nodes = -(-plan.gpus // node_gpus)
+    text = [
+        f"# {TORCHTITAN}: torchrun --nnodes {nodes} --nproc_per_node {min(node_gpus, plan.gpus)} "
+        "-m torchtitan.train --job.config_file THIS_FILE",
+        f"# {llm.name}: fill in [model] name, flavor and hf_assets_path.",
+    ]
+    for name, table in tables.items():
+        text += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(text)
+
+
+def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
+    """Table -> its keys."""
+    _refuse(
+        TORCHTITAN,
+        "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
+        plan.zero == 1 and plan.dp > 1,
+    )
+    _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
+    _refuse(TORCHTITAN, f"precision {plan.precision}", plan.precision in ("fp16", "fp32"))
+    sharded = plan.zero >= 2
+    parallelism: Table = {
+        "data_parallel_replicate_degree": 1 if sharded else plan.dp,
+        "data_parallel_shard_degree": plan.dp if sharded else 1,
+        "fsdp_reshard_after_forward": "never" if plan.zero == 2 else "default",
+        "tensor_parallel_degree": plan.tp,
+        "enable_async_tensor_parallel": plan.overlap_tp and plan.tp > 1,
+        "pipeline_parallel_degree": plan.pp,
+        "context_parallel_degree": plan.cp,
+        "expert_parallel_degree": plan.ep,
+    }
+    local = plan.global_batch // plan.dp if plan.pp > 1 else plan.micro_batch
+    if plan.pp > 1:
+        parallelism["pipeline_parallel_schedule"] = _SCHEDULES[plan.schedule]
+        parallelism["pipeline_parallel_microbatch_size"] = plan.micro_batch
+        parallelism["module_fqns_per_model_part"] = _parts(llm, plan)
+    modes = {"none": "none", "selective": "selective", "full": "full"}
+    tables = {
+        "training": {
+            "local_batch_size": local,
+            "global_batch_size": plan.global_batch,
+            "seq_len": llm.seq_len,
+        },
+        "parallelism": parallelism,
+        "activation_checkpoint": {"mode": modes[plan.recompute], "selective_ac_option": "op"},
+        "compile": {"enable": True, "components": ["model", "loss"]},
+    }
+    if plan.precision == "fp8":
+        tables["model"] = {"converters": ["quantize.linear.float8"]}
+        tables["quantize.linear.float8"] = {
+            "enable_fsdp_float8_all_gather": sharded,
+            "filter_fqns": ["output"],
+        }
+    return tables
+
+
+def _parts(llm: LLM, plan: Plan) -> list[list[str]]:
+    """Modules of every chunk in model order, as ``module_fqns_per_model_part`` wants them."""
+    parts = [[f"layers.{i}" for i in layers] for layers in plan.chunk_layers(llm)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value)  # of strings, numbers, booleans and lists the same
+
+
+def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+    """The file of ``--deepspeed_config``; activation checkpointing is the model's own business.
+
+    Raises:
+        PlanError: a DeepSpeed configuration cannot express the plan.
+    """
+    del llm, node_gpus
+    return json.dumps(deepspeed_keys(plan), indent=2)
+
+
+def deepspeed_keys(plan: Plan) -> Table:
+    """Its keys."""
+    _refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
+    _refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
+    _refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
+    _refuse(DEEPSPEED, "fp8 in its configuration", plan.precision == "fp8")
+    keys: Table = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.microbatches,
+        "zero_optimization": {"stage": plan.zero, "overlap_comm": plan.overlap_dp},
+        "gradient_clipping": 1.0,
+    }
+    if plan.precision in ("bf16", "fp16"):
+        keys[plan.precision] = {"enabled": True}
+    if plan.grad_bytes == 4 and plan.precision != "fp32":
+        keys["data_types"] = {"grad_accum_dtype": "fp32"}
+    if plan.tp > 1:
+        keys["tensor_parallel"] = {"autotp_size": plan.tp}
+    return keys
+
+
+def accelerate_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+    """The file of ``accelerate launch --config_file``; batch sizes are the script's.
+
+    Raises:
+        PlanError: Accelerate's configuration cannot express the plan.
+    """
+    nodes = -(-plan.gpus // node_gpus)
+    text = [
+        f"# {ACCELERATE}: accelerate launch --config_file THIS_FILE your_script.py",
+        f"# In the script: {plan.micro_batch} samples of {llm.seq_len} tokens a device, "
+        f"gradient_accumulation_steps {plan.microbatches}.",
+    ]
+    keys = {**accelerate_keys(plan), "num_machines": nodes, "num_processes": plan.gpus}
+    for name, value in keys.items():
+        if isinstance(value, dict):
+            text += [f"{name}:", *(f"  {key}: {_toml(item)}" for key, item in value.items())]
+        else:
+            text.append(f"{name}: {_toml(value)}")
+    return "\n".join(text)
+
+
+def accelerate_keys(plan: Plan) -> Table:
+    """Its keys, but for the numbers of machines and processes."""
+    _refuse(ACCELERATE, "pp > 1", plan.pp > 1)
+    _refuse(ACCELERATE, "ep > 1", plan.ep > 1)
+    _refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
+    _refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
+    precision = {"fp32": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}[plan.precision]
+    if plan.zero == 0 and plan.tp == plan.cp == 1:
+        _refuse(ACCELERATE, "recomputation without FSDP", plan.recompute == "full")
+        return {"distributed_type": "MULTI_GPU", "mixed_precision": precision}
+    sharded = plan.zero >= 2
+    return {
+        "distributed_type": "FSDP",
+        "mixed_precision": precision,
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": plan.zero == 3,
+            "fsdp_activation_checkpointing": plan.recompute == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": 1 if sharded else plan.dp,
+            "parallelism_config_dp_shard_size": plan.dp if sharded else 1,
+            "parallelism_config_tp_size": plan.tp,
+            "parallelism_config_cp_size": plan.cp,
+        },
+    }
+
+
+def _refuse(framework: str, what: str, condition: bool) -> None:
+    if condition:
+        raise PlanError(f"{framework} cannot express {what}")

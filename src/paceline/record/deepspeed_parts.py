@@ -1,0 +1,57 @@
+"""Numbers of what DeepSpeed's ZeRO communicates, read at 0.19.8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.record.recorder import Recorder
+
+#: A gather of parameters is this many collectives at most: of values, and of scales where they are
+#: quantised.
+SHARES = 4
+
+
+class Parts:
+    """Numbers of what is communicated, the same on all ranks: each is compared with its own.
+
+    A gather has the number of its first parameter, so that of the backward has that of the forward.
+    Reductions are counted in each backward, and gathers of updated parameters in each update.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._parameter = -1  # the first one that is gathered now
+        self._share = self._count = 0
+
+    def restart(self) -> None:
+        """A backward or an update begins."""
+        self._count = 0
+
+    def gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps ``all_gather_coalesced`` of a parameter, which is told the others."""
+
+        def all_gather_coalesced(params: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.is_profiling:
+                return function(params, *args, **kwargs)
+            params = list(params)
+            self._parameter = min((getattr(one, "ds_id", -1) for one in params), default=-1)
+            self._share = 0
+            try:
+                return function(params, *args, **kwargs)
+            finally:
+                self._parameter = -1
+
+        return all_gather_coalesced
+
+    def of_parameters(self) -> int:
+        """The number of a gather within a pass; -1 where its parameters are not known."""
+        if self._parameter < 0:
+            return -1
+        share, self._share = self._share, min(self._share + 1, SHARES - 1)
+        return self._parameter * SHARES + share
+
+    def following(self) -> int:
+        """The next number of a reduction, or of a gather in an update."""
+        number, self._count = self._count, self._count + 1
+        return number

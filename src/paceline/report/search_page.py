@@ -1,0 +1,193 @@
+"""The page of a search for plans: a file, or served with sliders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from paceline.files import Writer
+from paceline.plan.search import SearchResult, pareto
+from paceline.report.page.frame import content_policy, paceline_version, static
+from paceline.report.page.markup import escape, foreign, table
+from paceline.report.page.pack import round_values, safe_json
+from paceline.report.search import OBJECTIVES, Row, columns, describe, front, pruned_counts, row
+
+#: Points of the page's plot at most, and how many times as dear as the line they may be.
+MAX_POINTS, _MAX_RATIO = 2000, 1.6
+
+_SCRIPTS = ("base.js", "chart.js", "search.js")
+
+
+def page_writer(result: SearchResult, top: int) -> Writer:
+    """What writes ``report.html``: one file that fetches nothing, like that of ``analyze``."""
+    content = page(result, top)
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return write
+
+
+def page(result: SearchResult, top: int, controls: str = "") -> bytes:
+    """The page, with controls at its top where it is served."""
+    script = "\n".join(static(name) for name in _SCRIPTS)
+    head = columns(result)
+    best = range(min(top, len(result)))
+    text = Template(static("search.html")).substitute(
+        title=escape(f"Plans for {result.llm.name} · Paceline"),
+        policy=escape(_policy(script, controls)),
+        style=static("page.css"),
+        job=foreign(describe(result)),
+        controls=controls,
+        headline=_headline(result),
+        numbers=_numbers(result),
+        plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
+        front=_front_table(result),
+        pruned=table(
+            ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
+        ),
+        against="Time against memory" if _one_count(result) else "Time against cost",
+        price=escape(_price(result)),
+        version=escape(paceline_version()),
+        data=safe_json(_points(result)),
+        script=script,
+    )
+    return text.encode("utf-8", "replace")
+
+
+def problem_page(problem: str, controls: str) -> bytes:
+    """The page where no plan fits: why, and the controls to change that."""
+    text = Template(static("search_problem.html")).substitute(
+        policy=escape(_policy("", controls)),
+        style=static("page.css"),
+        controls=controls,
+        problem=foreign(problem),
+    )
+    return text.encode("utf-8", "replace")
+
+
+def _policy(script: str, controls: str) -> str:
+    """As of any page, but that served controls may ask this server again."""
+    policy = content_policy(script)
+    return policy.replace("form-action 'none'", "form-action 'self'") if controls else policy
+
+
+def controls(
+    start: Mapping[str, int],
+    values: Mapping[str, int],
+    words: Mapping[str, str],
+    span: int,
+    price: float,
+    max_price: float,
+) -> str:
+    """A form with a slider for each number, which doubles or halves it, and one for the price."""
+    rows = []
+    for name, first in start.items():
+        power = round(math.log2(values[name] / first))
+        now = f"{values[name]:,} {words[name]}"
+        rows.append(_slider(name, now, (-span, span, 1), power))
+    rows.append(_slider("price", f"{price:,.2f} $ per GPU and hour", (0, max_price, 0.05), price))
+    text = "".join(rows)
+    return f'<form class="search" method="get" action="/">{text}<button>Search</button></form>'
+
+
+def _slider(name: str, now: str, bounds: tuple[float, float, float], value: float) -> str:
+    low, high, step = bounds
+    return (
+        f'<p class="slider"><label for="{name}">{escape(now)}</label> <input type="range" '
+        f'id="{name}" name="{name}" min="{low:g}" max="{high:g}" step="{step:g}" '
+        f'value="{value:g}"></p>'
+    )
+
+
+def _headline(result: SearchResult) -> str:
+    plan = f"<b>{escape(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
+    text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
+    if result.days is not None:
+        text += f", {result.days[0]:,.1f} days"
+    if result.dollars is not None:
+        text += f", {result.dollars[0] / 1e6:,.2f} million $"
+    return text
+
+
+def _numbers(result: SearchResult) -> str:
+    memory = result.memory_bytes[0] / result.cluster.gpu.memory_bytes
+    items = [
+        ("Ranked by", result.objective, OBJECTIVES[result.objective]),
+        ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
+        ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
+        ("Memory", f"{result.memory_bytes[0] / 1e9:.1f} GB", f"{memory:.0%} of a GPU's"),
+        ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),
+        ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
+    ]
+    cells = (
+        f"<div><dt>{name}</dt><dd>{escape(number)}</dd><dd>{escape(detail)}</dd></div>"
+        for name, number, detail in items
+    )
+    return f'<dl class="numbers">{"".join(cells)}</dl>'
+
+
+def _front_table(result: SearchResult) -> str:
+    if _one_count(result):
+        return ""
+    return table(("rank", *columns(result)), _page_rows(result, front(result)), numeric_from=2)
+
+
+def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
+    rows = []
+    for i in places:
+        name, *cells = (escape(cell) for cell in row(result, i))
+        mark = " *" if result.pareto[i] else ""
+        rows.append((f"{i + 1}{mark}", name, *cells))
+    return rows
+
+
+def _price(result: SearchResult) -> str:
+    price = result.cluster.price_per_gpu_hour
+    if price is None:
+        return "No price per GPU-hour is known, so the cost is that of GPU-time."
+    return f"{price:,.2f} $ per GPU-hour ({result.cluster.price_source or 'given'})."
+
+
+def _points(result: SearchResult) -> dict[str, Any]:
+    """What the plot draws: time against cost, in the largest units that are known.
+
+    With one number of GPUs cost is time; then memory is what is traded for it. Plans far from the
+    line would make it a point in a corner, and are left out.
+    """
+    x, x_label = result.step_time_s, "seconds per step"
+    y, y_label = result.gpu_seconds, "GPU-seconds per step"
+    if result.days is not None:
+        x, x_label = result.days, "days"
+        y, y_label = result.days * result.gpus, "GPU-days"
+    if result.dollars is not None:
+        y, y_label = result.dollars / 1e6, "million $"
+    line = result.pareto
+    if _one_count(result):
+        y, y_label = result.memory_bytes / 1e9, "GB on the fullest GPU"
+        line = pareto(x, y)
+    order = np.argsort(x, kind="stable")
+    lowest_y = np.empty_like(y)
+    lowest_y[order] = np.minimum.accumulate(y[order])
+    off = np.maximum(y / lowest_y, x / x[line].max())
+    near = np.argsort(off, kind="stable")[:MAX_POINTS]
+    points = np.union1d(near[off[near] <= _MAX_RATIO], np.flatnonzero(line))
+    return {
+        "x": round_values(x[points]),
+        "y": round_values(y[points]),
+        "pareto": line[points].tolist(),
+        "name": [result.plan(i).describe() for i in points.tolist()],
+        "gpus": result.gpus[points].tolist(),
+        "step_s": round_values(result.step_time_s[points]),
+        "x_label": x_label,
+        "y_label": y_label,
+        "all": len(result),
+    }
+
+
+def _one_count(result: SearchResult) -> bool:
+    return int(result.gpus.min()) == int(result.gpus.max())

@@ -1,0 +1,176 @@
+"""Step times from lines of text, by a pattern with named groups.
+
+Groups (all but one that tells a time are optional):
+
+    step          the step's number; without it a rank's lines are counted
+    rank          the rank that wrote the line
+    duration_s    seconds of the step; also duration_ms
+    elapsed_s     seconds since the start of the run; also elapsed_ms. A step takes the difference
+    rate          tokens or samples a second, of equal steps; needs time, which gives the scale
+    time          when the line was written: 2026-08-22 10:00:00.123 (or with a comma)
+    tokens, samples, batch, sequence_length, window, flops    what the step has to do by plan
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.step_times import WORKLOAD_COLUMNS
+
+Array = npt.NDArray[np.float64]
+Columns = dict[str, Array]
+
+_DURATIONS = {"duration_s": 1.0, "duration_ms": 1e-3}
+_ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3}
+_GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COLUMNS}
+#: Lines that an error quotes.
+QUOTED_LINES = 3
+_MAX_PATTERN = 2000
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """Lines of one tool.
+
+    Attributes:
+        name: the tool.
+        cue: words that a line of a step has; looked for before the pattern, which is slower.
+        pattern: with named groups.
+    """
+
+    name: str
+    cue: str
+    pattern: re.Pattern[str]
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """The pattern that a user gave.
+
+    Raises:
+        TraceError: it is none, or its groups do not say how long a step takes.
+    """
+    usage = r"such as 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
+    try:
+        pattern = re.compile(text[:_MAX_PATTERN])
+    except re.error as error:
+        raise TraceError(f"--pattern is no regular expression ({error}); {usage}") from None
+    unknown = sorted(set(pattern.groupindex) - _GROUPS)
+    if unknown:
+        names = ", ".join(sorted(_GROUPS))
+        raise TraceError(f"--pattern has a group {unknown[0]}; the groups are {names}")
+    if not {*_DURATIONS, *_ELAPSED, "rate"} & set(pattern.groupindex):
+        raise TraceError(f"--pattern needs a group duration_s, duration_ms or elapsed_s, {usage}")
+    if "rate" in pattern.groupindex and "time" not in pattern.groupindex:
+        raise TraceError("--pattern with a group rate needs a group time, which gives the scale")
+    return pattern
+
+
+def quoted(lines: Iterable[str]) -> str:
+    """The first lines of a log, for an error."""
+    texts = ", ".join(repr(line.strip()[:160]) for line in lines)
+    return f"its first lines are {texts}"
+
+
+def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Columns:
+    """Columns step, duration_s and, where the lines say it, rank and workload.
+
+    Raises:
+        TraceError: no line matches, with the first that do not; or a number is none.
+    """
+    rows: list[tuple[str | None, ...]] = []
+    others: list[str] = []
+    for line in lines:
+        match = pattern.search(line)
+        if match:
+            rows.append(match.groups())
+        elif len(others) < QUOTED_LINES and line.strip():
+            others.append(line)
+    if not rows:
+        raise TraceError(f"{where}: no line matches the pattern; {quoted(others)}")
+    texts = dict(zip(range(1, pattern.groups + 1), zip(*rows, strict=True), strict=True))
+    named = {name: texts[index] for name, index in pattern.groupindex.items()}
+    stamps = named.pop("time", None)
+    columns = {name: _numbers(values, name, where) for name, values in named.items()}
+    columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
+    if "step" not in columns:
+        columns["step"] = _counted(columns["rank"])
+    elif np.isnan(columns["step"]).any():
+        raise TraceError(f"{where}: a line that matches the pattern has no step")
+    times = None if stamps is None else np.array([_seconds(stamp, where) for stamp in stamps])
+    return _with_durations(columns, times, where)
+
+
+def _with_durations(columns: Columns, times: Array | None, where: str) -> Columns:
+    """Columns with duration_s in place of what else told the time; without rows that have none."""
+    duration_s = np.full(len(columns["step"]), np.nan)
+    for name in set(columns) & {*_DURATIONS, *_ELAPSED, "rate"}:
+        values = columns.pop(name)
+        if name in _DURATIONS:
+            seconds = values * _DURATIONS[name]
+        elif name in _ELAPSED:
+            seconds = steps_of_elapsed(columns["step"], columns["rank"], values * _ELAPSED[name])
+        elif times is not None:
+            seconds = _of_rates(columns["step"], columns["rank"], values, times, where)
+        duration_s = np.where(np.isnan(duration_s), seconds, duration_s)
+    known = np.isfinite(duration_s)
+    if not known.any():
+        raise TraceError(f"{where} has one line of a step; a duration takes two")
+    columns["duration_s"] = duration_s
+    return {name: values[known] for name, values in columns.items()}
+
+
+def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
+    """[row] mean seconds a step since the rank's line before; nan for its first and at restarts."""
+    seconds = np.full(len(step), np.nan)
+    for one in np.unique(rank):
+        rows = np.flatnonzero(rank == one)
+        steps, spent_s = np.diff(step[rows]), np.diff(elapsed_s[rows])
+        goes_on = (steps > 0) & (spent_s > 0)
+        seconds[rows[1:][goes_on]] = spent_s[goes_on] / steps[goes_on]
+    return seconds
+
+
+def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -> Array:
+    """Seconds a step: what a step has to do, over the rate.
+
+    What a step has to do is the median of what the rate did between two lines, since an
+    evaluation or a checkpoint between some of them makes only those longer.
+    """
+    per_step = steps_of_elapsed(step, rank, times) * rate
+    if not np.isfinite(per_step).any():
+        raise TraceError(f"{where}: rates need at least two lines with different times")
+    return np.where(rate > 0, np.nanmedian(per_step) / np.where(rate > 0, rate, 1.0), np.nan)
+
+
+def _counted(rank: Array) -> Array:
+    """[row] how many rows of its rank came before."""
+    numbers = np.empty(len(rank))
+    counts = dict.fromkeys(rank.tolist(), 0)
+    for row, one in enumerate(rank.tolist()):
+        numbers[row] = counts[one]
+        counts[one] += 1
+    return numbers
+
+
+def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
+    try:
+        # torchtitan writes 7,034
+        return np.array([float(v.replace(",", "")) if v else np.nan for v in values])
+    except ValueError:
+        raise TraceError(f"{where}: the group {name} is no number in some line") from None
+
+
+def _seconds(stamp: str | None, where: str) -> float:
+    if not stamp:
+        return np.nan
+    try:
+        return datetime.fromisoformat(stamp.replace(",", ".")).timestamp()
+    except ValueError:
+        raise TraceError(f"{where}: {stamp[:40]!r} is no time, such as 2026-08-22 10:00") from None

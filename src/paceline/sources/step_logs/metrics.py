@@ -1,0 +1,76 @@
+"""Step times among metrics that a tool drew: TensorBoard, Weights & Biases.
+
+The names are those that trainers give: ``iteration-time`` and ``batch-size`` Megatron-LM (core
+0.20.0, commit d98e8a6) and Megatron-Bridge (commit 031e7de), ``train_step_timing in s`` and
+``global_batch_size`` NeMo, ``time_metrics/end_to_end(s)`` torchtitan (commit c594d8a).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.step_logs.lines import Columns, steps_of_elapsed
+
+Array = npt.NDArray[np.float64]
+
+#: Metric -> seconds of its unit, in the order in which they are looked for.
+STEP_TIMES = {
+    "iteration-time": 1.0,
+    "train_step_timing in s": 1.0,
+    "time_metrics/end_to_end(s)": 1.0,
+    "train_step_time": 1.0,
+    "step_time_s": 1.0,
+    "step_time_ms": 1e-3,
+    "iter_time_ms": 1e-3,
+    "step_time": 1.0,
+}
+#: Metric -> workload column.
+WORKLOADS = {"batch-size": "batch", "global_batch_size": "batch"}
+NAMES = ", ".join(STEP_TIMES)
+
+
+def bare_name(metric: str) -> str:
+    """A metric without the run in front of it, as an exported chart has it, and ``train/``."""
+    return metric.rsplit(" - ", 1)[-1].removeprefix("train/")
+
+
+def step_time_metric(metrics: Iterable[str], where: str) -> str | None:
+    """The metric that is a step time; None where none is.
+
+    Raises:
+        TraceError: it is there for several runs.
+    """
+    by_name: dict[str, list[str]] = {}
+    for metric in metrics:
+        by_name.setdefault(bare_name(metric), []).append(metric)
+    for name in STEP_TIMES:
+        if len(by_name.get(name, ())) > 1:
+            runs = ", ".join(by_name[name])
+            raise TraceError(f"{where} has {name} of several runs ({runs[:200]}); give one run's")
+        if name in by_name:
+            return by_name[name][0]
+    return None
+
+
+def columns_of(
+    step: Array, values: Array, metric: str | None, workload: Mapping[str, Array]
+) -> Columns:
+    """Columns from a metric's points, or, without one, from times since the epoch at steps."""
+    if metric is None:
+        seconds = steps_of_elapsed(step, np.zeros(len(step)), values)
+    else:
+        seconds = values * STEP_TIMES[bare_name(metric)]
+    known = np.isfinite(seconds) & np.isfinite(step)
+    columns = {"step": step, "duration_s": seconds, **workload}
+    return {name: column[known] for name, column in columns.items()}
+
+
+#: What is said where no metric is a step time.
+BETWEEN = (
+    "no metric is a step time, so a step takes the mean between two points, with evaluations and "
+    "checkpoints between them"
+)

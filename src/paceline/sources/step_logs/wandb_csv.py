@@ -1,0 +1,75 @@
+"""Step times in CSV files of Weights & Biases.
+
+Two forms: a chart's export (columns ``Step``, then ``RUN - METRIC`` with ``__MIN`` and ``__MAX``
+beside it) and ``run.history().to_csv()`` (``_step``, ``_runtime``, ``_timestamp`` and metrics).
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.json_stream import lines
+from paceline.sources.step_logs.lines import Columns
+from paceline.sources.step_logs.metrics import (
+    BETWEEN,
+    NAMES,
+    WORKLOADS,
+    bare_name,
+    columns_of,
+    step_time_metric,
+)
+
+STEP_COLUMNS = ("Step", "_step", "trainer/global_step", "global_step")
+_CLOCKS = ("_runtime", "_timestamp", "Relative Time (Process)")
+
+
+def is_header(line: str) -> bool:
+    """Whether a line is the header of such a file."""
+    cells = next(csv.reader([line]), [])
+    return len(cells) > 1 and any(cell.strip() in STEP_COLUMNS for cell in cells)
+
+
+def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
+    """Columns, and notes.
+
+    Raises:
+        TraceError: no column is a step time or a clock, or a cell is no number.
+    """
+    rows = csv.reader(lines(path))
+    try:
+        head = [cell.strip() for cell in next(rows)]
+        cells = [row for row in rows if len(row) == len(head)]
+    except csv.Error as error:
+        raise TraceError(f"{path} is no CSV: {error}") from None
+    table = {name: i for i, name in enumerate(head)}
+    metrics = [name for name in head if not name.endswith(("__MIN", "__MAX"))]
+    metric = step_time_metric(metrics, str(path))
+    clock = next((name for name in _CLOCKS if name in table), None)
+    source = metric or clock
+    if source is None:
+        raise TraceError(
+            f"{path} has no step times: none of its columns is one of {NAMES}, and _runtime and "
+            "_timestamp are missing, too"
+        )
+    step_name = next(name for name in STEP_COLUMNS if name in table)
+    step, values = (_numbers(path, cells, table[name], name) for name in (step_name, source))
+    logged = np.isfinite(step) & np.isfinite(values)
+    workload = {
+        WORKLOADS[bare_name(name)]: _numbers(path, cells, table[name], name)[logged]
+        for name in metrics
+        if bare_name(name) in WORKLOADS
+    }
+    columns = columns_of(step[logged], values[logged], metric, workload)
+    return columns, () if metric else (BETWEEN,)
+
+
+def _numbers(path: Path, cells: list[list[str]], column: int, name: str) -> npt.NDArray[np.float64]:
+    try:
+        return np.array([float(row[column]) if row[column].strip() else np.nan for row in cells])
+    except ValueError:
+        raise TraceError(f"{path}: the column {name} holds words, not numbers") from None

@@ -1,0 +1,287 @@
+"""Launch files: names that the frameworks know, and values that say the plan.
+
+The lists below were read in the frameworks' sources at the versions named; the writers' own
+parsers (Megatron-LM's ``add_megatron_arguments``, torchtitan's ``JobConfig``, Accelerate's
+``load_config_from_file``) took files of all kinds when the lists were made.
+"""
+
+import json
+import re
+import shlex
+import tomllib
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+import requires
+from paceline.errors import PlanError
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+from paceline.model.plan import Plan
+from paceline.plan.launch.files import FRAMEWORKS, SPACES, best_launch, launch_text
+from paceline.plan.launch.megatron import BRIDGE, MEGATRON
+from paceline.plan.launch.torch_based import ACCELERATE, DEEPSPEED, TORCHTITAN
+from paceline.plan.search import search
+
+LLAMA, MIXTRAL = llm_preset("llama3-8b"), llm_preset("mixtral-8x7b")
+
+#: Megatron-LM core_v0.19.0: megatron/training/arguments.py, config/*.py, core/**/*_config.py.
+MEGATRON_FLAGS = {
+    "num-layers",
+    "hidden-size",
+    "ffn-hidden-size",
+    "num-attention-heads",
+    "seq-length",
+    "max-position-embeddings",
+    "normalization",
+    "position-embedding-type",
+    "group-query-attention",
+    "num-query-groups",
+    "swiglu",
+    "disable-bias-linear",
+    "untie-embeddings-and-output-weights",
+    "num-experts",
+    "moe-router-topk",
+    "moe-ffn-hidden-size",
+    "moe-grouped-gemm",
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "micro-batch-size",
+    "global-batch-size",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+    "sequence-parallel",
+    "use-distributed-optimizer",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
+    "use-megatron-fsdp",
+    "data-parallel-sharding-strategy",
+    "ckpt-format",
+    "recompute-granularity",
+    "recompute-modules",
+    "recompute-method",
+    "recompute-num-layers",
+    "bf16",
+    "fp16",
+    "fp8-format",
+    "accumulate-allreduce-grads-in-fp32",
+    "grad-reduce-in-bf16",
+    "attention-backend",
+    "tp-comm-overlap",
+}
+#: torchtitan v0.2.2: torchtitan/config/job_config.py.
+TORCHTITAN_KEYS = {
+    "training": {"local_batch_size", "global_batch_size", "seq_len"},
+    "parallelism": {
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
+        "tensor_parallel_degree",
+        "enable_async_tensor_parallel",
+        "pipeline_parallel_degree",
+        "context_parallel_degree",
+        "expert_parallel_degree",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+        "module_fqns_per_model_part",
+    },
+    "activation_checkpoint": {"mode", "selective_ac_option"},
+    "compile": {"enable", "components"},
+    "model": {"converters"},
+    "quantize": {"linear"},
+}
+#: Megatron-Bridge v0.6.0: training/config.py, and Megatron-Core's DistributedDataParallelConfig.
+BRIDGE_KEYS = {
+    "train.micro_batch_size",
+    "train.global_batch_size",
+    "dataset.seq_length",
+    "model.tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.virtual_pipeline_model_parallel_size",
+    "model.context_parallel_size",
+    "model.expert_model_parallel_size",
+    "model.sequence_parallel",
+    "ddp.use_distributed_optimizer",
+    "ddp.overlap_grad_reduce",
+    "ddp.overlap_param_gather",
+    "ddp.grad_reduce_in_fp32",
+    "mixed_precision",
+    "ddp.use_megatron_fsdp",
+    "ddp.data_parallel_sharding_strategy",
+    "model.pipeline_model_parallel_layout",
+    "model.recompute_granularity",
+    "model.recompute_method",
+    "model.recompute_num_layers",
+    "model.recompute_modules",
+}
+#: DeepSpeed v0.19.5: deepspeed/runtime/constants.py, zero/config.py, tensor_parallel/config.py.
+DEEPSPEED_KEYS = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+    "gradient_clipping",
+    "bf16",
+    "fp16",
+    "data_types",
+    "tensor_parallel",
+}
+#: Accelerate v1.14.0: commands/launch.py, examples/torch_native_parallelism/configs.
+ACCELERATE_KEYS = {
+    "distributed_type",
+    "mixed_precision",
+    "fsdp_config",
+    "fsdp_version",
+    "fsdp_auto_wrap_policy",
+    "fsdp_reshard_after_forward",
+    "fsdp_activation_checkpointing",
+    "fsdp_state_dict_type",
+    "parallelism_config",
+    "parallelism_config_dp_replicate_size",
+    "parallelism_config_dp_shard_size",
+    "parallelism_config_tp_size",
+    "parallelism_config_cp_size",
+    "num_machines",
+    "num_processes",
+}
+
+PLANS = [
+    Plan(dp=8, global_batch=64, zero=0),
+    Plan(dp=8, global_batch=64, zero=3, recompute="full", micro_batch=2),
+    Plan(dp=8, global_batch=64, zero=2, recompute="selective", grad_bytes=2),
+    Plan(tp=2, pp=4, dp=2, vpp=2, cp=2, global_batch=32, sequence_parallel=True, overlap_tp=True),
+    Plan(pp=4, dp=2, global_batch=32, layers_per_stage=(7, 9, 9, 7), precision="fp8"),
+    Plan(tp=2, dp=8, global_batch=32, zero=3, precision="fp8", recompute="selective"),
+    Plan(tp=2, dp=8, global_batch=32, precision="fp16", flash=False, recompute="selective"),
+    Plan(dp=8, cp=2, global_batch=32, zero=0),
+]
+
+
+def test_the_versions_that_the_names_were_read_at():
+    assert MEGATRON == "Megatron-LM core_v0.19.0"
+    assert BRIDGE == "Megatron-Bridge v0.6.0"
+    assert TORCHTITAN == "torchtitan v0.2.2"
+    assert DEEPSPEED == "DeepSpeed v0.19.5"
+    assert ACCELERATE == "Hugging Face Accelerate v1.14.0"
+
+
+def texts(framework):
+    """Texts of all plans that the framework can express, at least three."""
+    found = []
+    for llm in (LLAMA, MIXTRAL):
+        for plan in [*PLANS, *([replace(PLANS[5], ep=8)] if llm is MIXTRAL else [])]:
+            with suppress(PlanError):
+                found.append((plan, launch_text(framework, llm, plan)))
+    assert len(found) >= 3
+    return found
+
+
+def test_megatron_flags():
+    seen = set()
+    for plan, text in texts("megatron"):
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        flags = [word[2:] for word in words[words.index("pretrain_gpt.py") :] if word[:2] == "--"]
+        assert len(flags) == len(set(flags))
+        seen |= set(flags)
+        assert words[words.index("--tensor-model-parallel-size") + 1] == str(plan.tp)
+        assert words[words.index("--global-batch-size") + 1] == str(plan.global_batch)
+        if plan.layers_per_stage:
+            layout = words[words.index("--pipeline-model-parallel-layout") + 1]
+            assert layout == "Et*7|t*9|t*9|t*7L"
+        assert ("--use-megatron-fsdp" in words) == (plan.zero >= 2)
+    assert seen == MEGATRON_FLAGS
+
+
+def test_megatron_bridge_overrides():
+    for plan, text in texts("nemo"):
+        keys = dict(re.findall(r"^  ([\w.]+)=(.*?)(?: \\)?$", text, flags=re.M))
+        assert set(keys) <= BRIDGE_KEYS
+        assert keys["model.pipeline_model_parallel_size"] == str(plan.pp)
+        assert keys["ddp.grad_reduce_in_fp32"] == str(plan.grad_bytes == 4).lower()
+
+
+def test_torchtitan_tables():
+    for plan, text in texts("torchtitan"):
+        tables = tomllib.loads(text)
+        for name, table in tables.items():
+            assert set(table) <= TORCHTITAN_KEYS[name]
+        degrees = tables["parallelism"]
+        gpus = [f"{name}_parallel_degree" for name in ("tensor", "pipeline", "context")]
+        gpus += ["data_parallel_shard_degree", "data_parallel_replicate_degree"]
+        product = 1
+        for name in gpus:
+            product *= degrees[name]
+        assert product == plan.gpus
+        local = tables["training"]["local_batch_size"]
+        assert local == (plan.global_batch // plan.dp if plan.pp > 1 else plan.micro_batch)
+
+
+def test_torchtitan_splits_uneven_layers():
+    plan = Plan(pp=4, global_batch=32, layers_per_stage=(7, 9, 9, 7))
+    tables = tomllib.loads(launch_text("torchtitan", LLAMA, plan))
+    parts = tables["parallelism"]["module_fqns_per_model_part"]
+    assert [len(part) for part in parts] == [8, 9, 9, 9]
+    assert (parts[0][0], parts[-1][-2:]) == ("tok_embeddings", ["norm", "output"])
+
+
+def test_deepspeed_keys_multiply_to_the_batch():
+    for plan, text in texts("deepspeed"):
+        keys = json.loads(text)
+        assert set(keys) <= DEEPSPEED_KEYS
+        steps = keys["gradient_accumulation_steps"] * keys["train_micro_batch_size_per_gpu"]
+        assert steps * plan.dp == keys["train_batch_size"]
+        assert keys["zero_optimization"]["stage"] == plan.zero
+
+
+def test_accelerate_keys():
+    for plan, text in texts("accelerate"):
+        keys = dict(re.findall(r"^ *(\w+): ?(.*)$", text, flags=re.M))
+        assert set(keys) <= ACCELERATE_KEYS
+        assert keys["num_processes"] == str(plan.gpus)
+        if plan.zero == 3:
+            assert keys["parallelism_config_dp_shard_size"] == str(plan.dp)
+            assert keys["fsdp_reshard_after_forward"] == "true"
+
+
+def test_accelerate_itself_takes_the_file(tmp_path):
+    requires.installed("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(launch_text("accelerate", LLAMA, PLANS[1]))
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8
+    assert config.fsdp_config["fsdp_activation_checkpointing"] is True
+
+
+@pytest.mark.parametrize(
+    ("framework", "fields", "why"),
+    [
+        ("torchtitan", {"zero": 1}, "zero 1"),
+        ("deepspeed", {"pp": 2}, "pp > 1"),
+        ("accelerate", {"pp": 2, "zero": 0}, "pp > 1"),
+        ("accelerate", {"zero": 3, "recompute": "selective"}, "selective"),
+        ("megatron", {"pp": 2, "schedule": "gpipe"}, "gpipe"),
+        ("nemo", {"precision": "fp32"}, "fp32"),
+        ("torchrun", {}, "no framework"),
+    ],
+)
+def test_what_a_framework_cannot_express(framework, fields, why):
+    with pytest.raises(PlanError, match=why):
+        launch_text(framework, LLAMA, Plan(**{"dp": 4, "global_batch": 64} | fields))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_a_search_for_each_framework_ends_in_a_file(framework, gpus):
+    result = search(
+        LLAMA, cluster_preset("h100"), gpus, 128, micro_batches=(1,),
+        **{"max_pp": 4, "max_vpp": 2} | SPACES[framework],
+    )  # fmt: skip
+    place, text = best_launch(framework, result)
+    assert place == 0  # nothing is tried that it cannot express
+    assert text == launch_text(framework, LLAMA, result.plan(0))

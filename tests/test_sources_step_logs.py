@@ -1,0 +1,344 @@
+"""Logs of trainers -> step times, told by content; lines as the tools' sources format them."""
+
+import json
+import re
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from paceline.cli.main import run
+from paceline.errors import TraceError
+from paceline.sources.step_logs.files import load_step_log
+
+#: Seconds of 60 steps: 0.5 s, then 0.75 s from step 55 on.
+SECONDS = [0.5 if step < 55 else 0.75 for step in range(60)]
+
+
+def at(seconds):
+    return f"2026-08-22 10:{int(seconds) // 60:02d}:{seconds % 60:06.3f}"
+
+
+def megatron(step, seconds, end_s):
+    return (
+        f" [{at(end_s)}000] iteration {step:8d}/{100:8d} | consumed samples: {step * 64:12d} |"
+        f" elapsed time per iteration (ms): {seconds * 1000:.1f} | throughput per GPU"
+        f" (TFLOP/s/GPU): 400.1 | learning rate: 1.000000E-04 | global batch size: {64:5d} |"
+        " lm loss: 2.500000E+00 | loss scale: 1.0 |"
+    )
+
+
+def bridge(step, seconds, end_s):
+    return f"Step Time : {seconds:.2f}s GPU utilization: 9.5MODEL_TFLOP/s/GPU\n" + megatron(
+        step, seconds, end_s
+    )
+
+
+def nemo(step, seconds, end_s):
+    return (
+        f"Training epoch 0, iteration {step}/99 | lr: 1.961e-06 | global_batch_size: 8 | "
+        f"global_step: {step} | reduced_train_loss: 1.315 | train_step_timing in s: {seconds} | "
+        f"consumed_samples: {8 * step}"
+    )
+
+
+def nemo_bar(step, seconds, end_s):
+    return (
+        f"Epoch 0: : {step}%|█| {step}/100 [10:48<00:00, reduced_train_loss=0.0172, "
+        f"global_step={step:.2f}, consumed_samples=25600.0, train_step_timing in s={seconds}]\r"
+    )
+
+
+def torchtitan(step, seconds, end_s):
+    return (
+        f"[rank0]:[titan] {at(end_s).replace('.', ',')} - root - INFO - \x1b[31mstep: {step:2}  "
+        f"\x1b[32mloss: {2.5:7.4f}  \x1b[33mmemory:  2.47GiB(3.12%)  "
+        f"\x1b[34mtps: {round(8192 / seconds):,}  \x1b[36mtflops: 1.90  \x1b[35mmfu: 0.19%\x1b[39m"
+    )
+
+
+def nanogpt(step, seconds, end_s):
+    return f"iter {step}: loss 2.5000, time {seconds * 1000:.2f}ms, mfu 17.21%"
+
+
+def modded_nanogpt(step, seconds, end_s):
+    return (
+        f"step:{step + 1}/1750 train_time:{end_s * 1000:.0f}ms step_avg:500.00ms\n"
+        f"step:{step + 1}/1750 val_loss:3.9 train_time:{end_s * 1000:.0f}ms step_avg:500.00ms"
+    )
+
+
+def deepspeed(step, seconds, end_s):
+    return (
+        f"[{at(end_s).replace('.', ',')}] [INFO] [timer.py:264:stop] epoch=0/micro_step={step * 2}/"
+        f"global_step={step}, RunningAvgSamplesPerSec=60.2, CurrSamplesPerSec={32 / seconds}, "
+        "MemAllocated=1.1GB, MaxMemAllocated=2.2GB"
+    )
+
+
+def deepspeed_pipeline(step, seconds, end_s):
+    return (
+        f"steps: {step} loss: 1.2000 iter time (s): {seconds:.3f} samples/sec: {32 / seconds:.3f}"
+    )
+
+
+def mlperf(step, seconds, end_s):
+    stats = {
+        "namespace": "",
+        "time_ms": 1759987835297,
+        "event_type": "POINT_IN_TIME",
+        "key": "tracked_stats",
+        "value": {"train_step_time": seconds, "reduced_train_loss": 3.1},
+        "metadata": {"file": "/workspace/llm/custom_callbacks.py", "lineno": 1, "step": 64 * step},
+    }
+    return f" 0: :::MLLOG {json.dumps(stats)}"
+
+
+FORMATS = [
+    *(megatron, bridge, nemo, nemo_bar, torchtitan, nanogpt, modded_nanogpt),
+    *(deepspeed, deepspeed_pipeline, mlperf),
+]
+
+
+def log_of(path, line, seconds=SECONDS, spacing=1):
+    """A log with words of other tools around its lines."""
+    head = ["NCCL version 2.27.5, cuda 12.9", "using world size: 8, data-parallel size: 8"]
+    if line is mlperf:
+        sizes = {"key": "global_batch_size", "value": 64, "metadata": {}}
+        head.append(f" 0: :::MLLOG {json.dumps(sizes)}")
+    ends = np.cumsum(np.array(seconds) * spacing)
+    lines = [line(i * spacing, s, e) for i, (s, e) in enumerate(zip(seconds, ends, strict=True))]
+    path.write_text("\n".join([*head, *lines, "saving checkpoint"]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("line", FORMATS)
+def test_logs_are_told_by_their_content(tmp_path, line):
+    times = load_step_log(log_of(tmp_path / "train.log", line))
+    expected = dict(enumerate(SECONDS))
+    if line is modded_nanogpt:  # a cumulative time: the first step has none; steps count from 1
+        expected = {step + 1: s for step, s in expected.items() if step}
+    assert times.steps.tolist() == list(expected)
+    assert times.duration_s[:, 0] == pytest.approx(list(expected.values()), rel=1e-3)
+    assert times.warnings == ()
+    assert times.workload == {}  # the batch never changes, so it explains nothing
+
+
+def test_a_batch_that_grows_is_workload(tmp_path):
+    def growing(step, seconds, end_s):
+        line = megatron(step, seconds, end_s)
+        return line.replace("size:    64", "size:   128") if step >= 55 else line
+
+    times = load_step_log(log_of(tmp_path / "train.log", growing))
+    assert times.workload["batch"].tolist() == [64.0] * 55 + [128.0] * 5
+
+
+def test_lost_seconds_of_a_log_with_every_tenth_step(capsys, tmp_path):
+    seconds = [1.0] * 100 + [1.5] * 20
+    path = log_of(tmp_path / "train.log", megatron, seconds, spacing=10)
+    assert run(["detect", str(path), "--json"]) == 0
+    out = capsys.readouterr()
+    (event,) = map(json.loads, out.out.splitlines())
+    assert event["since_step"] == 1000
+    samples = (event["step"] - event["since_step"]) / 10 + 1
+    assert event["lost_s"] == pytest.approx(10 * 0.5 * samples)
+    assert "a sample every 10 steps" in out.err
+
+
+def test_mlperf_without_step_times(tmp_path):
+    path = tmp_path / "result_0.txt"
+    path.write_text(':::MLLOG {"key": "tracked_stats", "value": {"throughput": 3}, "metadata": {}}')
+    with pytest.raises(TraceError, match="without a train_step_time"):
+        load_step_log(path)
+
+
+def test_a_pattern_for_any_other_log(tmp_path):
+    path = tmp_path / "own.log"
+    path.write_text(
+        "".join(f"r1 step {i} took {s * 1e3} ms, 42 tok\n" for i, s in enumerate(SECONDS))
+    )
+    pattern = r"r(?P<rank>\d) step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms"
+    times = load_step_log(path, pattern)
+    assert times.ranks.tolist() == [1]
+    assert times.duration_s[:, 0] == pytest.approx(SECONDS)
+    counted = load_step_log(path, r"took (?P<duration_ms>[\d.]+) ms")
+    assert counted.steps.tolist() == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("step (?P<step>", "is no regular expression"),
+        (r"(?P<step>\d+)", "needs a group duration_s"),
+        (r"(?P<seconds>\d+)", "has a group seconds; the groups are batch, duration_ms"),
+        (r"(?P<rate>\d+)", "needs a group time"),
+        (r"(?P<duration_s>took)", "duration_s is no number"),
+        (r"never (?P<duration_s>\d+)", "its first lines are 'step 1 took 3 s'"),
+    ],
+)
+def test_patterns_that_cannot_be(tmp_path, pattern, words):
+    path = tmp_path / "own.log"
+    path.write_text("step 1 took 3 s\nstep 2 took 3 s\n")
+    with pytest.raises(TraceError, match=re.escape(words)):
+        load_step_log(path, pattern)
+
+
+def test_a_log_of_no_known_format_shows_its_lines(capsys, tmp_path):
+    path = tmp_path / "own.log"
+    path.write_text("hello\nstep 1 took 3 s\n")
+    assert run(["detect", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "give --pattern" in err
+    assert "'hello', 'step 1 took 3 s'" in err
+
+
+def test_weights_and_biases(tmp_path):
+    chart = tmp_path / "chart.csv"
+    name = "job-17 - iteration-time"
+    rows = [f'"{i}","{s}","{s}","{s}"' for i, s in enumerate(SECONDS)]
+    chart.write_text("\n".join([f'"Step","{name}","{name}__MIN","{name}__MAX"', *rows]))
+    assert load_step_log(chart).duration_s[:, 0].tolist() == SECONDS
+    history = tmp_path / "history.csv"
+    ends = np.cumsum(SECONDS)
+    rows = [f"{i},{i},{end},2.5" for i, end in enumerate(ends)]
+    history.write_text("\n".join([",_step,_runtime,loss", *rows]))
+    times = load_step_log(history)
+    assert times.duration_s[:, 0] == pytest.approx(SECONDS[1:])
+    assert "mean between two points" in times.warnings[0]
+    chart.write_text('"Step","a - step_time","b - step_time"\n1,2,3\n')
+    with pytest.raises(TraceError, match="of several runs"):
+        load_step_log(chart)
+
+
+def test_prometheus(tmp_path):
+    result = [
+        {
+            "metric": {"__name__": "train_step_milliseconds", "rank": str(rank)},
+            "values": [[1759987835 + 15 * i, str(s * 1000)] for i, s in enumerate(SECONDS)],
+        }
+        for rank in (4, 2)
+    ]
+    path = tmp_path / "range.json"
+    content = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    path.write_text(json.dumps(content))
+    times = load_step_log(path)
+    assert times.ranks.tolist() == [2, 4]
+    assert times.duration_s[:, 1] == pytest.approx(SECONDS)
+    assert "a scrape, not a step" in times.warnings[0]
+
+
+def test_trainer_state(tmp_path):
+    ends = np.cumsum(SECONDS)
+    history = [
+        {"loss": 2.5, "step": i, "train_runtime": round(end, 4), "num_input_tokens_seen": 512 * i}
+        for i, end in enumerate(ends)
+    ]
+    history += [{"eval_loss": 1.0, "step": 59}, {"train_runtime": 99.0, "step": 59}]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"global_step": 59, "log_history": history}, indent=2))
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx(SECONDS[1:])
+    for entry in history[:-1]:
+        entry.pop("train_runtime", None)
+    path.write_text(json.dumps({"log_history": history}))
+    with pytest.raises(TraceError, match="include_num_input_tokens_seen"):
+        load_step_log(path)
+
+
+def event_file(path, tag, values):
+    """An event file as tensorboard writes one, but for its checksums."""
+
+    def field(number, kind, content):
+        size = bytes([len(content)]) if kind == 2 else b""
+        return bytes([number << 3 | kind]) + size + content
+
+    def record(event):
+        return struct.pack("<QI", len(event), 0) + event + bytes(4)
+
+    data = record(field(1, 1, struct.pack("<d", 1.0)) + field(3, 2, b"brain.Event:2"))
+    for step, value in enumerate(values):
+        scalar = field(1, 2, tag) + field(2, 5, struct.pack("<f", value))
+        summary = field(5, 2, field(1, 2, scalar))
+        data += record(
+            field(1, 1, struct.pack("<d", step * 2.0)) + field(2, 0, bytes([step])) + summary
+        )
+    path.write_bytes(data + b"torn")
+    return path
+
+
+def test_event_files(tmp_path):
+    path = event_file(tmp_path / "events.out.tfevents.1", b"iteration-time", SECONDS)
+    assert load_step_log(path).duration_s[:, 0].tolist() == SECONDS
+    assert load_step_log(tmp_path).steps.tolist() == list(range(60))  # the folder
+    times = load_step_log(event_file(path, b"loss", SECONDS))
+    assert times.duration_s[:, 0].tolist() == [2.0] * 59
+    assert "no metric is a step time" in times.warnings[0]
+
+
+def test_event_files_of_tensorboard_itself(tmp_path):
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    from tensorboardX import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        for step, seconds in enumerate(SECONDS):
+            writer.add_scalar("loss", 2.5, step, walltime=1000.0 + step)
+            writer.add_scalar("iteration-time", seconds, step)
+            writer.add_scalar("batch-size", 64 if step < 55 else 128, step)
+        writer.add_image("image", np.zeros((3, 8, 8), dtype=np.uint8))
+    times = load_step_log(tmp_path)
+    assert times.duration_s[:, 0].tolist() == SECONDS
+    assert times.workload["batch"].tolist() == [64.0] * 55 + [128.0] * 5
+
+
+def test_trainer_state_of_transformers_itself(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        main_input_name = "input_ids"
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+            self.calls = 0
+
+        def forward(self, input_ids, labels):
+            self.calls += 1
+            time.sleep(0.02 if self.calls < 5 else 0.1)
+            return {"loss": (self.weight.sum() - labels.sum()) ** 2}
+
+    data = [{"input_ids": torch.ones(4), "labels": torch.zeros(1)}] * 8
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=8,
+        per_device_train_batch_size=1,
+        logging_steps=1,
+        include_num_input_tokens_seen="all",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(Model(), args, train_dataset=data)
+    trainer.train()
+    trainer.state.save_to_json(str(tmp_path / "trainer_state.json"))
+    times = load_step_log(tmp_path / "trainer_state.json")
+    assert times.steps.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert np.median(times.duration_s[3:]) > 2 * np.median(times.duration_s[:3])
+
+
+def test_what_is_damaged_is_said_in_a_line(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    path.write_text('{"log_history": [{"loss": 1, "step": 1, "train_runtime": "x"}, 3]}')
+    with pytest.raises(TraceError, match="is damaged"):
+        load_step_log(path)
+    path.write_text('{"log_history": [')
+    with pytest.raises(TraceError, match="is no JSON"):
+        load_step_log(path)
+    events = event_file(tmp_path / "events.out.tfevents.1", b"loss", [1.0])
+    events.write_bytes(events.read_bytes()[:60] + b"\xff" * 200)
+    with pytest.raises(TraceError, match="is damaged: a record of"):
+        load_step_log(events)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="holds no event files"):
+        load_step_log(tmp_path / "empty")
