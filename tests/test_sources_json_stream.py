@@ -204,7 +204,7 @@ def test_events_that_are_parsed_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_msgspec: bool
 ) -> None:
     if not with_msgspec:
-        monkeypatch.setattr(json_stream, "_list_decoder", lambda: json.loads)
+        monkeypatch.setattr(json_stream, "list_decoder", lambda: json.loads)
     monkeypatch.setattr(json_stream, "CHUNK_BYTES", 700)
     nested = [{"a": "\n  },\n  {"}, {"a": [{"b": 1}, {"c": {}}]}, {"a": "\u00e9 }, {"}]
     events: list[dict[str, object]] = [{"n": n, "args": nested[n % 3]} for n in range(100)]

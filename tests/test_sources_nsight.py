@@ -98,5 +98,14 @@ def test_commands_say_where_it_belongs(tmp_path: Path, capsys: Captured) -> None
     assert "NVIDIA H100 0 of process 11" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["ranks", "import"])
+def test_a_report_has_to_be_exported(tmp_path: Path, capsys: Captured, command: str) -> None:
+    path = tmp_path / "a.nsys-rep"
+    path.write_bytes(b"report")
+    output = ["-o", str(tmp_path / "a.parquet")] if command == "import" else []
+    assert run([command, str(path), *output]) == 2
+    assert f"nsys export --type sqlite {path}" in capsys.readouterr().err
+
+
 def test_a_process_is_taken_from_its_id() -> None:
     assert (process(111) >> 24) & 0xFFFFFF == 111

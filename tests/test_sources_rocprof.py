@@ -7,6 +7,7 @@ import pytest
 from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import rank_report
+from paceline.sources.devices.rocprof_json import Records
 from rocprof_files import document, write_csv, write_json
 
 Captured = pytest.CaptureFixture[str]
@@ -65,3 +66,19 @@ def test_commands_say_where_it_belongs(tmp_path: Path, capsys: Captured) -> None
     assert "is a file of rocprofv3" in capsys.readouterr().err
     assert run(["ranks", str(tmp_path)]) == 0
     assert "MI350X 2 of process 908" in capsys.readouterr().out
+
+
+def test_records_are_the_same_in_one_go_and_one_by_one(tmp_path: Path) -> None:
+    """The tool's own layout is parsed in one go: each record has its size first."""
+    value = document()
+    process = value["rocprofiler-sdk-tool"][0]
+    apart = list(Records(write_json(tmp_path / "a.json", value)))
+    for name, records in process["buffer_records"].items():
+        process["buffer_records"][name] = [{"size": 184, **record} for record in records]
+    together = list(Records(write_json(tmp_path / "b.json", value)))
+    assert len(apart) == len(together) == 6 + 12
+    for item in together:
+        for record in item.values():
+            if isinstance(record, dict):
+                record.pop("size", None)
+    assert apart == together

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from paceline.errors import TraceError
 from paceline.sources import kineto, ndtimeline, otlp, recording
 from paceline.sources.call_logs import flight_recorder, nccl_inspector
-from paceline.sources.devices import TOOLS
+from paceline.sources.devices import TOOLS, nsight
 from paceline.sources.imported import Imported
 from paceline.trace import Job
 
@@ -76,6 +76,11 @@ _NO_TRACE = (
         f"{_NO_COMPUTES} detect --collectives",
     ),
     *((tool.label, tool.matches, _NO_GROUPS) for tool in TOOLS),
+    (
+        "a report of Nsight Systems",
+        nsight.is_report,
+        "which only nsys can read: nsys export --type sqlite {path}",
+    ),
 )
 
 

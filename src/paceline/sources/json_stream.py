@@ -37,7 +37,7 @@ _DECODER = json.JSONDecoder()
 
 
 @cache
-def _list_decoder() -> Callable[[str], Any]:
+def list_decoder() -> Callable[[str], Any]:
     """Msgspec where it is installed (with the monitor), the standard library's parser else."""
     try:
         from msgspec.json import decode
@@ -164,7 +164,7 @@ class JsonStream:
         if end < 0:
             return []
         try:
-            values: list[dict[str, Any]] = _list_decoder()(f"[{self._text[self._at : end]}}}]")
+            values: list[dict[str, Any]] = list_decoder()(f"[{self._text[self._at : end]}}}]")
         except (ValueError, RecursionError):
             return []
         if not all(type(value) is dict for value in values):

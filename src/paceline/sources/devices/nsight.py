@@ -57,6 +57,11 @@ def matches(path: Path) -> bool:
         return False
 
 
+def is_report(path: Path) -> bool:
+    """Whether the file is called as reports are that were not exported; only nsys can read them."""
+    return path.suffix in (".nsys-rep", ".qdrep")
+
+
 def read_devices(path: Path) -> Devices:
     """Read an export; some 60 bytes per kernel and 24 per call of the host stay.
 

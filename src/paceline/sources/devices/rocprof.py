@@ -60,6 +60,7 @@ class _Process:
         self.label = ""
         self.names: dict[str, str] = {}
         self._tables: dict[str, DeviceTable] = {}
+        self._works: dict[str, Work] = {}
         self._copies: list[tuple[tuple[str, str], int, int, int]] = []
         self._calls: list[tuple[int, int, int]] = []
         self._steps: list[tuple[int, int, int]] = []
@@ -67,8 +68,13 @@ class _Process:
     def kernel(
         self, gpu: str, name: str, start_ns: int, end_ns: int, stream: int, number: int
     ) -> None:
-        table = self._tables.setdefault(gpu, DeviceTable(self.path))
-        work = Work.MEMORY if _COPY_KERNEL.match(name) else work_of(name)
+        table = self._tables.get(gpu)
+        if table is None:
+            table = self._tables[gpu] = DeviceTable(self.path)
+        work = self._works.get(name)
+        if work is None:
+            work = Work.MEMORY if _COPY_KERNEL.match(name) else work_of(name)
+            self._works[name] = work
         table.add(name, work, start_ns, end_ns, stream, number)
 
     def copy(self, ends: tuple[str, str], start_ns: int, end_ns: int, number: int) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.sources.json_stream import JsonStream
+from paceline.sources.json_stream import JsonStream, list_decoder
 
 TOP = "rocprofiler-sdk-tool"
 _RECORDS = (f"{TOP}.buffer_records", f"{TOP}.callback_records")
 #: Objects whose members come one by one; lists in records come item by item.
 _OPENED = (TOP, *_RECORDS)
+#: Between two records as the tool writes them: each is a C++ struct, its size first.
+_BETWEEN = '},{"size":'
 
 
 class Records(JsonStream):
@@ -22,6 +24,7 @@ class Records(JsonStream):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, TOP)
+        self._one_by_one_until = 0
 
     def _object(self) -> Iterator[dict[str, Any]]:
         yield from self._members("")
@@ -52,7 +55,24 @@ class Records(JsonStream):
         while self._peek() != "]":
             if self._peek() == "[":
                 raise self._error("an object, {...}, should be here")
+            if place != TOP:
+                for value in self._records():
+                    yield {place: value}
             yield from self._inside(place)
             if self._peek() != "]":
                 self._expect(",")
         self._at += 1
+
+    def _records(self) -> list[dict[str, Any]]:
+        """The records that are in memory but the last, in one go; none where that cannot be."""
+        end = self._text.rfind(_BETWEEN, self._at)
+        if end < 0 or self._n_dropped + self._at < self._one_by_one_until:
+            return []
+        try:
+            values: list[dict[str, Any]] = list_decoder()(f"[{self._text[self._at : end]}}}]")
+        except (ValueError, RecursionError):
+            # The list ends in between: to try again at each of its records would be slow.
+            self._one_by_one_until = self._n_dropped + end
+            return []
+        self._at = end + 2  # behind the comma, in front of the last record
+        return values
