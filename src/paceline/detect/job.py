@@ -86,7 +86,8 @@ class JobEvent:
         if self.kind == "hang":
             late = len(self.ranks) < self.of
             who = f"{self._ranks} did not arrive" if late else "no rank has told its time"
-            return f"step {self.step:,} has not ended after {duration(self.lost_s)}; {who}"
+            over = f"step {self.step:,} has not ended after {duration(self.lost_s)}"
+            return f"{over}: a hang, or a long checkpoint or evaluation; {who}"
         if self.kind == "silent":
             return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
         return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"
