@@ -91,7 +91,10 @@ def test_the_switch(capsys, tmp_path):
     ("args", "words"),
     [
         (["status", "FOLDER"], "holds no recording"),
-        (["status", "FOLDER/none"], "does not exist"),
+        (
+            ["status", "FOLDER/none"],
+            "does not exist: no process records into it; where PACELINE_RECORD",
+        ),
         (["on", "FOLDER/none"], "is no folder"),
         (["on", "FOLDER", "--every", "0"], "counts from 1"),
         (["off", "FOLDER", "--every", "5"], "--every is for on"),

@@ -25,6 +25,12 @@ second; step times are kept while it is off.
 """
 
 
+_NOTHING = (
+    "no process records into it; where PACELINE_RECORD names it, the job's Python needs the "
+    "start-up file paceline_record.pth, which an editable install lacks (docs/integrations.md)"
+)
+
+
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = subparsers.add_parser(
@@ -63,9 +69,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _status(folder: Path, *, as_json: bool) -> int:
+    from paceline.errors import TraceError
     from paceline.sources.recording.files import read_files
     from paceline.sources.recording.status import summary
 
+    if not folder.exists():
+        raise TraceError(f"{folder} does not exist: {_NOTHING}")
     files = read_files(folder)
     status = summary(folder, files)
     if as_json:
