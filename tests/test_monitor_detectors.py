@@ -130,8 +130,16 @@ class TestDetectors:
     @pytest.mark.parametrize(
         ("ranks", "words"),
         [
-            ((0, 1, 3), "step 60 has not ended after 35 s; rank 2 did not arrive"),
-            ((), "step 60 has not ended after 36 s; no rank has told its time"),
+            (
+                (0, 1, 3),
+                "step 60 has not ended after 35 s: a hang, or a long checkpoint or evaluation; "
+                "rank 2 did not arrive",
+            ),
+            (
+                (),
+                "step 60 has not ended after 36 s: a hang, or a long checkpoint or evaluation; "
+                "no rank has told its time",
+            ),
         ],
     )
     def test_a_step_that_does_not_end_is_told_with_who_did_not_arrive(self, site, ranks, words):
