@@ -28,6 +28,31 @@ def test_an_episode_is_found_once_its_means_are_compared():
     assert relief.lost_s == pytest.approx(0.3 * 2 * 400, rel=0.2)
 
 
+def test_levels_that_change_again():
+    x = noise(2200, ranks=1)
+    for begin, factor in ((400, 1.3), (700, 2.0), (1000, 1.3), (1300, 1.0), (1600, 0.7)):
+        x[begin:] *= factor / (x[begin:].mean() / 2)
+    events = events_of(x)
+    kinds = ["onset", "worsening", "partial-relief", "relief", "faster"]
+    assert [event.kind for event in events] == kinds
+    factors = [event.factor for event in events]
+    assert factors == pytest.approx([1.3, 2.0, 1.3, 1.3, 0.7], rel=0.03)
+    before = [event.before_factor for event in events]
+    assert before == pytest.approx([1.3, 2 / 1.3, 1.3 / 2, 1 / 1.3, 0.7], rel=0.03)
+
+
+def test_what_the_workload_explains_is_no_event():
+    x = noise(1200, ranks=1)
+    x[400:] *= 1.8
+    x[800:] *= 1.3
+    detector, told = Bocd(1), []
+    for step, row in enumerate(x):
+        told += detector.update(step, row, {"tokens": 4096 if step < 400 else 8192})
+    assert [event.kind for event in told] == ["onset"]
+    assert told[0].since_step == pytest.approx(800, abs=2)
+    assert told[0].healthy_s == pytest.approx(3.6, rel=0.03)
+
+
 def test_verification_drops_what_is_under_ten_percent():
     x = noise(1500)
     x[600:] *= 1.07

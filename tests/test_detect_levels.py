@@ -33,6 +33,16 @@ def test_a_fail_slow_that_grows_and_heals_by_halves():
     assert [before for *_, before in told] == pytest.approx([1.12, 3.57, 0.28, 0.89], rel=0.03)
 
 
+def test_a_ramp_is_an_onset_and_a_worsening_once_it_is_over():
+    x = noise(1000)
+    x[300:] *= np.interp(np.arange(700), [0, 60], [1, 1.7])
+    events = events_of(x)
+    assert [event.kind for event in events] == ["onset", "worsening"]
+    assert events[1].factor == pytest.approx(1.7, rel=0.04)
+    # The level before was refined by the ramp's first samples, so it is above the onset's.
+    assert 1.3 < events[1].before_factor < events[1].factor / events[0].factor
+
+
 def test_a_job_that_is_faster_for_good_has_a_new_healthy_level():
     x = noise(1000)
     x[300:] *= 0.7

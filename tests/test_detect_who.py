@@ -123,6 +123,29 @@ def test_the_cause_is_found_in_a_trace_and_in_its_call_log(cause):
         assert found[0].factor == pytest.approx(result.by_worker[pp, dp], rel=1e-9)
 
 
+def test_two_slow_workers_have_factors_of_their_own():
+    spec = replace(SPEC, slow_workers=(SlowWorker(3, 1, 1.5), SlowWorker(6, 1, 1.3)))
+    trace = synthesize(spec)
+    measured = from_trace(trace)
+    log = of_trace(trace)
+    suspects = who_from_trace(measured, analyze(measured))
+    heard = who_from_calls(log, step_times(log))
+    assert [s.ranks for s in suspects] == [s.ranks for s in heard] == [(11,), (14,)]
+    assert suspects[0].factor > suspects[1].factor + 0.1
+    assert [s.factor for s in heard] == pytest.approx([1.5, 1.3], abs=0.06)
+
+
+def test_a_log_of_one_rank_leaves_it_unknown():
+    trace = synthesize(replace(SPEC, slow_workers=(SlowWorker(3, 1, 1.5),)))
+    log = of_trace(trace)
+    rows = log.rank == 0
+    columns = ("rank", "time_s", "op", "size", "communicator", "duration_s")
+    alone = replace(log, **{name: getattr(log, name)[rows] for name in columns})
+    onset = job_events([Event("onset", 0, 8, 4, 1.4, 0.1, 1.0)], 1)
+    (event,) = locate_in_calls(onset, alone, step_times(alone))
+    assert event.suspects is None
+
+
 def test_computation_and_communication_at_once():
     spec = replace(SPEC, slow_workers=(SlowWorker(3, 1, 1.5),), slow_links=(SlowLink(2, 1, 60.0),))
     trace = synthesize(spec)

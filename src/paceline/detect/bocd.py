@@ -11,13 +11,15 @@ Runs that have become improbable are pruned, so that memory and time per sample 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.event import Event
+from paceline.detect.event import Event, Kind
 from paceline.detect.limits import MAX_STEP_S, MIN_STEP_S, WARM_UP, checked_durations
+from paceline.detect.planned import Workloads
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
@@ -67,6 +69,7 @@ class Bocd:
         self._slow = np.zeros(self.ranks, dtype=bool)
         self._healthy = np.full(self.ranks, np.nan)
         self._lost_s = np.zeros(self.ranks)
+        self._workloads, self._share = Workloads(), 1.0
         alpha = _ALPHA + np.arange(_MAX_N + 1) / 2
         self._gamma = np.array([math.lgamma(a + 0.5) - math.lgamma(a) for a in alpha])
 
@@ -75,17 +78,37 @@ class Bocd:
         """[rank] whether it is in an episode."""
         return self._slow.copy()
 
-    def update(self, step: int, durations_s: npt.ArrayLike) -> list[Event]:
+    def update(
+        self,
+        step: int,
+        durations_s: npt.ArrayLike,
+        workload: Mapping[str, float] | None = None,
+    ) -> list[Event]:
         """Take the step times of one step; see ``Detector.update``."""
         x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
+        missing = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
+        events: list[Event] = []
+        for number, row, share in self._workloads.take(int(step), x, missing, 1.0, workload):
+            self._share = share
+            events += self._judge_step(number, int(step), row / share)
+        return events
+
+    def _judge_step(self, number: int, step: int, x: Array) -> list[Event]:
+        """Events of a step, from its seconds over what its workload explains.
+
+        Args:
+            number: the step that the sample is of.
+            step: the step of the update.
+            x: [rank] seconds.
+        """
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]
         x = np.where(
             (x >= MIN_STEP_S) & (x <= MAX_STEP_S), x, before
         )  # a missing sample repeats the last
         self._history[self.steps % size] = x
-        self._numbers[self.steps % size] = step
+        self._numbers[self.steps % size] = number
         self.steps += 1
         if self.steps <= WARM_UP:
             self._first.append(x)
@@ -162,18 +185,35 @@ class Bocd:
         if self.verify and abs(now / was - 1) <= VERIFY_SHARE:
             return None
         since = int(self._numbers[begin % size])
-        if now > was and not self._slow[rank]:
+        event = self._change(rank, was, now)
+        return None if event is None else self._event(event, rank, step, since, was, now, after)
+
+    def _change(self, rank: int, was: float, now: float) -> Kind | None:
+        """What a change of the mean is, beside the healthy level."""
+        if not self._slow[rank]:
+            return "onset" if now > was else "faster" if self.verify else None
+        if now > was:
+            return "worsening"
+        # As far from healthy as a change must be from the level before.
+        is_healthy = now <= (1 + VERIFY_SHARE / 2) * self._healthy[rank]
+        return "relief" if is_healthy else "partial-relief"
+
+    def _event(
+        self, kind: Kind, rank: int, step: int, since: int, was: float, now: float, after: Array
+    ) -> Event:
+        if kind == "onset":
             self._slow[rank], self._healthy[rank] = True, was
             self._lost_s[rank] = float((after - was).sum())
-            lost_s = float(self._lost_s[rank])
-            return Event("onset", rank, step, since, now / was, lost_s, was)
-        if now < was and self._slow[rank]:
+        elif kind == "faster":
+            self._healthy[rank] = now
+        healthy = float(self._healthy[rank])
+        factor = (was if kind == "relief" else now) / (was if kind == "faster" else healthy)
+        if kind == "relief":
             self._slow[rank] = False
-            healthy = float(self._healthy[rank])
-            return Event(
-                "relief", rank, step, since, was / healthy, float(self._lost_s[rank]), healthy
-            )
-        return None
+        lost_s = float(self._lost_s[rank]) * self._share
+        return Event(
+            kind, rank, step, since, factor, lost_s, healthy * self._share, before_factor=now / was
+        )
 
 
 def _log_sum(values: Any) -> Array:

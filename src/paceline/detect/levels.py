@@ -53,10 +53,14 @@ PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 BURST, BURST_MEMORY = 8, 2000
 #: Samples of a new level at least.
 FEWEST = 3
+#: Samples in which a ramp shows, the share that it rises in them, and samples that end it.
+RAMP, RISE, RAMP_OVER = 24, 0.04, 20
 #: Samples of a level up to which it is young, and its bar wider.
 YOUNG = 128
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
+#: What INITIAL says of a level that goes up a ramp; MIDDLE_S is then the level last told.
+ON_RAMP = 2
 
 # Columns of ``floats``: seconds, and shares.
 HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, STRAY = range(8)
@@ -149,6 +153,13 @@ def advance(
                 kind, since, factor, before = change(
                     window, y, n, threshold, scale, number[rank], f, w
                 )
+                if kind == WORSENING and is_ramp(y, n):  # told once, when it is over
+                    f[MIDDLE_S] = f[LEVEL_S] / before
+                    kind, w[INITIAL] = -1, ON_RAMP
+            elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n):
+                kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
+                factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
+                f[MIDDLE_S], w[INITIAL] = f[LEVEL_S], 0
             elif w[SLOW] and w[AGE] >= 33 and f[LEVEL_S] < f[HEALTHY_S] * (1 + HEALTHY):
                 kind, since = RELIEF, w[SINCE_STEP]
                 before = f[HEALTHY_S] / f[LEVEL_S]
@@ -271,7 +282,7 @@ def bar(i: int, threshold: float, f: Any, w: Any) -> float:
     rounding = 0.29 * f[QUANTUM_S] / f[LEVEL_S] * math.sqrt(5.0 / window)
     stray = max(stray, rounding)
     above = float(max(threshold + SURE[i] * stray, STRAYS[i] * stray))
-    if not w[INITIAL] and w[AGE] < YOUNG and w[SLOW]:
+    if w[INITIAL] != 1 and w[AGE] < YOUNG and w[SLOW]:
         above += f[STRAY] * math.sqrt(5.0 / max(5, w[AGE]))
     return above
 
@@ -291,25 +302,44 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
                 above += y[k] > up
                 below += y[k] < down
         half = (window + 1) // 2
-        if above >= half and y[0] > level and is_sure(window, y, age, threshold, up, f, w):
+        if above >= half and y[0] > level and is_sure(window, y, n, threshold, up, f, w):
             return window
         is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
-        if is_low and first_of(False, window, y, age, threshold, level) >= LOW_OF // 2:
+        count = first_of(False, window, y, age, threshold, level) if is_low else 0
+        if count >= LOW_OF // 2:
             return -window
     return 0
 
 
-def is_sure(window: int, y: Floats, age: int, threshold: float, up: float, f: Any, w: Any) -> bool:
+def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any, w: Any) -> bool:
     """Whether samples above the level are more than one that a faster one makes good, or a burst.
 
     A burst is no longer than the bursts of this rank were.
     """
     level = f[LEVEL_S]
-    count = first_of(True, window, y, age, threshold, level)
+    count = first_of(True, window, y, min(n, w[AGE]), threshold, level)
     if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
     recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     return not recent or count > w[BURST_LEN] + 2
+
+
+def is_ramp(y: Floats, n: int) -> bool:
+    """Whether the last samples rise steadily: a step lies in one of their thirds."""
+    if n < RAMP:
+        return False
+    third = RAMP // 3
+    late, middle = np.median(y[:third]), np.median(y[third : 2 * third])
+    early = np.median(y[2 * third : RAMP])
+    rise = late - early
+    return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
+
+
+def middle_mean(y: Floats) -> float:
+    """The mean of the middle half: as good as a mean in noise, and no spike moves it."""
+    ordered = np.sort(y)
+    out = max(len(y) // 4, int(len(y) > 2))
+    return float(np.mean(ordered[out : len(y) - out]))
 
 
 def change(
@@ -321,8 +351,9 @@ def change(
     level, healthy = f[LEVEL_S], f[HEALTHY_S]
     count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
     since = number[(w[SEEN] - count) % RING]
-    new = float(np.median(y[:count]))
-    before = new / level
+    new = middle_mean(y[:count])
+    # On a ramp the level before is the last one told.
+    before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
     if is_up:
@@ -411,7 +442,7 @@ def compiled_advance() -> Callable[..., int]:
 
     for helper in (
         *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
-        *(change, first_of, learn_noise, first_noise),
+        *(is_ramp, middle_mean, change, first_of, learn_noise, first_noise),
     ):
         register_jitable(error_model="numpy")(helper)
     kernel: Callable[..., int] = compiled(advance)

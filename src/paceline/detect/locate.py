@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.detect.job import JobEvent
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
-from paceline.detect.who_calls import who_from_calls
+from paceline.detect.who_calls import is_comparable, who_from_calls
 from paceline.detect.who_trace import who_from_trace
 from paceline.graph import Measured, from_trace
 from paceline.trace import Trace
@@ -17,7 +17,12 @@ from paceline.whatif import WhatIf, analyze
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
-    """Who is slow in each fail-slow, from the call log in which its steps were found."""
+    """Who is slow in each fail-slow, from the call log in which its steps were found.
+
+    A log of one rank leaves that unknown.
+    """
+    if not is_comparable(log):
+        return list(events)
     return [
         replace(
             event,

@@ -26,6 +26,8 @@ MIN_SHARE = 0.01
 #: A member that waits less than half as long as the median of a call's members is waited for; a
 #: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
 _WAITS, _OFTEN = 0.5, 0.4
+#: Slow ranks are suspects of their own where a gap parts their factors: share of the excess, least.
+_APART, _APART_LEAST = 0.25, 0.05
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,35 @@ def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
     factor = work.seconds / np.maximum(usual, 1e-12)
     share = (work.seconds - usual) / step_s
     slow = (factor > SUSPICIOUS_RATIO) & (share >= MIN_SHARE) & (work.waited_for >= _OFTEN)
-    if not slow.any():
-        return []
-    ranks = tuple(work.rank[slow].tolist())
-    middle = float(np.median(factor[slow]))
+    return [
+        _slow_suspect(alike, work, usual, peers, share)
+        for alike in alike_groups(np.flatnonzero(slow), factor)
+    ]
+
+
+def alike_groups(indices: Ints, factor: Floats) -> list[Ints]:
+    """Indices whose factors are about the same, the largest factors first.
+
+    A gap of a quarter of the excess, and of 5%, parts them: two faults have two factors.
+    """
+    ordered = indices[np.argsort(-factor[indices], kind="stable")]
+    excess = factor[ordered] - 1
+    gap = -np.diff(excess)
+    cuts = np.flatnonzero((gap > _APART * excess[:-1]) & (gap > _APART_LEAST)) + 1
+    return [np.sort(group) for group in np.split(ordered, cuts) if len(group)]
+
+
+def _slow_suspect(alike: Ints, work: Work, usual: Floats, peers: Ints, share: Floats) -> Suspect:
+    """Ranks that are slow by about the same."""
+    ranks = tuple(work.rank[alike].tolist())
+    middle = float(np.median(work.seconds[alike] / np.maximum(usual[alike], 1e-12)))
     text = (
         f"{middle:.2f}x as long between calls as the median of the "
-        f"{spoken_span(peers[slow])} ranks that make the same calls "
-        f"({_ms(work.seconds[slow])} a step instead of {_ms(usual[slow])}); others wait for "
-        f"{'them' if len(ranks) > 1 else 'it'} in {work.waited_for[slow].min():.0%} of the calls"
+        f"{spoken_span(peers[alike])} ranks that make the same calls "
+        f"({_ms(work.seconds[alike])} a step instead of {_ms(usual[alike])}); others wait for "
+        f"{'them' if len(ranks) > 1 else 'it'} in {work.waited_for[alike].min():.0%} of the calls"
     )
-    return [Suspect("compute", ranks, name_ranks(ranks), middle, float(share[slow].max()), text)]
+    return Suspect("compute", ranks, name_ranks(ranks), middle, float(share[alike].max()), text)
 
 
 def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:

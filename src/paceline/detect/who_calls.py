@@ -54,6 +54,11 @@ def who_from_calls(
     return find_suspects(transfers, _work(window, late, n_steps), step_s, n_steps)
 
 
+def is_comparable(log: CallLog) -> bool:
+    """Whether a log can say who is slow at all: one of a single rank cannot."""
+    return len(np.unique(log.rank)) > 1
+
+
 @dataclass(frozen=True, eq=False)
 class _Window:
     """Calls of some steps.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.detect.who import Suspect, name_ranks
+from paceline.detect.who import Suspect, alike_groups, name_ranks
 from paceline.graph import Measured
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
@@ -44,9 +44,14 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
     for kind, mask in (("compute", by_compute), ("communication", ~by_compute)):
-        group = [worker for worker, mine in zip(workers, mask, strict=True) if mine]
-        if group:
-            suspects.append(_suspect(kind, group, measured, result))
+        # Workers at both ends of a link, or behind a NIC, stay together: the fault is between them.
+        alike = alike_groups(np.flatnonzero(mask), slowdown[:, 0])
+        groups = alike if kind == "compute" else [np.flatnonzero(mask)]
+        suspects += [
+            _suspect(kind, [workers[at] for at in group], measured, result)
+            for group in groups
+            if len(group)
+        ]
     return tuple(sorted(suspects, key=lambda suspect: -suspect.share))
 
 
