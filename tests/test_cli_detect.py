@@ -246,6 +246,25 @@ def test_a_short_call_log_still_tells_period_and_who(capsys, slow_log, tmp_path)
     assert json.loads(out.splitlines()[1])["who"][0]["ranks"] == [7]
 
 
+def test_a_log_of_one_rank_cannot_say_who(capsys, slow_log, tmp_path):
+    table = pq.read_table(slow_log)
+    alone = table.filter(pa.compute.equal(table["rank"], 0))
+    pq.write_table(alone, tmp_path / "rank0.parquet")
+    code, out, _ = said(capsys, "--collectives", tmp_path / "rank0.parquet")
+    assert code == 0
+    assert "since step 60" in out
+    assert "who: unknown" in out
+    late = alone.filter(
+        pa.compute.greater(alone["time_s"], pa.compute.max(alone["time_s"]).as_py() - 15)
+    )
+    pq.write_table(late, tmp_path / "short.parquet")
+    code, out, _ = said(capsys, "--collectives", tmp_path / "short.parquet")
+    assert code == 0
+    assert "who: unknown: the log has one rank only" in out
+    code, out, _ = said(capsys, "--collectives", tmp_path / "short.parquet", "--json")
+    assert json.loads(out.splitlines()[1])["who"] is None
+
+
 def test_a_trace_or_a_log_beside_step_times_says_who(capsys, slow_log, tmp_path):
     path = written(tmp_path / "it.csv", "step,rank,duration_s", rows())
     slow = synthesize(replace(SPEC, steps=3, slow_workers=(SlowWorker(3, 1, 2),)))

@@ -259,9 +259,8 @@ def _update(
     """The events of a step that nobody has accepted."""
     from paceline.detect.detector import Detector
 
-    if isinstance(detector, Detector):
-        return accepted.apply(detector, detector.update(step, row, workload))
-    return detector.update(step, row)
+    events = detector.update(step, row, workload)
+    return accepted.apply(detector, events) if isinstance(detector, Detector) else events
 
 
 def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
@@ -311,7 +310,7 @@ def _locate(
 ) -> list[JobEvent]:
     """Events with who is slow, where a trace or a call log says it."""
     from paceline.detect import locate
-    from paceline.detect.who_calls import who_from_calls
+    from paceline.detect.who_calls import is_comparable, who_from_calls
     from paceline.errors import TraceError
     from paceline.mitigate.advice import advice
     from paceline.sources import load
@@ -335,16 +334,24 @@ def _locate(
     elif log is not None and step_times is not None and onsets:
         if args.input is None:
             events = locate.locate_in_calls(events, log, step_times)
-        else:
+        elif is_comparable(log):
             events = locate.locate_last(events, who_from_calls(log, step_times))
     return events
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
     """Who is slow in a log that is too short to say since when."""
-    from paceline.detect.who_calls import who_from_calls
+    from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:
+        return 0
+    if not is_comparable(log):
+        why = "the log has one rank only; logs of the ranks that it meets would tell"
+        print(
+            json.dumps({"kind": "who", "who": None, "why": why})
+            if args.json
+            else f"who: unknown: {why}"
+        )
         return 0
     suspects = who_from_calls(log, step_times)
     if args.json:
