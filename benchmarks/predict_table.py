@@ -17,9 +17,11 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
 from paceline.model.plan import Plan, check
+from paceline.model.software import SOFTWARE, as_run_by
 from paceline.plan.predict import predict
 from paceline.plan.predict_runs import predict_runs
 from paceline.plan.runs import read_runs, run_clusters
+from paceline.plan.space import RECOMPUTES
 
 
 def even(layers, chunks):
@@ -37,7 +39,9 @@ def even(layers, chunks):
 def published_job(row):
     """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
 
-    Recomputation is not published: the least with which the plan fits into memory.
+    Recomputation is not published: the least with which the plan fits into memory. The recipes of
+    2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
+    067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing.
     """
     if row.get("section", "").startswith("LoRA"):
         raise ModelError("a LoRA step cannot be expressed")
@@ -60,11 +64,22 @@ def published_job(row):
         precision=_precision(row["precision"]),
         layers_per_stage=even(llm.layers, pp * vpp),
     )
-    for recompute in ("none", "selective", "full"):
+    release = _release(row)
+    software = SOFTWARE.get(f"nemo-{release}")
+    by_module = llm.moe is not None and release >= "26"
+    for recompute in RECOMPUTES[:1] if by_module else RECOMPUTES:
         plan = dataclasses.replace(base, recompute=recompute)
         if memory_table(llm, plan).sum(axis=0).max() <= cluster.gpu.memory_bytes:
             break
+    if software is not None:
+        plan = as_run_by(llm, plan, software)
     return llm, plan, cluster
+
+
+def _release(row):
+    """The release of NVIDIA's container, "26.04.01"; "" where the row names none."""
+    found = re.search(r"\d\d\.\d\d(\.\d\d)?", row.get("container", ""))
+    return found[0] if found else ""
 
 
 def _degree(cell):
@@ -104,6 +119,8 @@ def published_rows(path):
             result.append(row_of(name, "", None, measured, str(error)))
             continue
         kind = "published dense" if llm.moe is None else "published moe"
+        if llm.moe is not None and _release(row) >= "26":
+            kind = "published moe 2026"
         result.append(row_of(name, kind, seconds, measured))
     return result
 

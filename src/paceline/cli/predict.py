@@ -91,6 +91,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, field, value, text in SWITCHES:
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
     add_memory(parser)
+    plan.add_argument(
+        "--software",
+        metavar="NAME",
+        help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
+    )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
     parser.add_argument(
         "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
@@ -133,6 +138,11 @@ def run(args: argparse.Namespace) -> int:
             "there is no plan; give --tp, --pp, --micro-batch, --global-batch and the like (or let "
             "`paceline plan` find one)"
         )
+    plan = job.plan
+    if args.software is not None:
+        from paceline.model.software import as_run_by, software_preset
+
+        plan = as_run_by(job.llm, plan, software_preset(args.software))
     cost, cluster, notes = None, job.cluster, list[str]()
     if args.profile is not None:
         from paceline.model.profile_cost import cost_from_profile
@@ -141,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         # The profiled host, not a typical one, launches the kernels.
         cluster = cost.with_launches(cluster)
     prediction = predict(
-        job.llm, job.plan, cluster, cost=cost, tokens=job.tokens, rules=memory_rules(args)
+        job.llm, plan, cluster, cost=cost, tokens=job.tokens, rules=memory_rules(args)
     )
     if cost is not None:
         notes = [*notes, *(f"beyond the profile: {text}" for text in cost.outside)]

@@ -343,6 +343,7 @@ def _gpt_oss(config: _Config) -> dict[str, Any]:
         "tied": config.flag("tie_word_embeddings", False),
         "window": config.whole("sliding_window"),
         "window_every": 2,
+        "sinks": True,
         "moe": moe,
     }
 

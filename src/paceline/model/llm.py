@@ -125,6 +125,7 @@ class LLM:
         window: tokens that a sliding-window layer attends to, itself included; None = all.
         window_every: layers 0, n, 2n, ... use the window, the others see all (1 = all use it;
             GPT-OSS alternates: 2).
+        sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
         mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
@@ -153,6 +154,7 @@ class LLM:
     qk_norm: bool = False
     window: int | None = None
     window_every: int = 1
+    sinks: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
     mtp_layers: int = 0
@@ -169,7 +171,7 @@ class LLM:
             _check_whole_number(self, field, 0, where)
         if self.window is not None:
             _check_whole_number(self, "window", 1, where)
-        for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm"):
+        for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm", "sinks"):
             if not isinstance(getattr(self, field), bool):
                 text = reprlib.repr(getattr(self, field))
                 raise ModelError(

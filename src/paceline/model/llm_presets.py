@@ -223,8 +223,9 @@ def _qwen3() -> Iterator[LLM]:
 def _gpt_oss() -> Iterator[LLM]:
     # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b model card", Table 1 and 2.1-2.3, and config.json of
     # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
-    # are left out).
+    # are no parameters here).
     shared: dict[str, Any] = {**_MODERN, "bias": True, "window": 128, "window_every": 2}
+    shared["sinks"] = True
     for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128)):
         yield LLM(
             name=f"gpt-oss-{size}",

@@ -21,6 +21,7 @@ from paceline.model.cluster_yaml import load_cluster
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan, check
+from paceline.model.software import as_run_by, software_preset
 
 #: What a row must say; without ``model`` also the model's own fields.
 NEEDED = ("gpus", "global_batch", "micro_batch", "tp", "dp", "pp")
@@ -28,7 +29,15 @@ MODEL_FIELDS = ("hidden", "heads", "layers", "seq_len")
 OPTIONAL = (
     *("vpp", "cp", "ep", "recompute", "sequence_parallel", "precision", "zero", "vocab"),
     *("kv_heads", "ffn", "gpu", "model", "flash", "schedule", "step_time_s"),
-    *("overlap_tp", "overlap_dp", "layers_per_chunk", "grad_bytes", "grad_reduce_bytes", "task"),
+    *(
+        "software",
+        "overlap_tp",
+        "overlap_dp",
+        "layers_per_chunk",
+        "grad_bytes",
+        "grad_reduce_bytes",
+        "task",
+    ),
 )
 
 #: A row's GPU where neither it nor the user says one: the cluster of vTrain's runs.
@@ -315,6 +324,10 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
         layers_per_stage=_layers_per_chunk(row),
     )
+    if row.text("software"):
+        name = row.text("software")
+        _checked(row, "software", lambda: software_preset(name))
+        plan = as_run_by(llm, plan, software_preset(name))
     if plan.gpus != row.whole("gpus"):
         row.fail(
             "gpus",

@@ -1,0 +1,65 @@
+"""Releases of training software that run an operator otherwise than the newest does.
+
+Known so far is one thing: attention with sinks (GPT-OSS), whose softmax has one learnable logit
+more a head. TransformerEngine runs it without FlashAttention (``dot_product_attention/utils.py``,
+filter "Softmax type", commit d0067d0) and fuses it with cuDNN 9.13.1 and later only
+(``fused_attn.cpp``); else the scores are written to memory. Which releases of NVIDIA's containers
+did so is read off the published throughputs of GPT-OSS that are shared: unfused, with no constant
+fitted, they are within 6% in the mean; fused, 40% off. Of 26.06.01 its page says that a regression
+of cuDNN's front end (cudnn-frontend, issue 256) is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from paceline.errors import ModelError
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+
+@dataclass(frozen=True)
+class Software:
+    """A release.
+
+    Attributes:
+        name: as users name it.
+        fused_sinks: attention with sinks runs in one kernel.
+    """
+
+    name: str
+    fused_sinks: bool = True
+
+
+_UNFUSED_SINKS = ("26.02", "26.02.01", "26.04", "26.04.01", "26.06.01")
+_FUSED_SINKS = ("25.11", "26.06", "26.08")
+
+#: "nemo-26.04" -> what NVIDIA's NeMo and Megatron-Bridge container of that release does.
+SOFTWARE = MappingProxyType(
+    {
+        f"nemo-{release}": Software(f"nemo-{release}", release in _FUSED_SINKS)
+        for release in sorted((*_UNFUSED_SINKS, *_FUSED_SINKS))
+    }
+)
+
+
+def software_preset(name: str) -> Software:
+    """The release of a name, such as "nemo-26.04".
+
+    Raises:
+        ModelError: it is not known.
+    """
+    found = SOFTWARE.get(name.strip().lower())
+    if found is None:
+        near = get_close_matches(name, SOFTWARE, n=3, cutoff=0.5) or sorted(SOFTWARE)
+        raise ModelError(f"there is no software preset {name!r}; the nearest are {', '.join(near)}")
+    return found
+
+
+def as_run_by(llm: LLM, plan: Plan, software: Software) -> Plan:
+    """The plan as a release runs it."""
+    if llm.sinks and not software.fused_sinks:
+        return replace(plan, flash=False)
+    return plan
