@@ -23,6 +23,7 @@ LAYERS = (
         "sources",
         "ranks",
         "model",
+        "networks",
         "graph",
         "simulate",
         "synth",
