@@ -150,7 +150,7 @@ def _megatron(row, llm, plan):
         if llm is MOONLIGHT or llm.name == MOONLIGHT.name:
             rules = dataclasses.replace(rules, optimizer_bytes=8)  # moments in bf16
     if row["task"] == "lora":
-        rules = dataclasses.replace(rules, adapter_rank=16)
+        plan = dataclasses.replace(plan, adapter_rank=16, zero=min(plan.zero, 1))
         # The least saving with which it fits: NeMo may store the activation's input in fp8, and
         # a frozen weight without its transpose.
         stored = dataclasses.replace(rules, fp8_activation=True)

@@ -92,6 +92,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
     add_memory(parser)
     plan.add_argument(
+        "--adapter-rank",
+        metavar="R",
+        type=int,
+        help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
+    plan.add_argument(
         "--software",
         metavar="NAME",
         help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
@@ -189,7 +195,10 @@ def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of the plan that the options give."""
     names = [option[2:].replace("-", "_") for option, _ in DEGREES]
     names += [field for _, field, _, _ in SWITCHES]
-    fields = {name: getattr(args, name) for name in (*names, "recompute", "precision", "schedule")}
+    fields = {
+        name: getattr(args, name)
+        for name in (*names, "recompute", "precision", "schedule", "adapter_rank")
+    }
     fields["layers_per_stage"] = args.layers
     return {name: value for name, value in fields.items() if value is not None}
 

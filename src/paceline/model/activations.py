@@ -45,7 +45,7 @@ def layer_activations(
 ) -> tuple[float, float]:
     """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
     s = _Sizes(llm, plan)
-    if rules.adapter_rank:
+    if plan.adapter_rank:
         full, cheap = _adapted_layer(llm, s, plan, rules), 0.0
     else:
         full, cheap = _whole_layer(llm, kind, s, plan, rules)
@@ -143,7 +143,7 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
     if rules.fp8_activation and s.fp8:
         up /= 2
     attention = _attention(llm, s, plan) - (s.out / 2 if s.fp8 and plan.flash else 0.0)
-    thin = 2 * s.element * s.tokens * rules.adapter_rank
+    thin = 2 * s.element * s.tokens * plan.adapter_rank
     return 3 * s.wide / s.split + attention + up + thin
 
 

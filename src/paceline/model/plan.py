@@ -69,6 +69,8 @@ class Plan:
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
+        adapter_rank: rank of LoRA adapters (Hu et al. 2021) on the attention's products, over
+            weights that are frozen; 0 = all weights are trained.
 
     Raises:
         PlanError: a value is out of its range whatever the model; ``check`` says what the model
@@ -95,6 +97,7 @@ class Plan:
     bucket_bytes: float | None = None
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
+    adapter_rank: int = 0
 
     def __post_init__(self) -> None:
         for field in _DEGREES:
@@ -130,6 +133,17 @@ class Plan:
             raise PlanError(
                 f"the plan's bucket_bytes must be a positive number or nothing, not {text}",
                 fields=("bucket_bytes",),
+            )
+        rank = self.adapter_rank
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise PlanError(
+                f"the plan's adapter_rank must be a whole number >= 0, not {reprlib.repr(rank)}",
+                fields=("adapter_rank",),
+            )
+        if rank and self.zero > 1:
+            raise PlanError(
+                "adapters over frozen weights are modelled with zero 0 and 1",
+                fields=("adapter_rank", "zero"),
             )
         self._settle_schedule()
         self._check_layers()
@@ -276,6 +290,8 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _sequence_problems(plan, llm)
     reasons += _pipeline_problems(plan, llm)
     reasons += _expert_problems(plan, llm)
+    if plan.adapter_rank and llm.latent is not None:
+        reasons.append("adapters on multi-head latent attention are not modelled")
     return reasons
 
 
