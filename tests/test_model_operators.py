@@ -458,3 +458,16 @@ def test_frozen_weights_have_no_gradients_and_adapters_move_bytes():
     words = operators(embedding_work(LLAMA, replace(ONE, adapter_rank=4)))
     assert "embedding-backward" not in words
     assert LLAMA.adapter_width == (16 + 32) + (16 + 16)
+
+
+def test_nvfp4_quantises_the_inputs_of_products():
+    """Half a byte and an fp8 scale a block of 16; a pass finds the largest, a second casts."""
+    ops = layer(LLAMA, replace(ONE, precision="nvfp4"))
+    element = 0.5 + 1 / 16
+    assert ops["qkv"].bytes == element * (8 * 16 + 16 * 32) + 2 * 8 * 32
+    assert ops["qkv"].precision == "nvfp4"
+    assert ops["qkv-cast"].bytes == (2 + 2 + 2 * element) * 8 * 16
+    assert ops["qkv-cast-backward"].bytes == (2 + 2 + 2 * element) * 8 * 32
+    assert ops["core-attention"].precision == "bf16"
+    eight = layer(LLAMA, replace(ONE, precision="fp8"))
+    assert eight["qkv-cast"].bytes == 6 * 8 * 16

@@ -79,7 +79,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, text in DEGREES:
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
-    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"))
+    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8", "nvfp4"))
     plan.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),

@@ -196,7 +196,7 @@ class CostModel:
         if key not in self._layers:
             work = self._work(name, plan)
             seconds = self._seconds(work, plan)
-            if plan.precision == "fp8" and not isinstance(name, str):
+            if plan.quantised and not isinstance(name, str):
                 seconds[:, _LAUNCH] += self.efficiency.layer_s
             self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
@@ -444,6 +444,10 @@ class CostModel:
         dense, expert = self.trained(plan, work)
         count = dense / ranks + expert / expert_ranks
         size = _ADAM_BYTES * by_stage(plan, count).sum(axis=0)
+        if plan.precision == "nvfp4":  # weights are quantised once a step, after the update
+            weights = work.parameters + work.expert_parameters
+            passes = 2 * plan.element_bytes + 2 * plan.input_bytes
+            size += passes * by_stage(plan, weights).sum(axis=0)
         seconds = [
             self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4))
             for amount in size.tolist()

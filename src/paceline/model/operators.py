@@ -178,7 +178,7 @@ class _Maker:
         # Sequence parallelism splits what tensor parallelism repeats.
         self.split = plan.tp if plan.sequence_parallel else 1
         self.dropout = llm.bias and llm.norm == "layernorm"  # the GPT family
-        self.wide = "bf16" if plan.precision == "fp8" else plan.precision
+        self.wide = "bf16" if plan.quantised else plan.precision
         self.element = plan.element_bytes  # bytes of an activation
 
     def memory(self, name: str, forward: float, backward: float, kernels: int = 1) -> None:
@@ -249,11 +249,16 @@ class _Maker:
         (Transformer Engine's GroupedLinear).
         """
         precision = precision or self.plan.precision
-        input_bytes = 1 if precision == "fp8" else self.element
+        quantised = precision == self.plan.precision and self.plan.quantised
+        input_bytes = self.plan.input_bytes if quantised else self.element
         flops = 2.0 * m * n * k * batch
         x, w, y = m * k * batch, k * n * batch, m * n * batch
-        if precision == "fp8":  # find the largest, scale and cast, once more transposed
-            self.memory(f"{name}-cast", 6.0 * x, 6.0 * y, kernels=2 * batch)
+        if quantised:
+            # Read to find the largest, read to scale and cast, write that, once more transposed.
+            # NVFP4 with a Hadamard transform has as many passes (Transformer Engine d0067d0,
+            # ``NVFP4Quantizer::quantize_impl``).
+            passes = 2 * self.element + 2 * input_bytes
+            self.memory(f"{name}-cast", passes * x, passes * y, kernels=2 * batch)
         grads = 2 * self.plan.grad_bytes * w  # accumulated in place
         self.work.forward.append(
             Operator(
