@@ -41,14 +41,14 @@ def published_job(row):
 
     Recomputation is not published: the least with which the plan fits into memory. The recipes of
     2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
-    067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing.
+    067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing. Its LoRA has rank 32
+    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic.
     """
-    if row.get("section", "").startswith("LoRA"):
-        raise ModelError("a LoRA step cannot be expressed")
     llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
     cluster = cluster_preset(row["system"])
     tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
     vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
+    precision = _precision(row["precision"])
     base = Plan(
         tp=tp,
         pp=pp,
@@ -60,9 +60,10 @@ def published_job(row):
         global_batch=int(row["global_batch"]),
         zero=3 if _degree(row["fsdp"]) > 1 else 1,
         sequence_parallel=tp > 1,
-        overlap_tp=tp > 1,
-        precision=_precision(row["precision"]),
+        overlap_tp=tp > 1 and precision != "nvfp4",
+        precision=precision,
         layers_per_stage=even(llm.layers, pp * vpp),
+        adapter_rank=32 if row.get("section", "").startswith("LoRA") else 0,
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")
@@ -90,9 +91,11 @@ def _degree(cell):
 def _precision(published):
     """The plan's precision of a published one; block scales (MX) cost as fp8 does."""
     name = published.split()[0].split("-")[0].upper()
-    if name not in ("FP8", "MXFP8", "BF16"):
-        raise ModelError(f"precision {published} cannot be expressed; fp8 and bf16 can")
-    return "bf16" if name == "BF16" else "fp8"
+    precisions = {"FP8": "fp8", "MXFP8": "fp8", "BF16": "bf16", "NVFP4": "nvfp4"}
+    if name not in precisions:
+        known = ", ".join(precisions)
+        raise ModelError(f"precision {published} cannot be expressed; {known} can")
+    return precisions[name]
 
 
 def published_seconds(row):
