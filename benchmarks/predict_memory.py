@@ -7,7 +7,7 @@ configuration files: never the table that is predicted.
 import csv
 import dataclasses
 
-from predict_intervals import GIB, row_of
+from predicted_row import GIB, MEMORY, row_of
 
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
@@ -55,9 +55,10 @@ def memory_rows(path):
         try:
             peak = memory_peak(row)
         except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, "", None, measured, str(error)))
+            result.append(row_of(name, None, None, measured, str(error)))
             continue
-        result.append(row_of(name, "memory", peak, measured))
+        ends = peak * MEMORY[0], peak * MEMORY[1]
+        result.append(row_of(name, peak, ends, measured))
     return result
 
 

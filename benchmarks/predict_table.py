@@ -9,8 +9,8 @@ import csv
 import dataclasses
 import re
 
-from predict_intervals import row_of
 from predict_memory import memory_rows
+from predicted_row import row_of
 
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
@@ -117,29 +117,24 @@ def published_rows(path):
         try:
             llm, plan, cluster = published_job(row)
             check(plan, llm)
-            seconds = predict(llm, plan, cluster).step_time_s
+            prediction = predict(llm, plan, cluster)
         except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, "", None, measured, str(error)))
+            result.append(row_of(name, None, None, measured, str(error)))
             continue
-        kind = "published dense" if llm.moe is None else "published moe"
-        if llm.moe is not None and _release(row) >= "26":
-            kind = "published moe 2026"
-        result.append(row_of(name, kind, seconds, measured))
+        seconds, ends = prediction.step_time_s, prediction.interval[:2]
+        result.append(row_of(name, seconds, ends, measured))
     return result
 
 
 def mlperf_rows(path):
     table = read_runs(path, skip_errors=True)
     outcome = predict_runs(table, run_clusters(table.runs, None))
-    return _rows_of_lines(table, "mlperf", "step_time_s", outcome.predicted_s, outcome.errors)
-
-
-def _rows_of_lines(table, kind, column, predicted, errors):
     result = []
     for i, (line, row) in enumerate(zip(table.lines, table.rows, strict=True)):
-        measured = float(row[column]) if row.get(column) else None
-        name = row.get("id") or i
-        result.append(row_of(name, kind, predicted.get(line), measured, errors.get(line)))
+        measured = float(row["step_time_s"]) if row.get("step_time_s") else None
+        ends = outcome.intervals[line][:2] if line in outcome.intervals else None
+        seconds, error = outcome.predicted_s.get(line), outcome.errors.get(line)
+        result.append(row_of(row.get("id") or i, seconds, ends, measured, error))
     return result
 
 

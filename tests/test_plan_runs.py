@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from paceline.errors import ModelError, PlanError
+from paceline.plan.interval import Interval
 from paceline.plan.runs import (
     error_table,
     predicted_csv,
@@ -95,7 +96,9 @@ def test_not_a_table(tmp_path):
 
 def test_predictions_are_added_and_the_rest_is_kept(written):
     table = read_runs(written(HEAD + ",note", ROW + ",first"))
-    (row,) = csv.DictReader(predicted_csv(table, {2: 3.25}, {}).splitlines())
+    text = predicted_csv(table, {2: 3.25}, {2: Interval(3.0, 4.0, "")}, {})
+    (row,) = csv.DictReader(text.splitlines())
+    assert (row["predicted_low_s"], row["predicted_high_s"]) == ("3", "4")
     assert row["note"] == "first"
     assert row["predicted_step_time_s"] == "3.25"
 
@@ -130,7 +133,7 @@ def test_a_row_that_cannot_be_expressed_is_an_error_of_its_own(written):
     assert table.errors[2].startswith("the plan's precision")
     assert table.errors[5].startswith("task 'dpo' cannot be expressed")
     assert table.errors[6].startswith("gpu is unknown")
-    text = predicted_csv(table, {3: 1.5}, table.errors)
+    text = predicted_csv(table, {3: 1.5}, {3: Interval(1.0, 2.0, "")}, table.errors)
     cells = list(csv.DictReader(text.splitlines()))
     assert [row["predicted_step_time_s"] for row in cells] == ["", "1.5", "", ""]
     assert cells[1]["prediction_error"] == ""

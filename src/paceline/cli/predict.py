@@ -280,7 +280,7 @@ def _run_all(args: argparse.Namespace) -> int:
     if not seconds_of:
         line, problem = min(row_errors.items())
         raise ModelError(f"{args.runs}: no row can be predicted; line {line}: {problem}")
-    text = predicted_csv(table, seconds_of, row_errors)
+    text = predicted_csv(table, seconds_of, outcome.intervals, row_errors)
     runs = [run for run in table.runs if run.line in seconds_of]
     predicted = [seconds_of[run.line] for run in runs]
     timed = [i for i, run in enumerate(runs) if run.measured_s is not None]
@@ -292,7 +292,13 @@ def _run_all(args: argparse.Namespace) -> int:
         from paceline.report.result_json import lines_of_json
 
         rows = [
-            {"line": run.line, "step_time_s": run.measured_s, "predicted_step_time_s": seconds}
+            {
+                "line": run.line,
+                "step_time_s": run.measured_s,
+                "predicted_step_time_s": seconds,
+                "low_s": outcome.intervals[run.line].low_s,
+                "high_s": outcome.intervals[run.line].high_s,
+            }
             for run, seconds in zip(runs, predicted, strict=True)
         ]
         rejected = [{"line": line, "error": row_errors[line]} for line in sorted(row_errors)]

@@ -22,6 +22,7 @@ from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan, check
 from paceline.model.software import as_run_by, software_preset
+from paceline.plan.interval import Interval
 
 #: What a row must say; without ``model`` also the model's own fields.
 NEEDED = ("gpus", "global_batch", "micro_batch", "tp", "dp", "pp")
@@ -182,23 +183,33 @@ def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
 
 
 def predicted_csv(
-    table: RunTable, predicted_s: Mapping[int, float], errors: Mapping[int, str]
+    table: RunTable,
+    predicted_s: Mapping[int, float],
+    intervals: Mapping[int, Interval],
+    errors: Mapping[int, str],
 ) -> str:
-    """The file with a column ``predicted_step_time_s``; what was there is kept.
+    """The file with ``predicted_step_time_s``, ``predicted_low_s`` and ``predicted_high_s``.
+
+    What was there is kept.
 
     Args:
         table: the file.
         predicted_s: line -> seconds.
+        intervals: line -> where 80% of measured steps lie.
         errors: line -> why it has none; with any, a column ``prediction_error`` says so.
     """
-    added = ["predicted_step_time_s", *(["prediction_error"] if errors else [])]
+    added = ["predicted_step_time_s", "predicted_low_s", "predicted_high_s"]
+    added += ["prediction_error"] if errors else []
     columns = [name for name in table.columns if name not in added]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, *added])
     for line, row in zip(table.lines, table.rows, strict=True):
-        seconds = f"{predicted_s[line]:.6g}" if line in predicted_s else ""
-        cells = [seconds, errors.get(line, "")][: len(added)]
+        cells = ["", "", "", errors.get(line, "")]
+        if line in predicted_s:
+            numbers = predicted_s[line], intervals[line].low_s, intervals[line].high_s
+            cells[:3] = [f"{number:.6g}" for number in numbers]
+        cells = cells[: len(added)]
         writer.writerow([*(row[name] for name in columns), *cells])
     return text.getvalue()
 
