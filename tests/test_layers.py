@@ -12,6 +12,7 @@ LAYERS = (
     *(
         "errors",
         "robust",
+        "occurrence",
         "jit",
         "files",
         "blockfile",
