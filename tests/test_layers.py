@@ -39,6 +39,7 @@ LAYERS = (
         "record",
         "integrations",
         "results",
+        "fleet",
         "report",
     ),
     *("plot", "monitor", "demo", "cli"),
