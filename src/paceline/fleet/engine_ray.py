@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 from paceline.errors import FleetError, PacelineError
@@ -25,7 +26,7 @@ _BATCH_TASKS = 16
 #: Of a node's memory, what one analysis may take.
 _MEMORY_SHARE = 0.9
 
-_INSTALL = "pip install 'paceline[fleet]' (plain ray does not start beside opentelemetry-proto)"
+_INSTALL = "pip install 'paceline[fleet]', which brings ray[default]"
 
 #: One in each process of Ray: its own child does the analyses.
 _supervisors: dict[str, Supervisor] = {}
@@ -58,11 +59,19 @@ class RayEngine:
 
     name = "ray"
 
-    def __init__(self, settings: Settings, address: str, memory_bytes: int | None) -> None:
+    def __init__(
+        self, settings: Settings, address: str, memory_bytes: int | None, n_tasks: int
+    ) -> None:
         """Connect to the cluster, or start Ray here where no address is given.
 
+        Args:
+            settings: of the study.
+            address: of the cluster; ``auto`` for the one of this machine.
+            memory_bytes: for one trace; None: what the largest node has.
+            n_tasks: that will come: few ones make small batches.
+
         Raises:
-            FleetError: Ray is not installed or cannot be reached.
+            FleetError: Ray is not installed, would not start, or cannot be reached.
         """
         self._ray = _import_ray()
         self._started = not self._ray.is_initialized()
@@ -75,7 +84,9 @@ class RayEngine:
             **{**vars(settings), "memory_bytes": limit, "options": settings.options}
         ).to_json()
         self._do = self._ray.remote(num_cpus=1, max_retries=RETRIES)(do_batch)
-        self._most = _PER_CPU * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._most = _PER_CPU * cpus
+        self._batch_tasks = min(_BATCH_TASKS, max(1, n_tasks // (2 * _PER_CPU * cpus)))
         self._batch: list[Task] = []
         self._under_way: dict[Any, list[Task]] = {}
         self._again: list[Task] = []
@@ -88,7 +99,7 @@ class RayEngine:
         """Put it into the batch, which begins once it is large enough."""
         self._batch.append(task)
         size = sum(waiting.size for waiting in self._batch)
-        if size >= _BATCH_BYTES or len(self._batch) >= _BATCH_TASKS:
+        if size >= _BATCH_BYTES or len(self._batch) >= self._batch_tasks:
             self._begin()
 
     def next_finished(self) -> list[Outcome]:
@@ -158,4 +169,17 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise FleetError(f"the engine ray needs Ray ({error}): {_INSTALL}") from None
+    if is_installed("opentelemetry.proto") and not is_installed("opentelemetry.metrics"):
+        raise FleetError(
+            "Ray would not start: its agent takes the namespace of opentelemetry-proto for the API "
+            f"of OpenTelemetry and lacks opentelemetry.metrics; {_INSTALL}"
+        )
     return ray
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        return False

@@ -25,6 +25,9 @@ from paceline.fleet.study import Study, read_about
 from paceline.fleet.task import Outcome, Settings, Task
 from paceline.fleet.trace_entry import TraceEntry
 
+#: Below this even the packages of an analysis do not fit.
+MIN_MEMORY_BYTES = 256 << 20
+
 Progress = Callable[[int, int], None]
 
 
@@ -55,8 +58,11 @@ class RunOptions:
             raise FleetError(f"processes must not be below 0, but are {self.processes}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise FleetError(f"the timeout must be above 0 s, not {self.timeout_s:g}")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise FleetError(f"memory must be above 0 bytes, not {self.memory_bytes}")
+        if self.memory_bytes is not None and self.memory_bytes < MIN_MEMORY_BYTES:
+            raise FleetError(
+                f"memory must be at least {MIN_MEMORY_BYTES >> 20} MiB, what an analysis of a "
+                "small trace takes"
+            )
 
 
 def fleet(
@@ -175,7 +181,7 @@ def _outcomes(
     if tasks:
         _write_about(store, {**about, "state": "running"})
         stamp_of = dict(zip((entry.path for entry in entries), stamps, strict=True))
-        engine = _engine(settings, run, _needs_here(entries, store))
+        engine = _engine(settings, run, len(tasks), here=_needs_here(entries, store))
         try:
             _drive(engine, tasks, outcomes, seen, stamp_of, progress)
         finally:
@@ -223,13 +229,13 @@ def _needs_here(entries: Sequence[TraceEntry], store: FolderStore | BucketStore)
     return any(address.startswith("memory://") for address in addresses)
 
 
-def _engine(settings: Settings, run: RunOptions, here: bool) -> Engine:
+def _engine(settings: Settings, run: RunOptions, n_tasks: int, *, here: bool) -> Engine:
     if run.engine == "ray":
         from paceline.fleet.engine_ray import RayEngine
 
         if here:
             raise FleetError("memory:// is in this process only; use a bucket that Ray reaches")
-        return RayEngine(settings, run.address, run.memory_bytes)
+        return RayEngine(settings, run.address, run.memory_bytes, n_tasks)
     if run.processes == 0 or (here and run.processes is None):
         return HereEngine(settings)
     if here:

@@ -33,6 +33,7 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._process: subprocess.Popen[str] | None = None
+        self._is_ready = False
         self._closed = False
 
     def run(self, task: Task) -> Outcome:
@@ -51,7 +52,7 @@ class Supervisor:
             if ending == -signal.SIGALRM:
                 limit = f"it took longer than the {self.settings.timeout_s:g} s it may (--timeout)"
                 return self._failure(task, key, "timeout", limit, attempt + 1)
-        error = f"its process was killed {1 + RETRIES} times, at last by {_signal_name(ending)}"
+        error = f"its process was killed {1 + RETRIES} times, at last by {_ending_name(ending)}"
         return self._failure(task, key, "killed", error, 1 + RETRIES)
 
     def close(self) -> None:
@@ -86,19 +87,18 @@ class Supervisor:
                 return Outcome.of(answer["outcome"]), key, 0
             if "error" in answer:
                 raise FleetError(answer["error"])
-            key = answer["key"]
+            key = answer.get("key", "")
+            self._is_ready = True
         ending = process.wait()
         self.let_go()
-        if ending > 0 and not self._closed:
-            raise FleetError(
-                f"a worker process ended with code {ending} on {task.name}; its last lines on "
-                "standard error say why"
-            )
+        if ending > 0 and not self._is_ready:
+            raise FleetError("a worker process does not start; its last lines above say why")
         return None, key, ending
 
     def _running(self) -> subprocess.Popen[str]:
         """The process, started where there is none."""
         if self._process is None:
+            self._is_ready = False
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.fleet.worker"],
                 stdin=subprocess.PIPE,
@@ -129,8 +129,8 @@ class Supervisor:
         return Outcome(task.name, rule=rule, error=error)
 
 
-def _signal_name(ending: int) -> str:
+def _ending_name(ending: int) -> str:
     try:
         return signal.Signals(-ending).name
     except ValueError:
-        return f"signal {-ending}"
+        return f"exit code {ending}"

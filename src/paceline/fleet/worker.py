@@ -1,7 +1,8 @@
 """A process that does the tasks of a study: ``python -m paceline.fleet.worker``.
 
-Standard input has the settings in a line of JSON, then a task per line. Standard output has two
-lines for each: the key of the trace, once it is known, and the outcome. A trace that takes longer
+Standard input has the settings in a line of JSON, then a task per line. Standard output begins with
+a line that the process is ready, then has two for each task: the key of the trace, once it is
+known, and the outcome. A trace that takes longer
 than the limit ends the process by SIGALRM, whatever it is doing: the one who started it sees that.
 """
 
@@ -31,6 +32,7 @@ def main() -> int:
     _end_with_parent()
     _limit_memory(settings.memory_bytes)
     performer = Performer(settings)
+    _say(answers, {"ready": True})
     for line in sys.stdin:
         _set_alarm(settings.timeout_s)
         try:
