@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -85,6 +87,21 @@ def test_a_trace_that_takes_too_long_is_a_row_until_the_limit_rises(traces, tmp_
         fleet(traces, tmp_path / "study", run=short)
     study = fleet(traces, tmp_path / "study", run=HERE)
     assert study.jobs["status"].to_pylist() == ["analysed"] * 3
+
+
+def test_a_driver_that_is_killed_goes_on_with_the_same_command(traces, tmp_path):
+    out = tmp_path / "study"
+    command = [sys.executable, "-m", "paceline", "fleet", str(traces), "-o", str(out)]
+    driver = subprocess.Popen([*command, "--processes", "0"])
+    while not list(out.glob("results/*/*.json")):
+        time.sleep(0.001)
+    driver.kill()
+    driver.wait()
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("results/*/*.json")}
+    study = fleet(traces, out, run=HERE)
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("results/*/*.json")}
+    assert before.items() <= after.items()
+    assert settled(study.jobs) == settled(fleet(traces, tmp_path / "whole", run=HERE).jobs)
 
 
 def test_a_trace_that_needs_too_much_memory_is_a_row(traces):
