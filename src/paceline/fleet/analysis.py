@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from paceline.results.document import JobReport
 
 Row = dict[str, Any]
+#: (dp, pp) -> (host, gpu).
+Places = dict[tuple[int, int], tuple[str, str]]
 
 #: Memory of an analysis: the process with its packages, and 120 bytes an operation (measured).
 BASE_BYTES, BYTES_PER_OPERATION = 150 << 20, 120
@@ -60,6 +62,7 @@ def analyse(
     row: Row = {}
     try:
         from paceline.sources import read_job
+        from paceline.sources.hosts import hosts_of_workers, read_hosts
 
         job = None if meta is None else read_job(meta)
         rule = "memory"
@@ -67,8 +70,9 @@ def analyse(
         rule = "corrupt"
         measured, n_rows = _measured(trace, job, options)
         row = {**_job_row(measured), "operations": n_rows}
+        places = {} if hosts is None else hosts_of_workers(read_hosts(hosts), measured.rank)
         rule = "unfit"
-        report, correlation = _report(measured, hosts)
+        report, correlation = _report(measured, places)
     except NoStepError as error:
         return _failure(row, "steps", error)
     except GraphError as error:
@@ -80,12 +84,16 @@ def analyse(
     except MemoryError:
         limit = "" if memory_bytes is None else f" than the {memory_bytes / 2**30:.1f} GiB it may"
         return Analysis(row, {}, "memory", f"it needs more memory{limit} take")
+    except Exception as error:  # a bug costs one row, not the study
+        return _failure(row, "internal", error)
     return Analysis({**row, **_report_row(report, correlation)}, _steps(report))
 
 
 def _failure(row: Row, rule: str, error: Exception) -> Analysis:
-    text = " ".join(str(error).split())[:500]
-    return Analysis(row, {}, rule, text or type(error).__name__)
+    text, name = " ".join(str(error).split())[:500], type(error).__name__
+    if rule == "internal":
+        text = f"{name}: {text}"
+    return Analysis(row, {}, rule, text or name)
 
 
 def _rule_of(error: TraceError, rule: str) -> str:
@@ -123,15 +131,13 @@ def _measured(trace: Path, job: Any, options: AnalysisOptions) -> tuple[Measured
     return from_trace(read, keep_clocks=options.keep_clocks), len(read)
 
 
-def _report(measured: Measured, hosts: Path | None) -> tuple[JobReport, float]:
+def _report(measured: Measured, places: Places) -> tuple[JobReport, float]:
     """The report as `paceline analyze` makes it, and the correlation of the paper's Figure 11."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.remedies import REMEDIES, Case, advise
     from paceline.results.document import JobReport
-    from paceline.sources.hosts import hosts_of_workers, read_hosts
     from paceline.whatif import analyze
 
-    places = {} if hosts is None else hosts_of_workers(read_hosts(hosts), measured.rank)
     result = analyze(measured)
     advice = advise(Case(measured, result, diagnose(measured, result, places)), REMEDIES)
     correlation = forward_backward_correlation(measured.durations)

@@ -60,6 +60,7 @@ RULES = (
     Rule("memory", FAILED, "the analysis needs more memory than --memory"),
     Rule("timeout", FAILED, "the analysis takes longer than --timeout"),
     Rule("killed", FAILED, "the process was killed three times"),
+    Rule("internal", FAILED, "Paceline itself fails: report it"),
     Rule("discrepancy", DISCARDED, "the simulation differs by more than --max-discrepancy"),
 )
 
@@ -98,7 +99,7 @@ JOBS = (
     Column("slowdown_paper", "number", "S by the paper's reference for every kind"),
     Column("slowdown_lasting", "number", "S of the typical step, where passes come in parts"),
     Column("waste", "number", "1 - 1/S"),
-    Column("discrepancy", "number", "|T - traced| / traced"),
+    Column("discrepancy", "number", "difference of T from the traced mean step, share of it"),
     Column("replay_error", "number", "the discrepancy with launch delays replayed"),
     Column("launch_slowdown", "number", "traced mean step / T"),
     Column("launch_step_start", "number", "T with only the delays before steps / T"),

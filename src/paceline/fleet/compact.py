@@ -132,7 +132,6 @@ def job_row(
     key = document["key"] if document else None
     return row | {
         "key": key,
-        "path": entry.path,
         "status": STATUS[rule],
         "rule": rule or None,
         "error": error or None,
@@ -147,12 +146,14 @@ def _copy(entry: TraceEntry, key: str, first_of_key: dict[str, str]) -> tuple[st
 
 def _given(entry: TraceEntry, row: Row) -> Row:
     """Columns that the manifest says, or that a job is given by its file."""
-    stem = entry.path.rstrip("/").rpartition("/")[2].partition(".")[0]
+    path = entry.path.encode("utf-8", "backslashreplace").decode()  # a name may be no text
+    stem = path.rstrip("/").rpartition("/")[2].partition(".")[0]
     gpus = row.get("gpus") if entry.gpus is None else entry.gpus
     hours, source = entry.gpu_hours, "given"
     if hours is None and gpus is not None and row.get("traced_s") is not None:
         hours, source = gpus * row["traced_s"] / 3600, "traced"
     return {
+        "path": path,
         "name": entry.name or row.get("name") or stem,
         "team": entry.team or None,
         "started": entry.started,

@@ -1,7 +1,8 @@
 """The traces in a folder or bucket: every file that ``paceline.load`` reads, and what is beside it.
 
-A parquet file is one trace. So are a recording's folder, the profiles of one folder (a file per
-rank) and each file of another tool. ``meta-X.yaml`` and ``hosts-X.csv`` belong to ``trace-X``.
+A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace
+where they lie in one folder below the top (a file per rank or host), else each of them is one.
+``meta-X.yaml`` and ``hosts-X.csv`` belong to ``trace-X``.
 """
 
 from __future__ import annotations
@@ -100,19 +101,18 @@ def _recordings(store: FolderStore, files: list[FileInfo]) -> list[FileInfo]:
 
 
 def _of_other_tools(store: FolderStore, files: list[FileInfo]) -> list[FileInfo]:
-    """A file is a trace; profiles, which are of one rank each, are one with those beside them."""
+    """Files of ranks or hosts that lie in one folder are one trace; those at the top are not."""
     from paceline.sources.importers import find_files
 
-    traces, profiles = [], defaultdict(list)
+    by_folder = defaultdict(list)
     for info in files:
         try:
-            importer, _, _ = find_files([store.folder / info.name])
+            find_files([store.folder / info.name])
         except TraceError:
             continue
-        if importer.name == "kineto":
-            profiles[info.name.rpartition("/")[0]].append(info)
-        else:
-            traces.append(info)
-    for folder, ranks in profiles.items():
-        traces += ranks if len(ranks) == 1 or not folder else [store.info(folder)]
-    return traces
+        by_folder[info.name.rpartition("/")[0]].append(info)
+    return [
+        trace
+        for folder, inside in by_folder.items()
+        for trace in (inside if len(inside) == 1 or not folder else [store.info(folder)])
+    ]

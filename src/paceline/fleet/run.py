@@ -58,6 +58,8 @@ class RunOptions:
             raise FleetError(f"processes must not be below 0, but are {self.processes}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise FleetError(f"the timeout must be above 0 s, not {self.timeout_s:g}")
+        if self.processes == 0 and (self.timeout_s or self.memory_bytes):
+            raise FleetError("limits of time and memory need processes of their own, not 0")
         if self.memory_bytes is not None and self.memory_bytes < MIN_MEMORY_BYTES:
             raise FleetError(
                 f"memory must be at least {MIN_MEMORY_BYTES >> 20} MiB, what an analysis of a "

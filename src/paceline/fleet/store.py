@@ -5,8 +5,10 @@ Every name in a store is relative, with slashes. A file or object appears whole 
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -86,13 +88,11 @@ class FolderStore:
     def _put(self, name: str, data: bytes, *, replace: bool) -> bool:
         target = self.folder / name
         make_folder(target.parent)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
         try:
             partial.write_bytes(data)
-            if replace:
+            if replace or not _link(partial, target):
                 partial.replace(target)
-            else:
-                os.link(partial, target)
         except FileExistsError:
             return False
         except OSError as error:
@@ -134,6 +134,8 @@ class FolderStore:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
+                if entry.is_symlink() and _leads_up(Path(entry.path)):
+                    continue
                 yield from self.files(f"{base}{entry.name}")
             else:
                 with suppress(FileNotFoundError):  # a link to nothing
@@ -144,6 +146,26 @@ class FolderStore:
     def local(self, name: str) -> Iterator[Path]:
         """The file itself."""
         yield self.folder / name
+
+
+def _leads_up(link: Path) -> bool:
+    """Whether a link to a folder leads to one that it lies in."""
+    return link.parent.resolve().is_relative_to(link.resolve())
+
+
+def _link(path: Path, target: Path) -> bool:
+    """Give a file its name, unless another has it; False where the file system has no links.
+
+    Raises:
+        FileExistsError: another has it.
+    """
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        return False
+    return True
 
 
 class BucketStore:
