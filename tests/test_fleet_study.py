@@ -8,9 +8,11 @@ import pytest
 
 import paceline
 from fleet_jobs import HERE, by_file, job, make_fleet, settled
+from import_files import ProfileWriter, make_trace
+from kineto_profiles import WRITTEN
 from paceline.cli.main import run
 from paceline.errors import FleetError, OutputError
-from paceline.fleet import keys, perform
+from paceline.fleet import analysis, keys, perform
 from paceline.fleet.columns import JOBS, STEPS, arrow_schema
 from paceline.fleet.keys import AnalysisOptions
 from paceline.fleet.lock import locked
@@ -18,7 +20,10 @@ from paceline.fleet.rules import RuleOptions
 from paceline.fleet.run import fleet
 from paceline.fleet.store import FolderStore
 from paceline.fleet.study import Study
+from paceline.graph import from_trace
 from paceline.sources import write
+from paceline.whatif import analyze
+from recordings import record_trace
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +256,42 @@ def test_the_package_can_be_called(study, traces, tmp_path):
     out = copied(study, tmp_path)
     again = paceline.fleet(str(traces), out=str(out), run=HERE)
     assert again.jobs.num_rows == 3
+
+
+def test_a_bug_costs_one_row(traces, tmp_path, monkeypatch):
+    original = analysis._measured
+
+    def measured(trace, *arguments):
+        if trace.name == "trace-1.parquet":
+            raise ZeroDivisionError("by zero")
+        return original(trace, *arguments)
+
+    monkeypatch.setattr(analysis, "_measured", measured)
+    row = by_file(fleet(traces, tmp_path / "study", run=HERE).jobs)["trace-1.parquet"]
+    assert (row["rule"], row["error"]) == ("internal", "ZeroDivisionError: by zero")
+
+
+def test_names_that_are_no_text_and_links_that_lead_up_do_no_harm(tmp_path):
+    folder = make_fleet(tmp_path / "traces", (0, 1))
+    (folder / "up").symlink_to(folder)
+    strange = os.fsdecode(os.fsencode(folder) + b"/trace-\xff.parquet")
+    (folder / "trace-1.parquet").rename(strange)
+    study = fleet(folder, tmp_path / "study", run=HERE)
+    names = [Path(path).name for path in study.jobs["path"].to_pylist()]
+    assert names == ["trace-0.parquet", "trace-\\udcff.parquet"]
+
+
+def test_files_of_ranks_in_a_folder_are_one_trace(tmp_path):
+    folder = make_fleet(tmp_path / "traces", (0,))
+    (folder / "profiled").mkdir()
+    ProfileWriter(make_trace(WRITTEN)).write(folder / "profiled")
+    record_trace(job(1), folder / "recorded")
+    (folder / "notes.log").write_text("no trace")
+    study = fleet(folder, tmp_path / "study", run=HERE)
+    names = [Path(path).name for path in study.jobs["path"].to_pylist()]
+    assert names == ["profiled", "recorded", "trace-0.parquet"]
+    assert study.jobs["status"].to_pylist() == ["analysed"] * 3
+    assert study.jobs["slowdown"][1].as_py() == pytest.approx(
+        analyze(from_trace(job(1))).slowdown, abs=1e-4
+    )
+    assert study.about["ignored_files"] == 1
