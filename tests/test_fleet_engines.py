@@ -10,8 +10,8 @@ import pytest
 
 from fleet_jobs import HERE, make_fleet, settled
 from paceline.errors import FleetError
-from paceline.fleet import analysis, results
-from paceline.fleet.analysis import analyse
+from paceline.fleet import analysis, perform, results
+from paceline.fleet.analysis import Analysis, analyse
 from paceline.fleet.keys import AnalysisOptions, analysis_version
 from paceline.fleet.run import RunOptions, fleet
 from paceline.fleet.store import FolderStore
@@ -81,11 +81,35 @@ def test_a_task_whose_process_was_killed_is_done_by_another(blocked, traces, tmp
     assert results.read(FolderStore(tmp_path / "study"), outcome.key)["row"]["steps"] == 2
 
 
-def test_a_trace_that_takes_too_long_is_a_row_until_the_limit_rises(traces, tmp_path):
-    short = RunOptions(processes=1, timeout_s=0.02)
-    with pytest.raises(FleetError, match=r"none of 3 jobs counts \(timeout: 3\)"):
-        fleet(traces, tmp_path / "study", run=short)
-    study = fleet(traces, tmp_path / "study", run=HERE)
+def test_a_trace_that_takes_too_long_is_a_row(blocked, tmp_path):
+    outcome = Supervisor(settings(tmp_path, timeout_s=0.05)).run(blocked)
+    assert outcome.rule == "timeout"
+    assert outcome.error == "it took longer than the 0.05 s it may (--timeout)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "now", "still"),
+    [
+        ("timeout", {"timeout_s": 10}, (10, None), True),
+        ("timeout", {"timeout_s": 10}, (11, None), False),
+        ("timeout", {"timeout_s": 10}, (None, None), False),
+        ("memory", {"memory_bytes": 10}, (None, 9), True),
+        ("memory", {"memory_bytes": 10}, (None, 11), False),
+        ("killed", {}, (None, None), True),
+    ],
+)
+def test_what_exceeded_a_limit_is_tried_under_a_higher_one(rule, before, now, still):
+    assert results.exceeds_still({"rule": rule, "limits": before}, *now) is still
+
+
+def test_a_row_of_a_limit_lasts_until_an_analysis_replaces_it(traces, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(perform, "analyse", lambda *_: Analysis({}, {}, "killed", "killed"))
+        with pytest.raises(FleetError, match=r"none of 3 jobs counts \(killed: 3\)"):
+            fleet(traces, tmp_path / "study", run=HERE)
+    with pytest.raises(FleetError, match=r"none of 3 jobs counts \(killed: 3\)"):
+        fleet(traces, tmp_path / "study", run=HERE)
+    study = fleet(traces, tmp_path / "study", run=RunOptions(processes=0, again=True))
     assert study.jobs["status"].to_pylist() == ["analysed"] * 3
 
 
