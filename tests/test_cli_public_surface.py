@@ -29,6 +29,7 @@ PUBLIC = {
     "analyze",
     "cluster_preset",
     "compare",
+    "fleet",
     "from_trace",
     "integrations",
     "job_list",

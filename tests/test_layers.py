@@ -41,6 +41,7 @@ LAYERS = (
         "record",
         "integrations",
         "results",
+        "fleet",
         "report",
     ),
     *("plot", "monitor", "demo", "cli"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
+    from paceline.fleet.run import fleet
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
     from paceline.model.cluster import Cluster
@@ -65,6 +66,7 @@ __all__ = [
     "analyze",
     "cluster_preset",
     "compare",
+    "fleet",
     "from_trace",
     "integrations",
     "job_list",
@@ -102,6 +104,7 @@ _HOME = {
     "analyze": "paceline.whatif",
     "cluster_preset": "paceline.model.cluster_presets",
     "compare": "paceline.comparison",
+    "fleet": "paceline.fleet",
     "from_trace": "paceline.graph",
     "integrations": "paceline.integrations",
     "job_list": "paceline.scheduling.jobs",
@@ -125,7 +128,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = import_module(_HOME[name])
-    value = home if name in ("integrations", "plot") else getattr(home, name)
+    value = home if name in ("fleet", "integrations", "plot") else getattr(home, name)
     globals()[name] = value
     return value
 

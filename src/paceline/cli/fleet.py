@@ -1,0 +1,220 @@
+"""``paceline fleet``: every trace of a folder or bucket, as one dataset and its figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from paceline.cli import case_input, trace_input
+from paceline.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.fleet.rules import RuleOptions
+    from paceline.fleet.run import RunOptions
+
+DESCRIPTION = """\
+Analyse every trace of a folder or bucket into one dataset: study/jobs (a row per
+trace), study/steps. Interrupted, the same command goes on.
+"""
+
+EXAMPLES = """\
+examples:
+  paceline fleet traces/ -o study/
+  paceline fleet s3://bucket/2026-10/ -o s3://bucket/study/
+  paceline fleet --manifest jobs.csv -o study/ --min-gpus 128
+  paceline fleet traces/ -o study/ --engine ray --address auto
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "fleet",
+        help="what stragglers cost a fleet of jobs: many traces, one dataset",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "traces",
+        metavar="TRACES",
+        nargs="?",
+        help="folder of traces, or an address that fsspec knows (s3://bucket/2026-10/)",
+    )
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        type=trace_input.file_name,
+        help="CSV or parquet table of the traces: path, and job, meta, hosts, gpus, restarts, "
+        "gpu_hours, max_seq_len, team, started or any label",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="STUDY", required=True, help="folder or address of the study"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 where a trace could not be analysed"
+    )
+    _add_rules(parser)
+    _add_analysis(parser)
+    _add_engine(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which jobs count (the others keep their rows)")
+    for name, kind, default, about in (
+        ("--max-restarts", _whole, 15, "restarts of a job that does not repeatedly fail"),
+        ("--max-discrepancy", _share, 0.05, "difference of the simulation from the trace"),
+        ("--min-steps", _whole, 2, "whole steps of a trace"),
+        ("--min-gpus", _whole, 0, "GPUs of a job; the paper takes 128"),
+    ):
+        group.add_argument(
+            name, metavar="N", type=kind, default=default, help=f"{about} (default: {default})"
+        )
+
+
+def _add_analysis(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how each trace is analysed (as by paceline analyze)")
+    case_input.add_steps(group)
+    group.add_argument(
+        "--ignore-kinds",
+        metavar="KIND,...",
+        type=trace_input.parse_kinds,
+        default=(),
+        help="drop operations of these kinds",
+    )
+    group.add_argument(
+        "--keep-clocks", action="store_true", help="do not correct clock offsets between workers"
+    )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who does it, and within which limits")
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes here, or a Ray cluster (default: local)",
+    )
+    group.add_argument(
+        "--address", metavar="ADDRESS", default="", help="the Ray cluster; auto: the one here"
+    )
+    group.add_argument(
+        "--processes",
+        metavar="N",
+        type=_whole,
+        help="of the local engine; 0: this process alone (default: one per processor)",
+    )
+    group.add_argument(
+        "--timeout", metavar="TIME", type=_seconds, help="for one trace (90 s, 5 min)"
+    )
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=_bytes,
+        help="that analyses on one machine may take (default: 80%% of what is free)",
+    )
+    group.add_argument(
+        "--again",
+        action="store_true",
+        help="analyse traces anew that exceeded a limit or whose process was killed",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse, and say what came of it."""
+    from paceline.fleet.keys import AnalysisOptions
+    from paceline.fleet.run import fleet
+
+    steps = None if args.steps is None else tuple(args.steps)
+    with ProgressBar("analysing") as progress:
+        study = fleet(
+            args.traces,
+            args.output,
+            manifest=args.manifest,
+            analysis=AnalysisOptions(steps, tuple(args.ignore_kinds), args.keep_clocks),
+            rules=_rules(args),
+            run=_run_options(args),
+            progress=progress,
+        )
+    counts = study.about["counts"]
+    print(f"{args.output}: {_sentence(counts)}")
+    return _report_failures(counts, study.about["ignored_files"], strict=args.strict)
+
+
+def _rules(args: argparse.Namespace) -> RuleOptions:
+    from paceline.fleet.rules import RuleOptions
+
+    return RuleOptions(args.max_restarts, args.max_discrepancy, args.min_steps, args.min_gpus)
+
+
+def _run_options(args: argparse.Namespace) -> RunOptions:
+    from paceline.fleet.run import RunOptions
+
+    return RunOptions(
+        args.engine, args.address, args.processes, args.timeout, args.memory, args.again
+    )
+
+
+def _sentence(counts: Mapping[str, int]) -> str:
+    """How many jobs count, and by which rules the others do not."""
+    from paceline.fleet.columns import RULES
+    from paceline.units import count
+
+    total = sum(counts.values())
+    reasons = [f"{rule.name} {counts[rule.name]:,}" for rule in RULES if counts.get(rule.name)]
+    left_out = f"; left out: {', '.join(reasons)}" if reasons else ""
+    return f"{counts.get('analysed', 0):,} of {count(total, 'job')} analysed{left_out}"
+
+
+def _report_failures(counts: Mapping[str, int], n_ignored: int, *, strict: bool) -> int:
+    from paceline.fleet.columns import FAILED, RULES
+    from paceline.units import count
+
+    n_failed = sum(counts.get(rule.name, 0) for rule in RULES if rule.status == FAILED)
+    if n_ignored:
+        print(f"{count(n_ignored, 'file')} beside the traces left unread", file=sys.stderr)
+    if n_failed:
+        text = "could not be analysed; the column error says why"
+        print(f"{count(n_failed, 'trace')} {text}", file=sys.stderr)
+    return 1 if strict and n_failed else 0
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number from 0 on")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not share >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a share from 0 on, such as 0.05")
+    return share
+
+
+def _seconds(text: str) -> float:
+    return _quantity(text, "seconds")
+
+
+def _bytes(text: str) -> int:
+    return int(_quantity(text, "bytes"))
+
+
+def _quantity(text: str, measure: str) -> float:
+    from paceline.errors import QuantityError
+    from paceline.quantities import parse_quantity
+
+    try:
+        value = parse_quantity(text, measure)
+    except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} should be above 0")
+    return value
