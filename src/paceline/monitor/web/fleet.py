@@ -10,8 +10,9 @@ from itertools import dropwhile
 from typing import Any
 
 from paceline.monitor.store.queries import Week
-from paceline.monitor.web.charts import Spec, cdf_chart, scatter_chart, share_bar, stacked_bar
+from paceline.monitor.web.charts import share_bar, stacked_bar
 from paceline.monitor.web.templating import cause
+from paceline.report.page.distributions import Spec, cdf_chart, distribution, scatter_chart
 from paceline.results.words.names import CAUSES
 
 Row = Mapping[str, Any]
@@ -69,7 +70,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
 def _waste(rows: Sequence[Row]) -> Figure:
     values = [(max(row["waste"] or 0.0, 0.0), row["name"]) for row in rows]
     chart = cdf_chart(
-        {"waste": values},
+        {"waste": distribution(values)},
         label="Share of jobs against their waste",
         x_label="waste (share of the GPU time)",
         percent=True,
@@ -90,7 +91,7 @@ def _by_gpus(rows: Sequence[Row]) -> Figure:
 def _by_kind(rows: Sequence[Row]) -> Figure:
     wastes = [(row["facts"]["waste_by_kind"], row["name"]) for row in rows]
     curves = {
-        name: [(max(waste[kind], 0.0), job) for waste, job in wastes if kind in waste]
+        name: distribution([(max(w[kind], 0.0), job) for w, job in wastes if kind in w])
         for kind, name in KINDS.items()
     }
     chart = cdf_chart(
@@ -106,7 +107,7 @@ def _by_kind(rows: Sequence[Row]) -> Figure:
 def _steps(slow: Sequence[Row]) -> Figure:
     values = [(step, row["name"]) for row in slow for step in row["facts"]["steps"]]
     chart = cdf_chart(
-        {"steps": values},
+        {"steps": distribution(values)},
         label="Share of steps against their slowdown over their job's",
         x_label="slowdown of the step / slowdown of the job",
         y_label="share of steps",
@@ -138,7 +139,7 @@ def _m_s(slow: Sequence[Row]) -> Figure:
 def _correlation(slow: Sequence[Row]) -> Figure:
     values = _values(slow, lambda facts: facts["correlation"])
     chart = cdf_chart(
-        {"correlation": values},
+        {"correlation": distribution(values)},
         label="Share of jobs against their correlation of forward and backward",
         x_label="correlation",
         ref=(SEQUENCES, f"{SEQUENCES}"),
@@ -155,7 +156,7 @@ def _share_figure(
 ) -> Figure:
     clipped = [(min(max(v, 0.0), 1.0), job) for v, job in values]
     chart = cdf_chart(
-        {x_label: clipped},
+        {x_label: distribution(clipped)},
         label=f"Share of jobs against {x_label}",
         x_label=x_label,
         x_range=(0, 1.03),
