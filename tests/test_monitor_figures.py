@@ -309,7 +309,7 @@ def test_the_papers_figures():
     assert xs("kinds") == [0.1, 0.1, 0.1]  # Figure 5
     assert xs("steps") == [0.9, 0.9, 1.1, 1.1]  # Figure 4, of a and b, which straggle
     assert xs("m_w") == [0.9, 0.9]  # Figure 6
-    assert xs("m_s") == [0.0, 0.2]  # Figure 7: one stage has no last one
+    assert xs("m_s_slow") == [0.0, 0.2]  # Figure 7: one stage has no last one
     assert xs("correlation") == [0.1, 0.95]  # Figure 11, of those that straggle
     (dot,) = figures["sequences"].chart["dots"]  # Figure 12
     assert (dot["x"], dot["y"]) == (15.0, 1.25)

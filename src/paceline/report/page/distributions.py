@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.fleet.definitions import Definition
 
 Spec = dict[str, Any]
 
@@ -92,6 +95,24 @@ def cdf_chart(
     return spec
 
 
+def defined_cdf(
+    defined: Definition,
+    curves: Mapping[str, Distribution],
+    y_label: str = "share of jobs",
+    x_range: tuple[float, float] | None = None,
+) -> Spec | None:
+    """The chart of a figure whose definition says axis, unit and mark."""
+    return cdf_chart(
+        curves,
+        label=f"{y_label.capitalize()} against {defined.x_label}",
+        x_label=defined.x_label,
+        y_label=y_label,
+        x_range=x_range,
+        percent=defined.percent,
+        ref=defined.mark,
+    )
+
+
 def _thin(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
     """Places of at most ``most`` of ``n``, the last one among them."""
     every = -(-n // most)
@@ -132,26 +153,38 @@ def scatter_chart(
             {"x": x, "y": y, "lines": [name, f"S {y:.3f}", f"{x_label}: {true:,.0f}"]}
             for x, y, true, name in placed
         ],
-        "table": table or _sizes_table([(true, y, name) for _, y, true, name in placed], x_label),
+        "table": table or _table_of(placed, x_label),
     }
 
 
-def _sizes_table(points: Sequence[tuple[float, float, str]], x_label: str) -> Spec:
-    """Points (x, y, name) by ascending x in words: a row for each power of two."""
-    powers: dict[int, list[tuple[float, float, str]]] = {}
-    for point in points:
-        powers.setdefault(math.floor(math.log2(point[0])), []).append(point)
+def _table_of(placed: Sequence[tuple[float, float, float, str]], x_label: str) -> Spec:
+    x, y = [true for _, _, true, _ in placed], [y for _, y, _, _ in placed]
+    return sizes_table(x, y, lambda i: placed[i][3], x_label)
+
+
+def sizes_table(x: Any, y: Any, name_of: Callable[[int], str], x_label: str) -> Spec:
+    """Points in words: a row for each power of two of x.
+
+    Args:
+        x: [point] above 0.
+        y: [point] S.
+        name_of: what a point is called.
+        x_label: what x is.
+    """
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    power = np.floor(np.log2(x)).astype(np.int64)
     rows = []
-    for group in powers.values():
-        least, most = group[0][0], group[-1][0]
-        worst = max(group, key=lambda point: point[1])
+    for one in np.unique(power).tolist():
+        here = np.flatnonzero(power == one)
+        least, most = float(x[here].min()), float(x[here].max())
+        worst = int(here[np.argmax(y[here])])
         rows.append(
             [
                 f"{least:,.0f}" if least == most else f"{least:,.0f}–{most:,.0f}",
-                f"{len(group):,}",
-                f"{median(point[1] for point in group):.3f}",
-                f"{worst[1]:.3f}",
-                worst[2],
+                f"{len(here):,}",
+                f"{np.median(y[here]):.3f}",
+                f"{y[worst]:.3f}",
+                name_of(worst),
             ]
         )
     head = [x_label, "jobs", "median S", "largest S", "slowest job"]
