@@ -12,6 +12,7 @@ LAYERS = (
     *(
         "errors",
         "robust",
+        "occurrence",
         "jit",
         "files",
         "blockfile",
@@ -23,6 +24,7 @@ LAYERS = (
         "sources",
         "ranks",
         "model",
+        "networks",
         "graph",
         "simulate",
         "synth",

@@ -79,7 +79,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, text in DEGREES:
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
-    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"))
+    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8", "nvfp4"))
     plan.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
@@ -91,6 +91,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, field, value, text in SWITCHES:
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
     add_memory(parser)
+    plan.add_argument(
+        "--adapter-rank",
+        metavar="R",
+        type=int,
+        help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
     plan.add_argument(
         "--software",
         metavar="NAME",
@@ -189,7 +195,10 @@ def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of the plan that the options give."""
     names = [option[2:].replace("-", "_") for option, _ in DEGREES]
     names += [field for _, field, _, _ in SWITCHES]
-    fields = {name: getattr(args, name) for name in (*names, "recompute", "precision", "schedule")}
+    fields = {
+        name: getattr(args, name)
+        for name in (*names, "recompute", "precision", "schedule", "adapter_rank")
+    }
     fields["layers_per_stage"] = args.layers
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -271,7 +280,7 @@ def _run_all(args: argparse.Namespace) -> int:
     if not seconds_of:
         line, problem = min(row_errors.items())
         raise ModelError(f"{args.runs}: no row can be predicted; line {line}: {problem}")
-    text = predicted_csv(table, seconds_of, row_errors)
+    text = predicted_csv(table, seconds_of, outcome.intervals, row_errors)
     runs = [run for run in table.runs if run.line in seconds_of]
     predicted = [seconds_of[run.line] for run in runs]
     timed = [i for i, run in enumerate(runs) if run.measured_s is not None]
@@ -283,7 +292,13 @@ def _run_all(args: argparse.Namespace) -> int:
         from paceline.report.result_json import lines_of_json
 
         rows = [
-            {"line": run.line, "step_time_s": run.measured_s, "predicted_step_time_s": seconds}
+            {
+                "line": run.line,
+                "step_time_s": run.measured_s,
+                "predicted_step_time_s": seconds,
+                "low_s": outcome.intervals[run.line].low_s,
+                "high_s": outcome.intervals[run.line].high_s,
+            }
             for run, seconds in zip(runs, predicted, strict=True)
         ]
         rejected = [{"line": line, "error": row_errors[line]} for line in sorted(row_errors)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import ModelError
 from paceline.model.cluster import Cluster
+from paceline.plan.interval import Interval
 from paceline.plan.predict import predict
 from paceline.plan.runs import RunTable
 
@@ -17,11 +18,13 @@ class RunPredictions:
 
     Attributes:
         predicted_s: line -> seconds of a step.
+        intervals: line -> where 80% of measured steps lie.
         errors: line -> why the row has none.
         warnings: of the predictions, with their lines.
     """
 
     predicted_s: Mapping[int, float]
+    intervals: Mapping[int, Interval]
     errors: Mapping[int, str]
     warnings: tuple[str, ...]
 
@@ -33,6 +36,7 @@ def predict_runs(
 ) -> RunPredictions:
     """Predict each run of ``table`` on its cluster; errors stay with their row."""
     predicted_s: dict[int, float] = {}
+    intervals: dict[int, Interval] = {}
     errors, warnings = dict(table.errors), list[str]()
     for done, (run, cluster) in enumerate(zip(table.runs, clusters, strict=True), start=1):
         try:
@@ -41,7 +45,8 @@ def predict_runs(
             errors[run.line] = str(error)
         else:
             predicted_s[run.line] = prediction.step_time_s
+            intervals[run.line] = prediction.interval
             warnings += [f"line {run.line}: {warning}" for warning in prediction.warnings]
         if progress is not None:
             progress(done, len(table.runs))
-    return RunPredictions(predicted_s, errors, tuple(warnings))
+    return RunPredictions(predicted_s, intervals, errors, tuple(warnings))
