@@ -62,22 +62,23 @@ class RayEngine:
             n_tasks: that will come: few ones make small batches.
         """
         self._cluster = cluster
-        self._limit = min(memory_bytes or cluster.node_bytes, cluster.node_bytes)
+        node_bytes = cluster.node_bytes
+        self._limit = min(memory_bytes or node_bytes, node_bytes)
         self._settings = replace(settings, memory_bytes=self._limit).to_json()
-        self._most = PER_CPU * cluster.cpus
-        self._batch_tasks = min(_BATCH_TASKS, max(1, n_tasks // (2 * self._most)))
+        self._n_tasks = n_tasks
         self._batch: list[Task] = []
         self._under_way: dict[Any, list[Task]] = {}
 
     def has_room(self, task: Task) -> bool:
         """Whether the cluster would soon be idle."""
-        return len(self._under_way) < self._most
+        return len(self._under_way) < PER_CPU * self._cluster.cpus
 
     def submit(self, task: Task) -> None:
         """Put it into the batch, which begins once it is large enough."""
         self._batch.append(task)
         size = sum(waiting.size for waiting in self._batch)
-        if size >= _BATCH_BYTES or len(self._batch) >= self._batch_tasks:
+        fair = self._n_tasks // (2 * PER_CPU * self._cluster.cpus)
+        if size >= _BATCH_BYTES or len(self._batch) >= min(_BATCH_TASKS, max(1, fair)):
             self._begin()
 
     def next_finished(self) -> list[Outcome]:

@@ -6,6 +6,8 @@ takes that package's namespace for the API of OpenTelemetry. ``ray[default]`` br
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -25,6 +27,9 @@ PER_CPU = 2
 #: Of a node's memory, what one call may take.
 _MEMORY_SHARE = 0.9
 
+#: Seconds for nodes to come, and between two counts of them.
+_WAIT_S, _COUNT_EVERY_S = 600, 5.0
+
 _INSTALL = "pip install 'paceline[fleet]', which brings ray[default]"
 
 
@@ -33,12 +38,7 @@ class DiedError(Exception):
 
 
 class RayCluster:
-    """A connection to a cluster.
-
-    Attributes:
-        cpus: processors of all nodes.
-        node_bytes: memory that a call may have on the node with the most.
-    """
+    """A connection to a cluster."""
 
     def __init__(self, address: str) -> None:
         """Connect, or start Ray on this machine where no address is given.
@@ -51,16 +51,37 @@ class RayCluster:
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
             self._connect(address)
-        self.cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        nodes = [node for node in self._ray.nodes() if node.get("Alive")]
-        sizes = [int(node["Resources"].get("memory", 0)) for node in nodes]
-        self.node_bytes = int(max(sizes, default=0) * _MEMORY_SHARE)
+        self._cpus, self._counted = 0, -math.inf
+        self._wait_for_cpus()
 
     def __enter__(self) -> RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close([])
+
+    @property
+    def cpus(self) -> int:
+        """Processors of all nodes; they come and go, so they are counted now and then."""
+        if time.monotonic() - self._counted > _COUNT_EVERY_S:
+            self._counted = time.monotonic()
+            self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        return max(1, self._cpus)
+
+    @property
+    def node_bytes(self) -> int:
+        """Memory that a call may have on the node with the most, of those that have processors."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node.get("Alive")]
+        sizes = [int(node.get("memory", 0)) for node in nodes if node.get("CPU")]
+        return int(max(sizes, default=0) * _MEMORY_SHARE)
+
+    def _wait_for_cpus(self) -> None:
+        """A cluster that has just been made may have a head without processors alone."""
+        end = time.monotonic() + _WAIT_S
+        while self._ray.cluster_resources().get("CPU", 0) < 1:
+            if time.monotonic() > end:
+                raise FleetError(f"no node of the Ray cluster has a processor after {_WAIT_S} s")
+            time.sleep(1)
 
     def call(self, function: Callable[..., Any], *arguments: Any, memory: int = 0) -> Any:
         """Begin a call of a function that can be imported; what stands for its result.
