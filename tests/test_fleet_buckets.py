@@ -3,12 +3,13 @@ import time
 import pytest
 
 import requires
-from fleet_jobs import HERE, make_fleet, settled
+from fleet_jobs import HERE, job, make_fleet, settled
 from paceline.errors import FleetError
 from paceline.fleet import lock
 from paceline.fleet.run import RunOptions, fleet
 from paceline.fleet.store import BucketStore
 from paceline.fleet.study import Study
+from recordings import record_trace
 
 requires.installed("fsspec")
 
@@ -134,3 +135,14 @@ def test_a_study_on_s3_is_that_of_folders(study, s3):
     assert again.jobs.equals(there.jobs)
     with lock.locked(BucketStore("s3://fleet/study")), pytest.raises(FleetError, match="in use"):
         fleet("s3://fleet/traces/", "s3://fleet/study")
+
+
+def test_a_recording_in_a_bucket_is_one_trace(bucket, tmp_path):
+    record_trace(job(1), tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        bucket.pipe_file(f"/fleet/run/{path.name}", path.read_bytes())
+    (tmp_path / "jobs.csv").write_text("path\nmemory://fleet/run\n")
+    study = fleet(manifest=tmp_path / "jobs.csv", out=tmp_path / "study")
+    assert study.jobs["steps"].to_pylist() == [2]
+    size = sum(path.stat().st_size for path in (tmp_path / "run").iterdir())
+    assert study.jobs["trace_bytes"].to_pylist() == [size]

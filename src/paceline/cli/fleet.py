@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from paceline.cli import case_input, trace_input
+from paceline.cli import case_input, engine_input, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -93,15 +94,7 @@ def _add_analysis(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who does it, and within which limits")
-    group.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="processes here, or a Ray cluster (default: local)",
-    )
-    group.add_argument(
-        "--address", metavar="ADDRESS", default="", help="the Ray cluster; auto: the one here"
-    )
+    engine_input.add_engine(group, "processes here")
     group.add_argument(
         "--processes",
         metavar="N",
@@ -130,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.fleet.run import fleet
 
     steps = None if args.steps is None else tuple(args.steps)
-    with ProgressBar("analysing") as progress:
+    with redirect_stdout(sys.stderr), ProgressBar("analysing") as progress:  # Ray prints there
         study = fleet(
             args.traces,
             args.output,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.plan import tokens
 from paceline.cli.progress import ProgressBar
@@ -103,6 +104,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
     )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
+    add_engine(parser.add_argument_group("who predicts --runs"))
     parser.add_argument(
         "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
     )
@@ -134,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         raise ModelError("-o is for --runs; for the step itself there are --json and --timeline")
+    if args.engine != "local":
+        raise ModelError("--engine is for --runs; one step is predicted here")
     targets = [path for path in (args.timeline, args.plot) if path is not None]
     if targets:
         check_not_input(targets, [args.job_yaml, args.profile])
@@ -274,8 +278,8 @@ def _run_all(args: argparse.Namespace) -> int:
     requested = args.cluster or args.gpu
     table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
     clusters = run_clusters(table.runs, requested)
-    with ProgressBar("predicting") as progress:
-        outcome = predict_runs(table, clusters, progress)
+    with mapper_of(args) as mapper, ProgressBar("predicting") as progress:
+        outcome = predict_runs(table, clusters, progress, mapper)
     seconds_of, row_errors, notes = outcome.predicted_s, outcome.errors, outcome.warnings
     if not seconds_of:
         line, problem = min(row_errors.items())

@@ -55,7 +55,7 @@ RULES = (
     Rule("restarts", DISCARDED, "more restarts than --max-restarts"),
     Rule("degrees", FAILED, "the degrees of parallelism cannot be told"),
     Rule("steps", DISCARDED, "fewer whole steps than --min-steps"),
-    Rule("corrupt", FAILED, "the trace cannot be read"),
+    Rule("corrupt", FAILED, "the trace cannot be read as that of a whole job"),
     Rule("unfit", FAILED, "the operations form no training step that can be simulated"),
     Rule("memory", FAILED, "the analysis needs more memory than --memory"),
     Rule("timeout", FAILED, "the analysis takes longer than --timeout"),

@@ -239,10 +239,11 @@ def _needs_here(entries: Sequence[TraceEntry], store: FolderStore | BucketStore)
 def _engine(settings: Settings, run: RunOptions, n_tasks: int, *, here: bool) -> Engine:
     if run.engine == "ray":
         from paceline.fleet.engine_ray import RayEngine
+        from paceline.fleet.ray_cluster import RayCluster
 
         if here:
             raise FleetError("memory:// is in this process only; use a bucket that Ray reaches")
-        return RayEngine(settings, run.address, run.memory_bytes, n_tasks)
+        return RayEngine(settings, RayCluster(run.address), run.memory_bytes, n_tasks)
     if run.processes == 0 or (here and run.processes is None):
         return HereEngine(settings)
     if here:

@@ -9,7 +9,7 @@ import errno
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +114,7 @@ class FolderStore:
         """Size, and the time of the last change."""
         path = self.folder / name
         if path.is_dir():
-            inside = sorted(self.files(name), key=lambda file: file.name)
-            stamp = "|".join(f"{file.name}:{file.size}:{file.stamp}" for file in inside)
-            return FileInfo(name, sum(file.size for file in inside), stamp)
+            return _whole(name, self.files(name))
         stat = path.stat()
         return FileInfo(name, stat.st_size, str(stat.st_mtime_ns))
 
@@ -146,6 +144,13 @@ class FolderStore:
     def local(self, name: str) -> Iterator[Path]:
         """The file itself."""
         yield self.folder / name
+
+
+def _whole(name: str, files: Iterable[FileInfo]) -> FileInfo:
+    """A folder, as one file."""
+    inside = sorted(files, key=lambda file: file.name)
+    stamp = "|".join(f"{file.name}:{file.size}:{file.stamp}" for file in inside)
+    return FileInfo(name, sum(file.size for file in inside), stamp)
 
 
 def _leads_up(link: Path) -> bool:
@@ -231,7 +236,10 @@ class BucketStore:
 
     def info(self, name: str) -> FileInfo:
         """Size, and the entity tag or the time of the last change."""
-        return self._info(name, self._fs.info(self._path(name)))
+        info = self._fs.info(self._path(name))
+        if info.get("type") != "directory":
+            return self._info(name, info)
+        return _whole(name, self.files(name))
 
     def files(self, below: str = "") -> Iterator[FileInfo]:
         """All objects below a prefix."""

@@ -64,8 +64,7 @@ def _set_alarm(seconds: float | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave the processor to others, and end when the parent does."""
-    os.nice(5)
+    """End when the parent does."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
