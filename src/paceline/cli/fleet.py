@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, engine_input, trace_input
 from paceline.cli.progress import ProgressBar
+from paceline.errors import FleetError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Analyse every trace of a folder or bucket into one dataset: study/jobs (a row per
-trace), study/steps. Interrupted, the same command goes on.
+trace), study/steps, summary.json and report.html, which has the what-if paper's
+figures for these jobs. Interrupted, the same command goes on.
 """
 
 EXAMPLES = """\
@@ -27,6 +29,7 @@ examples:
   paceline fleet s3://bucket/2026-10/ -o s3://bucket/study/
   paceline fleet --manifest jobs.csv -o study/ --min-gpus 128
   paceline fleet traces/ -o study/ --engine ray --address auto
+  paceline fleet study/ --report
 """
 
 
@@ -52,8 +55,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="CSV or parquet table of the traces: path, and job, meta, hosts, gpus, restarts, "
         "gpu_hours, max_seq_len, team, started or any label",
     )
+    parser.add_argument("-o", "--output", metavar="STUDY", help="folder or address of the study")
     parser.add_argument(
-        "-o", "--output", metavar="STUDY", required=True, help="folder or address of the study"
+        "--report",
+        action="store_true",
+        help="TRACES is a study: write its summary.json and report.html again, analyse nothing",
+    )
+    parser.add_argument(
+        "--by",
+        metavar="LABEL,...",
+        type=_labels,
+        help="group the jobs by these columns of the manifest, too",
     )
     parser.add_argument(
         "--strict", action="store_true", help="exit with 1 where a trace could not be analysed"
@@ -119,8 +131,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Analyse, and say what came of it."""
+    if args.report:
+        return _report_again(args)
+    if args.output is None:
+        raise FleetError("give the study's folder or address: -o study/")
     from paceline.fleet.keys import AnalysisOptions
     from paceline.fleet.run import fleet
+    from paceline.report import fleet as fleet_page
 
     steps = None if args.steps is None else tuple(args.steps)
     with redirect_stdout(sys.stderr), ProgressBar("analysing") as progress:  # Ray prints there
@@ -131,11 +148,49 @@ def run(args: argparse.Namespace) -> int:
             analysis=AnalysisOptions(steps, tuple(args.ignore_kinds), args.keep_clocks),
             rules=_rules(args),
             run=_run_options(args),
+            by=args.by or (),
             progress=progress,
         )
+    page = fleet_page.write(study)
     counts = study.about["counts"]
     print(f"{args.output}: {_sentence(counts)}")
+    print(_finding(study.summary))
+    print(f"report: {page}")
     return _report_failures(counts, study.about["ignored_files"], strict=args.strict)
+
+
+def _report_again(args: argparse.Namespace) -> int:
+    """Summary and page of a study that is there."""
+    from paceline.fleet.study import Study
+    from paceline.report import fleet as fleet_page
+
+    if args.traces is None or args.output is not None or args.manifest is not None:
+        raise FleetError("--report takes a study alone: paceline fleet study/ --report")
+    study = Study(args.traces, by=args.by)
+    study.write_summary()
+    page = fleet_page.write(study)
+    print(_finding(study.summary))
+    print(f"report: {page}")
+    return 0
+
+
+def _finding(summary: Mapping[str, Any]) -> str:
+    """What the study found, in a sentence."""
+    from paceline.results.words.names import cause_name
+    from paceline.units import percent
+
+    slow, wasted = summary["straggling"]["straggling"], summary["straggling"]["gpu_hours_wasted"]
+    text = f"{percent(slow.value or 0)} of the jobs straggle"
+    if wasted.value is not None:
+        text += f"; {percent(wasted.value)} of {summary['coverage']['gpu_hours']:,.1f} GPU-hours"
+        text += " are wasted"
+    if summary["causes"]:
+        text += f"; most by: {cause_name(summary['causes'][0]['cause'])}"
+    return text
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _rules(args: argparse.Namespace) -> RuleOptions:

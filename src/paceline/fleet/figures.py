@@ -81,7 +81,12 @@ class Jobs:
         left_out = table.filter(pc.equal(table["rule"], "discrepancy"))["discrepancy"]
         #: Of jobs that are left out for it.
         self.too_far: Array = left_out.drop_null().to_numpy()
-        self.table = table.filter(pc.equal(table["status"], ANALYSED)).combine_chunks()
+        counted = pc.equal(table["status"], ANALYSED)
+        if not pc.all(counted).as_py():
+            table = table.filter(counted)
+        if any(column.num_chunks > 1 for column in table.columns):
+            table = table.combine_chunks()
+        self.table = table
         self.slowdown = self.numbers("slowdown")
         self.waste = np.maximum(np.nan_to_num(self.numbers("waste")), 0.0)
         self.hours = np.nan_to_num(self.numbers("gpu_hours"))

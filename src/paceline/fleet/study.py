@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,13 @@ class Study:
         about: ``study.json``: schema, version, options, engine, counts.
     """
 
-    def __init__(self, address: str | Path) -> None:
+    def __init__(self, address: str | Path, by: Sequence[str] | None = None) -> None:
         """Open a study that is there.
+
+        Args:
+            address: its folder or bucket.
+            by: labels of the manifest by which the summary groups jobs; None: as the study was
+                made.
 
         Raises:
             FleetError: there is none, or it is of another version.
@@ -45,6 +50,7 @@ class Study:
         if about.get("state") != "complete":
             raise FleetError(f"the study {address} is not complete; run the same command again")
         self.about: Mapping[str, Any] = about
+        self._by = tuple(about.get("by", ()) if by is None else by)
 
     @cached_property
     def jobs(self) -> pa.Table:
@@ -60,7 +66,7 @@ class Study:
     def _summarised(self) -> tuple[dict[str, Figure], dict[str, Any]]:
         from paceline.fleet.summary import summarise
 
-        return summarise(self.jobs, self.steps, tuple(self.about.get("by", ())))
+        return summarise(self.jobs, self.steps, self._by)
 
     @property
     def figures(self) -> Mapping[str, Figure]:

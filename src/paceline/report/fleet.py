@@ -28,6 +28,8 @@ from paceline.units import count, percent
 REPORT_FILE = "report.html"
 #: Points of a scatter: the slowest jobs, and a sample of the others.
 _SLOWEST, _SAMPLE = 100, 400
+#: Hosts of the list.
+_HOSTS = 20
 _SCRIPTS = ("base.js", "chart.js", "fleet.js")
 _GROUP_NAMES = {"team": "Team", "size": "GPUs", "cause": "Main cause", "week": "Week from"}
 
@@ -145,16 +147,16 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         (
             f'<a href="{escape(_link(row["path"]))}">{foreign(row["name"])}</a>',
+            escape(cause_name(row["cause"] or "unexplained")),
+            foreign(row["remedy_action"] or "–"),
             f"{row['gpu_hours_lost']:,.1f}",
             "–" if row["gpus"] is None else f"{row['gpus']:,}",
             f"{row['slowdown']:.2f}",
-            escape(cause_name(row["cause"] or "unexplained")),
-            foreign(row["remedy_action"] or "–"),
         )
         for row in rows
     ]
-    head = ("job", "GPU-hours lost", "GPUs", "S", "cause", "what to do")
-    return table(head, cells)
+    head = ("job", "cause", "what to do", "GPU-hours lost", "GPUs", "S")
+    return table(head, cells, name="workers", numeric_from=3)
 
 
 def _link(path: str) -> str:
@@ -170,14 +172,16 @@ def _hosts(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         (
             foreign(row["host"]),
-            f"{row['jobs']:,}",
-            f"{row['gpu_hours_lost']:,.1f}",
             ", ".join(foreign(name) for name in row["names"])
             + (" …" if row["jobs"] > len(row["names"]) else ""),
+            f"{row['jobs']:,}",
+            f"{row['gpu_hours_lost']:,.1f}",
         )
-        for row in rows
+        for row in rows[:_HOSTS]
     ]
-    return table(("host", "jobs", "GPU-hours lost", "among them"), cells)
+    more = f"<p>{len(rows) - _HOSTS:,} more are in summary.json.</p>" if len(rows) > _HOSTS else ""
+    head = ("host", "among them", "jobs", "GPU-hours lost")
+    return table(head, cells, name="workers", numeric_from=2) + more
 
 
 def _group(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
