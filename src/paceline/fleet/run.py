@@ -75,6 +75,7 @@ def fleet(
     analysis: AnalysisOptions | None = None,
     rules: RuleOptions | None = None,
     run: RunOptions | None = None,
+    by: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Study:
     """Analyse every trace of a folder or bucket into one dataset; what is done already stays done.
@@ -86,6 +87,7 @@ def fleet(
         analysis: what changes the numbers.
         rules: which jobs count.
         run: engine and limits.
+        by: labels of the manifest by which the figures group jobs, too.
         progress: called with (traces done, traces in all).
 
     Raises:
@@ -113,6 +115,7 @@ def fleet(
             "engine": run.engine,
             "traces": len(entries),
             "ignored_files": n_ignored,
+            "by": list(by),
         }
         before = read_about(store)
         pairs = _outcomes(store, entries, study_settings, rules, run, about, progress)
@@ -125,7 +128,9 @@ def fleet(
     if not counts.get("analysed"):
         listed = ", ".join(f"{rule}: {count:,}" for rule, count in counts.items())
         raise FleetError(f"none of {len(entries):,} jobs counts ({listed}); {out} says why of each")
-    return Study(out)
+    study = Study(out)
+    study.write_summary()
+    return study
 
 
 def _entries(

@@ -17,6 +17,11 @@ from paceline.fleet.store import BucketStore, FolderStore, open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from paceline.fleet.figures import Figure
+
+#: The study in numbers.
+SUMMARY_FILE = "summary.json"
+
 
 class Study:
     """The dataset of a fleet.
@@ -50,6 +55,39 @@ class Study:
     def steps(self) -> pa.Table:
         """A row per step of every analysed job: :data:`paceline.fleet.columns.STEPS`."""
         return self._table(STEPS_FOLDER, STEPS)
+
+    @cached_property
+    def _summarised(self) -> tuple[dict[str, Figure], dict[str, Any]]:
+        from paceline.fleet.summary import summarise
+
+        return summarise(self.jobs, self.steps, tuple(self.about.get("by", ())))
+
+    @property
+    def figures(self) -> Mapping[str, Figure]:
+        """All figures by name: :data:`paceline.fleet.definitions.DEFINITIONS`."""
+        return self._summarised[0]
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The study in numbers, as ``summary.json`` has it (its estimates are mappings)."""
+        return self._summarised[1]
+
+    def figure(self, name: str) -> Figure:
+        """One figure: its numbers with intervals, and its curves.
+
+        Raises:
+            FleetError: there is none of that name.
+        """
+        from paceline.fleet.figures import named
+
+        return named(self.figures, name)
+
+    def write_summary(self) -> None:
+        """Write ``summary.json`` into the study."""
+        from paceline.fleet.summary import as_json
+
+        text = json.dumps(as_json(self.summary), indent=1, allow_nan=False)
+        self.store.write(SUMMARY_FILE, f"{text}\n".encode())
 
     def _table(self, folder: str, columns: tuple[Column, ...]) -> pa.Table:
         import pyarrow as pa
