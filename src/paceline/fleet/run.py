@@ -54,6 +54,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.engine not in ("local", "ray"):
             raise FleetError(f"there is no engine {self.engine!r}; choose local or ray")
+        if self.engine == "ray" and self.processes is not None:
+            raise FleetError("the number of processes is the local engine's; Ray has its own")
+        if self.engine == "local" and self.address:
+            raise FleetError("an address is that of a Ray cluster: choose the engine ray")
         if self.processes is not None and self.processes < 0:
             raise FleetError(f"processes must not be below 0, but are {self.processes}")
         if self.timeout_s is not None and not self.timeout_s > 0:
