@@ -1,10 +1,11 @@
 """Kill -9 of drivers and workers of a study at random moments: is it as if nothing had happened?
 
-    python benchmarks/fleet_kills.py [--traces 100] [--kills 10] [--engine local|ray]
+    python benchmarks/fleet_kills.py [--traces 100] [--kills 10] [--engine local|ray] [--nodes]
 
 Each round begins a study of its own, kills its driver at a random moment (or one of its workers,
 every second round, and then the driver), goes on with the same command, and compares the tables
-with those of a study that nobody disturbed.
+with those of a study that nobody disturbed. ``--nodes`` kills a node of a Ray cluster instead: of
+three on this machine, by ``ray.cluster_utils``.
 """
 
 import argparse
@@ -15,10 +16,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 from paceline.fleet.columns import JOBS
+from paceline.fleet.run import RunOptions, fleet
 from paceline.fleet.study import Study
 from paceline.sources import write
 from paceline.synth import SlowWorker, SynthSpec, synthesize
@@ -41,7 +44,10 @@ def main() -> int:
         bad = 0
         for number in range(args.kills):
             moment = rng.uniform(0, 0.9) * (whole_s - first_s)
-            done = disturb(folder, args.engine, moment, also_worker=number % 2 == 1, rng=rng)
+            if args.nodes:
+                done = lose_node(folder, moment, rng)
+            else:
+                done = disturb(folder, args.engine, moment, also_worker=number % 2 == 1, rng=rng)
             study = Study(folder / "killed")
             same = equal(study, whole)
             bad += not same
@@ -74,6 +80,29 @@ def disturb(
     done = len(list((folder / "killed").glob("results/*/*.json")))
     assert begin(folder, "killed", engine).wait() == 0
     return done
+
+
+def lose_node(folder: Path, moment: float, rng: random.Random) -> int:
+    """Run on three nodes of which one is killed; returns how many results were there then."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster, done = Cluster(initialize_head=True, head_node_args=head), []
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+
+    def kill() -> None:
+        wait_for_results(folder / "killed")
+        time.sleep(moment)
+        done.append(len(list((folder / "killed").glob("results/*/*.json"))))
+        cluster.remove_node(rng.choice(nodes), allow_graceful=False)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    options = RunOptions(engine="ray", address=cluster.address)
+    fleet(folder / "traces", folder / "killed", run=options)
+    thread.join()
+    cluster.shutdown()
+    return done[0]
 
 
 def wait_for_results(study: Path) -> float:
@@ -126,6 +155,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--traces", type=int, default=100)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
+    parser.add_argument("--nodes", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -53,6 +53,23 @@ def settings(tmp_path, **options):
     return Settings(str(tmp_path / "study"), analysis_version(), AnalysisOptions(), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "slurm"}, "there is no engine 'slurm'"),
+        ({"engine": "ray", "processes": 2}, "is the local engine's"),
+        ({"address": "auto"}, "is that of a Ray cluster"),
+        ({"processes": -1}, "must not be below 0"),
+        ({"processes": 0, "timeout_s": 1}, "need processes of their own"),
+        ({"timeout_s": 0}, "must be above 0 s"),
+        ({"memory_bytes": 1 << 20}, "must be at least 256 MiB"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(FleetError, match=message):
+        RunOptions(**options)
+
+
 def test_processes_and_this_one_make_the_same_tables(traces, tmp_path):
     here = fleet(traces, tmp_path / "here", run=HERE)
     local = fleet(traces, tmp_path / "local", run=RunOptions(processes=2))

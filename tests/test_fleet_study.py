@@ -150,7 +150,7 @@ def test_without_its_memory_of_keys_a_study_reads_but_does_not_analyse(
     study, traces, tmp_path, analysed
 ):
     out = copied(study, tmp_path)
-    shutil.rmtree(out / "seen")
+    shutil.rmtree(out / "keys")
     assert fleet(traces, out, run=HERE).jobs.equals(study.jobs)
     assert analysed == []
 

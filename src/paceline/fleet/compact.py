@@ -119,10 +119,10 @@ def job_row(
 ) -> Row:
     """The row of a trace, by its manifest, its result and the rules."""
     row: Row = {**document["row"], **document["run"]} if document else {}
-    row |= _given(entry, row)
+    row |= _manifest_columns(entry, row)
     if document is not None and not document["error"]:
         rule, error = _copy(entry, document["key"], first_of_key) or rules.after(row)
-        row |= _derived(row)
+        row |= _kind_columns(row)
     elif document is not None:
         rule, error = document["rule"], document["error"]
     elif outcome is not None:
@@ -144,7 +144,7 @@ def _copy(entry: TraceEntry, key: str, first_of_key: dict[str, str]) -> tuple[st
     return None if first == entry.path else ("copy", f"the same trace and job as {first}")
 
 
-def _given(entry: TraceEntry, row: Row) -> Row:
+def _manifest_columns(entry: TraceEntry, row: Row) -> Row:
     """Columns that the manifest says, or that a job is given by its file."""
     path = entry.path.encode("utf-8", "backslashreplace").decode()  # a name may be no text
     stem = path.rstrip("/").rpartition("/")[2].partition(".")[0]
@@ -167,7 +167,7 @@ def _given(entry: TraceEntry, row: Row) -> Row:
     }
 
 
-def _derived(row: Row) -> Row:
+def _kind_columns(row: Row) -> Row:
     """Columns that follow from others."""
     by_kind: Mapping[str, float | None] = row["slowdown_by_kind"]
     waste = [(kind, 1 - 1 / s if s else None) for kind, s in by_kind.items()]

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """End what is under way."""
 
 
-class HereEngine:
+class InProcessEngine:
     """Does tasks in this process, without limits of time: for buckets that only this one sees."""
 
     name = "here"

@@ -100,10 +100,10 @@ def _with_sizes(entries: list[TraceEntry], manifest: Path) -> list[TraceEntry]:
     if absent:
         others = f" (nor do {len(absent) - 1:,} others)" if len(absent) > 1 else ""
         raise FleetError(f"{absent[0]}, which {manifest} names, does not exist{others}")
-    return [_sized(entry, infos) for entry in entries]
+    return [_with_size(entry, infos) for entry in entries]
 
 
-def _sized(entry: TraceEntry, infos: Mapping[str, FileInfo | None]) -> TraceEntry:
+def _with_size(entry: TraceEntry, infos: Mapping[str, FileInfo | None]) -> TraceEntry:
     files = [infos.get(address) for address in (entry.path, entry.meta, entry.hosts)]
     stamp = "+".join(file.stamp if file else "" for file in files)
     return replace(entry, size=files[0].size if files[0] else 0, stamp=stamp)

@@ -14,12 +14,12 @@ from paceline.fleet import results
 from paceline.fleet.columns import SCHEMA
 from paceline.fleet.compact import Pair, compact, dataset_digest
 from paceline.fleet.discover import STUDY_FILE, find_traces
-from paceline.fleet.engines import Engine, HereEngine, LocalEngine, cpu_count, memory_here
+from paceline.fleet.engines import Engine, InProcessEngine, LocalEngine, cpu_count, memory_here
+from paceline.fleet.key_index import KeyIndex
 from paceline.fleet.keys import AnalysisOptions, analysis_version, stamp_key
 from paceline.fleet.lock import locked
 from paceline.fleet.manifest import read_manifest
 from paceline.fleet.rules import RuleOptions
-from paceline.fleet.seen import Seen
 from paceline.fleet.store import BucketStore, FolderStore, is_remote, open_store
 from paceline.fleet.study import Study, read_about
 from paceline.fleet.task import Outcome, Settings, Task
@@ -54,6 +54,10 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.engine not in ("local", "ray"):
             raise FleetError(f"there is no engine {self.engine!r}; choose local or ray")
+        if self.engine == "ray" and self.processes is not None:
+            raise FleetError("the number of processes is the local engine's; Ray has its own")
+        if self.engine == "local" and self.address:
+            raise FleetError("an address is that of a Ray cluster: choose the engine ray")
         if self.processes is not None and self.processes < 0:
             raise FleetError(f"processes must not be below 0, but are {self.processes}")
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -170,7 +174,7 @@ def _outcomes(
     progress: Progress,
 ) -> list[Pair]:
     """Each trace with what became of it; what has no result yet is analysed."""
-    seen = Seen(store)
+    index = KeyIndex(store)
     done = {key for key, of_limit in results.keys(store) if not of_limit}
     stamps = [
         stamp_key(_absolute(e.path), e.stamp, settings.options, settings.version) for e in entries
@@ -178,7 +182,7 @@ def _outcomes(
     outcomes: dict[str, Outcome | None] = {}
     tasks: list[Task] = []
     for entry, stamp in zip(entries, stamps, strict=True):
-        key = seen.key(stamp)
+        key = index.key(stamp)
         if rules.before(entry)[0]:
             outcomes[entry.path] = None
         elif key in done:
@@ -190,10 +194,10 @@ def _outcomes(
         stamp_of = dict(zip((entry.path for entry in entries), stamps, strict=True))
         engine = _engine(settings, run, len(tasks), here=_needs_here(entries, store))
         try:
-            _drive(engine, tasks, outcomes, seen, stamp_of, progress)
+            _drive(engine, tasks, outcomes, index, stamp_of, progress)
         finally:
             engine.close()
-            seen.merge()
+            index.merge()
     return [(entry, outcomes[entry.path]) for entry in entries]
 
 
@@ -201,7 +205,7 @@ def _drive(
     engine: Engine,
     tasks: list[Task],
     outcomes: dict[str, Outcome | None],
-    seen: Seen,
+    index: KeyIndex,
     stamp_of: dict[str, str],
     progress: Progress,
 ) -> None:
@@ -216,7 +220,7 @@ def _drive(
             under_way -= 1
             outcomes[outcome.name] = outcome
             if outcome.key:
-                seen.add(stamp_of[outcome.name], outcome.key)
+                index.add(stamp_of[outcome.name], outcome.key)
         progress(len(outcomes), total)
 
 
@@ -245,7 +249,7 @@ def _engine(settings: Settings, run: RunOptions, n_tasks: int, *, here: bool) ->
             raise FleetError("memory:// is in this process only; use a bucket that Ray reaches")
         return RayEngine(settings, RayCluster(run.address), run.memory_bytes, n_tasks)
     if run.processes == 0 or (here and run.processes is None):
-        return HereEngine(settings)
+        return InProcessEngine(settings)
     if here:
         raise FleetError("memory:// is in this process only; use --processes 0")
     memory = run.memory_bytes or memory_here()

@@ -1,6 +1,6 @@
 """Which key the content of a trace had, so that going on reads no trace again.
 
-``seen/*.jsonl`` has a line per trace: what stands for it unread, and its key. They are only
+``keys/*.jsonl`` has a line per trace: what stands for it unread, and its key. They are only
 a memory: without them each trace is read and hashed once more.
 """
 
@@ -12,13 +12,13 @@ import uuid
 
 from paceline.fleet.store import Store
 
-FOLDER = "seen"
+FOLDER = "keys"
 
 #: Seconds between two writes; a study that is killed hashes at most what came since.
 _EVERY_S = 20.0
 
 
-class Seen:
+class KeyIndex:
     """Stamp key -> result key."""
 
     def __init__(self, store: Store) -> None:
