@@ -4,5 +4,5 @@
   const specs = JSON.parse(document.getElementById("data").textContent);
   for (const [name, spec] of Object.entries(specs)) Paceline.chartOf(document.getElementById(`fig-${name}`), spec);
   Paceline.startThemes();
-  document.documentElement.dataset.ready = "";
+  document.documentElement.dataset.ready = "true";
 })();
