@@ -36,6 +36,7 @@ LAYERS = (
         "scheduling",
         "comparison",
         "detect",
+        "ledger",
         "mitigate",
         "record",
         "integrations",
