@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
+    from paceline.ledger import Ledger, goodput
     from paceline.model.cluster import Cluster
     from paceline.model.cluster_presets import cluster_preset
     from paceline.model.llm import LLM
@@ -50,6 +51,7 @@ __all__ = [
     "Detector",
     "Job",
     "JobReport",
+    "Ledger",
     "OpKind",
     "PacelineError",
     "Part",
@@ -66,6 +68,7 @@ __all__ = [
     "cluster_preset",
     "compare",
     "from_trace",
+    "goodput",
     "integrations",
     "job_list",
     "llm_preset",
@@ -88,6 +91,7 @@ _HOME = {
     "Job": "paceline.trace",
     "JobReport": "paceline.results.document",
     "LLM": "paceline.model.llm",
+    "Ledger": "paceline.ledger",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",
     "Part": "paceline.whatif",
@@ -103,6 +107,7 @@ _HOME = {
     "cluster_preset": "paceline.model.cluster_presets",
     "compare": "paceline.comparison",
     "from_trace": "paceline.graph",
+    "goodput": "paceline.ledger",
     "integrations": "paceline.integrations",
     "job_list": "paceline.scheduling.jobs",
     "llm_preset": "paceline.model.llm_presets",

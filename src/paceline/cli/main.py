@@ -26,6 +26,7 @@ from paceline.cli import (
     demo,
     detect,
     diagnose,
+    goodput,
     import_,
     mitigate,
     optimal,
@@ -50,7 +51,7 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, validate, mitigate, predict, plan, optimal, queue, profile, calibrate),
+    *(detect, validate, goodput, mitigate, predict, plan, optimal, queue, profile, calibrate),
     *(record, push, otlp, demo, serve, alerts, admin, completion),
 )
 
