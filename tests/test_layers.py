@@ -43,7 +43,7 @@ LAYERS = (
         "results",
         "report",
     ),
-    *("plot", "monitor", "demo", "cli"),
+    *("plot", "monitor", "watch", "demo", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.
 LIGHT = {

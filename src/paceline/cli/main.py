@@ -44,6 +44,7 @@ from paceline.cli import (
     timeline,
     times,
     validate,
+    watch,
 )
 from paceline.errors import PacelineError
 
@@ -52,7 +53,7 @@ from paceline.errors import PacelineError
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
     *(detect, validate, goodput, mitigate, predict, plan, optimal, queue, profile, calibrate),
-    *(record, push, otlp, demo, serve, alerts, admin, completion),
+    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         raise MitigateError("--state goes with --follow")
     if args.simulate:
         return _simulate(args)
-    overhead_s = _overheads(args.overheads)
+    overhead_s = parse_overheads(args.overheads)
     names_faults = any(getattr(args, option) for option, *_ in _SLOW)
     if not names_faults and not args.follow:
         return _of_trace(args, overhead_s)
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, strategies, faults)
 
 
-def _overheads(
+def parse_overheads(
     text: str | None, unless_named: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
     """The overheads that the text names, and for the others the usual, or those given."""
@@ -233,7 +233,7 @@ def _simulate(args: argparse.Namespace) -> int:
         raise MitigateError(f"--simulate takes all from its scenario; leave out {', '.join(flags)}")
     scenario = load_scenario(args.simulate)
     if args.overheads:
-        overhead_s = _overheads(args.overheads, scenario.overhead_s)
+        overhead_s = parse_overheads(args.overheads, scenario.overhead_s)
         scenario = replace(scenario, overhead_s=overhead_s)
     if args.rule:
         scenario = replace(scenario, rule=args.rule)
