@@ -37,6 +37,7 @@ LAYERS = (
         "comparison",
         "detect",
         "ledger",
+        "hosts",
         "mitigate",
         "record",
         "integrations",

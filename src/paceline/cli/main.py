@@ -27,6 +27,7 @@ from paceline.cli import (
     detect,
     diagnose,
     goodput,
+    hosts,
     import_,
     mitigate,
     optimal,
@@ -52,7 +53,19 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, validate, goodput, mitigate, predict, plan, optimal, queue, profile, calibrate),
+    *(
+        detect,
+        validate,
+        hosts,
+        goodput,
+        mitigate,
+        predict,
+        plan,
+        optimal,
+        queue,
+        profile,
+        calibrate,
+    ),
     *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 

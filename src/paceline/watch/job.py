@@ -42,7 +42,7 @@ class Watch:
         collectives: call logs of the job, which name ranks, too.
         overheads: strategy -> seconds that it costs once; None forbids it.
         steps: profiled steps that are asked for.
-        validate: ask the job's validator (:mod:`paceline.detect.periodic`) about the suspects.
+        validate: ask the job's validator (:mod:`paceline.hosts.periodic`) about the suspects.
         clock: seconds since the epoch.
     """
 
