@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.fleet.run import fleet
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
+    from paceline.ledger import Ledger, goodput
     from paceline.model.cluster import Cluster
     from paceline.model.cluster_presets import cluster_preset
     from paceline.model.llm import LLM
@@ -51,6 +52,7 @@ __all__ = [
     "Detector",
     "Job",
     "JobReport",
+    "Ledger",
     "OpKind",
     "PacelineError",
     "Part",
@@ -68,6 +70,7 @@ __all__ = [
     "compare",
     "fleet",
     "from_trace",
+    "goodput",
     "integrations",
     "job_list",
     "llm_preset",
@@ -90,6 +93,7 @@ _HOME = {
     "Job": "paceline.trace",
     "JobReport": "paceline.results.document",
     "LLM": "paceline.model.llm",
+    "Ledger": "paceline.ledger",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",
     "Part": "paceline.whatif",
@@ -106,6 +110,7 @@ _HOME = {
     "compare": "paceline.comparison",
     "fleet": "paceline.fleet",
     "from_trace": "paceline.graph",
+    "goodput": "paceline.ledger",
     "integrations": "paceline.integrations",
     "job_list": "paceline.scheduling.jobs",
     "llm_preset": "paceline.model.llm_presets",

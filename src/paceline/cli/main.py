@@ -27,6 +27,8 @@ from paceline.cli import (
     detect,
     diagnose,
     fleet,
+    goodput,
+    hosts,
     import_,
     mitigate,
     optimal,
@@ -44,6 +46,7 @@ from paceline.cli import (
     timeline,
     times,
     validate,
+    watch,
 )
 from paceline.errors import PacelineError
 
@@ -51,8 +54,9 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
-    *(detect, validate, mitigate, predict, plan, optimal, queue, profile, calibrate),
-    *(record, push, otlp, demo, serve, alerts, admin, completion),
+    *(detect, validate, hosts, goodput, mitigate),
+    *(predict, plan, optimal, queue, profile, calibrate),
+    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\
