@@ -114,10 +114,9 @@ def _sources(window: _Dimension, targets: Counts, backward: bool) -> Counts:
     kernel, stride, dilation, padding, transposed = window
     offsets = np.arange(kernel) * dilation
     if transposed == backward:
-        indices: Counts = targets[:, None] * stride - padding + offsets
-        return indices.ravel()
+        return np.ravel(targets[:, None] * stride - padding + offsets)
     scaled: Counts = targets[:, None] + padding - offsets
-    return np.floor_divide(scaled[scaled % stride == 0], stride)
+    return np.ravel(scaled[scaled % stride == 0] // stride)
 
 
 def largest_share(size: Shape, parts: Shape) -> int:
