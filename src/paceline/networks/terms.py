@@ -32,7 +32,7 @@ from paceline.networks.traffic import (
     split_products,
     traffic,
 )
-from paceline.networks.work import Array, Work, padded, update_elements, work_of
+from paceline.networks.work import Array, Mask, Work, padded, update_elements, work_of
 
 HOST_S = 20e-6
 STAGED = 6e9
@@ -118,7 +118,7 @@ def _compute(
         terms["host"] += float(indices.sum()) * 4 * HOST_S
 
 
-def _copies(work: Work, chosen: Array, share: Array, samples: float, machine: Machine) -> float:
+def _copies(work: Work, chosen: Mask, share: Array, samples: float, machine: Machine) -> float:
     """Splitting and joining tensors: input and output once read and written in both passes."""
     elements = ((work.in_elements + work.out_elements) * share * work.is_product)[chosen].sum()
     return float(elements) * 4 * samples / machine.element_rate
@@ -149,7 +149,7 @@ def _split_count(network: LayerNetwork, strategy: Strategy, index: int) -> int:
     return network.in_shapes(index)[0][0]
 
 
-def _waste(network: LayerNetwork, strategy: Strategy, chosen: Array) -> Array:
+def _waste(network: LayerNetwork, strategy: Strategy, chosen: Mask) -> Array:
     """[layer] of a product's time that fills tiles with nothing."""
     waste = np.zeros(len(chosen))
     for i in np.flatnonzero(chosen):

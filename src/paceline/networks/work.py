@@ -15,6 +15,7 @@ import numpy.typing as npt
 from paceline.networks.layer import PRODUCTS, LayerNetwork
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 # Elements moved forward and backward per element of (input, output). Norm: two passes over x and
 # one result forward, x and dy twice and dx backward. In place: read and written.
@@ -44,7 +45,7 @@ class Work:
     out_elements: Array
     kernels: Array
     parameters: Array
-    is_product: npt.NDArray[np.bool_]
+    is_product: Mask
 
 
 class _Holder:
