@@ -113,22 +113,27 @@ def measured_of(runs: Sequence[NetworkRun], cluster: Cluster) -> list[Measured]:
     ]
 
 
-def calibrate_networks(runs: Sequence[NetworkRun], cluster: Cluster) -> NetworkCalibration:
-    """Fit to the normal ones of ``runs``.
+def calibrate_networks(
+    runs: Sequence[NetworkRun],
+    cluster: Cluster,
+    parts: Mapping[str, Sequence[LeftOut]] | None = None,
+) -> NetworkCalibration:
+    """Fit to the normal ones of ``runs``; ``parts`` are those of ``left_out_in_turn``.
 
     Raises:
         ModelError: there are too few.
     """
     runs = normal_runs(runs)
     measured = measured_of(runs, cluster)
-    spread = _spread(leave_out(runs, measured, _by_run))
+    parts = left_out_in_turn(runs, cluster) if parts is None else parts
+    spread = _spread(parts["runs"])
     return NetworkCalibration(
         cluster=cluster,
         factors=fit_factors(measured),
         coverage=_coverage(runs),
         spread=spread,
-        spread_network=_spread(leave_out(runs, measured, _by_network)) or spread,
-        spread_strategy=_spread(leave_out(runs, measured, _by_strategy)) or spread,
+        spread_network=_spread(parts["networks"]) or spread,
+        spread_strategy=_spread(parts["strategies"]) or spread,
     )
 
 

@@ -80,7 +80,8 @@ def fit_factors(runs: Sequence[Measured]) -> Factors:
     error, damping = system.cost(x), 1e-3
     for _ in range(_ROUNDS):
         residuals, slopes = system.linearize(x)
-        normal = slopes.T @ slopes
+        # einsum: threads of a BLAS cost more than products of this size.
+        normal = np.einsum("ri,rj->ij", slopes, slopes)
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ residuals)
         candidate = x.copy()
         candidate[system.active] += np.clip(step, -1.0, 1.0)
