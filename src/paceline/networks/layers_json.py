@@ -127,16 +127,19 @@ def _joint(network: LayerNetwork, index: int, layer: Layer) -> str:
 def _window_joint(layer: Layer, in_shape: tuple[int, ...]) -> str:
     window = layer.window
     assert window is not None
-    if len(in_shape) != len(window.kernel) + 1:
-        return f"a window of {len(window.kernel)} dimensions reads the shape {in_shape}"
+    axes = len(window.kernel) + 1
+    if len(in_shape) < axes:
+        return f"a window of {axes - 1} dimensions reads the shape {in_shape}"
+    # Axes before the channels are folded into the batch (patches of a patch).
+    in_shape, out_shape = in_shape[-axes:], layer.out_shape[-axes:]
     if layer.kind == "conv" and layer.parameters:
         channels = layer.parameters[0][0 if window.transposed else 1]
         channels *= 1 if window.transposed else layer.groups
         if channels != in_shape[0]:
             return f"its weight takes {channels} channels, but it reads {in_shape[0]}"
     fits = window_out(window, in_shape[1:])
-    if fits != layer.out_shape[1:] and not window.transposed:
-        return f"it makes {layer.out_shape[1:]} of {in_shape[1:]}; by its window that is {fits}"
+    if fits != out_shape[1:] and not window.transposed:
+        return f"it makes {out_shape[1:]} of {in_shape[1:]}; by its window that is {fits}"
     return ""
 
 
