@@ -42,6 +42,7 @@ PUBLIC = {
     "predict",
     "rank_report",
     "read_jobs",
+    "read_network",
     "read_throughputs",
     "replay_queue",
     "synthesize",

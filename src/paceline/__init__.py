@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.model.llm import LLM
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
+    from paceline.networks.from_torch import read_network
     from paceline.plan.predict import Prediction, predict
     from paceline.ranks import RanksReport, rank_report
     from paceline.results.document import JobReport
@@ -80,6 +81,7 @@ __all__ = [
     "predict",
     "rank_report",
     "read_jobs",
+    "read_network",
     "read_throughputs",
     "replay_queue",
     "synthesize",
@@ -120,6 +122,7 @@ _HOME = {
     "predict": "paceline.plan.predict",
     "rank_report": "paceline.ranks",
     "read_jobs": "paceline.scheduling.read_jobs",
+    "read_network": "paceline.networks.from_torch",
     "read_throughputs": "paceline.scheduling.read_jobs",
     "replay_queue": "paceline.scheduling.replay",
     "synthesize": "paceline.synth",
