@@ -30,8 +30,8 @@ from paceline.watch.rows import Rows
 PROFILED_STEPS = 4
 #: After this time without them, or without a validation, that is said.
 PATIENCE_S = 60.0
-#: Steps whose median says how long a step takes.
-_RECENT = 20
+#: Steps whose median says how long a step takes, and those whose times are known at an onset.
+_RECENT, _KNOWN = 20, 512
 
 
 class Watch:
@@ -107,7 +107,7 @@ class Watch:
         for step, row in self._rows.close():
             self._step = step
             seconds = float(np.nanmax(row))
-            self._recent = [*self._recent[-_RECENT + 1 :], seconds]
+            self._recent = [*self._recent[-_KNOWN + 1 :], seconds]
             events = job_events(self._detector.update(step, row), self._detector.ranks)
             for event in events:
                 news += self._change(event)
@@ -122,7 +122,8 @@ class Watch:
             self._episode = _Episode(event, lasted_s, self._clock())
         said = event.to_mapping()
         news.append(self._news("change", said["text"], said))
-        if event.kind in ("relief", "faster"):
+        is_over = event.kind in ("relief", "faster")
+        if is_over and self._detector is not None and not self._detector.slow.any():
             self._episode = None
         return news
 
@@ -153,7 +154,7 @@ class Watch:
         return news
 
     def _ask(self) -> News:
-        step_s = float(np.median(self._recent))
+        step_s = float(np.median(self._recent[-_RECENT:]))
         try:
             until = record_now(self.folder, self._steps_wanted, last_step=self._step, step_s=step_s)
         except PacelineError as error:
@@ -172,7 +173,7 @@ class Watch:
             episode.suspects = ()
             return [self._news("not-named", f"the profiled steps name nobody: {error}")]
         news = self._named(episode, onset, {"steps": steps, "slowdown": result.slowdown})
-        text, fields = plan_of(measured, result, self.overheads)
+        text, fields = plan_of(trace, measured, result, self.overheads)
         return [*news, self._news("plan", text, fields)]
 
     def _name_by_calls(self, episode: _Episode) -> list[News]:
