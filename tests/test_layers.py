@@ -12,6 +12,7 @@ LAYERS = (
     *(
         "errors",
         "robust",
+        "occurrence",
         "jit",
         "files",
         "blockfile",
@@ -42,6 +43,7 @@ LAYERS = (
         "record",
         "integrations",
         "results",
+        "fleet",
         "report",
     ),
     *("plot", "monitor", "watch", "demo", "cli"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
+    from paceline.fleet.run import fleet
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
     from paceline.ledger import Ledger, goodput
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.model.llm import LLM
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
+    from paceline.networks.from_torch import read_network
     from paceline.plan.predict import Prediction, predict
     from paceline.ranks import RanksReport, rank_report
     from paceline.results.document import JobReport
@@ -67,6 +69,7 @@ __all__ = [
     "analyze",
     "cluster_preset",
     "compare",
+    "fleet",
     "from_trace",
     "goodput",
     "integrations",
@@ -78,6 +81,7 @@ __all__ = [
     "predict",
     "rank_report",
     "read_jobs",
+    "read_network",
     "read_throughputs",
     "replay_queue",
     "synthesize",
@@ -106,6 +110,7 @@ _HOME = {
     "analyze": "paceline.whatif",
     "cluster_preset": "paceline.model.cluster_presets",
     "compare": "paceline.comparison",
+    "fleet": "paceline.fleet",
     "from_trace": "paceline.graph",
     "goodput": "paceline.ledger",
     "integrations": "paceline.integrations",
@@ -117,6 +122,7 @@ _HOME = {
     "predict": "paceline.plan.predict",
     "rank_report": "paceline.ranks",
     "read_jobs": "paceline.scheduling.read_jobs",
+    "read_network": "paceline.networks.from_torch",
     "read_throughputs": "paceline.scheduling.read_jobs",
     "replay_queue": "paceline.scheduling.replay",
     "synthesize": "paceline.synth",
@@ -130,7 +136,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = import_module(_HOME[name])
-    value = home if name in ("integrations", "plot") else getattr(home, name)
+    value = home if name in ("fleet", "integrations", "plot") else getattr(home, name)
     globals()[name] = value
     return value
 
