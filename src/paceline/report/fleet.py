@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.fleet import results
 from paceline.fleet.bootstrap import Estimate
 from paceline.fleet.figures import Curve, Figure, Jobs
 from paceline.fleet.study import Study
@@ -146,7 +147,8 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
         return "<p>No job is straggling.</p>"
     cells = [
         (
-            f'<a href="{escape(_link(row["path"]))}">{foreign(row["name"])}</a>',
+            f'<a href="{escape(results.name_of(row["key"]))}">{foreign(row["name"])}</a>'
+            f"<small>paceline analyze {foreign(row['path'])}</small>",
             escape(cause_name(row["cause"] or "unexplained")),
             foreign(row["remedy_action"] or "–"),
             f"{row['gpu_hours_lost']:,.1f}",
@@ -157,13 +159,6 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = ("job", "cause", "what to do", "GPU-hours lost", "GPUs", "S")
     return table(head, cells, name="workers", numeric_from=3)
-
-
-def _link(path: str) -> str:
-    """Where the trace is; only addresses that a browser opens as files or pages are links."""
-    if path.startswith(("http://", "https://", "file://")) or "://" not in path:
-        return path if not path.lower().startswith(("javascript:", "data:")) else "#worst"
-    return "#worst"
 
 
 def _hosts(rows: Sequence[Mapping[str, Any]]) -> str:
