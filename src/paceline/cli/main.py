@@ -26,7 +26,11 @@ from paceline.cli import (
     demo,
     detect,
     diagnose,
+    fleet,
+    goodput,
+    hosts,
     import_,
+    layers,
     mitigate,
     optimal,
     otlp,
@@ -43,15 +47,17 @@ from paceline.cli import (
     timeline,
     times,
     validate,
+    watch,
 )
 from paceline.errors import PacelineError
 
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
-    *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, validate, mitigate, predict, plan, optimal, queue, profile, calibrate),
-    *(record, push, otlp, demo, serve, alerts, admin, completion),
+    *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
+    *(detect, validate, hosts, goodput, mitigate),
+    *(layers, predict, plan, optimal, queue, profile, calibrate),
+    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\
@@ -64,11 +70,13 @@ examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
   paceline diagnose trace.parquet --layers 9,9,9,9
   paceline remedy trace.parquet --list
+  paceline fleet traces/ -o study/
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
   paceline detect iterations.csv
   paceline mitigate trace.parquet --slow-worker 3,1,1.4
   paceline predict --model gpt3-175b --gpu a100-80g --gpus 1024 --tp 8 --pp 8 --global-batch 1536
   paceline plan --model llama3.1-405b --gpu h100 --gpus 16384 --global-batch 2048
+  paceline layers timm:resnet50 --input 3x224x224 -o resnet50.layers.json
   paceline queue jobs.csv --gpus 1024 --compare fifo,backfill,srtf
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
 

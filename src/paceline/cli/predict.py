@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.plan import tokens
 from paceline.cli.progress import ProgressBar
@@ -103,6 +104,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
     )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
+    add_engine(parser.add_argument_group("who predicts --runs"))
     parser.add_argument(
         "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
     )
@@ -134,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         raise ModelError("-o is for --runs; for the step itself there are --json and --timeline")
+    if args.engine != "local":
+        raise ModelError("--engine is for --runs; one step is predicted here")
     targets = [path for path in (args.timeline, args.plot) if path is not None]
     if targets:
         check_not_input(targets, [args.job_yaml, args.profile])
@@ -251,6 +255,7 @@ def _run_all(args: argparse.Namespace) -> int:
     """Predict every row of a file of runs."""
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, text_writer, write_files
+    from paceline.networks.runs import is_network_runs
     from paceline.plan.predict_runs import predict_runs
     from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
     from paceline.report.prediction import error_lines
@@ -268,14 +273,18 @@ def _run_all(args: argparse.Namespace) -> int:
         raise ModelError("--runs predicts the rows of a file; leave out the job and its plan")
     if args.gpu is not None and args.cluster is not None:
         raise ModelError("give --gpu or --cluster, not both")
+    if is_network_runs(args.runs):
+        from paceline.cli import network_runs
+
+        return network_runs.check(args)
     if args.output is not None:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)
     requested = args.cluster or args.gpu
     table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
     clusters = run_clusters(table.runs, requested)
-    with ProgressBar("predicting") as progress:
-        outcome = predict_runs(table, clusters, progress)
+    with mapper_of(args) as mapper, ProgressBar("predicting") as progress:
+        outcome = predict_runs(table, clusters, progress, mapper)
     seconds_of, row_errors, notes = outcome.predicted_s, outcome.errors, outcome.warnings
     if not seconds_of:
         line, problem = min(row_errors.items())
