@@ -22,6 +22,8 @@ from paceline.networks.operators import operator_of
 _SINGLE, _HALF = 4, 2
 #: PyTorch's indices of maxima are int64; a mask of dropout is a bool.
 _INDEX, _MASK = 8, 1
+#: Of an LSTM's state, at each position: four gates, the cell and its tanh. Not held against cuDNN.
+_GATES = 6
 NETWORK_PRECISIONS = ("fp32", "tf32", "amp")
 
 
@@ -138,6 +140,8 @@ class Tensors:
             yield (index, "mask"), layer.out_elements * _MASK
         if "rows" in saves:
             yield (index, "rows"), 2 * _SINGLE * layer.out_elements / layer.out_shape[0]
+        if "gates" in saves:
+            yield (index, "gates"), _GATES * layer.out_elements * self.width[index]
         if layer.kind == "attention":
             tokens = layer.out_shape[1] if len(layer.out_shape) == 2 else layer.out_shape[-2]
             yield (index, "sums"), layer.groups * tokens * _SINGLE
