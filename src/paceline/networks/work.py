@@ -48,22 +48,22 @@ class Work:
     is_product: Mask
 
 
-class _Holder:
-    """A network that hashes by identity, since its layers are many."""
+class Shared:
+    """A network that hashes by identity, for caches: its layers are many."""
 
     def __init__(self, network: LayerNetwork) -> None:
         self.network = network
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Holder) and other.network is self.network
+        return isinstance(other, Shared) and other.network is self.network
 
     def __hash__(self) -> int:
         return id(self.network)
 
 
 @lru_cache(maxsize=64)
-def _work_of(holder: _Holder) -> Work:
-    network = holder.network
+def _work_of(shared: Shared) -> Work:
+    network = shared.network
     layers = network.layers
     count = len(layers)
     inside = np.array([network.in_elements(i) for i in range(count)], dtype=float)
@@ -85,7 +85,7 @@ def _work_of(holder: _Holder) -> Work:
 
 def work_of(network: LayerNetwork) -> Work:
     """The counts of ``network``, computed once."""
-    return _work_of(_Holder(network))
+    return _work_of(Shared(network))
 
 
 def update_elements(parameters: float, optimizer: str) -> float:

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
 
 from paceline.errors import PlanError
 from paceline.model.cluster import Cluster
 from paceline.networks.factors import Factors
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.limits import violations
+from paceline.networks.memory import MemoryConstants, NetworkMemory, network_memory
+from paceline.networks.saved import saved_bytes
 from paceline.networks.strategy import OPTIMIZERS, Strategy
 from paceline.networks.terms import COMPUTE, Machine, step_terms
 from paceline.networks.traffic import ELEMENT_BYTES, last_spatial, split_products, traffic
-from paceline.networks.work import work_of
+from paceline.networks.work import Array, Shared, work_of
 from paceline.plan.network_pipeline import Stages, layer_seconds, pipeline
-
-#: What the context of the driver and libraries takes (PyTorch on V100 to H100: 0.5 to 1.5 GB).
-RESERVED_BYTES = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,46 +153,50 @@ def _overlapped(
 def step_memory(
     network: LayerNetwork, strategy: Strategy, stages: Stages | None = None
 ) -> dict[str, float]:
-    """Bytes of the fullest GPU.
+    """Bytes of the fullest GPU: ``networks.memory`` of the whole network, shared out.
 
-    Every layer's result is kept for the backward pass, once; beside them are the gradients of one
-    layer's result and input at a time.
+    What filters and channels split are weights: each GPU gathers whole activations.
     """
     work, samples = work_of(network), strategy.busiest_samples
-    weights = work.parameters.copy()
-    results = work.out_elements.copy()
-    passing = work.in_elements + work.out_elements
+    whole, saved = memory_of(network)
+    weights, kept = work.parameters.copy(), np.ones(len(saved))
+    passing = 1.0
     if strategy.splits_weights and strategy.split > 1:
         weights[split_products(network, strategy)] /= strategy.split
     if strategy.is_spatial and strategy.split > 1:
-        last = last_spatial(network, strategy)
-        results[: last + 1] /= strategy.split
-        passing[: last + 1] /= strategy.split
+        kept[: last_spatial(network, strategy) + 1] /= strategy.split
+        passing = 1 / strategy.split
     if stages is not None:
         starts = [0, *(end + 1 for end in stages.ends[:-1])]
-        kept = max(
-            results[start : end + 1].sum() for start, end in zip(starts, stages.ends, strict=True)
-        )
-        held = max(
-            weights[start : end + 1].sum() for start, end in zip(starts, stages.ends, strict=True)
-        )
-        if strategy.recompute:
-            kept /= strategy.microbatches
-        results, weights = results[:1] * 0 + kept, weights[:1] * 0 + held
-    in_place = [layer.in_place or layer.kind == "view" for layer in network.layers]
-    if stages is None:
-        results[in_place] = 0
+        weights = np.add.reduceat(weights, starts).max(keepdims=True)
+        share = np.add.reduceat(saved, starts).max() / saved.sum()
+        # Recomputed, one microbatch's activations are alive at a time.
+        kept *= share / (strategy.microbatches if strategy.recompute else 1)
+        passing = 1 / strategy.microbatches
+    activations = whole.saved * samples * float((saved * kept).sum() / saved.sum())
+    transient = whole.transient * samples * passing
+    constants = MemoryConstants()
     parameters = float(weights.sum()) * ELEMENT_BYTES
     shards = strategy.replicas if strategy.zero else 1
-    zero, micro = strategy.zero, strategy.microbatches
     return {
-        "weights": parameters / (shards if zero == 3 else 1),
-        "gradients": parameters / (shards if zero >= 2 else 1),
+        "weights": parameters / (shards if strategy.zero == 3 else 1),
+        "gradients": parameters / (shards if strategy.zero >= 2 else 1),
         "optimizer": parameters * OPTIMIZERS[strategy.optimizer] / shards,
-        "activations": float(results.sum()) * samples * ELEMENT_BYTES,
-        "transient": float(passing.max()) * samples / micro * ELEMENT_BYTES,
-        "reserved": RESERVED_BYTES,
+        "activations": activations,
+        "transient": transient,
+        "reserved": constants.reserved_bytes + (constants.overhead - 1) * (activations + transient),
     }
+
+
+def memory_of(network: LayerNetwork) -> tuple[NetworkMemory, Array]:
+    """One sample's memory, and what each layer saves of it [layer], bytes; computed once."""
+    return _memory_of(Shared(network))
+
+
+@lru_cache(maxsize=64)
+def _memory_of(shared: Shared) -> tuple[NetworkMemory, Array]:
+    saved = np.asarray(saved_bytes(shared.network, "fp32"), dtype=float)
+    return network_memory(shared.network, 1), saved
 
 
 def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -> int:
@@ -200,9 +206,10 @@ def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -
         PlanError: one does not.
     """
     memory = step_memory(network, strategy)
-    by_sample = ("activations", "transient")
-    fixed = sum(size for name, size in memory.items() if name not in by_sample)
-    one = sum(memory[name] for name in by_sample) / strategy.busiest_samples
+    constants = MemoryConstants()
+    states = memory["weights"] + memory["gradients"] + memory["optimizer"]
+    fixed = states + constants.reserved_bytes
+    one = (sum(memory.values()) - fixed) / strategy.busiest_samples
     room = cluster.gpu.memory_bytes - fixed
     if room < one:
         largest = max(network.layers, key=lambda layer: layer.out_elements)
