@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from paceline.networks.compute import demand_of
 from paceline.networks.layer import PRODUCTS, LayerNetwork
 
 Array = npt.NDArray[np.float64]
@@ -29,7 +30,7 @@ class Work:
     """Of one sample, by layer.
 
     Attributes:
-        flops: [pass, layer] of products: forward, gradient of input, of weights.
+        flops: [pass, layer] of products, tiles filled up: forward, gradient of input, of weights.
         product_elements: [pass, layer] read and written by them.
         moved_elements: [layer] moved by all other layers, forward and backward.
         in_elements, out_elements: [layer].
@@ -70,9 +71,7 @@ def _work_of(shared: Shared) -> Work:
     outside = np.array([layer.out_elements for layer in layers], dtype=float)
     products = np.array([layer.kind in PRODUCTS for layer in layers])
     weights = np.array([layer.parameter_count for layer in layers], dtype=float)
-    flops = np.array(
-        [[layer.flops, layer.grad_input_flops, layer.grad_weight_flops] for layer in layers]
-    ).T
+    flops = demand_of(network).flops
     moved = np.zeros(count)
     for i, layer in enumerate(layers):
         if not products[i] and layer.kind not in _FREE:
