@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+import paceline
 from paceline.errors import PlanError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.networks.presets import network_preset
@@ -101,3 +102,15 @@ def test_the_search_ranks_by_speed_cost_and_gpus(resnet):
     assert result.cheapest in result.pareto
     assert {row.strategy.name for row in result.rows} >= {"data", "data+spatial", "filter"}
     assert all(row.fits and not row.limits for row in result.rows)
+
+
+def test_the_library_predicts_a_network_as_it_does_a_model(resnet):
+    fields = {"strategy": "data+filter", "gpus": 64, "split": 4, "global_batch": 1024}
+    prediction = paceline.predict(resnet, fields, "v100-16g")
+    assert prediction.step_time_s == pytest.approx(sum(prediction.breakdown.values()))
+    assert prediction.memory_bytes > 0
+    assert prediction.limits == ()
+    with pytest.raises(PlanError, match="a strategy has no tp; its fields are name"):
+        paceline.predict(resnet, {**fields, "tp": 8}, "v100-16g")
+    with pytest.raises(PlanError, match="a strategy lacks global_batch"):
+        paceline.predict(resnet, {"strategy": "data", "gpus": 8}, "v100-16g")

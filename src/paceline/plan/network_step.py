@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +65,24 @@ class NetworkPrediction:
     def samples_per_s(self) -> float:
         """Of all GPUs."""
         return self.strategy.global_batch / self.step_time_s
+
+
+def strategy_of(fields: Strategy | Mapping[str, Any]) -> Strategy:
+    """A strategy from its fields; its name may stand as ``strategy``.
+
+    Raises:
+        PlanError: a field is unknown or missing.
+    """
+    if isinstance(fields, Strategy):
+        return fields
+    named = {"name" if key == "strategy" else key: value for key, value in fields.items()}
+    known = [item.name for item in dataclass_fields(Strategy)]
+    unknown = [key for key in named if key not in known]
+    absent = [key for key in ("name", "gpus", "global_batch") if key not in named]
+    if unknown or absent:
+        problem = f"has no {', '.join(unknown)}" if unknown else f"lacks {', '.join(absent)}"
+        raise PlanError(f"a strategy {problem}; its fields are {', '.join(known)}")
+    return Strategy(**named)
 
 
 def predict_network(
