@@ -136,3 +136,28 @@ def test_bad_input_is_one_line(arguments, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+JOB = """\
+network: resnet50.layers.json
+cluster: v100-16g
+gpus: 64
+strategy: {name: data+spatial, split: 4, global_batch: 1024}
+"""
+
+
+def test_a_job_file_takes_a_network(layers, capsys):
+    job = layers.parent / "job.yaml"
+    job.write_text(JOB)
+    options = ["--strategy", "data+spatial", "--split", "4"]
+    assert document(capsys, "predict", job) == document(capsys, *PREDICT, *options)
+    changed = document(capsys, "predict", job, "--split", "2")
+    assert changed["strategy"]["split"] == 2
+    assert document(capsys, "plan", job)["fastest"]["strategy"]["gpus"] == 64
+
+
+def test_a_wrong_field_of_a_job_is_named_with_its_line(layers, capsys):
+    job = layers.parent / "wrong.yaml"
+    job.write_text(JOB.replace("split: 4", "splits: 4"))
+    assert run(["predict", str(job)]) == 2
+    assert "line 4" in capsys.readouterr().err

@@ -47,10 +47,14 @@ def add_plan(parser: argparse.ArgumentParser, count: Callable[[str], float]) -> 
 
 
 def is_network(path: Path | None) -> bool:
-    """Whether the positional argument names a network: a JSON file, or a preset."""
+    """Whether the positional argument is a network's: a JSON file, a preset, or its job."""
     if path is None:
         return False
     if path.suffix == ".json":
+        return True
+    from paceline.plan.network_job import is_network_job
+
+    if is_network_job(path):
         return True
     if path.suffix or path.exists():
         return False
@@ -79,11 +83,12 @@ def predict(args: argparse.Namespace) -> int:
     from paceline.plan.network_step import predict_network
     from paceline.report import network as report
 
+    fields = _job_of(args)
     network = load(args.job_yaml)
     cluster, factors = _machines(args)
     if args.largest_batch:
         return _largest(args, network, cluster)
-    strategy = _strategy(args, args.strategy or "data")
+    strategy = _strategy(args, args.strategy or fields.get("name", "data"), fields=fields)
     if args.method not in (None, "paradl"):
         raise ModelError(f"no method {args.method!r}; paradl, or none for our own model")
     precision = args.precision or "fp32"
@@ -130,8 +135,13 @@ def plan(args: argparse.Namespace) -> int:
     from paceline.plan.network_search import search_networks
     from paceline.report import network as report
 
+    fields = _job_of(args)
     network = load(args.job_yaml)
     cluster, factors = _machines(args)
+    if args.gpus is not None and isinstance(args.gpus, int):
+        args.gpus = (args.gpus,)
+    if args.global_batch is None and args.batch_per_gpu is None:
+        args.global_batch = fields.get("global_batch")
     if not args.gpus:
         raise PlanError("the number of GPUs is missing; give --gpus 64 or --gpus 1-1024")
     result = search_networks(
@@ -146,6 +156,21 @@ def plan(args: argparse.Namespace) -> int:
     samples = None if args.samples is None else args.samples * (args.epochs or 1)
     lines = report.search_lines(result, samples, args.top)
     return _show(args, lines, report.search_mapping(result, args.top))
+
+
+def _job_of(args: argparse.Namespace) -> Mapping[str, Any]:
+    """Fields of the strategy that a job file has; its other values become the options'."""
+    if args.job_yaml.suffix not in (".yaml", ".yml"):
+        return {}
+    from paceline.errors import ModelError
+    from paceline.plan.network_job import load_network_job
+
+    if args.gpu is not None or args.cluster is not None:
+        raise ModelError(f"--gpu and --cluster contradict {args.job_yaml}; change it there")
+    job = load_network_job(args.job_yaml)
+    args.job_yaml, args.gpus = job.network, args.gpus or job.gpus
+    args.gpu, args.cluster = None, job.cluster
+    return job.strategy
 
 
 def load(path: Path) -> LayerNetwork:
@@ -178,33 +203,33 @@ def _machines(args: argparse.Namespace) -> tuple[Cluster, Factors | None]:
 
 
 def _strategy(
-    args: argparse.Namespace, name: str, *, split: int | None = None, batch: int | None = None
+    args: argparse.Namespace,
+    name: str,
+    *,
+    split: int | None = None,
+    batch: int | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> Strategy:
-    """From the options; an exchange by trees is what NCCL has done since 2.4."""
+    """From the job's fields and the options; NCCL has had exchanges by trees since 2.4."""
     from paceline.errors import ModelError
     from paceline.networks.strategy import Strategy
 
-    gpus = args.gpus or 1
-    samples = batch if batch is not None else args.global_batch
-    if samples is None:
-        raise ModelError("the samples of one step are missing; give --global-batch")
-    options: Mapping[str, Any] = {
+    options = {
+        "global_batch": batch if batch is not None else args.global_batch,
+        "split": args.split if split is None else split,
         "grid": args.grid,
+        "gradients": args.gradients,
         "optimizer": args.optimizer,
         "microbatches": args.microbatches,
         "zero": args.zero,
         "schedule": args.schedule,
+        "recompute": None if args.recompute is None else args.recompute != "none",
     }
-    return Strategy(
-        name=name,
-        gpus=gpus,
-        global_batch=samples,
-        split=(args.split if split is None else split) or 0,
-        gradients=args.gradients or "buckets",
-        exchange="tree",
-        recompute=args.recompute in ("full", "selective"),
-        **{key: value for key, value in options.items() if value is not None},
-    )
+    values: dict[str, Any] = {"gradients": "buckets", "exchange": "tree", **(fields or {})}
+    values |= {key: value for key, value in options.items() if value is not None}
+    if "global_batch" not in values:
+        raise ModelError("the samples of one step are missing; give --global-batch")
+    return Strategy(**{**values, "name": name, "gpus": args.gpus or 1})
 
 
 def _grid(text: str) -> tuple[int, ...]:
