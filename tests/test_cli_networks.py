@@ -115,6 +115,7 @@ def test_a_network_is_planned(layers, capsys):
     output = capsys.readouterr().out
     assert output.startswith("fastest:     data on 1,024 GPUs, batch 32,768")
     assert " h, " in output
+    assert " min, " in output
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,8 @@ def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -
     Raises:
         PlanError: one does not.
     """
-    memory = step_memory(network, strategy)
+    stages = pipeline(network, strategy, Machine(cluster)) if strategy.is_pipeline else None
+    memory = step_memory(network, strategy, stages)
     constants = MemoryConstants()
     states = memory["weights"] + memory["gradients"] + memory["optimizer"]
     fixed = states + constants.reserved_bytes

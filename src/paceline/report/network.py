@@ -95,7 +95,8 @@ def _row(row: NetworkPrediction, samples: float | None) -> str:
     hours = samples / row.samples_per_s / 3600
     price = row.cluster.price_per_gpu_hour
     cost = "" if price is None else f", {hours * row.strategy.gpus * price:,.0f} $"
-    return f"{text}, {hours:,.1f} h{cost}"
+    time = f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
+    return f"{text}, {time}{cost}"
 
 
 def search_mapping(result: NetworkSearch, top: int = _LISTED) -> dict[str, Any]:
