@@ -60,6 +60,23 @@ class ComputeConstants:
     kernel_s: float = 5e-6
 
 
+#: By a GPU's name: fitted to the runs of ``benchmarks/cnn.py throughput`` (docs/networks.md).
+FITTED = {
+    "GeForce RTX 3090 24GB": ComputeConstants(
+        product_share=0.91,
+        memory_share=0.84,
+        depthwise_share=1.0,
+        grouped_share=0.094,
+        kernel_s=35e-6,
+    )
+}
+
+
+def constants_of(gpu: Gpu) -> ComputeConstants:
+    """Those that were fitted to runs on this GPU, or guesses."""
+    return FITTED.get(gpu.name, ComputeConstants())
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What one sample asks of a GPU.
@@ -236,14 +253,14 @@ def layer_seconds(
         gpu: by its datasheet.
         precision: "fp32", "tf32" or "amp".
         channels_last: else amp's convolutions reorder what they read and write.
-        constants: default: guesses without a run.
+        constants: default: ``constants_of(gpu)``.
 
     Raises:
         ModelError: a batch below 1, or the GPU lacks the precision.
     """
     if batch < 1:
         raise ModelError(f"a batch of {batch}: 1 sample at least")
-    constants = constants or ComputeConstants()
+    constants = constants or constants_of(gpu)
     share = np.full(demand.depthwise.shape, constants.product_share)
     if channels_last:
         share[demand.grouped] = constants.grouped_share
@@ -273,7 +290,7 @@ def update_seconds(
     """
     if optimizer not in _UPDATE:
         raise ModelError(f"the optimizer {optimizer!r} is none of {', '.join(_UPDATE)}")
-    constants = constants or ComputeConstants()
+    constants = constants or constants_of(gpu)
     elements = (_UPDATE[optimizer] + _ZERO_AND_UNSCALE) * demand.parameters
     bandwidth = gpu.memory_bandwidth * constants.memory_share
     return 4.0 * elements / bandwidth + _PASSES * demand.tensors * constants.kernel_s
