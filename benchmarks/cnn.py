@@ -5,8 +5,8 @@
     python benchmarks/cnn.py throughput    samples per second, against timm's table
     python benchmarks/cnn.py abci          steps of six strategies on ABCI's V100s, abnormal runs
 
-The first three need torch, timm and torchvision, and all the shared data. Networks are read anew each
-time, some seconds each. Their rows are `data/cnn/public_cnn_throughput.csv` of the shared data, sources beginning
+The first three need torch, timm, torchvision and the shared data. Networks are read anew each time,
+some seconds each. Their rows are those of `data/cnn/public_cnn_throughput.csv` whose sources begin
 with huggingface/pytorch-image-models.
 """
 
