@@ -3,9 +3,10 @@
     python benchmarks/cnn.py saved         what autograd saves, against its own hooks
     python benchmarks/cnn.py memory        the largest batch that fits, against timm's table
     python benchmarks/cnn.py throughput    samples per second, against timm's table
+    python benchmarks/cnn.py abci          steps of six strategies on ABCI's V100s, abnormal runs
 
-Needs torch, timm and torchvision, and the shared data. The networks are read anew each time, some
-seconds each. Rows are `data/cnn/public_cnn_throughput.csv` of the shared data, sources beginning
+The first three need torch, timm, torchvision and the shared data. Networks are read anew each time,
+some seconds each. Their rows are those of `data/cnn/public_cnn_throughput.csv` whose sources begin
 with huggingface/pytorch-image-models.
 """
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 
+import cnn_abci
 import cnn_gpu
 
 COMMANDS = {
+    "abci": cnn_abci.shared,
     "saved": cnn_gpu.saved,
     "memory": cnn_gpu.memory,
     "throughput": cnn_gpu.throughput,

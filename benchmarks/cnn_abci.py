@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ _FEW_GPUS = 64
 _WORST = 6
 
 
+def shared(worst: int = _WORST) -> None:
+    """The shared rows, for ``cnn.py``."""
+    data = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
+    runs = read_network_runs(data / "data" / "cnn" / "abci_v100_runs.csv").runs
+    print(json.dumps(evaluate(runs, None, worst), indent=1))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print accuracies as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -43,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def evaluate(runs: tuple[NetworkRun, ...], held_back: Path | None) -> dict[str, Any]:
+def evaluate(
+    runs: tuple[NetworkRun, ...], held_back: Path | None, worst: int = _WORST
+) -> dict[str, Any]:
     """All accuracies of the shared rows, and those of a file that was held back."""
     cluster = abci()
     normal = normal_runs(runs)
@@ -66,7 +76,7 @@ def evaluate(runs: tuple[NetworkRun, ...], held_back: Path | None) -> dict[str, 
             {"run": _name(run), "accuracy": part.accuracy}
             for part, run in sorted(
                 zip(parts["runs"], normal, strict=True), key=lambda pair: pair[0].accuracy
-            )[:_WORST]
+            )[:worst]
         ],
         "shared": _checked(runs, calibration),
     }

@@ -18,6 +18,7 @@ from paceline.networks.terms import split_of
 Z = 2.5  # standard deviations; 1 of 160 normal runs lies beyond on this side
 # Repeated runs: up to 10% apart below 256 GPUs, up to 30% above (ABCI, the same jobs run twice).
 _NOISE, _QUIET_GPUS, _NOISE_PER_DOUBLING = 0.05, 64, 0.025
+_CLEAR_Z = 3.5  # what speaks for its series, too; one odd run of a busy network does not
 _SERIES_Z = 1.0  # on the noise of repetition alone
 _FAST = 2.0  # a run faster than predicted is odd only at twice the band
 
@@ -66,7 +67,7 @@ def check_runs(runs: Sequence[NetworkRun], calibration: NetworkCalibration) -> l
     clear: dict[tuple[object, ...], _Seen] = {}
     for item in seen:
         worst = clear.get(item.run.series)
-        if _is_slow(item) and (worst is None or (item.ratio or 0) > (worst.ratio or 0)):
+        if _is_clear(item) and (worst is None or (item.ratio or 0) > (worst.ratio or 0)):
             clear[item.run.series] = item
     return [_check(item, clear.get(item.run.series)) for item in seen]
 
@@ -107,6 +108,10 @@ def _seen(run: NetworkRun, calibration: NetworkCalibration) -> _Seen:
 
 def _is_slow(item: _Seen) -> bool:
     return item.ratio is not None and item.ratio > item.band
+
+
+def _is_clear(item: _Seen) -> bool:
+    return item.ratio is not None and math.log(item.ratio) > math.log(item.band) * _CLEAR_Z / Z
 
 
 def _check(item: _Seen, worst: _Seen | None) -> Check:
