@@ -7,7 +7,7 @@ configuration files: never the table that is predicted.
 import csv
 import dataclasses
 
-from predict_intervals import GIB, row_of
+from predicted_row import GIB, MEMORY, row_of
 
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
@@ -55,9 +55,10 @@ def memory_rows(path):
         try:
             peak = memory_peak(row)
         except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, "", None, measured, str(error)))
+            result.append(row_of(name, None, None, measured, str(error)))
             continue
-        result.append(row_of(name, "memory", peak, measured))
+        ends = peak * MEMORY[0], peak * MEMORY[1]
+        result.append(row_of(name, peak, ends, measured))
     return result
 
 
@@ -150,7 +151,7 @@ def _megatron(row, llm, plan):
         if llm is MOONLIGHT or llm.name == MOONLIGHT.name:
             rules = dataclasses.replace(rules, optimizer_bytes=8)  # moments in bf16
     if row["task"] == "lora":
-        rules = dataclasses.replace(rules, adapter_rank=16)
+        plan = dataclasses.replace(plan, adapter_rank=16, zero=min(plan.zero, 1))
         # The least saving with which it fits: NeMo may store the activation's input in fp8, and
         # a frozen weight without its transpose.
         stored = dataclasses.replace(rules, fp8_activation=True)

@@ -9,8 +9,8 @@ import csv
 import dataclasses
 import re
 
-from predict_intervals import row_of
 from predict_memory import memory_rows
+from predicted_row import row_of
 
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
@@ -41,14 +41,14 @@ def published_job(row):
 
     Recomputation is not published: the least with which the plan fits into memory. The recipes of
     2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
-    067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing.
+    067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing. Its LoRA has rank 32
+    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic.
     """
-    if row.get("section", "").startswith("LoRA"):
-        raise ModelError("a LoRA step cannot be expressed")
     llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
     cluster = cluster_preset(row["system"])
     tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
     vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
+    precision = _precision(row["precision"])
     base = Plan(
         tp=tp,
         pp=pp,
@@ -60,9 +60,10 @@ def published_job(row):
         global_batch=int(row["global_batch"]),
         zero=3 if _degree(row["fsdp"]) > 1 else 1,
         sequence_parallel=tp > 1,
-        overlap_tp=tp > 1,
-        precision=_precision(row["precision"]),
+        overlap_tp=tp > 1 and precision != "nvfp4",
+        precision=precision,
         layers_per_stage=even(llm.layers, pp * vpp),
+        adapter_rank=32 if row.get("section", "").startswith("LoRA") else 0,
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")
@@ -90,9 +91,11 @@ def _degree(cell):
 def _precision(published):
     """The plan's precision of a published one; block scales (MX) cost as fp8 does."""
     name = published.split()[0].split("-")[0].upper()
-    if name not in ("FP8", "MXFP8", "BF16"):
-        raise ModelError(f"precision {published} cannot be expressed; fp8 and bf16 can")
-    return "bf16" if name == "BF16" else "fp8"
+    precisions = {"FP8": "fp8", "MXFP8": "fp8", "BF16": "bf16", "NVFP4": "nvfp4"}
+    if name not in precisions:
+        known = ", ".join(precisions)
+        raise ModelError(f"precision {published} cannot be expressed; {known} can")
+    return precisions[name]
 
 
 def published_seconds(row):
@@ -114,29 +117,24 @@ def published_rows(path):
         try:
             llm, plan, cluster = published_job(row)
             check(plan, llm)
-            seconds = predict(llm, plan, cluster).step_time_s
+            prediction = predict(llm, plan, cluster)
         except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, "", None, measured, str(error)))
+            result.append(row_of(name, None, None, measured, str(error)))
             continue
-        kind = "published dense" if llm.moe is None else "published moe"
-        if llm.moe is not None and _release(row) >= "26":
-            kind = "published moe 2026"
-        result.append(row_of(name, kind, seconds, measured))
+        seconds, ends = prediction.step_time_s, prediction.interval[:2]
+        result.append(row_of(name, seconds, ends, measured))
     return result
 
 
 def mlperf_rows(path):
     table = read_runs(path, skip_errors=True)
     outcome = predict_runs(table, run_clusters(table.runs, None))
-    return _rows_of_lines(table, "mlperf", "step_time_s", outcome.predicted_s, outcome.errors)
-
-
-def _rows_of_lines(table, kind, column, predicted, errors):
     result = []
     for i, (line, row) in enumerate(zip(table.lines, table.rows, strict=True)):
-        measured = float(row[column]) if row.get(column) else None
-        name = row.get("id") or i
-        result.append(row_of(name, kind, predicted.get(line), measured, errors.get(line)))
+        measured = float(row["step_time_s"]) if row.get("step_time_s") else None
+        ends = outcome.intervals[line][:2] if line in outcome.intervals else None
+        seconds, error = outcome.predicted_s.get(line), outcome.errors.get(line)
+        result.append(row_of(row.get("id") or i, seconds, ends, measured, error))
     return result
 
 

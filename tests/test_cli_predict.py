@@ -202,13 +202,13 @@ def test_rows_that_cannot_be_expressed_leave_the_others(capsys, tmp_path):
     runs = tmp_path / "runs.csv"
     head = "gpus,global_batch,micro_batch,tp,dp,pp,gpu,model,precision,zero,recompute,task"
     good = "8,128,1,1,8,1,h100,llama3-8b,bf16,3,none,"
-    rows = [good.replace("bf16", "fp4"), good, good + "lora", good + "lora"]
+    rows = [good.replace("bf16", "fp4"), good, good + "dpo", good + "dpo"]
     runs.write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
     code, out, err = said(capsys, "predict", "--runs", runs)
     assert code == 0
     assert len(out.splitlines()) == 5
     assert "3 rows were not predicted:" in err
-    assert "line 4 and 1 more: task 'lora' cannot be expressed" in err
+    assert "line 4 and 1 more: task 'dpo' cannot be expressed" in err
     code, out, _ = said(capsys, "predict", "--runs", runs, "--json")
     result = json.loads(out)
     assert [row["line"] for row in result["runs"]] == [3]

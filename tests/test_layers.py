@@ -12,6 +12,7 @@ LAYERS = (
     *(
         "errors",
         "robust",
+        "occurrence",
         "jit",
         "files",
         "blockfile",
@@ -36,13 +37,16 @@ LAYERS = (
         "scheduling",
         "comparison",
         "detect",
+        "ledger",
+        "hosts",
         "mitigate",
         "record",
         "integrations",
         "results",
+        "fleet",
         "report",
     ),
-    *("plot", "monitor", "demo", "cli"),
+    *("plot", "monitor", "watch", "demo", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.
 LIGHT = {

@@ -20,6 +20,8 @@ GIB = 2**30
         # whitepaper, table 9: 64 fp32 cores x 2 and 4 tensor cores of 128 FMA at fp16 (fp32 sums)
         ("rtx3090", 82, 1.695e9, {"fp32": 256, "fp16": 512, "bf16": 512}),
         ("mi300x", 304, 2.1e9, {"fp32": 256, "fp16": 2048, "bf16": 2048, "fp8": 4096}),
+        ("mi355x", 256, 2.4e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
+        ("mi350x", 256, 2.2e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
         # tensor cores at 1.83 GHz; its vector units at 1.98 GHz: 66.9 below
         ("h100", 132, 1.83e9, {"fp16": 4096, "bf16": 4096, "fp8": 8192}),
     ],
@@ -40,8 +42,10 @@ def test_the_vector_units_of_an_h100_run_faster():
     ("name", "gpus", "dense_pflops", "fp32_tflops", "sms"),
     [
         # of the whole system, half of what it prints "with sparsity"
-        ("b200", 8, {"bf16": 18, "fp16": 18, "fp8": 36}, 600, 148),
-        ("gb200", 72, {"bf16": 180, "fp16": 180, "fp8": 360}, 5760, 152),
+        ("b200", 8, {"bf16": 18, "fp16": 18, "fp8": 36, "nvfp4": 72}, 600, 148),
+        ("gb200", 72, {"bf16": 180, "fp16": 180, "fp8": 360, "nvfp4": 720}, 5760, 152),
+        ("b300", 8, {"nvfp4": 108}, 600, 148),
+        ("gb300", 72, {"nvfp4": 1080}, 5760, 152),
     ],
 )
 def test_blackwell_systems(name, gpus, dense_pflops, fp32_tflops, sms):
@@ -67,6 +71,11 @@ MACHINES = {
     "b300": (270, 8, 8, 18 * 50, 8, 800),
     "gb300": (279, 576 / 72, 72, 18 * 50, 72, 800),
     "mi300x": (192, 5.3, 8, 7 * 64, 8, 400),
+    "mi325x": (256, 6, 8, 7 * 64, 8, 400),
+    "mi350x": (288, 8, 8, 7 * 76.8, 8, 400),
+    "mi355x": (288, 8, 8, 7 * 76.8, 8, 400),
+    "l40s": (48, 0.864, 4, 32, 2, 400),
+    "h200-nvl": (141, 4.8, 4, 900 / 2, 2, 400),
 }
 
 
@@ -85,8 +94,9 @@ def test_memory_links_and_network(name):
     assert cluster.network.nic_bandwidth == gbit * 1e9 / 8
     # NCCL, src/graph/tuning.cc, hwLat for the protocol Simple
     assert (cluster.node.latency_s, cluster.network.latency_s) == (3.4e-6, 14e-6)
-    odd = {"v100-16g": "mesh", "mi300x": "mesh", "rtx3090": "pcie"}
-    assert cluster.node.topology == odd.get(name, "switch")
+    meshes = ("v100-16g", "mi300x", "mi325x", "mi350x", "mi355x")
+    expected = "pcie" if name in ("l40s", "rtx3090") else "mesh" if name in meshes else "switch"
+    assert cluster.node.topology == expected
 
 
 @pytest.mark.parametrize("name", CLUSTER_PRESETS)
@@ -111,7 +121,9 @@ def test_a_price_is_that_of_the_machine_over_its_gpus(name):
         ("gb200", 0.93 * 0.776, 0.93 * 0.708 * 0.822, 0.60, 0.47),
         ("b300", 0.93 * 0.776, 0.93 * 0.708 * 0.822, 0.68, 0.52),
         ("gb300", 0.93 * 0.776, 0.93 * 0.708, 0.68, 0.52),
-        ("mi300x", 0.93 * 0.58, 0.93 * 0.49, 0.40, 0.30),
+        ("mi300x", 0.93 * 0.511, 0.93 * 0.511 * 0.49 / 0.58, 0.40, 0.30),
+        ("mi325x", 0.93 * 0.60, 0.93 * 0.60 * 0.49 / 0.58, 0.40, 0.30),
+        ("mi355x", 0.93 * 1565 / 2516.6, 0.93 * 1565 / 2516.6 * 0.49 / 0.58, 0.40, 0.30),
         ("v100-16g", 0.66, 0.70, 0.45, 0.35),
         ("a100-80g", 0.80, 0.70, 0.65, 0.55),
     ],
@@ -122,7 +134,7 @@ def test_shares_of_the_peak(name, gemm, gemm_fp8, attention, backward):
     assert efficiency.gemm_fp8 == pytest.approx(gemm_fp8, abs=6e-4)
     assert efficiency.attention == pytest.approx(attention, abs=0.01)
     assert efficiency.attention_backward == pytest.approx(backward, abs=0.01)
-    assert efficiency.memory == (0.80 if name == "mi300x" else 0.85)
+    assert efficiency.memory == (0.80 if name.startswith("mi3") else 0.85)
     assert set(EFFICIENCIES) <= set(CLUSTER_PRESETS)
 
 

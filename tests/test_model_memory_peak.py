@@ -115,9 +115,9 @@ def test_fsdp_under_a_pipeline_keeps_parameters_and_gradients_whole():
     assert single.tolist() == (4 * dense / 2).tolist()
 
 
-def parts(**rules):
-    llm_plan = LLAMA, one(dp=2, precision="fp8", global_batch=2)
-    return stage_memory(*llm_plan, rules=MemoryRules(**rules))[0]
+def parts(adapter_rank=0, **rules):
+    plan = one(dp=2, precision="fp8", global_batch=2, adapter_rank=adapter_rank)
+    return stage_memory(LLAMA, plan, rules=MemoryRules(**rules))[0]
 
 
 def test_weights_in_one_byte_but_for_words_and_head():

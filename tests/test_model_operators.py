@@ -443,3 +443,31 @@ def test_experts_in_fp8_are_cast_one_by_one():
     ops = layer(MOE, replace(ONE, precision="fp8"))
     assert ops["expert-up-cast"].bytes == 6 * 4 * 4 * 16
     assert ops["expert-up-cast"].kernels == ops["expert-up-cast-backward"].kernels == 2 * 4
+
+
+def test_frozen_weights_have_no_gradients_and_adapters_move_bytes():
+    """LoRA (Hu et al. 2021): the base passes gradients on and computes none of its weights."""
+    frozen = layer(LLAMA, replace(ONE, adapter_rank=4))
+    trained = layer(LLAMA)
+    assert {name for name in trained if name.endswith("-wgrad")}
+    assert not {name for name in frozen if name.endswith("-wgrad")}
+    assert frozen["qkv-dgrad"] == trained["qkv-dgrad"]
+    x, y = 2 * 8 * 16, 2 * 8 * 32  # bytes of the input and the output of qkv
+    assert frozen["qkv-adapter"].bytes == x + 3 * y
+    assert frozen["qkv-adapter-backward"].bytes == 3 * x + 2 * y
+    words = operators(embedding_work(LLAMA, replace(ONE, adapter_rank=4)))
+    assert "embedding-backward" not in words
+    assert LLAMA.adapter_width == (16 + 32) + (16 + 16)
+
+
+def test_nvfp4_quantises_the_inputs_of_products():
+    """Half a byte and an fp8 scale a block of 16; a pass finds the largest, a second casts."""
+    ops = layer(LLAMA, replace(ONE, precision="nvfp4"))
+    element = 0.5 + 1 / 16
+    assert ops["qkv"].bytes == element * (8 * 16 + 16 * 32) + 2 * 8 * 32
+    assert ops["qkv"].precision == "nvfp4"
+    assert ops["qkv-cast"].bytes == (2 + 2 + 2 * element) * 8 * 16
+    assert ops["qkv-cast-backward"].bytes == (2 + 2 + 2 * element) * 8 * 32
+    assert ops["core-attention"].precision == "bf16"
+    eight = layer(LLAMA, replace(ONE, precision="fp8"))
+    assert eight["qkv-cast"].bytes == 6 * 8 * 16

@@ -21,6 +21,8 @@ from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.sections import sections
 from paceline.monitor.web.templating import ago, cause, hours
 from paceline.remedies import REMEDIES, Case, Remedy, advise
+from paceline.report.page import distributions
+from paceline.report.page.distributions import distribution
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import figure_data
 from paceline.report.page.findings import findings_html, remedies_html
@@ -206,25 +208,30 @@ def test_a_slowdown_needs_two_sessions_to_be_a_curve():
 
 
 def test_distributions():
-    spec = charts.cdf_chart(
-        {"a": [(0.3, "x"), (0.1, "y")], "b": []}, label="l", x_label="waste", percent=True
+    spec = distributions.cdf_chart(
+        {"a": distribution([(0.3, "x"), (0.1, "y")]), "b": distribution([])},
+        label="l",
+        x_label="waste",
+        percent=True,
     )
     (curve,) = spec["series"]
     assert curve["points"] == [[0.1, 0.0], [0.1, 0.5], [0.3, 1.0]]
     assert spec["stops"][0]["lines"] == ["10.0% (y)", "50% of 2 are at most that"]
     assert spec["table"]["rows"] == [["a", "2", "10.0%", "30.0%", "30.0%", "30.0%"]]
-    assert charts.cdf_chart({"a": []}, label="l", x_label="x") is None
-    marked = charts.cdf_chart({"a": [(2, "j")]}, label="l", x_label="x", ref=(1, "mark"))
+    assert distributions.cdf_chart({"a": distribution([])}, label="l", x_label="x") is None
+    two = {"a": distribution([(2, "j")])}
+    marked = distributions.cdf_chart(two, label="l", x_label="x", ref=(1, "mark"))
     low, high = marked["xRange"]
     assert low < 1 < 2 < high  # the mark is within the picture
-    many = charts.cdf_chart({"a": [(i, "j") for i in range(5000)]}, label="l", x_label="x")
+    thousands = {"a": distribution([(i, "j") for i in range(5000)])}
+    many = distributions.cdf_chart(thousands, label="l", x_label="x")
     points = many["series"][0]["points"]
-    assert len(points) <= charts.MAX_CDF_POINTS + 2
+    assert len(points) <= distributions.MAX_CDF_POINTS + 2
     assert points[-1] == [4999, 1.0]
 
 
 def test_points_on_a_scale_of_powers_of_two():
-    spec = charts.scatter_chart(
+    spec = distributions.scatter_chart(
         [(1024, 1.2, "big"), (8, 1.0, "small"), (0, 1.0, "none")],
         label="l",
         x_label="GPUs",
@@ -302,7 +309,7 @@ def test_the_papers_figures():
     assert xs("kinds") == [0.1, 0.1, 0.1]  # Figure 5
     assert xs("steps") == [0.9, 0.9, 1.1, 1.1]  # Figure 4, of a and b, which straggle
     assert xs("m_w") == [0.9, 0.9]  # Figure 6
-    assert xs("m_s") == [0.0, 0.2]  # Figure 7: one stage has no last one
+    assert xs("m_s_slow") == [0.0, 0.2]  # Figure 7: one stage has no last one
     assert xs("correlation") == [0.1, 0.95]  # Figure 11, of those that straggle
     (dot,) = figures["sequences"].chart["dots"]  # Figure 12
     assert (dot["x"], dot["y"]) == (15.0, 1.25)

@@ -21,7 +21,8 @@ from paceline.monitor.config import Config
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_series import Series
 from paceline.monitor.store import database, events, queries, sessions, tables
-from paceline.monitor.web.charts import MAX_PARTS, scatter_chart, steps_chart
+from paceline.monitor.web.charts import MAX_PARTS, steps_chart
+from paceline.report.page.distributions import scatter_chart
 
 
 @pytest.fixture(params=STORES)

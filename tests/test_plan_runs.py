@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from paceline.errors import ModelError, PlanError
+from paceline.plan.interval import Interval
 from paceline.plan.runs import (
     error_table,
     predicted_csv,
@@ -95,7 +96,9 @@ def test_not_a_table(tmp_path):
 
 def test_predictions_are_added_and_the_rest_is_kept(written):
     table = read_runs(written(HEAD + ",note", ROW + ",first"))
-    (row,) = csv.DictReader(predicted_csv(table, {2: 3.25}, {}).splitlines())
+    text = predicted_csv(table, {2: 3.25}, {2: Interval(3.0, 4.0, "")}, {})
+    (row,) = csv.DictReader(text.splitlines())
+    assert (row["predicted_low_s"], row["predicted_high_s"]) == ("3", "4")
     assert row["note"] == "first"
     assert row["predicted_step_time_s"] == "3.25"
 
@@ -121,16 +124,16 @@ def test_a_row_that_cannot_be_expressed_is_an_error_of_its_own(written):
         ROW + ",fp4,h100,",
         ROW + ",bf16,h100,pretrain",
         "",
-        ROW + ",bf16,h100,lora",
+        ROW + ",bf16,h100,dpo",
         ROW + ",bf16,abacus,",
     ]
     table = read_runs(written(head, *rows), skip_errors=True)
     assert [run.line for run in table.runs] == [3]
     assert table.lines == (2, 3, 5, 6)
     assert table.errors[2].startswith("the plan's precision")
-    assert table.errors[5].startswith("task 'lora' cannot be expressed")
+    assert table.errors[5].startswith("task 'dpo' cannot be expressed")
     assert table.errors[6].startswith("gpu is unknown")
-    text = predicted_csv(table, {3: 1.5}, table.errors)
+    text = predicted_csv(table, {3: 1.5}, {3: Interval(1.0, 2.0, "")}, table.errors)
     cells = list(csv.DictReader(text.splitlines()))
     assert [row["predicted_step_time_s"] for row in cells] == ["", "1.5", "", ""]
     assert cells[1]["prediction_error"] == ""
@@ -145,6 +148,12 @@ def test_flags_and_uneven_layers_are_columns(written):
     assert run.plan.layers_per_stage == (16, 14)
     with pytest.raises(ModelError, match=r"runs.csv:2: layers_per_chunk must be whole numbers"):
         read_runs(written(head, row.replace("16 14", "16 x")))
+
+
+def test_a_step_of_lora_trains_adapters(written):
+    rows = [ROW + ",h100,lora,", ROW + ",h100,lora,64", ROW + ",h100,sft,"]
+    runs = read_runs(written(HEAD + ",gpu,task,adapter_rank", *rows)).runs
+    assert [run.plan.adapter_rank for run in runs] == [16, 64, 0]
 
 
 def test_gpus_without_a_preset_count_where_a_cluster_is_given(written):

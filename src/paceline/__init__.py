@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from paceline.comparison import Comparison, compare
     from paceline.detect.detector import Detector
     from paceline.errors import PacelineError
+    from paceline.fleet.run import fleet
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
+    from paceline.ledger import Ledger, goodput
     from paceline.model.cluster import Cluster
     from paceline.model.cluster_presets import cluster_preset
     from paceline.model.llm import LLM
@@ -51,6 +53,7 @@ __all__ = [
     "Detector",
     "Job",
     "JobReport",
+    "Ledger",
     "OpKind",
     "PacelineError",
     "Part",
@@ -66,7 +69,9 @@ __all__ = [
     "analyze",
     "cluster_preset",
     "compare",
+    "fleet",
     "from_trace",
+    "goodput",
     "integrations",
     "job_list",
     "llm_preset",
@@ -90,6 +95,7 @@ _HOME = {
     "Job": "paceline.trace",
     "JobReport": "paceline.results.document",
     "LLM": "paceline.model.llm",
+    "Ledger": "paceline.ledger",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",
     "Part": "paceline.whatif",
@@ -104,7 +110,9 @@ _HOME = {
     "analyze": "paceline.whatif",
     "cluster_preset": "paceline.model.cluster_presets",
     "compare": "paceline.comparison",
+    "fleet": "paceline.fleet",
     "from_trace": "paceline.graph",
+    "goodput": "paceline.ledger",
     "integrations": "paceline.integrations",
     "job_list": "paceline.scheduling.jobs",
     "llm_preset": "paceline.model.llm_presets",
@@ -128,7 +136,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     home = import_module(_HOME[name])
-    value = home if name in ("integrations", "plot") else getattr(home, name)
+    value = home if name in ("fleet", "integrations", "plot") else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -2,6 +2,7 @@
 
     PacelineError           anything the user can act on; the CLI prints one line and exits 2
     ├── TraceError          a trace or job file is malformed, contradicts itself, is not enough
+    │   └── NoStepError      no step of a trace is whole and like the others
     ├── GraphError          no valid graph of dependencies follows from the operations
     ├── SimulationError     the kernel was given arrays that do not belong together
     ├── ScenarioError       a what-if scenario names something that the job does not have
@@ -17,6 +18,7 @@
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
     ├── DemoError           the demo's training job on this machine failed
     ├── QueueError          a queue of jobs, its cluster or its policy is impossible
+    ├── FleetError          a fleet's folder, manifest, engine or study cannot be used
     ├── MonitorError        the service's store, configuration or a request to it is wrong
     ├── ResultError         a result document lacks a field, or has one of another form
     └── OutputError         a result cannot be written (exists, no space, no permission)
@@ -40,6 +42,10 @@ class PacelineError(Exception):
 
 class TraceError(PacelineError):
     """A trace or job description is malformed, contradicts itself, or is not enough."""
+
+
+class NoStepError(TraceError):
+    """No step of a trace is whole and like the others."""
 
 
 class GraphError(PacelineError):
@@ -115,6 +121,10 @@ class MitigateError(PacelineError):
 
 class DemoError(PacelineError):
     """The demo's training job on this machine failed."""
+
+
+class FleetError(PacelineError):
+    """A fleet's folder of traces, its manifest, its engine or its study cannot be used."""
 
 
 class MonitorError(PacelineError):

@@ -107,7 +107,7 @@ def _is_json(text: str) -> bool:
     return text == "json"
 
 
-def add_steps(parser: argparse.ArgumentParser) -> None:
+def add_steps(parser: argparse._ActionsContainer) -> None:
     """--steps of the analysis."""
     parser.add_argument(
         "--steps",

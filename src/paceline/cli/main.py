@@ -26,6 +26,9 @@ from paceline.cli import (
     demo,
     detect,
     diagnose,
+    fleet,
+    goodput,
+    hosts,
     import_,
     layers,
     mitigate,
@@ -44,15 +47,17 @@ from paceline.cli import (
     timeline,
     times,
     validate,
+    watch,
 )
 from paceline.errors import PacelineError
 
 #: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
-    *(import_, ranks, times, analyze, diagnose, remedy, compare, timeline, synth),
-    *(detect, validate, mitigate, layers, predict, plan, optimal, queue, profile, calibrate),
-    *(record, push, otlp, demo, serve, alerts, admin, completion),
+    *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
+    *(detect, validate, hosts, goodput, mitigate),
+    *(layers, predict, plan, optimal, queue, profile, calibrate),
+    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\
@@ -65,6 +70,7 @@ examples:
   paceline analyze trace.parquet --job meta.yaml --out out/
   paceline diagnose trace.parquet --layers 9,9,9,9
   paceline remedy trace.parquet --list
+  paceline fleet traces/ -o study/
   paceline timeline trace.parquet --scenario ideal -o ideal.json.gz
   paceline detect iterations.csv
   paceline mitigate trace.parquet --slow-worker 3,1,1.4

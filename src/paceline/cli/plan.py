@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
@@ -74,6 +75,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     add_space(parser)
     add_memory(parser)
+    add_engine(parser.add_argument_group("who searches"))
     wish = parser.add_argument_group("what is wanted")
     wish.add_argument(
         "--objective",
@@ -145,9 +147,12 @@ def add_space(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print, write; or serve the page that searches."""
+    from paceline.errors import PlanError
     from paceline.plan.search import search
     from paceline.report import search_folder
 
+    if args.engine != "local" and (args.serve is not None or args.profile is not None):
+        raise PlanError("--serve and --profile search in this process; leave out --engine")
     if args.out is not None:
         search_folder.check_folder(args.out, force=args.force, launch=args.launch)
     job, batch, plan_fields = _job(args)
@@ -173,8 +178,10 @@ def run(args: argparse.Namespace) -> int:
         from paceline.cli.plan_page import PlanPage, serve
 
         return serve(PlanPage(job.llm, cluster, counts[0], batch, options, args.top), args.serve)
-    with ProgressBar("searching") as progress:
-        result = search(job.llm, cluster, counts, batch, progress=progress, **options)
+    with mapper_of(args) as mapper, ProgressBar("searching") as progress:
+        result = search(
+            job.llm, cluster, counts, batch, progress=progress, mapper=mapper, **options
+        )
     note = _show(args, result, cost)
     if cost is not None:
         notes += [f"beyond the profile: {text}" for text in cost.outside]

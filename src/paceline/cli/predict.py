@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.plan import tokens
 from paceline.cli.progress import ProgressBar
@@ -79,7 +80,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, text in DEGREES:
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
-    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"))
+    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8", "nvfp4"))
     plan.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
@@ -92,11 +93,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
     add_memory(parser)
     plan.add_argument(
+        "--adapter-rank",
+        metavar="R",
+        type=int,
+        help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
+    plan.add_argument(
         "--software",
         metavar="NAME",
         help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
     )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
+    add_engine(parser.add_argument_group("who predicts --runs"))
     parser.add_argument(
         "-o", "--output", metavar="CSV", type=file_name, help="with --runs: rows and predictions"
     )
@@ -128,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         raise ModelError("-o is for --runs; for the step itself there are --json and --timeline")
+    if args.engine != "local":
+        raise ModelError("--engine is for --runs; one step is predicted here")
     targets = [path for path in (args.timeline, args.plot) if path is not None]
     if targets:
         check_not_input(targets, [args.job_yaml, args.profile])
@@ -189,7 +199,10 @@ def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of the plan that the options give."""
     names = [option[2:].replace("-", "_") for option, _ in DEGREES]
     names += [field for _, field, _, _ in SWITCHES]
-    fields = {name: getattr(args, name) for name in (*names, "recompute", "precision", "schedule")}
+    fields = {
+        name: getattr(args, name)
+        for name in (*names, "recompute", "precision", "schedule", "adapter_rank")
+    }
     fields["layers_per_stage"] = args.layers
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -242,6 +255,7 @@ def _run_all(args: argparse.Namespace) -> int:
     """Predict every row of a file of runs."""
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, text_writer, write_files
+    from paceline.networks.runs import is_network_runs
     from paceline.plan.predict_runs import predict_runs
     from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
     from paceline.report.prediction import error_lines
@@ -259,19 +273,23 @@ def _run_all(args: argparse.Namespace) -> int:
         raise ModelError("--runs predicts the rows of a file; leave out the job and its plan")
     if args.gpu is not None and args.cluster is not None:
         raise ModelError("give --gpu or --cluster, not both")
+    if is_network_runs(args.runs):
+        from paceline.cli import network_runs
+
+        return network_runs.check(args)
     if args.output is not None:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)
     requested = args.cluster or args.gpu
     table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
     clusters = run_clusters(table.runs, requested)
-    with ProgressBar("predicting") as progress:
-        outcome = predict_runs(table, clusters, progress)
+    with mapper_of(args) as mapper, ProgressBar("predicting") as progress:
+        outcome = predict_runs(table, clusters, progress, mapper)
     seconds_of, row_errors, notes = outcome.predicted_s, outcome.errors, outcome.warnings
     if not seconds_of:
         line, problem = min(row_errors.items())
         raise ModelError(f"{args.runs}: no row can be predicted; line {line}: {problem}")
-    text = predicted_csv(table, seconds_of, row_errors)
+    text = predicted_csv(table, seconds_of, outcome.intervals, row_errors)
     runs = [run for run in table.runs if run.line in seconds_of]
     predicted = [seconds_of[run.line] for run in runs]
     timed = [i for i, run in enumerate(runs) if run.measured_s is not None]
@@ -283,7 +301,13 @@ def _run_all(args: argparse.Namespace) -> int:
         from paceline.report.result_json import lines_of_json
 
         rows = [
-            {"line": run.line, "step_time_s": run.measured_s, "predicted_step_time_s": seconds}
+            {
+                "line": run.line,
+                "step_time_s": run.measured_s,
+                "predicted_step_time_s": seconds,
+                "low_s": outcome.intervals[run.line].low_s,
+                "high_s": outcome.intervals[run.line].high_s,
+            }
             for run, seconds in zip(runs, predicted, strict=True)
         ]
         rejected = [{"line": line, "error": row_errors[line]} for line in sorted(row_errors)]

@@ -109,7 +109,7 @@ def add_arguments(
     parser.add_argument(
         "--ignore-kinds",
         metavar="KIND,...",
-        type=_kinds,
+        type=parse_kinds,
         default=(),
         help="drop operations of these kinds",
     )
@@ -120,7 +120,8 @@ def add_arguments(
     )
 
 
-def _kinds(text: str) -> tuple[str, ...]:
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Kinds of operations, such as a,b."""
     kinds = tuple(kind.strip() for kind in text.split(","))
     if not all(kinds):
         raise argparse.ArgumentTypeError(f"a kind is missing in {text!r}; write, for example, a,b")

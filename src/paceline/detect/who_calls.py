@@ -11,6 +11,7 @@ from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect, Transfers, Work, find_suspects, number, waited_for
 from paceline.detect.who_late import who_is_late
 from paceline.errors import DetectError
+from paceline.occurrence import occurrence
 from paceline.trace.calls import CallLog
 
 Ints = npt.NDArray[np.int64]
@@ -101,6 +102,7 @@ def _window(log: CallLog, steps: StepTimes, low: int, high: int) -> _Window:
         tuple(pairs[1, pairs[0] == index].tolist()) for index in range(len(log.communicators))
     )
     kind, flow, upper = _flows(log.ops, op, rank, group, members)
+    alike = number(rank, step[rows], group, kind, size, flow)
     return _Window(
         rank=rank,
         group=group,
@@ -108,7 +110,7 @@ def _window(log: CallLog, steps: StepTimes, low: int, high: int) -> _Window:
         size=size,
         seconds=log.duration_s[rows],
         idle_s=_idle_s(log)[rows],
-        nth=_count(number(rank, step[rows], group, kind, size, flow)),
+        nth=occurrence((alike,), np.argsort(alike, kind="stable")),
         step=step[rows],
         kind=kind,
         flow=flow,
@@ -164,15 +166,6 @@ def _flows(
     flow = np.where(either, np.where(pair, sender, -1), 0)
     kind = np.where(recvs[op], int(np.argmax(sends)) if sends.any() else op, op)
     return kind, flow, upper.astype(np.int64)
-
-
-def _count(label: Ints) -> Ints:
-    """[row] how many rows before it have the same number."""
-    order = np.argsort(label, kind="stable")
-    first = np.flatnonzero(np.diff(label[order], prepend=-1))
-    nth = np.empty(len(label), dtype=np.int64)
-    nth[order] = np.arange(len(label)) - np.repeat(first, np.diff(np.append(first, len(label))))
-    return nth
 
 
 def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:

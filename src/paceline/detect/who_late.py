@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.detect.who import Suspect
+from paceline.occurrence import occurrence
 from paceline.trace.calls import CallLog
 
 Ints = npt.NDArray[np.int64]
@@ -249,8 +250,4 @@ def _number(*columns: Ints) -> Ints:
 def _nth(columns: Ints) -> Ints:
     """[row] how many equal rows are before it."""
     label = _number(*columns)
-    order = np.argsort(label, kind="stable")
-    first = np.flatnonzero(np.diff(label[order], prepend=-1))
-    nth = np.empty(len(label), dtype=np.int64)
-    nth[order] = np.arange(len(label)) - np.repeat(first, np.diff(np.append(first, len(label))))
-    return nth
+    return occurrence((label,), np.argsort(label, kind="stable"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.graph.from_trace import Measured, from_trace
 from paceline.sources import is_large, load, load_stored
-from paceline.trace import Job
+from paceline.trace import Job, Trace
 
 
 def measure(
@@ -37,8 +37,26 @@ def measure(
         GraphError: the ops do not form a step.
         OutputError: temporary files cannot be written.
     """
-    if is_large(path):
-        trace = load_stored(path, job, steps=steps, ignore_kinds=ignore_kinds, progress=progress)
-    else:
-        trace = load(path, job, steps=steps, ignore_kinds=ignore_kinds)
+    trace = read_for_graph(path, job, steps=steps, ignore_kinds=ignore_kinds, progress=progress)
     return from_trace(trace, keep_clocks=keep_clocks)
+
+
+def read_for_graph(
+    path: str | Path | Sequence[str | Path],
+    job: str | Path | Job | None = None,
+    *,
+    steps: Iterable[int] | None = None,
+    ignore_kinds: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """The trace for ``from_trace``, with its times on disk where it is large.
+
+    Arguments as for :func:`measure`.
+
+    Raises:
+        TraceError: unreadable, malformed, or contradicting the job.
+        OutputError: temporary files cannot be written.
+    """
+    if is_large(path):
+        return load_stored(path, job, steps=steps, ignore_kinds=ignore_kinds, progress=progress)
+    return load(path, job, steps=steps, ignore_kinds=ignore_kinds)

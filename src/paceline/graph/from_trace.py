@@ -13,6 +13,7 @@ from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets, estimate_offsets
 from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.late import settle_late_ends
+from paceline.graph.overlaps import Overlaps, find_overlaps, join_overlaps, share_out
 from paceline.graph.replica import ReplicaOps
 from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
@@ -22,6 +23,7 @@ from paceline.trace.warning import (
     CLOCKS_CORRECTED,
     CLOCKS_KEPT,
     CLOCKS_OPEN,
+    COMPUTES_OVERLAP,
     LATE_ENDS,
     NO_NOOPS,
     STEPS_LEFT_OUT,
@@ -106,6 +108,11 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
     graph = replace(graph, peers=trace.job.peers)
     traced = trace.traced_step_s()[structure.kept]
     start, end = _tables(graph, structure.kept, trace, (trace.start, trace.end))
+    overlaps = find_overlaps(graph, start, end)
+    if overlaps is not None:
+        graph = join_overlaps(graph, overlaps)
+        start, end = replace(start, graph=graph), replace(end, graph=graph)
+        share_out(overlaps, start, end)
     estimated = 0
     if trace.late is not None:
         (late,) = _tables(graph, structure.kept, trace, (trace.late,))
@@ -135,6 +142,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
             *(Warning("", text) for text in trace.warnings),
             *_structure_warnings(trace, graph, structure.left_out),
             *_late_notes(estimated, end),
+            *_overlap_notes(overlaps),
             *gaps.notes(),
             *_clock_warnings(clocks),
         ),
@@ -183,6 +191,17 @@ def _late_notes(estimated: int, end: Durations) -> list[Warning]:
         "are estimated: such transfers are taken as usual, none is a straggler"
     )
     return [Warning(LATE_ENDS, text, {"estimated": estimated, "operations": len(end.values)})]
+
+
+def _overlap_notes(overlaps: Overlaps | None) -> list[Warning]:
+    if overlaps is None:
+        return []
+    n_pairs = len(overlaps.pairs)
+    text = (
+        f"{n_pairs} pairs of computes of a worker run at once, as in DualPipe: each is one node, "
+        "whose time is shared out by what the two take when they run alone"
+    )
+    return [Warning(COMPUTES_OVERLAP, text, {"pairs": n_pairs})]
 
 
 def _clock_warnings(clocks: ClockOffsets) -> list[Warning]:

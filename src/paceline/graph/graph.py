@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,7 @@ class StepGraph:
         order: [op] a topological order with the members of a group next to each other.
         node_ptr: [node + 1] where a node (an op alone, or a whole group) starts in ``order``.
         peers: replicas of one data-parallel rank (:attr:`paceline.trace.Job.peers`).
+        paired: [op] whether it shares its worker with another compute (``overlaps``); None: no op.
     """
 
     kind: npt.NDArray[np.int8]
@@ -78,10 +79,16 @@ class StepGraph:
     order: npt.NDArray[np.int64]
     node_ptr: npt.NDArray[np.int64]
     peers: int = 1
+    paired: npt.NDArray[np.bool_] | None = None
 
     def worker_name(self, replica: int, pp: int) -> str:
         """What messages call a worker: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
         return place_name(place_of(replica, pp, self.peers))
+
+    @property
+    def of_whole_passes(self) -> bool:
+        """Whether the rules of pipelines made all dependencies, so that they make another one's."""
+        return not self.programmed and self.paired is None
 
     @property
     def n_ops(self) -> int:
@@ -359,6 +366,32 @@ def make_graph(
         order=order,
         node_ptr=node_ptr,
     )
+
+
+def with_edges(graph: StepGraph, edges: npt.NDArray[np.int64]) -> StepGraph:
+    """The graph with further edges [edge, 2] (before, after).
+
+    Raises:
+        GraphError: the dependencies form a cycle.
+    """
+    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
+    tied = make_graph(
+        kind=graph.kind,
+        pp=graph.pp,
+        seq=graph.seq,
+        chunk=graph.chunk,
+        microbatch=graph.microbatch,
+        edges=np.concatenate([np.stack([graph.dep, after], axis=1), edges]),
+        group=graph.group,
+        spans_dp=graph.spans_dp,
+        noop=graph.noop,
+        variant_ptr=graph.variant_ptr,
+        replica_variant=graph.replica_variant,
+        part=graph.part if graph.programmed else None,
+        families=graph.families,
+        family=graph.family,
+    )
+    return replace(tied, peers=graph.peers, paired=graph.paired)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from paceline.errors import GraphError
 from paceline.graph.replica import ReplicaOps
+from paceline.occurrence import occurrence
 from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS, OpKind
 from paceline.trace.program import turns_back
 
@@ -114,10 +115,4 @@ def _matched(ones: Ops, others: Ops, one: tuple[OpKind, int], other: tuple[OpKin
 
 def launch_numbers(ops: ReplicaOps) -> Ops:
     """[op] its number among its kind on its stage, by launches."""
-    order = np.lexsort((ops.rank, ops.kind, ops.pp))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (np.diff(ops.kind[order]) != 0) | (np.diff(ops.pp[order]) != 0)
-    first = np.flatnonzero(begins)
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    return number
+    return occurrence((ops.kind, ops.pp), np.lexsort((ops.rank, ops.kind, ops.pp)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import TraceError
+from paceline.errors import NoStepError, TraceError
 from paceline.graph.families import with_families
 from paceline.graph.program_check import check_same_programs, difference
 from paceline.graph.replica import ReplicaOps
@@ -77,7 +77,7 @@ def _drop(
     kept = kept[~np.isin(trace.steps[kept], list(left_out))]
     if not len(kept):
         number, reason = next(iter(left_out.items()))
-        raise TraceError(
+        raise NoStepError(
             f"no step is whole and like the others: {len(left_out)} left out, for example step "
             f"{number}: {reason}"
         )

@@ -22,7 +22,7 @@ def advice(measured: Measured, result: WhatIf) -> str | None:
         measured: slow steps of the job.
         result: their analysis.
     """
-    if measured.graph.programmed:  # what another pipeline would do is not known
+    if not measured.graph.of_whole_passes:  # what another pipeline would do is not known
         return None
     faults = faults_of(Case(measured, result, diagnose(measured, result)))
     if not faults:

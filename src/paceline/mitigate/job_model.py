@@ -37,8 +37,9 @@ _MAX_GRAPHS = 64
 
 #: Why microbatches of a recorded program stay where they are.
 OF_PROGRAMS = (
-    "launches and waits were recorded: what a replica would launch and wait for with other numbers "
-    "of microbatches is not known, and where each pass gathers or reduces all need as many"
+    "launches and waits were recorded, or computes of a worker run at once: what a replica would "
+    "launch and wait for with other numbers of microbatches is not known, and where each pass "
+    "gathers or reduces all need as many"
 )
 
 #: Why they stay where groups of replicas meet in every microbatch.
@@ -124,7 +125,7 @@ class JobModel:
         #: Why other numbers of microbatches cannot be simulated; "" = they can.
         self.fixed = ""
         try:
-            if graph.programmed:
+            if not graph.of_whole_passes:
                 raise RemedyError(OF_PROGRAMS)
             if self._all is not None:
                 raise RemedyError(OF_GROUPS)

@@ -28,8 +28,10 @@ class _Sizes:
         self.split = plan.tp if plan.sequence_parallel else 1
         self.element = plan.element_bytes
         self.wide = self.element * self.tokens * llm.hidden  # a tensor of the residual stream
-        self.fp8 = plan.precision == "fp8" and not is_fsdp(plan)
-        self.input = self.wide / 2 if self.fp8 else self.wide  # as an input of a product
+        self.fp8 = plan.quantised and not is_fsdp(plan)
+        #: Of a product's input, as a share of the tensor that it is made from.
+        self.share = plan.input_bytes / self.element
+        self.input = self.wide * self.share if self.fp8 else self.wide  # as an input of a product
         heads = llm.heads / plan.tp
         kv_heads = max(1.0, llm.kv_heads / plan.tp) if llm.latent is None else heads
         self.queries = self.element * self.tokens * heads * llm.qk_dim
@@ -45,7 +47,7 @@ def layer_activations(
 ) -> tuple[float, float]:
     """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
     s = _Sizes(llm, plan)
-    if rules.adapter_rank:
+    if plan.adapter_rank:
         full, cheap = _adapted_layer(llm, s, plan, rules), 0.0
     else:
         full, cheap = _whole_layer(llm, kind, s, plan, rules)
@@ -81,7 +83,7 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
         core += s.queries + s.keys  # the projection, of which the values are a view
     if s.fp8 and plan.flash:
-        core += s.out / 2
+        core += s.out * s.share
     core += s.statistics if plan.flash else _scores(llm, s, plan)
     if llm.latent is not None:
         core += s.element * s.tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
@@ -97,7 +99,7 @@ def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:
 def _dense(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> tuple[float, float]:
     """(an MLP's activations, of these what its activation gives)."""
     through = s.element * s.tokens * llm.ffn / plan.tp
-    up, result = (2 if llm.gated else 1) * through, through / 2 if s.fp8 else through
+    up, result = (2 if llm.gated else 1) * through, through * s.share if s.fp8 else through
     if rules.fp8_activation and s.fp8:
         up /= 2
     if is_fsdp(plan) and llm.gated:
@@ -111,7 +113,7 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
     if moe is None:  # pragma: no cover (a layer kind with experts has them)
         raise AssertionError
     up = 2 if llm.gated else 1
-    result = 0.5 if s.fp8 else 1.0  # of the activation, as an input of a product
+    result = s.share if s.fp8 else 1.0  # of the activation, as an input of a product
     routed = s.tokens / plan.tp * moe.top_k * min(1.0, moe.capacity or 1.0)
     given = s.element * result * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
@@ -142,8 +144,8 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
     up = (2 if llm.gated else 1) * s.element * s.tokens * llm.ffn / plan.tp
     if rules.fp8_activation and s.fp8:
         up /= 2
-    attention = _attention(llm, s, plan) - (s.out / 2 if s.fp8 and plan.flash else 0.0)
-    thin = 2 * s.element * s.tokens * rules.adapter_rank
+    attention = _attention(llm, s, plan) - (s.out * s.share if s.fp8 and plan.flash else 0.0)
+    thin = 2 * s.element * s.tokens * plan.adapter_rank
     return 3 * s.wide / s.split + attention + up + thin
 
 
@@ -164,7 +166,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
         result = s.element * s.tokens * llm.ffn / plan.tp
         inputs = s.wide + (s.input if s.split > 1 else 0.0)
     gradient = (2 if llm.gated else 1) * result
-    product = inputs + gradient * (2 if s.fp8 else 1)
+    product = inputs + gradient * (1 + 2 * s.share if s.fp8 else 1)
     return s.wide / s.split + max(gradient + result, product)
 
 

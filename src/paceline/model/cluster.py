@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.model.calibration import Calibration
     from paceline.model.efficiency import Efficiency
 
-PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 TOPOLOGIES = ("switch", "mesh", "pcie")
 
 

@@ -60,7 +60,13 @@ _H100 = Gpu(
 )
 _B200 = Gpu(
     name="B200 SXM 180GB",
-    peak_flops={"fp32": 75 * _T, "fp16": 2250 * _T, "bf16": 2250 * _T, "fp8": 4500 * _T},
+    peak_flops={
+        "fp32": 75 * _T,
+        "fp16": 2250 * _T,
+        "bf16": 2250 * _T,
+        "fp8": 4500 * _T,
+        "nvfp4": 9000 * _T,
+    },
     memory_bytes=180 * _GIB,
     memory_bandwidth=8e12,
     sms=148,
@@ -68,11 +74,34 @@ _B200 = Gpu(
 )
 _GB200 = Gpu(
     name="GB200 186GB",
-    peak_flops={"fp32": 80 * _T, "fp16": 2500 * _T, "bf16": 2500 * _T, "fp8": 5000 * _T},
+    peak_flops={
+        "fp32": 80 * _T,
+        "fp16": 2500 * _T,
+        "bf16": 2500 * _T,
+        "fp8": 5000 * _T,
+        "nvfp4": 10000 * _T,
+    },
     memory_bytes=186 * _GIB,
     memory_bandwidth=8e12,
     sms=152,
     source="NVIDIA GB200 NVL72 datasheet (2024): 13.4 TB and 576 TB/s of 72 GPUs",
+)
+
+_MI300X = Gpu(
+    name="MI300X OAM 192GB",
+    peak_flops={"fp32": 163.4 * _T, "fp16": 1307.4 * _T, "bf16": 1307.4 * _T, "fp8": 2614.9 * _T},
+    memory_bytes=192 * _GIB,
+    memory_bandwidth=5.3e12,
+    sms=304,
+    source="AMD Instinct MI300X datasheet (2023); sms = compute units",
+)
+_MI355X = Gpu(
+    name="MI355X OAM 288GB",
+    peak_flops={"fp32": 157.3 * _T, "fp16": 2516.6 * _T, "bf16": 2516.6 * _T, "fp8": 5033.2 * _T},
+    memory_bytes=288 * _GIB,
+    memory_bandwidth=8e12,
+    sms=256,
+    source="AMD Instinct MI355X datasheet (2025); sms = compute units",
 )
 
 _DGX1V = Node(
@@ -125,6 +154,11 @@ _MI300X_NODE = Node(
     latency_s=_LINK_S,
     topology="mesh",
     source=f"AMD Instinct MI300X platform datasheet (2023): 7 links x 64 GB/s; {_LATENCY}",
+)
+_MI350_NODE = replace(
+    _MI300X_NODE,
+    bandwidth=7 * 76.8e9,
+    source=f"AMD Instinct MI350 series platform datasheet (2025): 7 links x 76.8 GB/s; {_LATENCY}",
 )
 
 
@@ -242,6 +276,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         replace(
             _B200,
             name="B300 SXM 270GB",
+            peak_flops={**_B200.peak_flops, "nvfp4": 13500 * _T},
             memory_bytes=270 * _GIB,
             source="NVIDIA DGX B300 datasheet (2025); HGX B300 table",
         ),
@@ -254,6 +289,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         replace(
             _GB200,
             name="GB300 279GB",
+            peak_flops={**_GB200.peak_flops, "nvfp4": 15000 * _T},
             memory_bytes=279 * _GIB,
             source="NVIDIA GB300 NVL72 datasheet (2025): 20 TB and 576 TB/s of 72 GPUs",
         ),
@@ -263,23 +299,87 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _UNPRICED,
     ),
     "mi300x": _Preset(
-        Gpu(
-            name="MI300X OAM 192GB",
-            peak_flops={
-                "fp32": 163.4 * _T,
-                "fp16": 1307.4 * _T,
-                "bf16": 1307.4 * _T,
-                "fp8": 2614.9 * _T,
-            },
-            memory_bytes=192 * _GIB,
-            memory_bandwidth=5.3e12,
-            sms=304,
-            source="AMD Instinct MI300X datasheet (2023); sms = compute units",
-        ),
+        _MI300X,
         _MI300X_NODE,
         _network(8, 400, "AMD Instinct cluster reference architecture (2024)"),
         6.00,
         "Oracle BM.GPU.MI300X.8 list price, 2024: 48 $/h for 8 GPUs",
+    ),
+    "mi325x": _Preset(
+        replace(
+            _MI300X,
+            name="MI325X OAM 256GB",
+            memory_bytes=256 * _GIB,
+            memory_bandwidth=6e12,
+            source="AMD Instinct MI325X datasheet (2024); sms = compute units",
+        ),
+        _MI300X_NODE,
+        _network(8, 400, "AMD Instinct cluster reference architecture (2024)"),
+        None,
+        _UNPRICED,
+    ),
+    "mi350x": _Preset(
+        replace(
+            _MI355X,
+            name="MI350X OAM 288GB",
+            peak_flops={
+                "fp32": 144.2 * _T,
+                "fp16": 2306.9 * _T,
+                "bf16": 2306.9 * _T,
+                "fp8": 4613.7 * _T,
+            },
+            source="AMD Instinct MI350X datasheet (2025); sms = compute units",
+        ),
+        _MI350_NODE,
+        _network(8, 400, "AMD Instinct cluster reference architecture (2025)"),
+        None,
+        _UNPRICED,
+    ),
+    "mi355x": _Preset(
+        _MI355X,
+        _MI350_NODE,
+        _network(8, 400, "AMD Instinct cluster reference architecture (2025)"),
+        None,
+        _UNPRICED,
+    ),
+    "l40s": _Preset(
+        Gpu(
+            name="L40S PCIe 48GB",
+            peak_flops={"fp32": 91.6 * _T, "fp16": 362 * _T, "bf16": 362 * _T, "fp8": 733 * _T},
+            memory_bytes=48 * _GIB,
+            memory_bandwidth=0.864e12,
+            sms=142,
+            source="NVIDIA L40S datasheet (2023)",
+        ),
+        Node(
+            gpus=4,
+            bandwidth=32e9,
+            latency_s=_LINK_S,
+            topology="pcie",
+            source=f"NVIDIA L40S datasheet (2023): PCIe Gen4 x16; {_LATENCY}",
+        ),
+        _network(2, 400, "MLPerf Training v4.0 (2024), system l40s_n16: two BlueField-3"),
+        None,
+        _UNPRICED,
+    ),
+    "h200-nvl": _Preset(
+        replace(
+            _H100,
+            name="H200 NVL 141GB",
+            peak_flops={"fp32": 60 * _T, "fp16": 835.5 * _T, "bf16": 835.5 * _T, "fp8": 1671 * _T},
+            memory_bytes=141 * _GIB,
+            memory_bandwidth=4.8e12,
+            source="NVIDIA H200 datasheet (2024), NVL",
+        ),
+        Node(
+            gpus=4,
+            bandwidth=450e9,
+            latency_s=_LINK_S,
+            source=f"NVIDIA H200 datasheet (2024): 4-way NVLink bridge, 900 GB/s; {_LATENCY}",
+        ),
+        _network(2, 400, "NVIDIA enterprise reference architecture 2-8-5 (2024), of half a server"),
+        None,
+        _UNPRICED,
     ),
 }
 

@@ -196,7 +196,7 @@ class CostModel:
         if key not in self._layers:
             work = self._work(name, plan)
             seconds = self._seconds(work, plan)
-            if plan.precision == "fp8" and not isinstance(name, str):
+            if plan.quantised and not isinstance(name, str):
                 seconds[:, _LAUNCH] += self.efficiency.layer_s
             self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
@@ -307,7 +307,7 @@ class CostModel:
         """
         weight = plan.element_bytes
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
-        sizes = (work.parameters, work.expert_parameters)
+        sizes = self.trained(plan, work)
         for group, parameters in zip(self.groups(plan), sizes, strict=True):
             if group.size == 1:
                 continue
@@ -323,6 +323,14 @@ class CostModel:
                     gather[where] += self.fabric.all_gather(weight * count, group)
         return gather, reduce
 
+    def trained(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
+        """[place] parameters that have gradients, of dense layers and of experts."""
+        if not plan.adapter_rank:
+            return work.parameters, work.expert_parameters
+        layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
+        elements = plan.adapter_rank * self.llm.adapter_width / plan.tp
+        return elements * layers, np.zeros_like(layers)
+
     def _overlap(
         self, plan: Plan, work: StageWork, gather: Array, reduce: Array
     ) -> tuple[Array, Array, Array]:
@@ -333,7 +341,7 @@ class CostModel:
         """
         if not plan.overlap_dp:
             return gather, reduce, np.zeros_like(gather)
-        elements = np.maximum(work.parameters + work.expert_parameters, 1.0)
+        elements = np.maximum(sum(self.trained(plan, work)), 1.0)
         bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
         least = np.minimum(1.0, bucket / elements)
         exposed = []
@@ -414,7 +422,7 @@ class CostModel:
 
     def layernorm_s(self, plan: Plan) -> Array:
         """[pp] sequence parallelism leaves partial gradients of the norms (Megatron-LM)."""
-        if not plan.sequence_parallel:
+        if not plan.sequence_parallel or plan.adapter_rank:
             return np.zeros(plan.pp)
         layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
         size = 4.0 * self.llm.norm_parameters * by_stage(plan, layers).sum(axis=0)
@@ -423,7 +431,7 @@ class CostModel:
 
     def embedding_s(self, plan: Plan) -> float:
         """Both copies of a tied embedding take the sum of their gradients (Megatron-LM)."""
-        if plan.pp == 1 or not self.llm.tied or ends_meet(plan):
+        if plan.pp == 1 or not self.llm.tied or ends_meet(plan) or plan.adapter_rank:
             return 0.0
         size = plan.grad_bytes * self.llm.padded_vocab(plan.tp) * self.llm.hidden / plan.tp
         last = (plan.pp - 1) * plan.tp * plan.cp * plan.dp
@@ -433,8 +441,13 @@ class CostModel:
         """[pp] seconds of the update; it is memory-bound."""
         ranks = 1 if plan.zero == 0 else self.groups(plan)[0].size
         expert_ranks = 1 if plan.zero == 0 else self.groups(plan)[1].size
-        count = work.parameters / ranks + work.expert_parameters / expert_ranks
+        dense, expert = self.trained(plan, work)
+        count = dense / ranks + expert / expert_ranks
         size = _ADAM_BYTES * by_stage(plan, count).sum(axis=0)
+        if plan.precision == "nvfp4":  # weights are quantised once a step, after the update
+            weights = work.parameters + work.expert_parameters
+            passes = 2 * plan.element_bytes + 2 * plan.input_bytes
+            size += passes * by_stage(plan, weights).sum(axis=0)
         seconds = [
             self.cost(Operator("optimizer", "memory", 0.0, amount, kernels=4))
             for amount in size.tolist()
@@ -455,4 +468,5 @@ def _layer_key(plan: Plan) -> tuple[object, ...]:
         plan.flash,
         plan.overlap_tp,
         plan.grad_bytes,
+        plan.adapter_rank > 0,
     )

@@ -22,7 +22,8 @@ class Efficiency:
         gemm: share of the peak that a large 16-bit or fp32 GEMM reaches, tile and wave
             quantisation apart (Dao, "FlashAttention-2", 2023, 1: optimised GEMMs reach up to 80-90%
             of the theoretical maximum).
-        gemm_fp8: the same in fp8 (Transformer Engine, cuBLAS 12: about 70% of the doubled peak).
+        gemm_fp8: the same in fp8 (Transformer Engine, cuBLAS 12: about 70% of the doubled peak);
+            of the NVFP4 peak, too, for which no source gives another share.
         attention: share of the peak that fused attention reaches, forward (FlashAttention-2, 2023,
             abstract: 50-73% on A100; 0.65 stands for head sizes 64 to 128, causal or not).
         attention_backward: the same backward (FlashAttention-2, 4.1: up to 63%).
@@ -116,10 +117,12 @@ def _matmul(best_16: float, best_8: float, rate_8: float = 1.0) -> dict[str, flo
 #: Preset of ``cluster_presets`` -> what differs from the defaults. GEMM: the best matrix product of
 #: any shape as a share of the datasheet's peak, from Bekman, "Machine learning engineering" (2024,
 #: 2025), table of maximum achievable matmul FLOPS: H100 SXM 0.80 in bf16, 0.71 in fp8, B200 0.78
-#: and 0.71, MI300X 0.58 and 0.49. Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6,
-#: causal, head size 128: about 620 TFLOP/s forward, 530 backward at 8k); on Blackwell cuDNN 9 and
-#: FlashAttention-4 (2025: up to 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward
-#: about 1,050); Blackwell Ultra has twice the exponentials (NVIDIA). Volta: Markidis et al. 2018.
+#: and 0.71. AMD from its edition of 2026 (744d01e): in bf16 MI300X 668 of 1,307 TFLOP/s, MI325X
+#: 785, MI355X 1,565 of 2,517; fp8, which it lacks, by the edition of 2025 (MI300X 0.49 to 0.58).
+#: Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6, causal, head size 128: about 620
+#: TFLOP/s forward, 530 backward at 8k); on Blackwell cuDNN 9 and FlashAttention-4 (2025: up to
+#: 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward about 1,050); Blackwell Ultra has
+#: twice the exponentials (NVIDIA). Volta: Markidis et al. 2018.
 _HOPPER = Efficiency(
     **_matmul(0.80, 0.71, _FP8_RATE["hopper"]),
     attention=0.62,
@@ -139,7 +142,12 @@ _GRACE_BLACKWELL = replace(_BLACKWELL, hidden_dp=1.0, layer_s=0.0)
 _GRACE_ULTRA = replace(_GRACE_BLACKWELL, **_matmul(0.776, 0.708))
 _GRACE_ULTRA = replace(_GRACE_ULTRA, attention=0.68, attention_backward=0.52)
 _VOLTA = Efficiency(gemm=0.66, attention=0.45, attention_backward=0.35)
-_CDNA3 = Efficiency(**_matmul(0.58, 0.49), attention=0.40, attention_backward=0.30, memory=0.80)
+_AMD_FP8 = 0.49 / 0.58
+_CDNA3 = Efficiency(
+    **_matmul(0.511, 0.511 * _AMD_FP8), attention=0.40, attention_backward=0.30, memory=0.80
+)
+_MI325X = replace(_CDNA3, **_matmul(0.60, 0.60 * _AMD_FP8))
+_CDNA4 = replace(_CDNA3, **_matmul(0.622, 0.622 * _AMD_FP8))
 
 EFFICIENCIES = {
     "v100-16g": _VOLTA,
@@ -151,4 +159,8 @@ EFFICIENCIES = {
     "b300": _BLACKWELL_ULTRA,
     "gb300": _GRACE_ULTRA,
     "mi300x": _CDNA3,
+    "mi325x": _MI325X,
+    "mi350x": _CDNA4,
+    "mi355x": _CDNA4,
+    "h200-nvl": _HOPPER,
 }

@@ -257,6 +257,12 @@ class LLM:
         """Width of one head's value."""
         return self.latent.value_dim if self.latent else self.head_dim
 
+    @property
+    def adapter_width(self) -> int:
+        """Elements that each rank of one layer's LoRA adapters has, on qkv and the projection."""
+        columns = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return 2 * self.hidden + columns + self.heads * self.value_dim
+
     # Parameters.
 
     @property

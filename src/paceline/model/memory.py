@@ -30,7 +30,7 @@ def stage_states(
     parameters, gradients, optimizer = model_states(plan, dense, expert, rules)
     if rules.weight_bytes is not None and not is_fsdp(plan):
         parameters = parameters + weight_change(llm, plan, rules.weight_bytes, of_places)
-    if rules.adapter_rank:
+    if plan.adapter_rank:
         gradients, optimizer = adapter_states(llm, plan, rules)
     return parameters, gradients, optimizer
 
@@ -135,9 +135,8 @@ def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array
 
 def adapter_states(llm: LLM, plan: Plan, rules: MemoryRules) -> tuple[Array, Array]:
     """[stage] bytes of the adapters' gradients and optimizer, on qkv and the projection."""
-    widths = 2 * llm.hidden + (2 * llm.heads + 2 * llm.kv_heads) * llm.head_dim
     layers = np.array([len(held) for held in plan.chunk_layers(llm)], dtype=np.float64)
-    elements = rules.adapter_rank * widths / plan.tp * by_stage(plan, layers).sum(axis=0)
+    elements = plan.adapter_rank * llm.adapter_width / plan.tp * by_stage(plan, layers).sum(axis=0)
     return plan.grad_bytes * elements, rules.optimizer_bytes * elements
 
 

@@ -54,8 +54,6 @@ class MemoryRules:
             every second product and fused attention).
         fp8_activation: the gated activation's input is stored in fp8
             (``activation_func_fp8_input_store``).
-        adapter_rank: rank of LoRA adapters on the attention's products over frozen weights;
-            0 = all weights are trained.
         reserve: share of a GPU's memory that is left free.
 
     Raises:
@@ -67,7 +65,6 @@ class MemoryRules:
     optimizer_bytes: float = OPTIMIZER_BYTES
     selective: Selective | None = None
     fp8_activation: bool = False
-    adapter_rank: int = 0
     reserve: float = RESERVE
 
     def __post_init__(self) -> None:

@@ -136,7 +136,7 @@ def embedding_work(llm: LLM, plan: Plan) -> LayerWork:
     """The word (and learned position) embedding before the first layer."""
     maker = _Maker(llm, plan)
     size = 2.0 * maker.tokens * llm.hidden
-    maker.memory("embedding", 2 * size, 3 * size, kernels=2)
+    maker.memory("embedding", 2 * size, 0.0 if plan.adapter_rank else 3 * size, kernels=2)
     maker.leave("embedding-out")
     if llm.positions == "learned":
         maker.memory("embedding-positions", 2 * size / maker.split, size / maker.split)
@@ -178,7 +178,7 @@ class _Maker:
         # Sequence parallelism splits what tensor parallelism repeats.
         self.split = plan.tp if plan.sequence_parallel else 1
         self.dropout = llm.bias and llm.norm == "layernorm"  # the GPT family
-        self.wide = "bf16" if plan.precision == "fp8" else plan.precision
+        self.wide = "bf16" if plan.quantised else plan.precision
         self.element = plan.element_bytes  # bytes of an activation
 
     def memory(self, name: str, forward: float, backward: float, kernels: int = 1) -> None:
@@ -229,7 +229,8 @@ class _Maker:
                 Collective(name, "tp", first, size, behind),
                 Collective(f"{name}-backward", "tp", second, size, behind),
             )
-            if into:  # the input was kept in shards: gathered once more for the weights' gradient
+            # The input was kept in shards: gathered once more for the weights' gradient.
+            if into and not self.plan.adapter_rank:
                 repeated = Collective(f"{name}-again", "tp", "all_gather", size, "*")
                 self.collective(None, repeated)
         elif into:
@@ -248,11 +249,16 @@ class _Maker:
         (Transformer Engine's GroupedLinear).
         """
         precision = precision or self.plan.precision
-        input_bytes = 1 if precision == "fp8" else self.element
+        quantised = precision == self.plan.precision and self.plan.quantised
+        input_bytes = self.plan.input_bytes if quantised else self.element
         flops = 2.0 * m * n * k * batch
         x, w, y = m * k * batch, k * n * batch, m * n * batch
-        if precision == "fp8":  # find the largest, scale and cast, once more transposed
-            self.memory(f"{name}-cast", 6.0 * x, 6.0 * y, kernels=2 * batch)
+        if quantised:
+            # Read to find the largest, read to scale and cast, write that, once more transposed.
+            # NVFP4 with a Hadamard transform has as many passes (Transformer Engine d0067d0,
+            # ``NVFP4Quantizer::quantize_impl``).
+            passes = 2 * self.element + 2 * input_bytes
+            self.memory(f"{name}-cast", passes * x, passes * y, kernels=2 * batch)
         grads = 2 * self.plan.grad_bytes * w  # accumulated in place
         self.work.forward.append(
             Operator(
@@ -282,6 +288,8 @@ class _Maker:
                 precision,
             )
         )
+        if self.plan.adapter_rank:  # frozen
+            return
         self.work.backward.append(
             Operator(
                 f"{name}-wgrad",
@@ -297,6 +305,17 @@ class _Maker:
             )
         )
 
+    def adapter(self, name: str, n: int, k: int) -> None:
+        """A LoRA adapter beside a product: down to its rank, up again, and an addition.
+
+        Thin products move bytes only: the input twice (forward; gradient of the down projection),
+        the output three times to add it.
+        """
+        if not self.plan.adapter_rank:
+            return
+        x, y = 2.0 * self.tokens * k, 2.0 * self.tokens * n
+        self.memory(f"{name}-adapter", x + 3 * y, 3 * x + 2 * y, kernels=4)
+
     def attention(self, window: int) -> None:
         """Projections and the core; multi-head latent attention has a longer way in."""
         llm, plan = self.llm, self.plan
@@ -305,6 +324,7 @@ class _Maker:
         if llm.latent is None:
             columns = (heads + 2 * kv_heads) * llm.head_dim
             self.linear("qkv", self.tokens, columns, llm.hidden)
+            self.adapter("qkv", columns, llm.hidden)
             rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
         else:
             latent = llm.latent
@@ -327,6 +347,7 @@ class _Maker:
         else:
             self._unfused_core(heads)
         self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
+        self.adapter("projection", llm.hidden, heads * llm.value_dim)
 
     def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
         """FlashAttention: only the unmasked half is computed; backward has 5 products to 2."""

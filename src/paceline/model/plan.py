@@ -14,7 +14,7 @@ from paceline.model.llm import LLM
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "nvfp4"]
 
 #: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
 SPLIT_SCHEDULES = MappingProxyType({"zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualpipe": 1})
@@ -29,8 +29,12 @@ _WORDS = (
     ("precision", get_args(Precision)),
 )
 # FP8 matrix products need both inner dimensions in multiples of 16 (cuBLAS, "FP8 tensor core
-# usage"; Transformer Engine refuses others).
-_FP8_MULTIPLE = 16
+# usage"; Transformer Engine refuses others); NVFP4 scales blocks of 16.
+_LOW_MULTIPLE = 16
+
+#: Bytes of an element of a product's input in the precisions that are quantised before it. NVFP4
+#: has half a byte and an fp8 scale a block of 16 (NVIDIA, "Pretraining LLMs with NVFP4", 2025, 2).
+_QUANTISED_BYTES = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,8 @@ class Plan:
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
+        adapter_rank: rank of LoRA adapters (Hu et al. 2021) on the attention's products, over
+            weights that are frozen; 0 = all weights are trained.
 
     Raises:
         PlanError: a value is out of its range whatever the model; ``check`` says what the model
@@ -95,6 +101,7 @@ class Plan:
     bucket_bytes: float | None = None
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
+    adapter_rank: int = 0
 
     def __post_init__(self) -> None:
         for field in _DEGREES:
@@ -131,6 +138,17 @@ class Plan:
                 f"the plan's bucket_bytes must be a positive number or nothing, not {text}",
                 fields=("bucket_bytes",),
             )
+        rank = self.adapter_rank
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise PlanError(
+                f"the plan's adapter_rank must be a whole number >= 0, not {reprlib.repr(rank)}",
+                fields=("adapter_rank",),
+            )
+        if rank and self.zero > 1:
+            raise PlanError(
+                "adapters over frozen weights are modelled with zero 0 and 1",
+                fields=("adapter_rank", "zero"),
+            )
         self._settle_schedule()
         self._check_layers()
 
@@ -138,6 +156,16 @@ class Plan:
     def element_bytes(self) -> int:
         """Bytes of an activation, and of a weight that layers compute with."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def quantised(self) -> bool:
+        """Whether products take their inputs in fewer bits than activations have."""
+        return self.precision in _QUANTISED_BYTES
+
+    @property
+    def input_bytes(self) -> float:
+        """Bytes of an element as an input of a product."""
+        return _QUANTISED_BYTES.get(self.precision, self.element_bytes)
 
     def _settle_schedule(self) -> None:
         if self.schedule in SPLIT_SCHEDULES:
@@ -276,6 +304,8 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _sequence_problems(plan, llm)
     reasons += _pipeline_problems(plan, llm)
     reasons += _expert_problems(plan, llm)
+    if plan.adapter_rank and llm.latent is not None:
+        reasons.append("adapters on multi-head latent attention are not modelled")
     return reasons
 
 
@@ -302,14 +332,14 @@ def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
     # Megatron-Core replicates key and value heads where there are fewer of them than ranks.
     if llm.latent is None and llm.kv_heads % tp and tp % llm.kv_heads:
         reasons.append(f"kv_heads {llm.kv_heads} and tp {tp}: neither divides the other")
-    if plan.precision == "fp8":
+    if plan.quantised:
         sizes = [(name, n // tp) for name, n in widths if name != "heads" and n % tp == 0]
         if llm.moe is not None:
             sizes.append(("expert ffn", llm.moe.ffn))
         reasons += [
-            f"fp8 needs {name} per rank ({n}) divisible by {_FP8_MULTIPLE}"
+            f"{plan.precision} needs {name} per rank ({n}) divisible by {_LOW_MULTIPLE}"
             for name, n in sizes
-            if n % _FP8_MULTIPLE
+            if n % _LOW_MULTIPLE
         ]
     if plan.overlap_tp and tp > 1 and not plan.sequence_parallel:
         reasons.append("overlap_tp needs sequence_parallel")

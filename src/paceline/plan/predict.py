@@ -25,6 +25,7 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan, check
 from paceline.plan.cost import causal_share, dollars_per_day, training_days, training_steps
 from paceline.plan.fitting import what_fits
+from paceline.plan.interval import Interval, interval
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -90,6 +91,11 @@ class Prediction:
         return timeline(self.planned.durations)
 
     # Speed.
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Where 80% of measured steps lie that are predicted so, and what that rests on."""
+        return interval(self.llm, self.plan, self.cluster, self.step_time_s)
 
     @property
     def tokens_per_step(self) -> int:

@@ -22,6 +22,7 @@ from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan, check
 from paceline.model.software import as_run_by, software_preset
+from paceline.plan.interval import Interval
 
 #: What a row must say; without ``model`` also the model's own fields.
 NEEDED = ("gpus", "global_batch", "micro_batch", "tp", "dp", "pp")
@@ -31,6 +32,7 @@ OPTIONAL = (
     *("kv_heads", "ffn", "gpu", "model", "flash", "schedule", "step_time_s"),
     *(
         "software",
+        "adapter_rank",
         "overlap_tp",
         "overlap_dp",
         "layers_per_chunk",
@@ -181,23 +183,33 @@ def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
 
 
 def predicted_csv(
-    table: RunTable, predicted_s: Mapping[int, float], errors: Mapping[int, str]
+    table: RunTable,
+    predicted_s: Mapping[int, float],
+    intervals: Mapping[int, Interval],
+    errors: Mapping[int, str],
 ) -> str:
-    """The file with a column ``predicted_step_time_s``; what was there is kept.
+    """The file with ``predicted_step_time_s``, ``predicted_low_s`` and ``predicted_high_s``.
+
+    What was there is kept.
 
     Args:
         table: the file.
         predicted_s: line -> seconds.
+        intervals: line -> where 80% of measured steps lie.
         errors: line -> why it has none; with any, a column ``prediction_error`` says so.
     """
-    added = ["predicted_step_time_s", *(["prediction_error"] if errors else [])]
+    added = ["predicted_step_time_s", "predicted_low_s", "predicted_high_s"]
+    added += ["prediction_error"] if errors else []
     columns = [name for name in table.columns if name not in added]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, *added])
     for line, row in zip(table.lines, table.rows, strict=True):
-        seconds = f"{predicted_s[line]:.6g}" if line in predicted_s else ""
-        cells = [seconds, errors.get(line, "")][: len(added)]
+        cells = ["", "", "", errors.get(line, "")]
+        if line in predicted_s:
+            numbers = predicted_s[line], intervals[line].low_s, intervals[line].high_s
+            cells[:3] = [f"{number:.6g}" for number in numbers]
+        cells = cells[: len(added)]
         writer.writerow([*(row[name] for name in columns), *cells])
     return text.getvalue()
 
@@ -294,7 +306,6 @@ class _Row:
 
 def _run(row: _Row, ignore_gpu: bool) -> Run:
     gpu = row.text("gpu")
-    _check_task(row)
     if gpu and not ignore_gpu:
         _checked(row, "gpu", lambda: cluster_preset(gpu))
     llm = _llm(row)
@@ -323,6 +334,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         overlap_tp=bool(row.whole("overlap_tp", 0)) and row.whole("tp") > 1,
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
         layers_per_stage=_layers_per_chunk(row),
+        adapter_rank=_adapter_rank(row),
     )
     if row.text("software"):
         name = row.text("software")
@@ -337,11 +349,16 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
     return Run(llm, plan, gpu, seconds, row.line)
 
 
-def _check_task(row: _Row) -> None:
-    """A step that trains adapters on a frozen base is no step of pretraining."""
+#: Rank of the adapters where a row trains some and does not say: MLPerf's LoRA benchmark.
+_ADAPTER_RANK = 16
+
+
+def _adapter_rank(row: _Row) -> int:
+    """0 where all weights are trained; ``task`` "lora" means adapters on a frozen base."""
     task = row.text("task", "pretrain").lower()
-    if task not in ("pretrain", "sft"):
-        row.fail("task", f"{task!r} cannot be expressed; predictions are of pretraining and sft")
+    if task not in ("pretrain", "sft", "lora"):
+        row.fail("task", f"{task!r} cannot be expressed; known are pretrain, sft and lora")
+    return row.whole("adapter_rank", _ADAPTER_RANK if task == "lora" else 0)
 
 
 def _grad_bytes(row: _Row, default: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,6 +27,7 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import causal_share, dollars_per_day, mfu, training_days, training_steps
+from paceline.plan.mapper import Mapper
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
 from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
 
@@ -175,6 +176,7 @@ def search(
     cost: ComputeCost | None = None,
     rules: MemoryRules = DEFAULT_RULES,
     progress: Progress | None = None,
+    mapper: Mapper = map,
     **options: Any,
 ) -> SearchResult:
     """Evaluate every legal plan.
@@ -191,6 +193,7 @@ def search(
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
         rules: how the software uses memory, and the share of it that stays free.
         progress: called with (done, total).
+        mapper: who evaluates blocks of plans that fit.
         options: fields of :class:`Space` (``max_tp``, ``micro_batches``, ...) or of ``Plan``, which
             then hold for all plans (``precision``, ``flash``, ``schedule``, ...).
 
@@ -210,7 +213,7 @@ def search(
     fits = memory <= rules.room(cluster.gpu.memory_bytes)
     if not fits.any():
         raise PlanError(_too_large(assembly, cluster, space, memory))
-    rows, times = _times(assembly, np.flatnonzero(fits), progress)
+    rows, times = _times(assembly, np.flatnonzero(fits), progress, mapper)
     pruned = {**legal.pruned}
     if not fits.all():
         pruned["does not fit into memory"] = int((~fits).sum())
@@ -243,22 +246,26 @@ def _memory(assembly: Assembly, progress: Progress | None) -> Array:
     return memory
 
 
-def _times(assembly: Assembly, fits: Ints, progress: Progress | None) -> tuple[Ints, Array]:
+def _times(
+    assembly: Assembly, fits: Ints, progress: Progress | None, mapper: Mapper
+) -> tuple[Ints, Array]:
     """Rows in the order of their evaluation, and [row] seconds of a step."""
     fitting = np.zeros(len(assembly.legal), dtype=bool)
     fitting[fits] = True
     computes = assembly.computes(np.arange(len(fitting)))
     fast = int(computes[fitting].sum()) > INTERPRETED_COMPUTES
-    rows, times = [], []
+    blocks = [
+        block for shape in assembly.shapes() for block in _blocks(shape[fitting[shape]], computes)
+    ]
+    times = []
     done, total = 0, int(computes[fitting].sum())
-    for shape in assembly.shapes():
-        for block in _blocks(shape[fitting[shape]], computes):
-            rows.append(block)
-            times.append(assembly.step_times(block, fast))
-            done += int(computes[block].sum())
-            if progress is not None:
-                progress(done, total)
-    return np.concatenate(rows), np.concatenate(times)
+    evaluated = mapper(partial(assembly.step_times, fast=fast), blocks)
+    for block, seconds in zip(blocks, evaluated, strict=True):
+        times.append(seconds)
+        done += int(computes[block].sum())
+        if progress is not None:
+            progress(done, total)
+    return np.concatenate(blocks), np.concatenate(times)
 
 
 def _blocks(rows: Ints, computes: Ints) -> Iterator[Ints]:

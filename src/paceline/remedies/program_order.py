@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.graph.computes import KINDS
-from paceline.graph.graph import make_graph
+from paceline.graph.graph import with_edges
 from paceline.simulate import Timeline, timeline
 from paceline.trace.kinds import P2P_KINDS
 
@@ -53,7 +53,7 @@ class ProgramOrder:
 def program_order(measured: Measured) -> ProgramOrder:
     """The ties that the trace shows: none, where it shows none."""
     graph = measured.graph
-    if graph.programmed:  # the order of its programs is recorded
+    if not graph.of_whole_passes:  # the order of its programs is recorded
         return ProgramOrder(graph, np.empty((0, 2), dtype=np.int64))
     index = _sampled_steps(measured)
     delays = measured.delays.of_steps(index)
@@ -120,24 +120,3 @@ def _ended_before(ends: Array, starts: Array) -> Ints:
         ended = np.searchsorted(ends[:, *lane], starts[:, *lane], side="right")
         np.minimum(least, ended, out=least)
     return least
-
-
-def with_edges(graph: StepGraph, edges: Ints) -> StepGraph:
-    """The graph with further edges [edge, 2] (before, after)."""
-    after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
-    return make_graph(
-        kind=graph.kind,
-        pp=graph.pp,
-        seq=graph.seq,
-        chunk=graph.chunk,
-        microbatch=graph.microbatch,
-        edges=np.concatenate([np.stack([graph.dep, after], axis=1), edges]),
-        group=graph.group,
-        spans_dp=graph.spans_dp,
-        noop=graph.noop,
-        variant_ptr=graph.variant_ptr,
-        replica_variant=graph.replica_variant,
-        part=graph.part if graph.programmed else None,
-        families=graph.families,
-        family=graph.family,
-    )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, build_graph
+from paceline.graph.graph import with_edges
 from paceline.graph.program_steps import (
     REDUCTIONS,
     Pass,
@@ -23,7 +24,6 @@ from paceline.graph.program_steps import (
     program_steps,
     unit_of,
 )
-from paceline.remedies.program_order import with_edges
 from paceline.remedies.regraph import Regraphed
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 

@@ -227,10 +227,10 @@ class RemedyKind:
                 "passes were recorded in parts, between launches and waits; this remedy knows "
                 "whole passes only"
             )
-        if self.rebuilds and graph.programmed:
+        if self.rebuilds and not graph.of_whole_passes:
             raise NotApplicableError(
-                "the job's program was recorded; what it would be with another pipeline is not "
-                "known"
+                "the job's program was recorded, or computes of a worker run at once; what they "
+                "would be with another pipeline is not known"
             )
         return self.propose(case)
 

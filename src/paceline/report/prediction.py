@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from rich.text import Text
 
+from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
 from paceline.report.layout import wrap
@@ -55,6 +56,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
         "cluster": {"name": cluster.name, "gpu": cluster.gpu.name, "gpus": plan.gpus},
         "plan": {**asdict(plan), "microbatches": plan.microbatches, "text": plan.describe()},
         "step_time_s": prediction.step_time_s,
+        "interval": {"level": LEVEL, **prediction.interval._asdict()},
         "breakdown_s": dict(prediction.breakdown),
         "tokens_per_s": prediction.tokens_per_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
@@ -128,7 +130,15 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
-    return [*wrap(title, width, style="bold"), *wrap(about, width), Text(""), first]
+    low, high, evidence = prediction.interval
+    rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)} ({evidence})"
+    return [
+        *wrap(title, width, style="bold"),
+        *wrap(about, width),
+        Text(""),
+        first,
+        *wrap(rests, width, style="dim"),
+    ]
 
 
 def _breakdown(prediction: Prediction) -> list[Text]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.occurrence import count_in_runs
 from paceline.sources.order import number_by_order
 from paceline.sources.peers import ADVICE, check_peers
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
@@ -202,9 +203,8 @@ class OpTable:
         cells = np.stack([integers[name][order] for name in ("step", "rank", "kind", "dp", "pp")])
         same_cell = (np.diff(cells) == 0).all(axis=0)
         _check_twice(integers, start, end, order, same_cell, where)
-        first = np.flatnonzero(np.append(True, ~same_cell))
         seq = np.empty(len(order), dtype=np.int32)
-        seq[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+        seq[order] = count_in_runs(list(cells))
         kind = integers.pop("kind").astype(np.int8)
         if (integers["issued"] < 0).all():
             for name in _PROGRAM:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import TraceError
+from paceline.errors import NoStepError, TraceError
 from paceline.trace.columns import Columns, describe
 from paceline.trace.job import Job
 from paceline.trace.kinds import OpKind
@@ -166,7 +166,7 @@ def _place(
         columns, left_out, note = merge_peers(columns, worker, cell, job.workers, where)
         warnings.append(f"{note}; {apart.reason}")
         if len(columns) == 0:
-            raise TraceError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
+            raise NoStepError(f"{where}: no step is whole; {next(iter(left_out.values()))}")
         _, cell, steps = _cells(columns, job, where)
     if has_inner(columns):
         columns = with_groups(columns, job)

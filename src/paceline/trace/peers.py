@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.occurrence import count_in_runs
 from paceline.trace.columns import Columns, describe
 from paceline.trace.kinds import LOCAL_KINDS
 from paceline.trace.trace import N_KINDS
@@ -35,10 +36,8 @@ def merge_peers(
     """
     order = np.lexsort((columns.start, columns.rank, cell))
     columns, cell, worker = columns.take(order), cell[order], worker[order]
-    first_of_rank = np.ones(len(cell), dtype=bool)
-    first_of_rank[1:] = (np.diff(cell) != 0) | (np.diff(columns.rank) != 0)
-    begin = np.flatnonzero(first_of_rank)
-    seq = np.arange(len(cell)) - np.repeat(begin, np.diff(np.append(begin, len(cell))))
+    seq = count_in_runs((cell, columns.rank))
+    begin = np.flatnonzero(seq == 0)
 
     expected = _usual_peers(cell[begin], n_workers)
     order = np.lexsort((seq, cell))

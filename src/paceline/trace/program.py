@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.occurrence import occurrence
 from paceline.trace.columns import Columns, describe
 from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS, OpKind
 from paceline.trace.trace import N_KINDS, Program
@@ -196,10 +197,4 @@ def _parts(rows: _Rows, issued: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -
     """[row] number of an op among those of its pass: its kind, chunk and microbatch."""
     columns = rows.columns
     keys = (columns.microbatch, columns.chunk, cell)
-    order = np.lexsort((issued, *keys))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
-    first = np.flatnonzero(begins)
-    part = np.empty(len(order), dtype=np.int64)
-    part[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    return part
+    return occurrence(keys, np.lexsort((issued, *keys)))

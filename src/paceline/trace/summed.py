@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.occurrence import occurrence
 from paceline.trace.columns import Columns, describe
 from paceline.trace.kinds import PASSES, PEER_KINDS
 
@@ -80,11 +81,7 @@ def _meetings(columns: Columns, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.i
     fields = (columns.step[rows], columns.kind[rows], columns.pp[rows], group)
     worker = columns.dp[rows].astype(np.int64), peer
     order = np.lexsort((columns.start[rows], *worker[::-1], *fields[::-1]))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = np.any([np.diff(f[order]) != 0 for f in (*fields, *worker)], axis=0)
-    first = np.flatnonzero(begins)
-    nth = np.empty(len(order), dtype=np.int64)
-    nth[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    nth = occurrence((*fields, *worker), order)
     _, meeting = np.unique(np.stack([*fields, nth]), axis=1, return_inverse=True)
     numbers: npt.NDArray[np.int64] = meeting.reshape(-1)
     return numbers

@@ -27,6 +27,8 @@ STEPS_LEFT_OUT = "steps-left-out"
 BETWEEN_STEPS, STEPS_OVERLAP = "between-steps", "steps-overlap"
 #: Ends of communication that nobody saw were estimated.
 LATE_ENDS = "late-ends"
+#: Two computes of a worker run at once.
+COMPUTES_OVERLAP = "computes-overlap"
 #: Sends and recvs were matched without the no-ops of chunks.
 NO_NOOPS = "no-noops"
 #: Replicas have unequal numbers of microbatches, which S does not show.

@@ -103,6 +103,8 @@ def _usual_of_ops(
         return _usual(durations, ops, kind, steps)
     if kind in _BACKWARDS and (graph.kind == OpKind.WEIGHT_COMPUTE).any():
         both = np.flatnonzero(np.isin(graph.kind, _BACKWARDS))
+        if graph.paired is not None:
+            both = both[graph.paired[both] == graph.paired[ops[0]]]
         usual_of_both = _share_among_parts(durations, both, steps)
         usual_of_kind: Array = usual_of_both[graph.kind[both] == kind]
         return usual_of_kind
@@ -140,11 +142,17 @@ def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Ar
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:
-    """The kinds there are, each with its ops that move or compute something."""
+    """The kinds there are, each with its ops that move or compute something.
+
+    Computes that share their worker with another are a group of their own: beside each other both
+    take less than alone.
+    """
+    paired = np.zeros(graph.n_ops, dtype=bool) if graph.paired is None else graph.paired
     for kind in OpKind:
         ops = np.flatnonzero((graph.kind == kind) & ~graph.noop)
-        if len(ops):
-            yield kind, ops
+        for alike in (ops[~paired[ops]], ops[paired[ops]]):
+            if len(alike):
+                yield kind, alike
 
 
 def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float) -> bool:

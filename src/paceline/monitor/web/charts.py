@@ -12,23 +12,16 @@ from typing import Any
 from markupsafe import Markup
 
 from paceline.monitor.step_series import Series
+from paceline.report.page.distributions import Spec
 from paceline.units import seconds
-
-Spec = dict[str, Any]
 
 _SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_MARGIN = 96, 26, 3
 #: A sparkline's upper end is never below this S, or noise would look like trouble.
 _SPARK_TOP = 1.1
 #: Points of a curve that a page holds at most.
 MAX_POINTS = 600
-#: The same for a distribution: its curve is smooth, and each point has words.
-MAX_CDF_POINTS = 200
 #: Rows of the table under the step times.
 MAX_PARTS = 20
-#: Points up to which each is drawn large.
-_FEW_DOTS = 60
-#: Classes of curves, in their order.
-CURVES = tuple(f"curve{i}" for i in range(6))
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
@@ -205,124 +198,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.05 or 1.0
     return max(0.0, low - room), high + room
-
-
-def cdf_chart(
-    curves: Mapping[str, Sequence[tuple[float, str]]],
-    *,
-    label: str,
-    x_label: str,
-    y_label: str = "share of jobs",
-    x_range: tuple[float, float] | None = None,
-    percent: bool = False,
-    ref: tuple[float, str] | None = None,
-) -> Spec | None:
-    """Cumulative distributions, one curve each; None where there is nothing to draw.
-
-    Args:
-        curves: name -> (value, what it belongs to) in any order.
-        label: for those who do not see the chart.
-        x_label: of the x axis.
-        y_label: of the y axis.
-        x_range: ends of the x axis; None = those of the values and the mark.
-        percent: values are shares, said as percentages.
-        ref: a value to mark, and its name.
-    """
-    ordered = {name: sorted(values) for name, values in curves.items() if values}
-    if not ordered:
-        return None
-    series: list[Spec] = []
-    stops: list[Spec] = []
-    rows: list[list[str]] = []
-    for (name, values), look in zip(ordered.items(), CURVES, strict=False):
-        indices = _thin(len(values))
-        points = [[values[0][0], 0.0], *([values[i][0], (i + 1) / len(values)] for i in indices)]
-        series.append({"label": name, "name": f"c {look}", "points": points, "stairs": True})
-        for i in indices:
-            value, job = values[i]
-            value_text = f"{value:.1%}" if percent else f"{value:.3f}"
-            share = f"{(i + 1) / len(values):.0%} of {len(values):,} are at most that"
-            head = f"{name}: {value_text}" if len(ordered) > 1 else value_text
-            stops.append(
-                {"x": value, "y": (i + 1) / len(values), "lines": [f"{head} ({job})", share]}
-            )
-        rows += [_quantiles(name, [v for v, _ in values], percent)]
-    columns = ["curve", "values", "10%", "median", "90%", "largest"]
-    spec: Spec = {
-        "label": f"{label}; arrow keys move along",
-        "xLabel": x_label,
-        "yLabel": y_label,
-        "yRange": [0, 1.03],
-        "series": series,
-        "stops": sorted(stops, key=lambda stop: stop["x"]),
-        "table": {"title": "Table: quantiles", "head": columns, "rows": rows},
-    }
-    if ref:
-        spec["ref"] = {"x": ref[0], "label": ref[1]}
-        ends = [ref[0], *(values[i][0] for values in ordered.values() for i in (0, -1))]
-        room = (max(ends) - min(ends)) * 0.05 or 0.05
-        spec["xRange"] = [min(ends) - room, max(ends) + room]
-    if x_range:
-        spec["xRange"] = list(x_range)
-    return spec
-
-
-def _thin(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
-    """Places of at most ``most`` of ``n``, the last one among them."""
-    every = -(-n // most)
-    return sorted({*range(0, n, every), n - 1})
-
-
-def _quantiles(name: str, values: Sequence[float], percent: bool) -> list[str]:
-    picked = [values[min(int(q * len(values)), len(values) - 1)] for q in (0.1, 0.5, 0.9, 1.0)]
-    return [name, f"{len(values):,}", *(f"{v:.1%}" if percent else f"{v:.3f}" for v in picked)]
-
-
-def scatter_chart(
-    points: Sequence[tuple[float, float, str]], *, label: str, x_label: str, y_label: str
-) -> Spec | None:
-    """Points (x, y, name) with x on a scale of powers of two; None where there are none."""
-    placed = sorted((math.log2(x), y, x, name) for x, y, name in points if x > 0)
-    if not placed:
-        return None
-    first, last = math.floor(placed[0][0]), math.ceil(placed[-1][0])
-    names = {power: f"{2**power:,}" for power in range(first, last + 1)}
-    dot = "dot big" if len(placed) <= _FEW_DOTS else "dot"
-    return {
-        "label": f"{label}; arrow keys go from job to job",
-        "xLabel": x_label,
-        "yLabel": y_label,
-        "xRange": [first - 0.3, last + 0.3],
-        "x_names": names,
-        "dots": [{"x": x, "y": y, "name": dot} for x, y, _, _ in placed],
-        "stops": [
-            {"x": x, "y": y, "lines": [name, f"S {y:.3f}", f"{x_label}: {true:,.0f}"]}
-            for x, y, true, name in placed
-        ],
-        "table": _sizes_table([(true, y, name) for _, y, true, name in placed], x_label),
-    }
-
-
-def _sizes_table(points: Sequence[tuple[float, float, str]], x_label: str) -> Spec:
-    """Points (x, y, name) by ascending x in words: a row for each power of two."""
-    powers: dict[int, list[tuple[float, float, str]]] = {}
-    for point in points:
-        powers.setdefault(math.floor(math.log2(point[0])), []).append(point)
-    rows = []
-    for group in powers.values():
-        least, most = group[0][0], group[-1][0]
-        worst = max(group, key=lambda point: point[1])
-        rows.append(
-            [
-                f"{least:,.0f}" if least == most else f"{least:,.0f}–{most:,.0f}",
-                f"{len(group):,}",
-                f"{median(point[1] for point in group):.3f}",
-                f"{worst[1]:.3f}",
-                worst[2],
-            ]
-        )
-    head = [x_label, "jobs", "median S", "largest S", "slowest job"]
-    return {"title": f"Table: S by {x_label}", "head": head, "rows": rows}
 
 
 def _date(at: float) -> str:

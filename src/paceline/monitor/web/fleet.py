@@ -9,27 +9,16 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any
 
+from paceline.fleet.definitions import DEFINITIONS, KINDS, STRAGGLING
 from paceline.monitor.store.queries import Week
-from paceline.monitor.web.charts import Spec, cdf_chart, scatter_chart, share_bar, stacked_bar
+from paceline.monitor.web.charts import share_bar, stacked_bar
 from paceline.monitor.web.templating import cause
+from paceline.report.page.distributions import Spec, defined_cdf, distribution, scatter_chart
 from paceline.results.words.names import CAUSES
 
 Row = Mapping[str, Any]
 
-#: From this slowdown on a job counts as straggling (what-if paper, section 4.2).
-STRAGGLING = 1.1
-#: From this correlation on sequence lengths are to blame (what-if paper, 5.3).
-SEQUENCES = 0.9
 N_WEEKS = 12
-#: Figure 5's kinds of operation: result.json counts send and recv of one direction together.
-KINDS = {
-    "forward-compute": "forward compute",
-    "backward-compute": "backward compute",
-    "forward-pp-comm": "forward transfers",
-    "backward-pp-comm": "backward transfers",
-    "grads-reduce-scatter": "gradients reduce-scatter",
-    "params-all-gather": "parameters all-gather",
-}
 #: Labels under which a job may give its maximum sequence length.
 SEQUENCE_LABELS = ("seq_len", "sequence_length", "max_seq_len")
 
@@ -68,23 +57,14 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
 
 def _waste(rows: Sequence[Row]) -> Figure:
     values = [(max(row["waste"] or 0.0, 0.0), row["name"]) for row in rows]
-    chart = cdf_chart(
-        {"waste": values},
-        label="Share of jobs against their waste",
-        x_label="waste (share of the GPU time)",
-        percent=True,
-        ref=(1 - 1 / STRAGGLING, "S = 1.1"),
-    )
-    text = "How many jobs waste at most so much, in their latest session (Figure 3 of the paper)."
-    return Figure("waste", "Waste of the jobs", text, chart)
+    return _cdf("waste", {"waste": values})
 
 
 def _by_gpus(rows: Sequence[Row]) -> Figure:
     points = [(row["gpus"], row["slowdown"], row["name"]) for row in rows if row["gpus"]]
     label = "Slowdown of each job against its GPUs"
     chart = scatter_chart(points, label=label, x_label="GPUs", y_label="S")
-    text = "One point per job. The paper found no clear tie between size and slowdown (4.4)."
-    return Figure("gpus", "Slowdown and size", text, chart)
+    return _figure("gpus", chart)
 
 
 def _by_kind(rows: Sequence[Row]) -> Figure:
@@ -93,75 +73,49 @@ def _by_kind(rows: Sequence[Row]) -> Figure:
         name: [(max(waste[kind], 0.0), job) for waste, job in wastes if kind in waste]
         for kind, name in KINDS.items()
     }
-    chart = cdf_chart(
-        curves,
-        label="Share of jobs against the waste of each kind of operation",
-        x_label="waste of this kind alone",
-        percent=True,
-    )
-    text = "Waste with only this kind of operation as it was and all else ideal (Figure 5)."
-    return Figure("kinds", "Which operations waste it", text, chart)
+    return _cdf("kinds", curves)
 
 
 def _steps(slow: Sequence[Row]) -> Figure:
     values = [(step, row["name"]) for row in slow for step in row["facts"]["steps"]]
-    chart = cdf_chart(
-        {"steps": values},
-        label="Share of steps against their slowdown over their job's",
-        x_label="slowdown of the step / slowdown of the job",
-        y_label="share of steps",
-        ref=(1.0, "the job"),
-    )
-    text = (
-        "Steps of straggling jobs (S at least 1.1). A steep curve at 1: most steps are equally "
-        "slow, and a few profiled steps tell (Figure 4)."
-    )
-    return Figure("steps", "Are all steps alike?", text, chart, _NO_SLOW)
+    return _cdf("steps", {"steps": values}, y_label="share of steps", empty=_NO_SLOW)
 
 
 def _m_w(slow: Sequence[Row]) -> Figure:
-    values = _values(slow, lambda facts: facts["m_w"])
-    text = (
-        "M_W: what would vanish of the loss if the slowest 3% of the workers were ideal (Figure 6)."
-    )
-    return _share_figure("m_w", "Are single workers to blame?", text, values, "M_W")
+    return _share_figure("m_w", _values(slow, lambda facts: facts["m_w"]))
 
 
 def _m_s(slow: Sequence[Row]) -> Figure:
     values = _values(slow, lambda facts: facts["m_s"] if facts["n_stages"] > 1 else 0.0)
-    text = (
-        "M_S: what would vanish if the last pipeline stage were ideal; 0 with one stage (Figure 7)."
-    )
-    return _share_figure("m_s", "Is the last stage to blame?", text, values, "M_S")
+    return _share_figure("m_s_slow", values)
 
 
 def _correlation(slow: Sequence[Row]) -> Figure:
     values = _values(slow, lambda facts: facts["correlation"])
-    chart = cdf_chart(
-        {"correlation": values},
-        label="Share of jobs against their correlation of forward and backward",
-        x_label="correlation",
-        ref=(SEQUENCES, f"{SEQUENCES}"),
-    )
-    text = (
-        "Do forward and backward vary alike over microbatches? From a correlation of 0.9 on, "
-        "sequences most likely differ in length (Figure 11)."
-    )
-    return Figure("correlation", "Are sequence lengths to blame?", text, chart, _NO_SLOW)
+    return _cdf("correlation", {"correlation": values}, empty=_NO_SLOW)
 
 
-def _share_figure(
-    name: str, title: str, text: str, values: list[tuple[float, str]], x_label: str
-) -> Figure:
+def _share_figure(name: str, values: list[tuple[float, str]]) -> Figure:
     clipped = [(min(max(v, 0.0), 1.0), job) for v, job in values]
-    chart = cdf_chart(
-        {x_label: clipped},
-        label=f"Share of jobs against {x_label}",
-        x_label=x_label,
-        x_range=(0, 1.03),
-        ref=(0.5, "half"),
-    )
-    return Figure(name, title, text, chart, _NO_SLOW)
+    curves = {DEFINITIONS[name].x_label: clipped}
+    return _cdf(name, curves, x_range=(0, 1.03), empty=_NO_SLOW)
+
+
+def _cdf(
+    name: str,
+    curves: Mapping[str, list[tuple[float, str]]],
+    *,
+    y_label: str = "share of jobs",
+    x_range: tuple[float, float] | None = None,
+    empty: str = Figure.empty,
+) -> Figure:
+    drawn = {curve: distribution(values) for curve, values in curves.items()}
+    return _figure(name, defined_cdf(DEFINITIONS[name], drawn, y_label, x_range), empty)
+
+
+def _figure(name: str, chart: Spec | None, empty: str = Figure.empty) -> Figure:
+    defined = DEFINITIONS[name]
+    return Figure(name, defined.title, defined.text, chart, empty)
 
 
 _NO_SLOW = "No job is straggling: none has S of 1.1 or more."
@@ -183,9 +137,8 @@ def _by_sequence(rows: Sequence[Row]) -> Figure:
     chart = scatter_chart(
         points, label="Slowdown against sequence length", x_label="sequence length", y_label="S"
     )
-    text = "One point per job, by its longest sequences: longer ones differ more (Figure 12)."
     empty = f"No job says it: push jobs with the label {SEQUENCE_LABELS[0]}, such as 32768."
-    return Figure("sequences", "Slowdown and sequence length", text, chart, empty)
+    return _figure("sequences", chart, empty)
 
 
 def _length(value: Any) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 from paceline.monitor.blobs import PERFETTO, REPORT, Blobs, result_key
 from paceline.monitor.documents import read_report
 from paceline.monitor.step_series import read_series
-from paceline.monitor.web.charts import MAX_POINTS, Spec, steps_chart
+from paceline.monitor.web.charts import MAX_POINTS, steps_chart
 from paceline.monitor.web.sections import Sections, sections
+from paceline.report.page.distributions import Spec
 
 Row = Mapping[str, Any]
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
+from paceline.occurrence import count_in_runs
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
@@ -294,20 +295,11 @@ def _number(rows: dict[str, npt.NDArray[Any]]) -> None:
     order = np.lexsort([rows[n] for n in ("start", "chunk", "kind", "step", "rank")])
     for name, values in rows.items():
         rows[name] = values[order]
-    rows["seq_of_chunk"] = _count_up([rows[n] for n in ("rank", "step", "kind", "chunk")])
+    rows["seq_of_chunk"] = count_in_runs([rows[n] for n in ("rank", "step", "kind", "chunk")])
     order = np.lexsort([rows[n] for n in ("start", "kind", "step", "rank")])
     seq = np.empty(len(order), dtype=np.int64)
-    seq[order] = _count_up([rows[n][order] for n in ("rank", "step", "kind")])
+    seq[order] = count_in_runs([rows[n][order] for n in ("rank", "step", "kind")])
     rows["seq"] = seq
-
-
-def _count_up(keys: Sequence[npt.NDArray[Any]]) -> Ints:
-    """[row] 0, 1, 2, ... within each run of rows with equal keys."""
-    first = np.ones(len(keys[0]), dtype=bool)
-    first[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
-    begin = np.flatnonzero(first)
-    count: Ints = np.arange(len(first)) - np.repeat(begin, np.diff(np.append(begin, len(first))))
-    return count
 
 
 def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
@@ -351,5 +343,5 @@ def _peer_numbers(rows: dict[str, npt.NDArray[Any]]) -> Ints:
     worker = rows["dp"][first].astype(np.int64) * (int(rows["pp"].max()) + 1) + rows["pp"][first]
     order = np.lexsort([ranks, worker])
     peer = np.empty(len(ranks), dtype=np.int64)
-    peer[order] = _count_up([worker[order]])
+    peer[order] = count_in_runs([worker[order]])
     return peer

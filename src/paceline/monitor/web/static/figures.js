@@ -12,14 +12,6 @@ const PacelineFigures = {};
     box.append(table);
   };
 
-  /** A chart as monitor/web/charts.py describes it. */
-  const chart = (box, spec) => {
-    const series = (spec.series ?? []).map((one) => ({ ...one, breaks: new Set(one.breaks ?? []) }));
-    const xName = spec.x_names && ((i) => spec.x_names[i]);
-    Paceline.chart(box, { ...spec, series, stops: spec.stops ?? [], ...(xName ? { xName } : {}) });
-    if (spec.table) addTable(box, spec.table.title, spec.table.head, () => spec.table.rows);
-  };
-
   const top = (values) => values.reduce((a, b) => (b > a ? b : a), 1);
 
   const describer = (data, what) => (row, col, value) => {
@@ -89,7 +81,7 @@ const PacelineFigures = {};
     addTable(box, title, head, rows);
   };
 
-  const drawers = { chart, workers, "workers-by-step": workersByStep };
+  const drawers = { chart: Paceline.chartOf, workers, "workers-by-step": workersByStep };
 
   /** Draws all figures in a part of the page. */
   PacelineFigures.draw = (part) => {

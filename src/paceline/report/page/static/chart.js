@@ -165,4 +165,15 @@
       cursor.setAttribute("visibility", "hidden");
     });
   };
+
+  /** A chart as report/page/distributions.py describes it, with its table. */
+  Paceline.chartOf = (box, spec) => {
+    const series = (spec.series ?? []).map((one) => ({ ...one, breaks: new Set(one.breaks ?? []) }));
+    const xName = spec.x_names && ((i) => spec.x_names[i]);
+    Paceline.chart(box, { ...spec, series, stops: spec.stops ?? [], ...(xName ? { xName } : {}) });
+    if (!spec.table) return;
+    const table = Paceline.tableOf(spec.table.title, spec.table.head, () => spec.table.rows);
+    table.id = `${box.id}-table`;
+    box.append(table);
+  };
 })();

@@ -1,0 +1,45 @@
+"""The arguments that say who does the work: this process, or a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.plan.mapper import Mapper
+
+
+def add_engine(container: argparse._ActionsContainer, local: str = "this process") -> None:
+    """--engine and --address."""
+    container.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help=f"{local}, or a Ray cluster (default: local)",
+    )
+    container.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        default="",
+        help="of the Ray cluster, auto: that of this machine (default: Ray is started here)",
+    )
+
+
+@contextmanager
+def mapper_of(args: argparse.Namespace) -> Iterator[Mapper]:
+    """Who maps a function over items."""
+    from paceline.errors import FleetError
+
+    if args.engine == "local":
+        if args.address:
+            raise FleetError("--address is that of a Ray cluster: add --engine ray")
+        yield map
+        return
+    from paceline.fleet.ray_cluster import RayCluster
+
+    # Ray prints what happens to its nodes on standard output, where a result is to stand.
+    with redirect_stdout(sys.stderr), RayCluster(args.address) as cluster:
+        yield cluster.map

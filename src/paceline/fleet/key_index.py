@@ -1,0 +1,72 @@
+"""Which key the content of a trace had, so that going on reads no trace again.
+
+``keys/*.jsonl`` has a line per trace: what stands for it unread, and its key. They are only
+a memory: without them each trace is read and hashed once more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+
+from paceline.fleet.store import Store
+
+FOLDER = "keys"
+
+#: Seconds between two writes; a study that is killed hashes at most what came since.
+_EVERY_S = 20.0
+
+
+class KeyIndex:
+    """Stamp key -> result key."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys: dict[str, str] = {}
+        self._new: dict[str, str] = {}
+        self._written = time.monotonic()
+        self._files = [info.name for info in store.files(FOLDER)]
+        for name in self._files:
+            self._load(name)
+
+    def _load(self, name: str) -> None:
+        for line in self._store.read(name).splitlines():
+            try:
+                stamp, key = json.loads(line)
+            except (ValueError, TypeError):
+                continue
+            self._keys[str(stamp)] = str(key)
+
+    def key(self, stamp: str) -> str:
+        """The key of a trace by what stands for it; "" where it was never read."""
+        return self._keys.get(stamp, "")
+
+    def add(self, stamp: str, key: str) -> None:
+        """Remember a key."""
+        self._new[stamp] = self._keys[stamp] = key
+        if time.monotonic() - self._written > _EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is new."""
+        self._written = time.monotonic()
+        if self._new:
+            name = f"{FOLDER}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
+            self._write(name, self._new)
+            self._files.append(name)
+            self._new = {}
+
+    def merge(self) -> None:
+        """Make one file of many."""
+        self.save()
+        if len(self._files) > 8:
+            name = f"{FOLDER}/{time.time_ns():020d}-all.jsonl"
+            self._write(name, self._keys)
+            for old in self._files:
+                self._store.delete(old)
+            self._files = [name]
+
+    def _write(self, name: str, keys: dict[str, str]) -> None:
+        lines = (json.dumps(pair, separators=(",", ":")) for pair in keys.items())
+        self._store.write(name, "\n".join(lines).encode() + b"\n")

@@ -1,0 +1,55 @@
+"""What a store is: a folder, or a bucket with a prefix, and the files in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file of a store: its name, its bytes, and a text that changes with its content."""
+
+    name: str
+    size: int
+    stamp: str
+
+
+class Store(Protocol):
+    """A folder, or a bucket with a prefix."""
+
+    @property
+    def address(self) -> str:
+        """The address that :func:`open_store` opens again, in another process, too."""
+
+    def read(self, name: str) -> bytes:
+        """The content; FileNotFoundError where there is none, OSError where it is unreadable."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put the content there, whole or not at all; OutputError where that fails."""
+
+    def write_new(self, name: str, data: bytes) -> bool:
+        """The same, unless something has the name: False."""
+
+    def delete(self, name: str) -> None:
+        """Remove it where it is there."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is one."""
+
+    def info(self, name: str) -> FileInfo:
+        """Size and stamp of one file; FileNotFoundError where there is none."""
+
+    def files(self, below: str = "") -> Iterator[FileInfo]:
+        """All files in a folder of it and in the folders inside, hidden ones left out."""
+
+    def local(self, name: str) -> Any:
+        """A context with a path on this machine: the file itself, or a copy meanwhile."""
+
+
+def whole_folder(name: str, files: Iterable[FileInfo]) -> FileInfo:
+    """A folder, as one file."""
+    inside = sorted(files, key=lambda file: file.name)
+    stamp = "|".join(f"{file.name}:{file.size}:{file.stamp}" for file in inside)
+    return FileInfo(name, sum(file.size for file in inside), stamp)

@@ -1,0 +1,136 @@
+"""One worker process and who watches it: limits of time, and what to do when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from paceline.errors import FleetError
+from paceline.fleet import results
+from paceline.fleet.analysis import Analysis
+from paceline.fleet.perform import document_of
+from paceline.fleet.store import open_store
+from paceline.fleet.task import Outcome, Settings, Task
+
+#: How often a task is begun again whose process was killed.
+RETRIES = 2
+
+#: Threads of libraries would compete with the other workers of the machine.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+
+class Supervisor:
+    """Does tasks in a process of their own, which it starts anew whenever that ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ready = False
+        self._closed = False
+
+    def run(self, task: Task) -> Outcome:
+        """The outcome of a task, however its process fares.
+
+        Raises:
+            FleetError: the study's folder cannot be written, or the worker cannot start.
+        """
+        key, ending = "", 0
+        for attempt in range(1 + RETRIES):
+            answer, key, ending = self._try(task)
+            if answer is not None:
+                return answer
+            if self._closed:
+                return Outcome(task.name, rule="killed", error="the study was stopped")
+            if ending == -signal.SIGALRM:
+                limit = f"it took longer than the {self.settings.timeout_s:g} s it may (--timeout)"
+                return self._failure(task, key, "timeout", limit, attempt + 1)
+        error = f"its process was killed {1 + RETRIES} times, at last by {_ending_name(ending)}"
+        return self._failure(task, key, "killed", error, 1 + RETRIES)
+
+    def close(self) -> None:
+        """End the process, and let a thread go that waits for it."""
+        self._closed = True
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.kill()
+
+    def let_go(self) -> None:
+        """Wait for the end of the process and close its pipes; by the thread that calls `run`."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _try(self, task: Task) -> tuple[Outcome | None, str, int]:
+        """(outcome or None, key if it was told, how the process ended)."""
+        process, key = self._running(), ""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(asdict(task)) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            answer: dict[str, Any] = json.loads(line)
+            if "outcome" in answer:
+                return Outcome.of(answer["outcome"]), key, 0
+            if "error" in answer:
+                raise FleetError(answer["error"])
+            key = answer.get("key", "")
+            self._is_ready = True
+        ending = process.wait()
+        self.let_go()
+        if ending > 0 and not self._is_ready:
+            raise FleetError("a worker process does not start; its last lines above say why")
+        return None, key, ending
+
+    def _running(self) -> subprocess.Popen[str]:
+        """The process, started where there is none."""
+        if self._process is None:
+            self._is_ready = False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.fleet.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                process_group=0,  # Ctrl-C is for the driver, which ends this
+                env={
+                    **os.environ,
+                    **_ONE_THREAD,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+            )
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(self.settings.to_json() + "\n")
+                self._process.stdin.flush()
+        return self._process
+
+    def _failure(self, task: Task, key: str, rule: str, error: str, attempts: int) -> Outcome:
+        """Write that a limit was exceeded, where it is known of which trace."""
+        if key:
+            document = document_of(
+                key, Analysis({}, {}, rule, error), self.settings, task, {"attempts": attempts}
+            )
+            results.write(open_store(self.settings.study), document)
+            return Outcome(task.name, key, rule)
+        return Outcome(task.name, rule=rule, error=error)
+
+
+def _ending_name(ending: int) -> str:
+    try:
+        return signal.Signals(-ending).name
+    except ValueError:
+        return f"exit code {ending}"

@@ -1,0 +1,101 @@
+"""How far a predicted step time may be off: what public measurements say of such predictions.
+
+A number alone says more than is known: software, clocks and networks that a plan does not name
+move a step by tens of percent. ``benchmarks/fit_intervals.py`` makes the table of ``EVIDENCE``.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import NamedTuple
+
+from paceline.model.cluster import Cluster
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+
+#: Share of measured steps that should lie within an interval.
+LEVEL = 0.8
+
+
+class Evidence(NamedTuple):
+    """Published steps beside their predictions, by the presets.
+
+    Attributes:
+        low, high: measured over predicted, at the ends of the interval.
+        rows: how many steps.
+        groups: of how many pairs of source, GPU, model and precision.
+        about: what they are, in words.
+    """
+
+    low: float
+    high: float
+    rows: int
+    groups: int
+    about: str
+
+
+class Interval(NamedTuple):
+    """Seconds between which a measured step lies in ``LEVEL`` of cases.
+
+    Attributes:
+        low_s, high_s: its ends.
+        about: what it rests on.
+    """
+
+    low_s: float
+    high_s: float
+    about: str
+
+
+def kind_of(llm: LLM, plan: Plan) -> str:
+    """Which evidence speaks of a job: it errs by what is trained and in what precision."""
+    if plan.adapter_rank:
+        return "lora"
+    if llm.moe is not None:
+        return "moe"
+    if plan.precision == "nvfp4":
+        return "nvfp4"
+    return "quantised" if plan.quantised else "wide"
+
+
+_NVIDIA = "published by NVIDIA and in MLPerf Training"
+
+#: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows.
+EVIDENCE = MappingProxyType(
+    {
+        "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
+        "quantised": Evidence(0.84, 1.19, 64, 24, f"fp8 steps of dense models {_NVIDIA}"),
+        "nvfp4": Evidence(0.84, 1.28, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
+        "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
+        "moe": Evidence(0.92, 1.48, 72, 22, "steps of mixtures of experts published by NVIDIA"),
+    }
+)
+
+#: 80% of the errors of runs left out of a calibration are below this many times the mean error of
+#: those in it (the A100 rows, five folds, three seeds: 1.2 to 1.4).
+_CALIBRATED = 1.5
+
+
+def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Interval:
+    """The interval of a predicted step.
+
+    A cluster that was calibrated has the interval of its own runs, where they cover the job.
+
+    Args:
+        llm: the model.
+        plan: the plan.
+        cluster: the machines.
+        step_time_s: what was predicted.
+    """
+    calibration = cluster.calibration
+    if calibration is not None and not calibration.outside(llm, plan):
+        factor = math.exp(_CALIBRATED * calibration.mape)
+        about = f"errors of the {calibration.runs} runs of the calibration"
+        return Interval(step_time_s / factor, step_time_s * factor, about)
+    evidence = EVIDENCE[kind_of(llm, plan)]
+    low, high, about = evidence.low, evidence.high, f"{evidence.rows} {evidence.about}"
+    if kind_of(llm, plan) == "wide" and "A100" not in cluster.gpu.name:
+        low = min(low, EVIDENCE["quantised"].low)
+        about += "; none of them on this GPU, so as wide as fp8's, too"
+    return Interval(step_time_s * low, step_time_s * high, about)
