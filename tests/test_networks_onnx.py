@@ -92,6 +92,26 @@ def test_an_operator_without_a_shape_is_named(written):
         read_onnx(written([node("Mystery", "x", "y")]))
 
 
+def test_sizes_that_the_graph_computes_are_followed(written):
+    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    rest = helper.make_tensor("rest", TensorProto.INT64, [1], [-1])
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "c"),
+        node("ReduceMax", "c", "d", keepdims=1),  # onnx's inference does not follow it
+        node("Concat", "one d rest", "r", axis=0),
+        node("Reshape", "x r", "v"),
+        node("Identity", "t", "e"),
+        node("Mul", "v e", "y"),
+    ]
+    weights = [weight("t", 1, 3, 1), one, rest]
+    network = read_onnx(written(nodes, weights, shape=("N", 3, 8, 8)))
+    view, product = network.layers
+    assert (view.kind, view.out_shape) == ("view", (3, 64))
+    # What is made of a weight alone counts as the weight.
+    assert (product.kind, product.parameters) == ("multiply", ((1, 3, 1),))
+
+
 def test_open_sizes_are_refused(written):
     with pytest.raises(ModelError, match="'x' has no shape"):
         read_onnx(written([node("Relu", "x", "y")], shape=("N", 3, "H", "W")))

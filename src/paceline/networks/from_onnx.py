@@ -75,8 +75,9 @@ def read_onnx(path: str | Path) -> LayerNetwork:
     if not inputs:
         raise ModelError(f"{path} has no input")
     _fix_batch(inputs)
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return _Graph(inferred.graph, str(path), [value.name for value in inputs]).network()
+    from paceline.networks.onnx_shapes import infer
+
+    return _Graph(infer(model).graph, str(path), [value.name for value in inputs]).network()
 
 
 def _fix_batch(inputs: list[Any]) -> None:
@@ -107,6 +108,7 @@ class _Graph:
         self.batch, self.input_shape = first[0], first[1:]
         self.layers: list[Layer] = []
         self.owner: dict[str, int] = {}
+        self.made_of: dict[str, tuple[str, ...]] = {}
         self.unknown: dict[str, int] = {}
 
     def _shape(self, name: str) -> Shape:
@@ -130,6 +132,10 @@ class _Graph:
             sources = [name for name in node.input if name in self.makers]
             if sources:
                 self._node(node, sources)
+            else:
+                # What is made of weights alone counts as these weights.
+                names = [name for source in node.input for name in self._weights_of(source)]
+                self.made_of |= dict.fromkeys(node.output, tuple(names))
         if not self.layers:
             raise ModelError(f"{self.path} computes nothing from its input")
         network = LayerNetwork(
@@ -175,8 +181,9 @@ class _Graph:
             tied_to=tied,
         )
         self.layers.append(layer)
-        for name in node.input:
-            self.owner.setdefault(name, len(self.layers) - 1)
+        for source in node.input:
+            for name in self._weights_of(source):
+                self.owner.setdefault(name, len(self.layers) - 1)
         self.makers |= dict.fromkeys(node.output, len(self.layers) - 1)
 
     def _out_shape(self, node: Any, kind: str) -> Shape:
@@ -185,8 +192,7 @@ class _Graph:
         return (shape[-1], *shape[:-1]) if last and len(shape) > 1 else shape
 
     def _parameters(self, node: Any) -> tuple[tuple[Shape, ...], int | None]:
-        names = [name for name in node.input if self.weights.get(name, ((), False))[1]]
-        names = [name for name in names if self.weights[name][0]]
+        names = [name for source in node.input for name in self._weights_of(source)]
         names = names[: _TRAINED.get(node.op_type, len(names))]
         fresh = [name for name in names if name not in self.owner]
         tied = self.owner[names[0]] if names and not fresh else None
@@ -197,6 +203,11 @@ class _Graph:
             # Weights of products are (features out, features in) here.
             shapes.append(shape[::-1] if flipped else shape)
         return tuple(shapes), tied
+
+    def _weights_of(self, name: str) -> tuple[str, ...]:
+        """The trained tensors behind a value that no data reaches."""
+        shape, trained = self.weights.get(name, ((), False))
+        return (name,) if trained and shape else self.made_of.get(name, ())
 
     def _window(self, node: Any, attributes: dict[str, Any]) -> Window | None:
         inside, outside = self._shape(node.input[0])[2:], self._shape(node.output[0])[2:]

@@ -132,7 +132,7 @@ def _window_joint(layer: Layer, in_shape: tuple[int, ...]) -> str:
         return f"a window of {axes - 1} dimensions reads the shape {in_shape}"
     # Axes before the channels are folded into the batch (patches of a patch).
     in_shape, out_shape = in_shape[-axes:], layer.out_shape[-axes:]
-    if layer.kind == "conv" and layer.parameters:
+    if layer.kind == "conv" and layer.parameters and len(layer.parameters[0]) == axes + 1:
         channels = layer.parameters[0][0 if window.transposed else 1]
         channels *= 1 if window.transposed else layer.groups
         if channels != in_shape[0]:
