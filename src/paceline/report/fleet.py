@@ -48,7 +48,7 @@ def page(study: Study) -> str:
     """The page as HTML."""
     jobs, summary = Jobs(study.jobs), study.summary
     script = "\n".join(static(name) for name in _SCRIPTS)
-    charts = {name: _chart(figure, jobs) for name, figure in study.figures.items()}
+    charts = {name: chart(figure, jobs) for name, figure in study.figures.items()}
     drawn = {name: spec for name, spec in charts.items() if spec is not None}
     n_slow, coverage = summary["straggling"]["jobs"], summary["coverage"]
     about = f"{count(coverage['jobs'], 'job')} of {study.about['traces']:,} traces"
@@ -232,7 +232,8 @@ def _said(figure: Figure) -> list[str]:
     return said
 
 
-def _chart(figure: Figure, jobs: Jobs) -> Spec | None:
+def chart(figure: Figure, jobs: Jobs) -> Spec | None:
+    """What the page's script draws of a figure; None where no job has it."""
     defined = figure.definition
     if figure.points is not None:
         return _scatter(figure, jobs)
