@@ -1,11 +1,13 @@
 """A fleet beside its figures: sizes, severe jobs, rules, gains, and links of the page."""
 
 from collections import defaultdict
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from fleet_tables import drawn_jobs, jobs_table, steps_table
+from paceline.fleet.rules import RuleOptions
 from paceline.fleet.summary import summarise
 from paceline.report import fleet_coverage
 from paceline.report.fleet_lists import link, worst
@@ -69,7 +71,8 @@ def test_shares_of_rules_are_of_the_jobs_before_them_and_of_failures():
     assert failures["restarts"] is None
     assert failures["discrepancy"] is None
     assert failures["degrees"].value == pytest.approx(3 / 8)
-    page = fleet_coverage.funnel(rows, 45)
+    page = fleet_coverage.funnel(rows, 45, asdict(RuleOptions(min_gpus=128)))
+    assert "--max-discrepancy 0.05, --min-steps 2, --min-gpus 128" in page
     assert "37.5%" in page
     assert "ByteDance: more than 15 restarts" in page
 

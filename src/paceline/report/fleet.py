@@ -68,7 +68,9 @@ def page(study: Study) -> str:
         figures="\n".join(_figure(f, charts[name], jobs) for name, f in study.figures.items()),
         sizes=fleet_coverage.sizes(coverage),
         severe=fleet_coverage.severe(summary["severe"]),
-        funnel=fleet_coverage.funnel(summary["funnel"], study.about["traces"]),
+        funnel=fleet_coverage.funnel(
+            summary["funnel"], study.about["traces"], study.about.get("rules", {})
+        ),
         hours=fleet_coverage.hours_words(coverage),
         version=escape(paceline_version()),
         data=safe_json(drawn),

@@ -54,8 +54,14 @@ def severe(numbers: Numbers) -> str:
     return table((count(numbers["jobs"], "job"), ""), cells) + _of_paper("severe")
 
 
-def funnel(rows: Sequence[Numbers], n_traces: int) -> str:
-    """What each rule leaves out, and what is left (section 7)."""
+def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:
+    """What each rule leaves out, and what is left (section 7).
+
+    Args:
+        rows: of the summary.
+        n_traces: traces of the study.
+        bounds: of the rules, as ``study.json`` has them.
+    """
     cells = [("all traces", "", f"{n_traces:,}", "", "", "", "")]
     cells += [
         (
@@ -70,7 +76,9 @@ def funnel(rows: Sequence[Numbers], n_traces: int) -> str:
         for row in rows
     ]
     head = ("rule", "jobs", "left", "of those before", "of failures", "GPU-hours", "left")
-    return table(head, cells) + _of_paper("funnel")
+    options = ", ".join(f"--{name.replace('_', '-')} {bound:g}" for name, bound in bounds.items())
+    ours = f"<p>Bounds of this study: <code>{escape(options)}</code>.</p>" if options else ""
+    return table(head, cells) + ours + _of_paper("funnel")
 
 
 def hours_words(coverage: Numbers) -> str:
