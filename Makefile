@@ -12,7 +12,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaff
 
 GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
 
-.PHONY: demo test quick stress install clean lint types
+.PHONY: demo test services quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -47,8 +47,11 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy --strict src
 
-test: $(VENV)/installed-dev  ## all that CI runs
+test: $(VENV)/installed-dev  ## all that needs nothing but Python
 	@$(GATE) test
+
+services: $(VENV)/installed-dev  ## the tests that need a browser or a PostgreSQL
+	@$(GATE) services
 
 quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds
 	@$(GATE) quick

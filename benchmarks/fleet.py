@@ -56,19 +56,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.traces:
-            overhead(folder, args.traces, args.operations, args.rounds)
+            overhead(folder, args)
         if args.done:
             go_on(folder, args.done)
 
 
-def overhead(folder: Path, n: int, operations: int, rounds: int) -> None:
+def overhead(folder: Path, args: argparse.Namespace) -> None:
+    n, operations = args.traces, args.operations
     paths = make_traces(folder / "traces", n, operations)
     env_command = [sys.executable, "-c", LOOP]
-    for _ in range(rounds):
+    for _ in range(args.rounds):
         halves = [[*env_command, *map(str, paths[i::2])] for i in range(2)]
         loop = measure(halves)
         command = [sys.executable, "-m", "paceline", "fleet", str(folder / "traces")]
-        study = measure([[*command, "-o", str(folder / "study"), "--processes", "2"]])
+        engine = ["--engine", "ray"] if args.engine == "ray" else ["--processes", "2"]
+        study = measure([[*command, "-o", str(folder / "study"), *engine]])
         shutil.rmtree(folder / "study")
         print(
             f"{n} traces of {operations:,} operations on 2 processes: loops {loop[0]:.1f} s "
@@ -135,6 +137,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--traces", type=int, default=300)
     parser.add_argument("--operations", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--done", type=int, default=10_000)
     return parser.parse_args()
 

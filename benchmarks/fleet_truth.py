@@ -38,7 +38,9 @@ def main() -> int:
         (folder / "traces").mkdir()
         truth = make_synth(folder / "traces", args.synth, args.seed)
         truth |= make_foreign(folder / "traces", args.foreign, args.seed)
-        study = fleet(folder / "traces", folder / "study", run=RunOptions(processes=args.processes))
+        processes = None if args.engine == "ray" else args.processes
+        options = RunOptions(args.engine, processes=processes)
+        study = fleet(folder / "traces", folder / "study", run=options)
         print("rows:", study.about["counts"])
         rows = {Path(row["path"]).name: row for row in study.jobs.to_pylist()}
         for begin in ("trace-s", "trace-f"):
@@ -128,6 +130,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
     return parser.parse_args()
 
 

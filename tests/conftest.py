@@ -56,12 +56,17 @@ if requires.is_installed("hypothesis"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The longest files first (xdist: with ``--no-loadscope-reorder``), and marked ``slow``."""
+    """The longest files first (xdist: with ``--no-loadscope-reorder``), and marked ``slow``.
+
+    What needs a browser or a PostgreSQL is marked ``services``.
+    """
     order = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if item.path.name in order:
             item.add_marker("slow")
+        if item.path.parent.name == "browser" or "postgresql" in item.name:
+            item.add_marker("services")
 
 
 def pytest_sessionfinish():

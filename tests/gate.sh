@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What `make quick`, `make test` and `make stress` run. At its end it says how long each part took.
+# What `make quick`, `make test`, `make services` and `make stress` run. At its end it says how long each part took.
 #
-#   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|stress
+#   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|services|stress
 #
 # Exit status 1 if a part failed, whatever came after it.
 set -uo pipefail
@@ -12,8 +12,8 @@ unset PYTHONDONTWRITEBYTECODE
 
 what=${1:-test}
 case $what in
-  quick | test | stress) ;;
-  *) echo "quick, test or stress, not $what" >&2 && exit 2 ;;
+  quick | test | services | stress) ;;
+  *) echo "quick, test, services or stress, not $what" >&2 && exit 2 ;;
 esac
 took=() failed=0 busy=()
 folder=$(mktemp -d)
@@ -51,16 +51,17 @@ tests() { # arguments of pytest; in files, as tests of a file share what they ar
 
 run 'lint' lint || finish
 case $what in
-  quick) run 'tests that take seconds' tests -m 'not alone and not slow' ;;
+  quick) run 'tests that take seconds' tests -m 'not alone and not slow and not services' ;;
   test)
     types &
-    run 'tests (beside mypy)' tests -m 'not alone'
+    run 'tests (beside mypy)' tests -m 'not alone and not services'
     wait $!
     cat "$folder/types"
     read -r seconds status <"$folder/types-took"
     note "$seconds" "$status" 'types (beside the tests)'
     run 'tests that measure time' "$BIN/python" -m pytest -q -m alone
     ;;
+  services) run 'tests with a browser or PostgreSQL' tests -m services ;;
   stress)
     for _ in 1 2 3 4 5 6 7 8; do
       "$BIN/python" -c 'while True: pass' &

@@ -12,7 +12,6 @@ from paceline.detect.period import Period
 from paceline.detect.steps_of_calls import StepTimes, _agree, _by_appearance, _offset, _periodic
 from paceline.detect.verdict import Measurements, Place, judge
 from paceline.detect.who_calls import (
-    _count,
     _flows,
     _idle_s,
     _steps_of_calls,
@@ -133,10 +132,6 @@ def test_step_times_in_words_and_as_a_table():
 
 
 # Who.
-
-
-def test_the_number_of_a_like_call():
-    assert _count(ints(5, 3, 5, 5, 3)).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_idle_time_runs_from_the_last_begin_or_end():

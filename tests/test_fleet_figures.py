@@ -257,7 +257,7 @@ def test_the_page_is_one_file_that_fetches_nothing(small, capsys):
     for name in data:
         assert f'id="fig-{name}"' in text
     assert "too few for an interval" in text
-    assert not re.search(r'(?:src|href)="(?!#|traces|/|\.)', text)
+    assert not re.search(r'(?:src|href)="(?!#|results/)', text)
 
 
 def test_names_of_others_are_no_code(tmp_path):
@@ -268,6 +268,13 @@ def test_names_of_others_are_no_code(tmp_path):
     text = fleet_page.page(study)
     assert "<script>x" not in text
     assert 'href="javascript' not in text
+
+
+def test_the_worst_jobs_are_linked_to_their_results(small):
+    text = small.store.read("report.html").decode()
+    (link,) = re.findall(r'href="(results/[^"]*)"', text)
+    assert json.loads(small.store.read(link))["row"]["slowdown"] >= 1.1
+    assert f"paceline analyze <bdi>{small.summary['worst'][0]['path']}" in text
 
 
 def test_words_of_the_command(small, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""A fleet beside its figures: sizes, severe jobs, rules, gains, and links of the page."""
+"""A fleet beside its figures: sizes, severe jobs, rules and gains."""
 
 from collections import defaultdict
 from dataclasses import asdict
@@ -10,7 +10,6 @@ from fleet_tables import drawn_jobs, jobs_table, steps_table
 from paceline.fleet.rules import RuleOptions
 from paceline.fleet.summary import summarise
 from paceline.report import fleet_coverage
-from paceline.report.fleet_lists import link, worst
 
 ROWS = drawn_jobs(150, seed=1)
 COUNTED = [row for row in ROWS if row["status"] == "analysed"]
@@ -102,27 +101,6 @@ def test_the_page_says_where_gpu_hours_are_from(of_size):
     words = fleet_coverage.hours_words(summary_of(rows)["coverage"])
     assert ("Of 1 job as the manifest gives them" in words) == bool(given)
     assert (f"{unknown} jobs say no size" in words) == bool(unknown)
-
-
-def test_the_worst_jobs_lead_to_their_traces(tmp_path, monkeypatch):
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    (traces / "a #1?%.parquet").touch()
-    monkeypatch.chdir(tmp_path)
-    expected = "../traces/a%20%231%3F%25.parquet"
-    assert link("traces/a #1?%.parquet", "study") == expected
-    assert link("traces/a #1?%.parquet", str(tmp_path / "study/")) == expected
-    assert link("https://host/a.parquet", "study") == "https://host/a.parquet"
-    for path, study in (
-        ("traces/gone.parquet", "study"),
-        ("s3://bucket/a.parquet", "study"),
-        ("traces/a #1?%.parquet", "s3://bucket/study"),
-        ("javascript:alert(1)", "study"),
-    ):
-        assert link(path, study) == ""
-    row = summary_of(COUNTED)["worst"][0]
-    assert "<a " not in worst([row | {"path": "s3://bucket/a"}], "study")
-    assert f'href="{expected}"' in worst([row | {"path": "traces/a #1?%.parquet"}], "study")
 
 
 def test_a_job_without_a_slowdown_is_in_no_share():

@@ -37,6 +37,8 @@ LAYERS = (
         "scheduling",
         "comparison",
         "detect",
+        "ledger",
+        "hosts",
         "mitigate",
         "record",
         "integrations",
@@ -44,7 +46,7 @@ LAYERS = (
         "fleet",
         "report",
     ),
-    *("plot", "monitor", "demo", "cli"),
+    *("plot", "monitor", "watch", "demo", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.
 LIGHT = {

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import requires
+import test_sources_chakra
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
 from gpu_profiles import fsdp_step, job
@@ -178,6 +179,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     ),
     "xpu_timer": (
         lambda folder: [one_rank(folder)],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "chakra's linked trace": (
+        lambda folder: [test_sources_chakra.one_rank(folder / "a.json")],
         lambda paths: rank_report(paths).to_mapping(),
     ),
     "xpu_timer's collectives": (lambda folder: [one_rank(folder)], load_call_log),

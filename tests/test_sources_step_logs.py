@@ -10,6 +10,7 @@ import pytest
 
 from paceline.cli.main import run
 from paceline.errors import TraceError
+from paceline.ledger import goodput
 from paceline.sources.step_logs.files import load_step_log
 
 #: Seconds of 60 steps: 0.5 s, then 0.75 s from step 55 on.
@@ -318,13 +319,23 @@ def test_trainer_state_of_transformers_itself(tmp_path):
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        eval_strategy="steps",
+        eval_steps=4,
     )
-    trainer = Trainer(Model(), args, train_dataset=data)
+    trainer = Trainer(Model(), args, train_dataset=data, eval_dataset=data)
+    started = time.monotonic()
     trainer.train()
+    took_s = time.monotonic() - started
     trainer.state.save_to_json(str(tmp_path / "trainer_state.json"))
     times = load_step_log(tmp_path / "trainer_state.json")
     assert times.steps.tolist() == [2, 3, 4, 5, 6, 7, 8]
-    assert np.median(times.duration_s[3:]) > 2 * np.median(times.duration_s[:3])
+    assert np.median(times.duration_s[4:]) > 2 * np.median(times.duration_s[:3])
+    ledger = goodput(tmp_path / "trainer_state.json")
+    runtimes = [e["eval_runtime"] for e in trainer.state.log_history if "eval_runtime" in e]
+    assert ledger.seconds["evaluation"] == pytest.approx(sum(runtimes), rel=0.01)
+    assert len(runtimes) == 2
+    assert sum(s or 0 for s in ledger.seconds.values()) == pytest.approx(ledger.total_s)
+    assert ledger.total_s <= took_s
 
 
 def test_what_is_damaged_is_said_in_a_line(tmp_path):

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from paceline.fleet.run import fleet
     from paceline.graph.from_files import measure
     from paceline.graph.from_trace import from_trace
+    from paceline.ledger import Ledger, goodput
     from paceline.model.cluster import Cluster
     from paceline.model.cluster_presets import cluster_preset
     from paceline.model.llm import LLM
     from paceline.model.llm_presets import llm_preset
     from paceline.model.plan import Plan
+    from paceline.networks.from_torch import read_network
     from paceline.plan.predict import Prediction, predict
     from paceline.ranks import RanksReport, rank_report
     from paceline.results.document import JobReport
@@ -51,6 +53,7 @@ __all__ = [
     "Detector",
     "Job",
     "JobReport",
+    "Ledger",
     "OpKind",
     "PacelineError",
     "Part",
@@ -68,6 +71,7 @@ __all__ = [
     "compare",
     "fleet",
     "from_trace",
+    "goodput",
     "integrations",
     "job_list",
     "llm_preset",
@@ -77,6 +81,7 @@ __all__ = [
     "predict",
     "rank_report",
     "read_jobs",
+    "read_network",
     "read_throughputs",
     "replay_queue",
     "synthesize",
@@ -90,6 +95,7 @@ _HOME = {
     "Job": "paceline.trace",
     "JobReport": "paceline.results.document",
     "LLM": "paceline.model.llm",
+    "Ledger": "paceline.ledger",
     "OpKind": "paceline.trace",
     "PacelineError": "paceline.errors",
     "Part": "paceline.whatif",
@@ -106,6 +112,7 @@ _HOME = {
     "compare": "paceline.comparison",
     "fleet": "paceline.fleet",
     "from_trace": "paceline.graph",
+    "goodput": "paceline.ledger",
     "integrations": "paceline.integrations",
     "job_list": "paceline.scheduling.jobs",
     "llm_preset": "paceline.model.llm_presets",
@@ -115,6 +122,7 @@ _HOME = {
     "predict": "paceline.plan.predict",
     "rank_report": "paceline.ranks",
     "read_jobs": "paceline.scheduling.read_jobs",
+    "read_network": "paceline.networks.from_torch",
     "read_throughputs": "paceline.scheduling.read_jobs",
     "replay_queue": "paceline.scheduling.replay",
     "synthesize": "paceline.synth",

@@ -20,6 +20,7 @@ runs.csv: a row per run with gpus, global_batch, micro_batch, hidden, heads, lay
 dp, pp, step_time_s; optionally vpp, cp, ep, recompute, sequence_parallel, precision, zero, vocab,
 kv_heads, ffn, gpu, model. Eight runs are the least; vary tp, pp, dp and the micro batch.
 Needs SciPy: pip install 'paceline[calibrate]'
+Runs of networks have model, strategy, gpus, global_batch, step_time_s; see docs/strategies.md.
 """
 
 
@@ -52,6 +53,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Fit, write, print."""
+    from paceline.networks.runs import is_network_runs
+
+    if is_network_runs(args.runs):
+        from paceline.cli import network_runs
+
+        return network_runs.calibrate(args)
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets
     from paceline.model.cluster_yaml import save_cluster

@@ -27,7 +27,10 @@ from paceline.cli import (
     detect,
     diagnose,
     fleet,
+    goodput,
+    hosts,
     import_,
+    layers,
     mitigate,
     optimal,
     otlp,
@@ -44,6 +47,7 @@ from paceline.cli import (
     timeline,
     times,
     validate,
+    watch,
 )
 from paceline.errors import PacelineError
 
@@ -51,8 +55,9 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
-    *(detect, validate, mitigate, predict, plan, optimal, queue, profile, calibrate),
-    *(record, push, otlp, demo, serve, alerts, admin, completion),
+    *(detect, validate, hosts, goodput, mitigate),
+    *(layers, predict, plan, optimal, queue, profile, calibrate),
+    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\
@@ -71,6 +76,7 @@ examples:
   paceline mitigate trace.parquet --slow-worker 3,1,1.4
   paceline predict --model gpt3-175b --gpu a100-80g --gpus 1024 --tp 8 --pp 8 --global-batch 1536
   paceline plan --model llama3.1-405b --gpu h100 --gpus 16384 --global-batch 2048
+  paceline layers timm:resnet50 --input 3x224x224 -o resnet50.layers.json
   paceline queue jobs.csv --gpus 1024 --compare fifo,backfill,srtf
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
 

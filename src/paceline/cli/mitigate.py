@@ -28,12 +28,14 @@ examples:
   paceline mitigate trace.parquet --slow-worker 3,1,1.4 --overheads s2=5,s3=60,s4=1800
   paceline mitigate --simulate scenario.yaml
   tail -f events.jsonl | paceline mitigate trace.parquet --follow --state planner.json
+  paceline detect train.log --json | paceline mitigate --follow
 
 Without --slow-*, the fail-slows are those that the diagnosis of the trace finds. With them, the
 trace says only how long operations usually take.
 --follow reads JSON lines: {"step": 7, "duration_s": 1.31} for a step, {"step": 7, "event": "onset",
 "kind": "compute", "worker": [3, 1], "factor": 1.4} and "event": "relief" for fail-slows,
-and the lines of paceline detect --json. Of steps with "rank" the slowest rank's time counts.
+and the lines of paceline detect --json. Without a trace these say from which step on a restart
+pays (S1, S4). Of steps with "rank" the slowest rank's time counts.
 """
 
 #: Options that a scenario has no use for.
@@ -117,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
     """Predict, plan and print."""
     from paceline.errors import MitigateError
 
+    if args.follow and args.trace is None and args.simulate is None:
+        return _follow_times(args)
     if (args.trace is None) == (args.simulate is None):
         raise MitigateError("give a trace, or --simulate with a scenario; not both")
     if args.steps_left is not None and args.steps_left < 0:
@@ -125,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         raise MitigateError("--state goes with --follow")
     if args.simulate:
         return _simulate(args)
-    overhead_s = _overheads(args.overheads)
+    overhead_s = parse_overheads(args.overheads)
     names_faults = any(getattr(args, option) for option, *_ in _SLOW)
     if not names_faults and not args.follow:
         return _of_trace(args, overhead_s)
@@ -136,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, strategies, faults)
 
 
-def _overheads(
+def parse_overheads(
     text: str | None, unless_named: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
     """The overheads that the text names, and for the others the usual, or those given."""
@@ -233,7 +237,7 @@ def _simulate(args: argparse.Namespace) -> int:
         raise MitigateError(f"--simulate takes all from its scenario; leave out {', '.join(flags)}")
     scenario = load_scenario(args.simulate)
     if args.overheads:
-        overhead_s = _overheads(args.overheads, scenario.overhead_s)
+        overhead_s = parse_overheads(args.overheads, scenario.overhead_s)
         scenario = replace(scenario, overhead_s=overhead_s)
     if args.rule:
         scenario = replace(scenario, rule=args.rule)
@@ -290,6 +294,28 @@ def _follow(
             raise MitigateError(f"standard input:{number}: {error}") from None
         tell(action)
     tell(follower.end())
+    return 0
+
+
+def _follow_times(args: argparse.Namespace) -> int:
+    """Without a trace: events of detect, and step times, tell when a restart pays."""
+    from paceline.errors import MitigateError
+    from paceline.mitigate.strategies import RESTART
+    from paceline.mitigate.times_only import TimesOnly
+    from paceline.sources.step_times import json_lines
+
+    options = ("slow_worker", "slow_nic", "slow_link", "slow_dp_link", "steps_left", "state")
+    for name in options:
+        if getattr(args, name):
+            raise MitigateError(f"--{name.replace('_', '-')} needs a trace")
+    planner = TimesOnly(parse_overheads(args.overheads)[RESTART])
+    for number, line in json_lines(sys.stdin, "standard input"):
+        try:
+            answer = planner.take(line)
+        except MitigateError as error:
+            raise MitigateError(f"standard input:{number}: {error}") from None
+        if answer is not None:
+            print(json.dumps(answer.to_mapping()) if args.json else answer.explain(), flush=True)
     return 0
 
 

@@ -255,6 +255,7 @@ def _run_all(args: argparse.Namespace) -> int:
     """Predict every row of a file of runs."""
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, text_writer, write_files
+    from paceline.networks.runs import is_network_runs
     from paceline.plan.predict_runs import predict_runs
     from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
     from paceline.report.prediction import error_lines
@@ -272,6 +273,10 @@ def _run_all(args: argparse.Namespace) -> int:
         raise ModelError("--runs predicts the rows of a file; leave out the job and its plan")
     if args.gpu is not None and args.cluster is not None:
         raise ModelError("give --gpu or --cluster, not both")
+    if is_network_runs(args.runs):
+        from paceline.cli import network_runs
+
+        return network_runs.check(args)
     if args.output is not None:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)

@@ -18,6 +18,7 @@ examples:
   paceline record status runs/job-17
   paceline record off runs/job-17
   paceline record on runs/job-17 --every 50
+  paceline record on runs/job-17 --now 5
 
 The job records where its loop calls paceline.record (docs/record.md), by a callback of its trainer,
 or where PACELINE_RECORD names the folder (docs/integrations.md). It looks for the switch once a
@@ -45,6 +46,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--every", type=int, metavar="N", help="with on: record the operations of every Nth step"
     )
+    parser.add_argument(
+        "--now",
+        type=int,
+        metavar="N",
+        help="with on: record the operations of the next N steps at once, on all ranks",
+    )
     parser.add_argument("--json", action="store_true", help="with status: print a JSON object")
     parser.set_defaults(run=run)
 
@@ -54,17 +61,36 @@ def run(args: argparse.Namespace) -> int:
     from paceline.errors import TraceError
 
     if args.action == "status":
-        if args.every is not None:
-            raise TraceError("--every is for on")
+        for option in ("every", "now"):
+            if getattr(args, option) is not None:
+                raise TraceError(f"--{option} is for on")
         return _status(args.folder, as_json=args.json)
     if args.json:
         raise TraceError("--json is for status")
     if args.every is not None and (args.action == "off" or args.every < 1):
         raise TraceError("--every is for on, and counts from 1")
+    if args.now is not None:
+        if args.action == "off" or args.every is not None:
+            raise TraceError("--now is for on, without --every")
+        return _now(args.folder, args.now)
     from paceline.sources.recording.status import switch
 
     switch(args.folder, on=args.action == "on", every=args.every)
     print(f"{args.folder}: {args.action}, from about a second on")
+    return 0
+
+
+def _now(folder: Path, steps: int) -> int:
+    """Ask for the next steps, counted from the newest that the folder has."""
+    import numpy as np
+
+    from paceline.sources.recording import load_recorded_step_times
+    from paceline.sources.recording.status import record_now
+
+    times = load_recorded_step_times(folder)
+    step_s = float(np.nanmedian(times.duration_s[-50:]))
+    until = record_now(folder, steps, last_step=int(times.steps[-1]), step_s=step_s)
+    print(f"{folder}: the operations of all steps up to {until:,} are recorded")
     return 0
 
 

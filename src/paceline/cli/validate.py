@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import json
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.numbers import parse_numbers
@@ -90,6 +92,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     measure.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="seconds (default 120)"
     )
+    measure.add_argument(
+        "--store",
+        metavar="FILE",
+        help="keep the results of each host in this file (paceline hosts)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
@@ -104,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
     measured = _measure(args, joined is not None, world_size, ranks, passes)
     if joined and joined[0] > 0:
         return 0  # rank 0 says it for all
+    if args.store and measured is not None:
+        _keep(args.store, measured)
     if args.json:
         print(json.dumps(_mapping(args, ranks, passes, measured)))
         return 0
@@ -185,6 +194,14 @@ def _measure(
     if joined:
         return validate_joined(ranks, passes, effort=effort, backend=args.backend)
     return validate_local(world_size, ranks, passes, effort=effort, backend=args.backend)
+
+
+def _keep(path: str, measured: Measurements) -> None:
+    """Add what was measured to the results of its hosts."""
+    from paceline.hosts.result import results_of
+    from paceline.hosts.store import HostStore
+
+    HostStore(Path(path)).add(results_of(measured, run="validate", at_s=time.time()))
 
 
 def _has_torch() -> bool:

@@ -53,7 +53,8 @@ def cluster_from_section(section: Section) -> Cluster:
     Raises:
         ModelError: a field is unknown, missing or wrong.
     """
-    section.allow(("version", "preset", *_FIELDS))
+    # "networks" is read by networks.calibration_file.
+    section.allow(("version", "preset", "networks", *_FIELDS))
     if "version" in section and section.whole("version") != VERSION:
         section.fail(
             "version", f"this Paceline reads cluster files of version {VERSION}: update it"

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from paceline.blockfile import LATE
+from paceline.record.arrivals import Arrivals
 from paceline.record.passes import Exchange, Passes, TailExchange, record_optimizers
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, Op, Operation
@@ -56,28 +57,11 @@ class _Buckets:
         self._of: list[int] = []  # [parameter] its bucket
         self._sizes: list[int] = []  # [bucket] its parameters
         self._final = False  # whether DDP will not change them
-        self._missing: list[int] = []  # [bucket] gradients that are not there yet
+        self._is_ready: list[bool] = []  # [bucket] its gradients are there
         self._launched: list[Operation] = []
         self._drained: Any = None
         self._active = False
-        self._hooks = [self._hook(number) for number in range(len(trained))]
-        self._handles: list[Any] = []  # of hooks, in place while a backward is recorded
-
-    def _hook(self, number: int) -> Any:
-        """Called when the gradient of a parameter is complete."""
-
-        def gradient(_: object) -> None:
-            if not self._active:
-                return
-            try:  # in here, not by a call: a model has hundreds of parameters
-                bucket = self._of[number]
-                self._missing[bucket] -= 1
-                if not self._missing[bucket]:
-                    self._launch()
-            except Exception as error:
-                self._recorder.fail(error)
-
-        return gradient
+        self._arrivals = Arrivals(trained, self._ready, recorder.fail)
 
     def begin(self) -> None:
         """A backward pass begins; which buckets it has DDP tells anew after its first steps."""
@@ -86,21 +70,9 @@ class _Buckets:
         if self._active:
             if not self._final:
                 self._ask()
-            self._missing = list(self._sizes)
-            self._watch()
-
-    def _watch(self) -> None:
-        """Hooks that stayed would cost a call for each parameter in every backward."""
-        self._unwatch()  # a backward that raised has left its own
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(hook)
-            for parameter, hook in zip(self._trained, self._hooks, strict=True)
-        ]
-
-    def _unwatch(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+            self._is_ready = [False] * len(self._sizes)
+            settled = self._final and not self._model.find_unused_parameters
+            self._arrivals.begin(self._of, self._sizes, settled=settled)
 
     def _ask(self) -> None:
         """Ask DDP for its buckets.
@@ -114,18 +86,25 @@ class _Buckets:
         stays = model.find_unused_parameters and not getattr(model, "static_graph", False)
         self._final = stays or bool(logged.get("rebuilt_per_bucket_param_indices"))
 
-    def _launch(self) -> None:
+    def _ready(self, bucket: int) -> None:
         """Buckets start in their order, as soon as their gradients are there."""
-        while (bucket := len(self._launched)) < len(self._missing) and not self._missing[bucket]:
-            self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
+        if not self._active:
+            return
+        self._is_ready[bucket] = True
+        while (first := len(self._launched)) < len(self._is_ready) and self._is_ready[first]:
+            self._launch()
+
+    def _launch(self) -> None:
+        """The next bucket starts."""
+        bucket = len(self._launched)
+        self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
 
     def drain(self) -> None:
         """The last gradient is there; DDP waits for its buckets."""
         if not self._active:
             return
-        while len(self._launched) < len(self._missing):  # gradients of unused parameters
-            bucket = len(self._launched)
-            self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
+        while len(self._launched) < len(self._is_ready):  # gradients of unused parameters
+            self._launch()
         self._drained = self._recorder.mark()
         for op in self._ops:
             op.program.wait_from(op, self._drained)
@@ -137,11 +116,13 @@ class _Buckets:
 
     def end(self, backward: Op) -> None:
         """DDP has waited for all buckets."""
-        self._unwatch()
-        ops = self._ops
-        if not self._active or not ops:
+        if not self._active:
             return
         self._active = False
+        self._arrivals.end()
+        ops = self._ops
+        if not ops:
+            return
         end = self._recorder.mark()
         for op in ops:
             op.end, op.flags = end, op.flags | LATE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -41,6 +40,11 @@ class Passes:
         self._step: Step | None = None
         self._microbatch = -1
         self._forward: Any = None
+        import torch
+
+        self._is_grad_enabled = torch.is_grad_enabled
+        engine: Any = torch.autograd.Variable._execution_engine
+        self._queue_callback = engine.queue_callback
         module.register_forward_pre_hook(self._before_forward)
         module.register_forward_hook(self._after_forward)
 
@@ -56,9 +60,7 @@ class Passes:
             guarded(self._recorder, self._begin_forward)
 
     def _begin_forward(self) -> None:
-        import torch
-
-        if not torch.is_grad_enabled():  # an evaluation, which no backward follows
+        if not self._is_grad_enabled():  # an evaluation, which no backward follows
             return
         recorder = self._recorder
         if recorder.running_step is not self._step:
@@ -81,13 +83,14 @@ class Passes:
         result = _differentiable(output)
         if result is not None:
             microbatch = self._microbatch
-            begin = functools.partial(guarded, self._recorder, self._begin_backward, microbatch)
-            result.register_hook(lambda _: begin())
+
+            def begin(_: object) -> None:
+                guarded(self._recorder, self._begin_backward, microbatch)
+
+            result.register_hook(begin)
 
     def _begin_backward(self, microbatch: int) -> None:
         """The gradient of the module's result is there: the backward of the module begins."""
-        import torch
-
         recorder = self._recorder
         if not recorder.is_profiling:
             return
@@ -96,14 +99,18 @@ class Passes:
         if not named:
             op = recorder.launch("backward-compute", microbatch)
         self._exchange.begin()
-        engine: Any = torch.autograd.Variable._execution_engine
-        queue = engine.queue_callback
-        drain = functools.partial(guarded, recorder, self._exchange.drain)
-        end = functools.partial(guarded, recorder, self._end_backward, op, named)
-        # DDP and FSDP queue their waits in the same way, once the first gradients are there: the
-        # first of these comes before them, and what it queues in turn behind them.
+        queue = self._queue_callback
+
+        def drain() -> None:
+            guarded(recorder, self._exchange.drain)
+            guarded(recorder, queue, end)
+
+        def end() -> None:
+            guarded(recorder, self._end_backward, op, named)
+
+        # DDP and FSDP queue their waits in the same way, once the first gradients are there: this
+        # one comes before them, and what it queues in turn behind them.
         queue(drain)
-        queue(lambda: guarded(recorder, queue, end))
 
     def _end_backward(self, op: Any, named: bool) -> None:
         self._exchange.end(op)
@@ -173,11 +180,13 @@ class NoExchange:
 
 def _differentiable(output: Any) -> Any:
     """The first tensor in a module's output that takes a gradient."""
+    if getattr(output, "requires_grad", False):
+        return output
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, list | tuple):
         return next((t for t in map(_differentiable, output) if t is not None), None)
-    return output if getattr(output, "requires_grad", False) else None
+    return None
 
 
 def record_optimizers(recorder: Recorder) -> None:

@@ -86,12 +86,13 @@ class Program:
     ) -> Op | Nothing:
         """An operation that starts now and runs on."""
         try:
-            self._end_calls()
+            if self._calls:
+                self._end_calls()
             op = self.new(kind, microbatch, chunk, part, group)
             op.start = self.mark()
             if op.kind in COMPUTES:
                 self.occupy(op)
-            else:
+            elif self._under_way:
                 self._pause(op.start)
                 self._resume(op.start)
         except Exception as error:
@@ -219,7 +220,6 @@ class Program:
 
     def _end_calls(self) -> None:
         """What follows is launched behind the collectives that were counted so far."""
-        if self._calls:
-            mark = self.mark()
-            self._pause(mark)
-            self._resume(mark)
+        mark = self.mark()
+        self._pause(mark)
+        self._resume(mark)

@@ -60,6 +60,7 @@ class Recorder:
         self._every, self._steps, self._sync_every = every, steps, sync_every
         self._at_first = every, steps
         self._on = True
+        self._until, self._at_once = -1, 0  # last step, and how many, to be recorded out of turn
         try:
             if every < 1 or sync_every < 0:
                 raise ValueError("every counts from 1, sync_every from 0 (never)")
@@ -263,9 +264,7 @@ class Recorder:
             if number < 0:
                 self._warn_once(f"step {number} is not recorded: steps count from 0")
                 return
-            if self._on and (
-                number in self._steps if self._steps is not None else number % self._every == 0
-            ):
+            if self._is_profiled(number):
                 self._end_program()  # of a step that this one is inside of
                 self._program = Program(self._clock, self.fail, self._give_up_step)
                 step.ops = self._program.ops
@@ -273,6 +272,15 @@ class Recorder:
             step.start = self.mark()
         except Exception as error:
             self.fail(error)
+
+    def _is_profiled(self, number: int) -> bool:
+        """Whether the operations of a step are recorded: in turn, or asked for at once."""
+        if self._at_once > 0 and number <= self._until:
+            self._at_once -= 1
+            return True
+        if not self._on:
+            return False
+        return number in self._steps if self._steps is not None else number % self._every == 0
 
     def finish(self, step: Step, *, whole: bool) -> None:
         """A step ends; called by its block. One that an exception left is not kept."""
@@ -314,6 +322,9 @@ class Recorder:
         else:
             self._every, self._steps = self._at_first
         self._on = wish.get("on") is not False
+        until, at_once = wish.get("until"), wish.get("at_once")
+        if isinstance(until, int) and isinstance(at_once, int):
+            self._until, self._at_once = until, at_once
 
     def fail(self, error: BaseException) -> None:
         """Switch off, with one line in the log."""

@@ -62,7 +62,7 @@ def page(study: Study) -> str:
         numbers=_numbers(summary),
         causes=_causes(summary["causes"]),
         remedies=_remedies(summary["remedies"], summary["saved"]),
-        worst=fleet_lists.worst(summary["worst"], study.address),
+        worst=fleet_lists.worst(summary["worst"]),
         hosts=fleet_lists.hosts(summary["hosts"]),
         groups="\n".join(_group(name, rows) for name, rows in summary["groups"].items() if rows),
         figures="\n".join(_figure(f, charts[name], jobs) for name, f in study.figures.items()),

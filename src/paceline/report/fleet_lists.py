@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+from paceline.fleet import results
 from paceline.report.page.markup import escape, foreign, table
 from paceline.results.words.names import cause_name
 
@@ -15,13 +13,14 @@ from paceline.results.words.names import cause_name
 _HOSTS = 20
 
 
-def worst(rows: Sequence[Mapping[str, Any]], address: str) -> str:
-    """The ten straggling jobs that lose most, with links to their traces."""
+def worst(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The ten straggling jobs that lose most, with links to their results."""
     if not rows:
         return "<p>No job is straggling.</p>"
     cells = [
         (
-            _linked(row["name"], link(row["path"], address)),
+            f'<a href="{escape(results.name_of(row["key"]))}">{foreign(row["name"])}</a>'
+            f"<small>paceline analyze {foreign(row['path'])}</small>",
             escape(cause_name(row["cause"] or "unexplained")),
             foreign(row["remedy_action"] or "–"),
             f"{row['gpu_hours_lost']:,.1f}",
@@ -32,24 +31,6 @@ def worst(rows: Sequence[Mapping[str, Any]], address: str) -> str:
     ]
     head = ("job", "cause", "what to do", "GPU-hours lost", "GPUs", "S")
     return table(head, cells, name="workers", numeric_from=3)
-
-
-def _linked(name: str, address: str) -> str:
-    return f'<a href="{escape(address)}">{foreign(name)}</a>' if address else foreign(name)
-
-
-def link(path: str, study: str) -> str:
-    """Where the page finds a trace; "" where a browser cannot open it.
-
-    Args:
-        path: of the trace, as it was given: a relative one begins in the working folder.
-        study: folder or address of the study, in which the page is.
-    """
-    if path.startswith(("http://", "https://")):
-        return quote(path, safe="/:?&=%~+@,;")
-    if "://" in path or "://" in study or not Path(path).exists():
-        return ""
-    return quote(os.path.relpath(path, study))
 
 
 def hosts(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from paceline.blockfile import CONTROL
 from paceline.errors import TraceError
 from paceline.files import text_writer, write_files
 from paceline.sources.recording.files import RankFile
+
+#: Recorders look for the control file once a second, a file system may take another.
+_HEARD_WITHIN_S = 2.5
+#: Of short steps no more than this many are recorded for the sake of the slowest rank.
+_MAX_AHEAD = 200
 
 
 def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
@@ -66,11 +72,17 @@ def _noted(files: Sequence[RankFile], *names: str) -> list[dict[str, Any]]:
 
 
 def _switch(folder: Path) -> str | None:
+    wish = _wish(folder)
+    return None if wish is None else "off" if wish.get("on") is False else "on"
+
+
+def _wish(folder: Path) -> dict[str, Any] | None:
+    """What the control file says; None where there is none that can be read."""
     try:
         wish = json.loads((folder / CONTROL).read_text(encoding="utf-8"))
-        return "off" if wish.get("on") is False else "on"
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
+    return wish if isinstance(wish, dict) else None
 
 
 def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
@@ -91,3 +103,34 @@ def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
     if every is not None:
         wish["every"] = every
     write_files({folder / CONTROL: text_writer(json.dumps(wish) + "\n")}, force=True)
+
+
+def record_now(folder: Path, steps: int, *, last_step: int, step_s: float) -> int:
+    """Ask all ranks for the operations of the next steps, whatever their turn is.
+
+    Recorders look at the control file at different moments, so each records from then on up to
+    one step that all of them know; the last ``steps`` before it are recorded by all.
+
+    Args:
+        folder: of the run.
+        steps: that all ranks should record, from 1 on.
+        last_step: the newest step that the job has ended.
+        step_s: what a step takes, seconds.
+
+    Returns:
+        The last step that is asked for.
+
+    Raises:
+        TraceError: there is no such folder, or the numbers are none.
+        OutputError: it cannot be written to.
+    """
+    if steps < 1 or not step_s > 0:
+        raise TraceError(f"--now asks for 1 step or more, not {steps}")
+    if not folder.is_dir():
+        raise TraceError(f"{folder} is no folder; give the one that record.start() was given")
+    ahead = min(math.ceil(_HEARD_WITHIN_S / step_s) + 1, _MAX_AHEAD)
+    until = last_step + ahead + steps
+    # The same again for ranks that are ahead; a restart from an early step must not record all.
+    wish = {"on": True, **(_wish(folder) or {}), "until": until, "at_once": 2 * (ahead + steps)}
+    write_files({folder / CONTROL: text_writer(json.dumps(wish) + "\n")}, force=True)
+    return until

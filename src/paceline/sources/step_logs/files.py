@@ -39,23 +39,31 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
     Raises:
         TraceError: unreadable, damaged, or of no known format.
     """
+    columns, notes = load_columns(path, pattern)
+    return load_step_times(path) if columns is None else _of_columns(path, columns, notes)
+
+
+def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None, tuple[str, ...]]:
+    """Samples in the order of the file, and notes; None where it is a table of the project's own.
+
+    Args, Raises: as of :func:`load_step_log`.
+    """
     if pattern is not None:
-        regex = pattern_of(pattern)
-        return _of_columns(path, read_lines(_texts(path), regex, str(path)), ())
+        return read_lines(texts_of(path), pattern_of(pattern), str(path)), ()
     if path.is_dir():
-        return _of_columns(path, *event_files.read_event_files(_event_files(path)))
+        return event_files.read_event_files(_event_files(path))
     if event_files.is_event_file(path):
-        return _of_columns(path, *event_files.read_event_files([path]))
+        return event_files.read_event_files([path])
     head = head_of(path)
     first = next((line for line in head.splitlines() if line.strip()), "").strip()
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
-        return _of_columns(path, *json_files.read_json(path, head))
+        return json_files.read_json(path, head)
     cells = {cell.strip() for cell in first.split(",")}
     if path.suffix in (".parquet", ".pq") or not first or first[0] == "{" or cells & _OWN:
-        return load_step_times(path)
+        return None, ()
     if wandb_csv.is_header(first):
-        return _of_columns(path, *wandb_csv.read_wandb(path))
-    return _of_columns(path, _read_text(path), ())
+        return wandb_csv.read_wandb(path)
+    return _read_text(path), ()
 
 
 def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[Array]:
@@ -108,7 +116,7 @@ def _of_columns(path: Path, columns: Columns, notes: tuple[str, ...]) -> StepTim
     return replace(table, warnings=warnings, workload=changing, steps_per_sample=spacing)
 
 
-def _texts(path: Path) -> Iterator[str]:
+def texts_of(path: Path) -> Iterator[str]:
     """The lines of a log without colours; a progress bar's states are lines, too."""
     for line in lines_of(path):
         if "\r" in line or "\x1b" in line:
@@ -120,7 +128,7 @@ def _texts(path: Path) -> Iterator[str]:
 def _read_text(path: Path) -> Columns:
     """The step times of a log of a known tool."""
     first: list[str] = []
-    texts = _texts(path)
+    texts = texts_of(path)
     for number, line in enumerate(texts):
         if mlperf.CUE in line:
             return mlperf.read_mlperf(chain([line], texts), str(path))

@@ -79,7 +79,7 @@ def quoted(lines: Iterable[str]) -> str:
 
 
 def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Columns:
-    """Columns step, duration_s and, where the lines say it, rank and workload.
+    """Columns step, duration_s and, where the lines say it, rank, time_s and workload.
 
     Raises:
         TraceError: no line matches, with the first that do not; or a number is none.
@@ -123,6 +123,8 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
     if not known.any():
         raise TraceError(f"{where} has one line of a step; a duration takes two")
     columns["duration_s"] = duration_s
+    if times is not None:
+        columns["time_s"] = times
     return {name: values[known] for name, values in columns.items()}
 
 

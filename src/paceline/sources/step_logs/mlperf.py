@@ -9,7 +9,7 @@ samples or tokens: the step is their multiple of what one step takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,22 +33,19 @@ def read_mlperf(lines: Iterable[str], where: str) -> Columns:
     for line in lines:
         if CUE not in line or not any(word in line for word in (_STATS, _BATCH, _LENGTH)):
             continue
-        entry = _entry(line)
-        value, metadata = entry.get("value"), entry.get("metadata")
-        if isinstance(value, int | float):
-            sizes[str(entry.get("key"))] = float(value)
-        elif isinstance(value, dict) and isinstance(metadata, dict):
-            count = metadata.get("step", metadata.get("samples_count"))
-            seconds = value.get("train_step_time")
-            if isinstance(count, int | float) and isinstance(seconds, int | float):
-                counts.append(float(count))
-                durations.append(float(seconds))
+        entry = entry_of(line)
+        if isinstance(entry.get("value"), int | float):
+            sizes[str(entry.get("key"))] = float(entry["value"])
+        sample = train_step_time(entry)
+        if sample is not None:
+            counts.append(sample[0])
+            durations.append(sample[1])
     if not counts:
         raise TraceError(
             f"{where} is a log of MLPerf without a train_step_time; not all submissions write one"
         )
     batch = sizes.get("global_batch_size", np.nan)
-    per_step = _count_of_a_step(np.array(counts), batch, sizes.get("max_sequence_length", np.nan))
+    per_step = count_of_a_step(np.array(counts), batch, sizes.get("max_sequence_length", np.nan))
     return {
         "step": np.array(counts) / per_step,
         "duration_s": np.array(durations),
@@ -56,7 +53,7 @@ def read_mlperf(lines: Iterable[str], where: str) -> Columns:
     }
 
 
-def _count_of_a_step(counts: np.ndarray[Any, Any], batch: float, length: float) -> float:
+def count_of_a_step(counts: np.ndarray[Any, Any], batch: float, length: float) -> float:
     """What the counts grow by in a step: its tokens, its samples, or 1."""
     for size in (batch * length, batch):
         if size > 0 and not (counts % size).any():
@@ -64,7 +61,22 @@ def _count_of_a_step(counts: np.ndarray[Any, Any], batch: float, length: float) 
     return 1.0
 
 
-def _entry(line: str) -> dict[str, Any]:
+def train_step_time(entry: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(samples or steps so far, seconds a step) of an entry; None where it tells none."""
+    value, metadata = entry.get("value"), entry.get("metadata")
+    if not isinstance(value, dict) or not isinstance(metadata, dict):
+        return None
+    count = metadata.get("step", metadata.get("samples_count"))
+    seconds = value.get("train_step_time")
+    if not isinstance(count, int | float) or not isinstance(seconds, int | float):
+        return None
+    return float(count), float(seconds)
+
+
+def entry_of(line: str) -> dict[str, Any]:
+    """What a line of such a log says; empty where it is none."""
+    if CUE not in line:
+        return {}
     try:
         entry = json.loads(line[line.index("{") :])
     except (ValueError, RecursionError):

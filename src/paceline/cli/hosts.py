@@ -1,0 +1,126 @@
+"""``paceline hosts``: what validations measured on each host, and which to take out of service."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.hosts.store import HostStore
+
+EPILOG = """\
+examples:
+  paceline hosts list
+  paceline hosts history gpu-012
+  paceline hosts cordon --format slurm | sh
+  paceline hosts cordon --format kubernetes
+  paceline hosts forget gpu-012                  # after a repair
+
+Results come from validations (paceline validate --store FILE, or a validator in the job,
+docs/validate.md). The file is --store, or $PACELINE_HOSTS, or hosts.sqlite.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "hosts",
+        help="validations of each host over months: list, history, what to cordon",
+        description="Results of validations per host, and which hosts have a slow GPU or port.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "action", choices=("list", "history", "cordon", "forget"), help="what to do"
+    )
+    parser.add_argument("host", metavar="HOST", nargs="?", help="of history and forget")
+    parser.add_argument("--store", metavar="FILE", type=file_name, help="file of the results")
+    parser.add_argument(
+        "--format",
+        choices=("names", "slurm", "kubernetes"),
+        help="of cordon (default names)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def store_path(path: Path | None) -> Path:
+    """The file of results that is meant."""
+    return path or Path(os.environ.get("PACELINE_HOSTS") or "hosts.sqlite")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open, ask, print."""
+    from paceline.errors import DetectError
+    from paceline.hosts.store import HostStore
+
+    if (args.host is None) == (args.action in ("history", "forget")):
+        raise DetectError("history and forget take a HOST; list and cordon take none")
+    if args.format and args.action != "cordon":
+        raise DetectError("--format is for cordon")
+    store = HostStore(store_path(args.store), must_exist=True)
+    if args.action == "history":
+        return _history(store, args.host, as_json=args.json)
+    if args.action == "forget":
+        count = store.forget(args.host)
+        print(json.dumps({"forgotten": count}) if args.json else f"{count:,} results forgotten")
+        return 0
+    return _verdicts(args, store)
+
+
+def _verdicts(args: argparse.Namespace, store: HostStore) -> int:
+    from paceline.hosts.cordon import cordon_lines, slow_hosts
+    from paceline.hosts.verdict import judge_units
+
+    verdicts = judge_units(store.results())
+    slow = slow_hosts(verdicts)
+    hosts = sorted({verdict.host for verdict in verdicts})
+    if args.json:
+        chosen = hosts if args.action == "list" else sorted(slow)
+        rows = [
+            {
+                "host": host,
+                "slow": host in slow,
+                "units": [v.to_mapping() for v in verdicts if v.host == host],
+            }
+            for host in chosen
+        ]
+        print(json.dumps({"hosts": rows}))
+    elif args.action == "cordon":
+        for line in cordon_lines(verdicts, args.format or "names"):
+            print(line)
+    else:
+        for host in hosts:
+            units = [verdict for verdict in verdicts if verdict.host == host]
+            words = "; ".join(v.explain() for v in slow.get(host, ())) or "nothing slow"
+            print(f"{host:24s} {_day(max(v.last_s for v in units))}  {words}")
+    return 0
+
+
+def _history(store: HostStore, host: str, *, as_json: bool) -> int:
+    from paceline.errors import DetectError
+
+    results = store.results(host)
+    if not results:
+        raise DetectError(f"{store.path} has nothing of {host}; paceline hosts list names them")
+    for r in results:
+        if as_json:
+            print(json.dumps({"at_s": r.at_s, "run": r.run, "gpu": r.gpu, "device": r.device,
+                              "test": r.test, "seconds": r.seconds, "ratio": r.ratio,
+                              "peers": r.peers}))  # fmt: skip
+        else:
+            print(
+                f"{_day(r.at_s)}  GPU {r.gpu:2d}  {r.test:12s} {r.seconds * 1e3:10.3f} ms "
+                f"{r.ratio:6.3f}x of {r.peers}  {r.run}"
+            )
+    return 0
+
+
+def _day(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,101 @@
+"""One GPU's part in one validation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.detect.passes import Link
+from paceline.detect.verdict import Measurements
+
+#: Of one rank and its like nothing says which is usual.
+_MIN_PEERS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one test took on one GPU.
+
+    Attributes:
+        at_s: when, seconds since the epoch.
+        run: of which job.
+        host: the computer.
+        gpu: number of the rank among those of its host.
+        device: its type.
+        test: "gemm", or "link": the best of the links that the rank was measured at.
+        seconds: what it took.
+        ratio: that over the low median of its peers in the same validation.
+        peers: how many they were, itself included.
+    """
+
+    at_s: float
+    run: str
+    host: str
+    gpu: int
+    device: str
+    test: str
+    seconds: float
+    ratio: float
+    peers: int
+
+    @property
+    def unit(self) -> tuple[str, int, str, str]:
+        """What is judged: (host, gpu, device, test)."""
+        return self.host, self.gpu, self.device, self.test
+
+
+def results_of(measured: Measurements, *, run: str, at_s: float) -> list[Result]:
+    """Results of a validation; without peers to compare with there are none."""
+    gpu_of = _gpus(measured)
+    results = []
+    for test, rows in (("gemm", _products(measured)), ("link", _links(measured))):
+        for rank, (seconds, ratio, peers) in sorted(rows.items()):
+            place = measured.places[rank]
+            unit = (place.host, gpu_of[rank], place.device, test)
+            results.append(Result(at_s, run, *unit, seconds, ratio, peers))
+    return results
+
+
+def _products(measured: Measurements) -> dict[int, tuple[float, float, int]]:
+    """Rank -> (seconds, ratio, peers): of ranks with the same device."""
+    by_device: dict[str, dict[int, float]] = {}
+    for rank, rounds in measured.gemm_s.items():
+        device = measured.places[rank].device
+        by_device.setdefault(device, {})[rank] = measured.seconds(rounds)
+    rows = {}
+    for seconds_of in by_device.values():
+        usual = statistics.median_low(seconds_of.values())
+        if len(seconds_of) >= _MIN_PEERS:
+            for rank, seconds in seconds_of.items():
+                rows[rank] = (seconds, seconds / usual, len(seconds_of))
+    return rows
+
+
+def _gpus(measured: Measurements) -> Mapping[int, int]:
+    """Rank -> its number on its host."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in sorted(measured.places):
+        ranks_of.setdefault(measured.places[rank].host, []).append(rank)
+    return {rank: i for ranks in ranks_of.values() for i, rank in enumerate(ranks)}
+
+
+def _links(measured: Measurements) -> dict[int, tuple[float, float, int]]:
+    """Rank -> (seconds, ratio, peers) of its best link, against links of that kind.
+
+    The best: a port is slow only where all its links are.
+    """
+    by_kind: dict[bool, dict[Link, float]] = {}
+    for link, rounds in measured.link_s.items():
+        is_inside = len({measured.places[rank].host for rank in link}) == 1
+        by_kind.setdefault(is_inside, {})[link] = measured.seconds(rounds)
+    rows: dict[int, tuple[float, float, int]] = {}
+    for seconds_of in by_kind.values():
+        usual = statistics.median_low(seconds_of.values())
+        if len(seconds_of) < _MIN_PEERS:
+            continue
+        for link, seconds in seconds_of.items():
+            row = (seconds, seconds / usual, len(seconds_of))
+            for rank in link:
+                rows[rank] = min(rows.get(rank, row), row, key=lambda r: r[1])
+    return rows

@@ -1,0 +1,129 @@
+"""Which GPUs are slow, from the results of several validations.
+
+A single validation compares GPUs by a floor of 10% (:mod:`paceline.detect.verdict`), which a GPU
+that is slow by 10% exceeds every other time. Over validations the noise of each is averaged, and
+what remains is how much healthy GPUs differ from each other, and from themselves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.hosts.result import Result
+from paceline.robust import SIGMA_OF_MAD
+
+#: The newest results, whose median counts: one disturbed validation accuses nobody.
+RECENT = 5
+#: The oldest results of a GPU are its own baseline, once there are this many besides the newest.
+BASELINE, MIN_BASELINE = 50, 8
+#: Slower than peers, or than itself, by less is not called slow.
+FLOORS = {"gemm": 0.05, "link": 0.20}
+_OTHER_FLOOR = 0.10
+#: Robust standard deviations; 4.5 because a fleet has thousands of GPUs.
+_SIGMAS = 4.5
+_MIN_PEERS = 4
+
+
+@dataclass(frozen=True)
+class UnitVerdict:
+    """One GPU under one test.
+
+    Attributes:
+        host, gpu, device, test: which.
+        results: how many there are.
+        first_s, last_s: when the first and the last of them were measured.
+        ratio: median of the newest, over peers; ``bound``: what it may be.
+        own_ratio: the same over its own baseline; None where that is too short.
+        own_bound: what that may be.
+        slow: whether one of both is exceeded.
+    """
+
+    host: str
+    gpu: int
+    device: str
+    test: str
+    results: int
+    first_s: float
+    last_s: float
+    ratio: float
+    bound: float
+    own_ratio: float | None
+    own_bound: float | None
+    slow: bool
+
+    def explain(self) -> str:
+        """In words and numbers."""
+        text = f"GPU {self.gpu} {self.test} {self.ratio:.2f}x its peers (bound {self.bound:.2f})"
+        if self.own_ratio is not None:
+            text += f", {self.own_ratio:.2f}x its own past (bound {self.own_bound:.2f})"
+        return f"{text}, {self.results} validations"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "gpu": self.gpu,
+            "device": self.device,
+            "test": self.test,
+            "results": self.results,
+            "first_s": self.first_s,
+            "last_s": self.last_s,
+            "ratio": self.ratio,
+            "bound": self.bound,
+            "own_ratio": self.own_ratio,
+            "own_bound": self.own_bound,
+            "slow": self.slow,
+        }
+
+
+def judge_units(results: Iterable[Result]) -> list[UnitVerdict]:
+    """A verdict on each GPU and test, in the order of hosts.
+
+    Args:
+        results: of many validations, any order.
+    """
+    ratios: dict[tuple[str, int, str, str], list[Result]] = {}
+    for result in sorted(results, key=lambda r: r.at_s):
+        ratios.setdefault(result.unit, []).append(result)
+    newest = {
+        unit: statistics.median(r.ratio for r in rows[-RECENT:]) for unit, rows in ratios.items()
+    }
+    peers: dict[tuple[str, str], list[float]] = {}
+    for (_, _, device, test), ratio in newest.items():
+        peers.setdefault((device, test), []).append(ratio)
+    bounds = {(d, test): _bound(values, test) for (d, test), values in peers.items()}
+    return [
+        _verdict(unit, rows, newest[unit], bounds[unit[2], unit[3]])
+        for unit, rows in sorted(ratios.items())
+    ]
+
+
+def _verdict(
+    unit: tuple[str, int, str, str], rows: Sequence[Result], ratio: float, bound: float
+) -> UnitVerdict:
+    host, gpu, device, test = unit
+    own_ratio = own_bound = None
+    past = [row.ratio for row in rows[:-RECENT]][:BASELINE]
+    if len(past) >= MIN_BASELINE:
+        usual = statistics.median(past)
+        own_ratio = ratio / usual
+        own_bound = _bound([value / usual for value in past], test)
+    is_told = len(rows) >= RECENT
+    above_own = own_ratio is not None and own_bound is not None and own_ratio > own_bound
+    slow = is_told and (ratio > bound or above_own)
+    times = (rows[0].at_s, rows[-1].at_s)
+    return UnitVerdict(
+        host, gpu, device, test, len(rows), *times, ratio, bound, own_ratio, own_bound, slow
+    )
+
+
+def _bound(values: Sequence[float], test: str) -> float:
+    """What healthy ones stay below."""
+    floor = FLOORS.get(test, _OTHER_FLOOR)
+    usual = statistics.median_low(values)
+    if len(values) < _MIN_PEERS:
+        return usual * (1 + 2 * floor)
+    sigma = SIGMA_OF_MAD * statistics.median(abs(value - usual) for value in values)
+    return max(usual * (1 + floor), usual + _SIGMAS * sigma)

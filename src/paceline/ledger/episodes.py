@@ -1,0 +1,89 @@
+"""Which steps a fail-slow made longer, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.detect.detector import Detector
+from paceline.detect.event import SLOW_KINDS
+from paceline.detect.limits import WARM_UP
+from paceline.errors import DetectError
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A level that begins.
+
+    Attributes:
+        row: the sample in which it does.
+        factor: to the healthy level; 1 from a relief on.
+    """
+
+    row: int
+    factor: float
+
+
+def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Change] | None:
+    """Changes that the detector finds in a job's samples; None where they are too few.
+
+    Args:
+        last: [sample] step numbers, which fall back at restarts.
+        per_step_s: [sample] seconds a step.
+        breaks: samples that are the first of a later start.
+    """
+    if len(last) <= WARM_UP:
+        return None
+    detector, changes = Detector(1), []
+    breaking = set(breaks)
+    for row, step in enumerate(last.tolist()):
+        if row in breaking and detector.last_step is not None and step <= detector.last_step:
+            detector.go_back()
+        for event in detector.update(step, per_step_s[row : row + 1]):
+            if event.kind in (*SLOW_KINDS, "relief", "faster"):
+                is_slow = event.kind in SLOW_KINDS
+                changes.append(
+                    Change(_row_of(last, event.since_step, row), event.factor if is_slow else 1.0)
+                )
+    return changes
+
+
+def given(events: Iterable[Mapping[str, Any]], last: Ints, where: str) -> list[Change]:
+    """Changes of events as ``paceline detect --json`` prints them.
+
+    Raises:
+        DetectError: an event lacks a number.
+    """
+    changes = []
+    for event in events:
+        kind = event.get("kind")
+        if kind not in (*SLOW_KINDS, "relief", "faster"):
+            continue
+        try:
+            since = int(event["since_step"])
+            factor = float(event["factor"]) if kind in SLOW_KINDS else 1.0
+        except (KeyError, TypeError, ValueError):
+            raise DetectError(f"{where}: an event needs numbers for since_step, factor") from None
+        changes.append(Change(_row_of(last, since, len(last) - 1), max(factor, 1.0)))
+    return changes
+
+
+def factors(changes: Sequence[Change], samples: int) -> Array:
+    """[sample] how many times as long as healthy its level is."""
+    levels = np.ones(samples)
+    for change in changes:
+        levels[change.row :] = max(change.factor, 1.0)
+    return levels
+
+
+def _row_of(last: Ints, step: int, at: int) -> int:
+    """The first sample from a step on, in the stretch that leads up to sample ``at``."""
+    earlier = np.flatnonzero(last[: at + 1] < step)
+    return int(earlier[-1]) + 1 if len(earlier) else 0

@@ -1,0 +1,247 @@
+"""Where a job's wall time went; the rows add up to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.detect.event import duration
+from paceline.errors import DetectError, TraceError
+from paceline.ledger import episodes
+from paceline.ledger.categories import CATEGORIES
+from paceline.ledger.cover import Cover, cover
+from paceline.ledger.samples import Samples
+from paceline.sources.run_logs.files import load_timeline
+from paceline.sources.run_logs.timeline import Start, Timeline
+
+SCHEMA, VERSION = "paceline-goodput", 1
+
+#: A pause of the log's kind -> the row it counts in, where a step has come before.
+_ROW_OF_PAUSE = {
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "data": "data_waits",
+    "other": "other",
+    "setup": "restarts",
+    "restore": "restarts",
+    "": "unknown",
+}
+#: What a log of this kind would tell.
+_RECORDED_BY = {
+    "checkpoints": "checkpoint",
+    "evaluation": "evaluation",
+    "data_waits": "data",
+    "other": "other",
+}
+#: Starts whose logs overlap by more are of different jobs, or of ranks of one start.
+_MAX_OVERLAP_S = 5.0
+_FEW_STEPS = "more steps are needed"
+_FOUND = (
+    "fail-slow is of step times alone: a planned change of batch or length looks alike; "
+    "--events of paceline detect --like or with a workload column tells them apart"
+)
+_NO_CLOCK = "the log has no dates"
+_NOT_RECORDED = "not in this log"
+_NO_ANALYSIS = "takes the S of a trace's analysis (--slowdown)"
+_LATE_LOG = "the log begins at step {:,}: what came before is not in it"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Wall time by category.
+
+    Attributes:
+        tool: whose log it was made of.
+        total_s: wall time from the first sign of the job to its last, seconds; without dates in
+            the log, that of the steps.
+        seconds: category -> seconds; None where the log cannot say.
+        reasons: category -> why that is None.
+        steps: steps that count; lost_steps: those that a restart ran again.
+        starts: how often the job was started.
+        gpus: of the job; None = unknown.
+        notes: what was doubtful.
+    """
+
+    tool: str
+    total_s: float
+    seconds: Mapping[str, float | None]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 0
+    lost_steps: int = 0
+    starts: int = 1
+    gpus: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def goodput(self) -> float:
+        """The productive share of the wall time; at most, where a category is unknown."""
+        return (self.seconds["productive"] or 0.0) / self.total_s if self.total_s else math.nan
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        rows = {
+            name: {
+                "seconds": seconds,
+                "share": None if seconds is None or not self.total_s else seconds / self.total_s,
+                "gpu_hours": self._gpu_hours(seconds),
+                "reason": self.reasons.get(name),
+            }
+            for name, seconds in self.seconds.items()
+        }
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "tool": self.tool,
+            "total_s": self.total_s,
+            "goodput": None if math.isnan(self.goodput) else self.goodput,
+            "rows": rows,
+            "steps": self.steps,
+            "lost_steps": self.lost_steps,
+            "starts": self.starts,
+            "gpus": self.gpus,
+            "notes": list(self.notes),
+        }
+
+    def _gpu_hours(self, seconds: float | None) -> float | None:
+        return None if seconds is None or self.gpus is None else seconds * self.gpus / 3600
+
+    def lines(self) -> list[str]:
+        """The ledger for people, a line a row."""
+        head = f"{duration(self.total_s)} in all; goodput {self.goodput:.1%}"
+        head += f"; {self.steps:,} steps, {self.starts:,} starts"
+        rows = []
+        for name, seconds in self.seconds.items():
+            label = name.replace("_", " ").replace("fail slow", "fail-slow")
+            if seconds is None:
+                rows.append(f"  {label:12s}       ?         {self.reasons.get(name, '')}")
+            else:
+                hours = self._gpu_hours(seconds)
+                spent = "" if hours is None else f"  {hours:,.1f} GPU-hours"
+                share = seconds / self.total_s if self.total_s else 0.0
+                rows.append(f"  {label:12s} {share:7.2%}  {duration(seconds):>13s}{spent}")
+        return [head, *rows, *(f"  note: {note}" for note in self.notes)]
+
+
+def goodput(
+    logs: Sequence[str | Path] | str | Path,
+    *,
+    events: Iterable[Mapping[str, Any]] | None = None,
+    slowdown: float | None = None,
+    pattern: str | None = None,
+    gpus: int | None = None,
+) -> Ledger:
+    """Where a job's wall time went.
+
+    Args:
+        logs: of one job, one or several.
+        events: of the detector (``to_mapping()``); None runs it on the steps of the logs.
+        slowdown: S of an analysis of typical steps; None leaves stragglers unknown.
+        pattern: of a line of a step, for logs of no known format.
+        gpus: of the job, for GPU-hours.
+
+    Raises:
+        TraceError: a log cannot be read, or logs overlap.
+        DetectError: an event lacks a number, or S is below 1.
+    """
+    paths = [logs] if isinstance(logs, str | Path) else list(logs)
+    timeline = load_timeline([Path(path) for path in paths], pattern)
+    return ledger_of(timeline, events=events, slowdown=slowdown, gpus=gpus)
+
+
+def ledger_of(
+    timeline: Timeline,
+    *,
+    events: Iterable[Mapping[str, Any]] | None = None,
+    slowdown: float | None = None,
+    gpus: int | None = None,
+) -> Ledger:
+    """The ledger of a timeline; arguments and errors as of :func:`goodput`."""
+    if slowdown is not None and not (math.isfinite(slowdown) and slowdown >= 1):
+        raise DetectError(f"the slowdown S must be 1 or more, not {slowdown}")
+    if gpus is not None and gpus < 1:
+        raise DetectError(f"the number of GPUs must be 1 or more, not {gpus}")
+    starts = [start for start in timeline.starts if len(start.steps)]
+    if not starts:
+        raise TraceError("the logs have no step")
+    _check_order(timeline.starts)
+    covers = [cover(start) for start in timeline.starts]
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    _add_pauses(seconds, timeline, covers)
+    samples = Samples(timeline.starts, covers)
+    changes = (
+        episodes.detected(samples.last, samples.per_step_s, samples.breaks)
+        if events is None
+        else episodes.given(events, samples.last, "the events")
+    )
+    samples.share_out(seconds, changes or [], slowdown or 1.0)
+    total = sum(seconds.values())
+    reasons = _reasons(timeline, starts[0], slowdown)
+    if changes is None:
+        reasons["fail_slow"] = _FEW_STEPS
+    for name in reasons:  # what no row may claim is still a part of the whole
+        seconds["productive" if name == "compile" else "unknown"] += seconds[name]
+    notes = timeline.notes
+    if events is None and any(change.factor > 1 for change in changes or ()):
+        notes += (_FOUND,)
+    rows = {name: None if name in reasons else value for name, value in seconds.items()}
+    return Ledger(
+        timeline.tool,
+        total,
+        rows,
+        reasons,
+        steps=int(samples.count.sum()) - samples.lost_steps,
+        lost_steps=samples.lost_steps,
+        starts=len(timeline.starts),
+        gpus=gpus,
+        notes=notes,
+    )
+
+
+def _check_order(starts: Sequence[Start]) -> None:
+    for before, after in pairwise(starts):
+        if before.end_s - after.begin_s > _MAX_OVERLAP_S:
+            raise TraceError(
+                f"logs overlap by {duration(before.end_s - after.begin_s)}; give one rank's log of "
+                "each start of one job"
+            )
+
+
+def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[Cover]) -> None:
+    """All time that is no step's: within the starts, and between them."""
+    for number, (start, covered) in enumerate(zip(timeline.starts, covers, strict=True)):
+        begins = "restarts" if number else "startup"
+        for kind, spent_s in covered.before_s.items():
+            is_begin = kind in ("", "setup", "restore")
+            seconds[begins if is_begin else _ROW_OF_PAUSE[kind]] += spent_s
+        for kind, spent_s in covered.behind_s.items():
+            seconds[_ROW_OF_PAUSE[kind]] += spent_s
+        if number:
+            before = timeline.starts[number - 1]
+            gap_s = max(start.begin_s - before.end_s, 0.0)
+            seconds["idle" if before.has_ended else "restarts"] += gap_s
+
+
+def _reasons(timeline: Timeline, first: Start, slowdown: float | None) -> dict[str, str]:
+    """Category -> why the log cannot say it."""
+    reasons = {
+        name: _NOT_RECORDED for name, kind in _RECORDED_BY.items() if kind not in timeline.recorded
+    }
+    if slowdown is None:
+        reasons["stragglers"] = _NO_ANALYSIS
+    has_setup = any(pause.kind == "setup" for pause in first.pauses)
+    if not (first.has_begin or has_setup):
+        reasons["startup"] = _NOT_RECORDED
+    is_whole = first.steps.first_step <= 1
+    if len(timeline.starts) == 1 and not is_whole:
+        for name in ("restarts", "lost_steps", "idle", "compile"):
+            reasons[name] = _LATE_LOG.format(first.steps.first_step)
+    if not timeline.has_clock:
+        for name in ("restarts", "idle", "startup"):
+            reasons[name] = _NO_CLOCK
+    elif len(timeline.starts) > 1 and not any(start.has_ended for start in timeline.starts[:-1]):
+        reasons.setdefault("idle", "no log of a start says that it ended of its own accord")
+    return reasons

@@ -1,0 +1,160 @@
+"""Runs that are not as they should be: measured over predicted time, beside a band.
+
+The band is the calibration's own spread on runs left out, and what a run differs by when repeated,
+which grows with the GPUs. A run beyond it is abnormal. A run of a series with a clearly abnormal
+one is abnormal by a narrower band: one cause acts on all of them, more on some.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.networks.calibrate import NetworkCalibration, sample_key
+from paceline.networks.runs import NetworkRun
+from paceline.networks.terms import split_of
+
+Z = 2.5  # standard deviations; 1 of 160 normal runs lies beyond on this side
+# Repeated runs: up to 10% apart below 256 GPUs, up to 30% above (ABCI, the same jobs run twice).
+_NOISE, _QUIET_GPUS, _NOISE_PER_DOUBLING = 0.05, 64, 0.025
+_SERIES_Z = 1.0  # on the noise of repetition alone
+_FAST = 2.0  # a run faster than predicted is odd only at twice the band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One run beside its prediction.
+
+    Attributes:
+        predicted_s: step time.
+        ratio: measured over predicted; None where not measured.
+        band: a ratio up to which a run is normal.
+        abnormal: whether it is not; None where not measured.
+        reason: for people; "" for a normal run within the calibrated range.
+    """
+
+    predicted_s: float
+    ratio: float | None
+    band: float
+    abnormal: bool | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A run's numbers before the verdict."""
+
+    run: NetworkRun
+    compute_s: float
+    communication_s: float
+    band: float
+    outside: tuple[str, ...]
+
+    @property
+    def predicted_s(self) -> float:
+        return self.compute_s + self.communication_s
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.run.step_s is None else self.run.step_s / self.predicted_s
+
+
+def check_runs(runs: Sequence[NetworkRun], calibration: NetworkCalibration) -> list[Check]:
+    """Each of ``runs`` beside its prediction; their ``status`` is not read."""
+    seen = [_seen(run, calibration) for run in runs]
+    clear: dict[tuple[object, ...], _Seen] = {}
+    for item in seen:
+        worst = clear.get(item.run.series)
+        if _is_slow(item) and (worst is None or (item.ratio or 0) > (worst.ratio or 0)):
+            clear[item.run.series] = item
+    return [_check(item, clear.get(item.run.series)) for item in seen]
+
+
+def noise(gpus: int) -> float:
+    """Standard deviation of the logarithm of a step time when a run is repeated."""
+    doublings = max(0.0, math.log2(max(gpus, 1) / _QUIET_GPUS))
+    return _NOISE + _NOISE_PER_DOUBLING * doublings
+
+
+def outside(run: NetworkRun, calibration: NetworkCalibration) -> tuple[str, ...]:
+    """In what the run lies beyond the calibrated ones."""
+    coverage, strategy = calibration.coverage, run.strategy
+    reasons = []
+    if run.network.name not in coverage.networks:
+        reasons.append(f"no run of {run.network.name}")
+    if strategy.name not in coverage.strategies:
+        reasons.append(f"no run of {strategy.name}")
+    elif strategy.gpus > coverage.most_gpus:
+        reasons.append(f"none above {coverage.most_gpus} GPUs")
+    most = coverage.samples.get(sample_key(run))
+    if most is not None and strategy.samples > most * (1 + 1e-9):
+        reasons.append(f"at most {most:g} samples a replica")
+    return tuple(reasons)
+
+
+def _seen(run: NetworkRun, calibration: NetworkCalibration) -> _Seen:
+    compute, communication = split_of(calibration.terms(run))
+    coverage = calibration.coverage
+    spread = calibration.spread
+    if run.network.name not in coverage.networks:
+        spread = max(spread, calibration.spread_network)
+    if run.strategy.name not in coverage.strategies:
+        spread = max(spread, calibration.spread_strategy)
+    band = math.exp(Z * math.hypot(spread, noise(run.strategy.gpus)))
+    return _Seen(run, compute, communication, band, outside(run, calibration))
+
+
+def _is_slow(item: _Seen) -> bool:
+    return item.ratio is not None and item.ratio > item.band
+
+
+def _check(item: _Seen, worst: _Seen | None) -> Check:
+    ratio, abnormal, reason = item.ratio, None, ""
+    if ratio is not None:
+        abnormal, reason = False, ""
+        narrow = math.exp(_SERIES_Z * noise(item.run.strategy.gpus))
+        if _is_slow(item):
+            abnormal, reason = True, f"{_times(ratio)} slower than predicted{_phase(item)}"
+        elif ratio < 1 / (item.band * _FAST):
+            abnormal, reason = True, f"{_times(1 / ratio)} faster than predicted{_phase(item)}"
+        elif worst is not None and ratio > narrow:
+            gpus = worst.run.strategy.gpus
+            reason = (
+                f"{_times(ratio)} slower than predicted, in a series that is "
+                f"{_times(worst.ratio or 0)} slower on {gpus} GPUs"
+            )
+            abnormal = True
+    if item.outside:
+        note = f"outside the calibrated runs: {'; '.join(item.outside)}"
+        reason = f"{reason} ({note})" if reason else note
+    return Check(
+        predicted_s=item.predicted_s,
+        ratio=ratio,
+        band=item.band,
+        abnormal=abnormal,
+        reason=reason,
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio < 2 else f"{ratio:.1f}x"
+
+
+def _phase(item: _Seen) -> str:
+    """The measured phase with the greatest excess, by name."""
+    run = item.run
+    phases = [
+        ("computation", run.compute_s, item.compute_s),
+        ("communication", run.communication_s, item.communication_s),
+    ]
+    if not all(measured for _, measured, _ in phases):
+        return "; its phases were not measured"
+    slow = [
+        (name, measured or 0.0, predicted)
+        for name, measured, predicted in phases
+        if (measured or 0.0) > predicted * item.band
+    ]
+    slow = slow or [max(((n, m or 0.0, p) for n, m, p in phases), key=lambda x: x[1] - x[2])]
+    texts = [f"{name} {m:.3g} s, not {p:.3g} s" for name, m, p in slow]
+    return f": {' and '.join(texts)}"

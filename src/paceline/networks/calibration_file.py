@@ -1,0 +1,110 @@
+"""A calibration of networks in a cluster file: its section ``networks`` has the factors.
+
+``model.cluster_yaml`` reads the same file as a plain cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.files import text_writer, write_files
+from paceline.model.cluster_yaml import cluster_text, load_cluster
+from paceline.networks.calibrate import Coverage, NetworkCalibration
+from paceline.networks.factors import Factors
+from paceline.networks.terms import TERMS
+
+SCHEMA = 1
+
+
+def save_calibration(calibration: NetworkCalibration, path: Path, *, force: bool = False) -> None:
+    """Write the cluster file.
+
+    Raises:
+        OutputError: it exists and ``force`` is not given, or it cannot be written.
+    """
+    write_files({path: text_writer(calibration_text(calibration))}, force=force)
+
+
+def calibration_text(calibration: NetworkCalibration) -> str:
+    """YAML from which ``load_calibration`` makes an equal one."""
+    import yaml
+
+    coverage = calibration.coverage
+    section = {
+        "schema": SCHEMA,
+        "factors": dict(calibration.factors.shared),
+        "strategies": {name: dict(own) for name, own in calibration.factors.own.items()},
+        "spread": {
+            "run": calibration.spread,
+            "network": calibration.spread_network,
+            "strategy": calibration.spread_strategy,
+        },
+        "coverage": {
+            "networks": list(coverage.networks),
+            "strategies": list(coverage.strategies),
+            "most_gpus": coverage.most_gpus,
+            "samples": dict(coverage.samples),
+        },
+    }
+    text: str = yaml.safe_dump({"networks": section}, sort_keys=False, width=100)
+    return cluster_text(calibration.cluster) + text
+
+
+def load_calibration(path: Path) -> NetworkCalibration:
+    """Read what ``save_calibration`` wrote.
+
+    Raises:
+        ModelError: the file is no cluster file, or has no calibration of networks.
+    """
+    import yaml
+
+    cluster = load_cluster(path)
+    section = yaml.safe_load(path.read_text(encoding="utf-8")).get("networks")
+    if not isinstance(section, Mapping):
+        raise ModelError(
+            f"{path} has no calibration of networks; make one with `paceline calibrate runs.csv`"
+        )
+    if section.get("schema") != SCHEMA:
+        raise ModelError(
+            f"{path}: this Paceline reads calibrations of schema {SCHEMA}, not "
+            f"{section.get('schema')!r}: update it, or calibrate again"
+        )
+    try:
+        spread, coverage = section["spread"], section["coverage"]
+        return NetworkCalibration(
+            cluster=cluster,
+            factors=Factors(
+                shared=_factors(path, section["factors"]),
+                own={str(k): _factors(path, v) for k, v in section["strategies"].items()},
+            ),
+            coverage=Coverage(
+                networks=tuple(coverage["networks"]),
+                strategies=tuple(coverage["strategies"]),
+                most_gpus=int(coverage["most_gpus"]),
+                samples={str(k): float(v) for k, v in coverage["samples"].items()},
+            ),
+            spread=_positive(path, "spread.run", spread["run"]),
+            spread_network=_positive(path, "spread.network", spread["network"]),
+            spread_strategy=_positive(path, "spread.strategy", spread["strategy"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path}: its section networks is damaged ({error!r})") from None
+
+
+def _factors(path: Path, values: Mapping[str, Any]) -> dict[str, float]:
+    for name in values:
+        if name not in TERMS:
+            raise ModelError(f"{path}: networks has a factor for {name!r}; terms are {TERMS}")
+    return {name: _positive(path, name, value) for name, value in values.items()}
+
+
+def _positive(path: Path, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"{path}: networks: {name} must be a number, not {value!r}")
+    if not math.isfinite(value) or value <= 0:
+        raise ModelError(f"{path}: networks: {name} must be above 0, not {value!r}")
+    return float(value)

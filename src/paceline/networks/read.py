@@ -1,0 +1,99 @@
+"""A network by what a user writes: a preset, a module's name, a file.
+
+A user's file runs in a process of its own (``read_process``), which ends with its caller.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.networks.layer import LayerNetwork, Shape
+from paceline.networks.layers_json import from_mapping, read_layers
+from paceline.networks.presets import PRESETS, network_preset
+from paceline.networks.table import read_table
+
+_FORMS = (
+    f"a preset ({', '.join(PRESETS)}), timm:NAME, torchvision:NAME, FILE.py:FUNCTION, "
+    "FILE.layers.json or TABLE.csv:NAME"
+)
+
+
+def read_source(
+    source: str, shapes: Sequence[Shape] = (), *, timeout_s: float = 300.0
+) -> LayerNetwork:
+    """The network that ``source`` names.
+
+    Args:
+        source: a preset's name, ``timm:NAME``, ``torchvision:NAME``, ``FILE.py:FUNCTION``,
+            ``FILE.json``, ``TABLE.csv:NAME``.
+        shapes: of one sample, one for each argument; presets and some files know theirs.
+        timeout_s: seconds that a user's file and torch may take.
+
+    Raises:
+        ModelError: nothing is read by that name, or it cannot be read.
+    """
+    path, _, member = source.rpartition(":")
+    if path.endswith(".py") or path in ("timm", "torchvision"):
+        if not shapes and path.endswith(".py"):
+            raise ModelError(f"{source} needs --input with the shape of one sample: 3x224x224")
+        return _in_process(source, shapes, timeout_s)
+    if path.endswith(".csv") or source.endswith(".csv"):
+        return _from_table(path or source, member if path else "", shapes)
+    if source.endswith(".json"):
+        return _same_input(read_layers(source), shapes)
+    if source.endswith(".py"):
+        raise ModelError(f"name the function that returns the module: {source}:build")
+    if source.endswith((".pt", ".pth", ".pkl", ".bin", ".ckpt")):
+        raise ModelError(f"{source} holds weights, maybe as a pickle, which is never opened")
+    if Path(source).suffix or len(shapes) > 1:
+        raise ModelError(f"{source!r} is no network; give {_FORMS}")
+    return network_preset(source, shapes[0] if shapes else None)
+
+
+def _same_input(network: LayerNetwork, shapes: Sequence[Shape]) -> LayerNetwork:
+    if shapes and shapes[0] != network.input_shape:
+        text = "x".join(map(str, network.input_shape))
+        raise ModelError(f"{network.name} was read for an input of {text}; read it anew for others")
+    return network
+
+
+def _from_table(path: str, name: str, shapes: Sequence[Shape]) -> LayerNetwork:
+    networks = read_table(path)
+    fits = [
+        network
+        for (model, shape), network in networks.items()
+        if model == (name or model) and shape == (shapes[0] if shapes else shape)
+    ]
+    if len(fits) != 1:
+        names = ", ".join(f"{model} at {'x'.join(map(str, s))}" for model, s in networks)
+        raise ModelError(f"{path} holds {names}; name one, with --input where it has several")
+    return fits[0]
+
+
+def _in_process(source: str, shapes: Sequence[Shape], timeout_s: float) -> LayerNetwork:
+    """Read a module in a process of its own, whose output is not ours."""
+    command = [sys.executable, "-m", "paceline.networks.read_process", source]
+    command += ["x".join(map(str, shape)) for shape in shapes]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise ModelError(
+            f"{source} took longer than {timeout_s:g} s; give more with --timeout"
+        ) from None
+    lines = done.stdout.splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ModelError(f"{source} ended its process ({done.returncode}): {last[:300]}") from None
+    if "error" in answer:
+        raise ModelError(answer["error"])
+    for text in answer["warnings"]:
+        warnings.warn(text, stacklevel=3)
+    return from_mapping(answer["network"])

@@ -1,0 +1,204 @@
+"""Measured training steps of networks, a row a run, as ``paceline calibrate`` and ``predict`` read.
+
+Needed: model, strategy, gpus, global_batch; step_time_s to compare. Known beside these:
+gpus_per_node, split_in_node, crop, gradients, compute_s, communication_s, status ("normal", or what
+is wrong). All other columns are kept as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.networks.layer import LayerNetwork, Shape
+from paceline.networks.presets_chainer import chainer_network
+from paceline.networks.strategy import STRATEGIES, Strategy
+
+NEEDED = ("model", "strategy", "gpus", "global_batch")
+ADDED = ("predicted_step_time_s", "abnormal", "reason")
+_IMAGE = 224
+_VOLUME = {"cosmoflow-256": 256, "cosmoflow-512": 512}
+_END_OF_COSMOFLOW = "pool2"  # ParaDL paper, 4.5.1: behind its second pooling all GPUs have all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRun:
+    """One row.
+
+    Attributes:
+        line: in its file, from 1.
+        row: its text by column.
+        network: what it trains; equal rows share one.
+        strategy: how.
+        step_s, compute_s, communication_s: measured; None where not.
+        status: "normal", "" where the file says nothing, or what is wrong.
+    """
+
+    line: int
+    row: Mapping[str, str]
+    network: LayerNetwork
+    strategy: Strategy
+    step_s: float | None
+    compute_s: float | None
+    communication_s: float | None
+    status: str
+
+    @property
+    def series(self) -> tuple[object, ...]:
+        """What runs share that differ in the number of GPUs alone."""
+        each = self.strategy.global_batch / self.strategy.replicas
+        name, split = self.strategy.name, self.strategy.split
+        split = split if "+" in name else 0
+        rest = tuple(self.row.get(key, "") for key in ("crop", "gradients", "includes_input"))
+        return (self.network.name, name, split, each, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A file of runs: its columns and rows."""
+
+    columns: tuple[str, ...]
+    runs: tuple[NetworkRun, ...]
+
+
+def is_network_runs(path: Path) -> bool:
+    """Whether the file's header is that of networks' runs, not of language models'."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False  # the other reader says why
+    return "strategy" in (name.strip() for name in header)
+
+
+def read_network_runs(path: Path) -> RunTable:
+    """All rows of a CSV file.
+
+    Raises:
+        ModelError: it cannot be read, a column is missing or in another unit, or a row is wrong.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = tuple(reader.fieldnames or ())
+            _check_columns(path, columns)
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or "it is not a CSV file"
+        raise ModelError(f"{path} cannot be read: {reason}") from None
+    networks: dict[tuple[str, Shape], LayerNetwork] = {}
+    runs = []
+    for line, row in rows:
+        try:
+            runs.append(_run(line, row, networks))
+        except ModelError as error:
+            raise ModelError(f"{path}, line {line}: {error}") from None
+    if not runs:
+        raise ModelError(f"{path} has no rows")
+    return RunTable(columns, tuple(runs))
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    absent = [name for name in NEEDED if name not in columns]
+    if absent:
+        raise ModelError(f"{path} lacks the columns {', '.join(absent)} of networks' runs")
+    if "step_time_s" not in columns:
+        near = [name for name in columns if name.startswith("step_time")]
+        if near:
+            raise ModelError(f"{path} has {near[0]}; give seconds, as step_time_s")
+
+
+def _run(
+    line: int, row: dict[str, str], networks: dict[tuple[str, Shape], LayerNetwork]
+) -> NetworkRun:
+    if None in row or None in row.values():
+        raise ModelError("it has another number of values than the header")
+    name = row["model"].strip()
+    shape = _shape(name, row.get("crop", "").strip())
+    if (name, shape) not in networks:
+        networks[name, shape] = chainer_network(name, shape)
+    network = networks[name, shape]
+    return NetworkRun(
+        line=line,
+        row=row,
+        network=network,
+        strategy=_strategy(row, network),
+        step_s=_seconds(row, "step_time_s"),
+        compute_s=_seconds(row, "compute_s"),
+        communication_s=_seconds(row, "communication_s"),
+        status=row.get("status", "").strip(),
+    )
+
+
+def _shape(name: str, crop: str) -> Shape:
+    if name.startswith("cosmoflow"):
+        return (4, *(_VOLUME.get(name, 256),) * 3)
+    size = _whole("crop", crop) if crop else _IMAGE
+    return (3, size, size)
+
+
+def _strategy(row: Mapping[str, str], network: LayerNetwork) -> Strategy:
+    """ChainerMNX's implementation (ParaDL paper, 4.5.1): halos by MPI, leaders and segments."""
+    name = row["strategy"].strip()
+    if name not in STRATEGIES:
+        raise ModelError(f"no strategy {name!r}; choose {', '.join(STRATEGIES)}")
+    gpus, batch = _whole("gpus", row["gpus"]), _whole("global_batch", row["global_batch"])
+    spatial = name.endswith("spatial")
+    gradients = row.get("gradients", "").strip() or "packed"
+    exchange = "ring"
+    if "+" in name:
+        exchange = "leader" if spatial and gradients == "per tensor" else "segmented"
+    until = None
+    if spatial and network.name.startswith("cosmoflow"):
+        names = [layer.name for layer in network.layers]
+        until = names.index(_END_OF_COSMOFLOW)
+    split = 0
+    if "+" in name:
+        split = _whole("split_in_node", row.get("split_in_node", ""))
+    return Strategy(
+        name=name,
+        gpus=gpus,
+        global_batch=batch,
+        split=split,
+        spatial_until=until,
+        gradients=gradients,
+        exchange=exchange,
+        halo_library="mpi" if spatial else "nccl",
+    )
+
+
+def _whole(name: str, text: str) -> int:
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit() and 0 < len(stripped) < 10):
+        raise ModelError(f"{name} must be a whole number >= 1, not {text[:40]!r}")
+    return int(stripped)
+
+
+def _seconds(row: Mapping[str, str], name: str) -> float | None:
+    text = (row.get(name) or "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    # A communication of 0 is one that does not happen: a single GPU's.
+    if not math.isfinite(value) or value < 0 or (value == 0 and name == "step_time_s"):
+        raise ModelError(f"{name} must be a number of seconds above 0, not {text[:40]!r}")
+    return value or None
+
+
+def checked_csv(table: RunTable, added: Sequence[Mapping[str, str]]) -> str:
+    """The input's columns and ``ADDED``, a row a run."""
+    own = [name for name in table.columns if name not in ADDED]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*own, *ADDED], extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for run, values in zip(table.runs, added, strict=True):
+        writer.writerow({**run.row, **values})
+    return text.getvalue()

@@ -1,0 +1,208 @@
+"""How a network's training is shared out: which dimension, on how many GPUs, exchanged how.
+
+Paper: ParaDL, section 3 (the strategies) and 4.5 (where a spatial split ends, leaders, segments).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.errors import ModelError
+
+PURE = ("data", "spatial", "pipeline", "filter", "channel")
+STRATEGIES = (*PURE, "data+filter", "data+spatial", "data+pipeline")
+GRADIENTS = ("packed", "per tensor", "buckets", "none")
+EXCHANGES = ("ring", "leader", "segmented")
+LIBRARIES = ("nccl", "mpi")
+SCHEDULES = ("gpipe", "1f1b")
+
+#: Optimizer -> tensors of the weights' size that it keeps beside weight and gradient.
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A way to train on ``gpus`` GPUs; the samples of a step are ``global_batch``.
+
+    Attributes:
+        name: one of ``STRATEGIES``.
+        gpus: all of them.
+        split: GPUs that share one sample; all where data are not shared out, 1 with "data".
+        global_batch: samples of one step.
+        grid: parts of each spatial dimension, their product is ``split``; () = the first dimension.
+        spatial_until: last layer (index) that is split by space; None = as far as it goes.
+        gradients: one packed buffer, tensor by tensor, DDP's buckets during the backward pass, or
+            none where each GPU trains weights of its own.
+        exchange: of gradients: a ring over all; one leader GPU a node; or segments, in which the
+            GPUs of equal rank in their groups meet.
+        halo_library: which one moves halos and gathers of a spatial split.
+        optimizer: one of ``OPTIMIZERS``.
+        zero: 0 nothing, 1 optimizer, 2 gradients, too, 3 parameters, too (FSDP) are shared out.
+        sync_batchnorm: statistics of a batch are those of all its GPUs.
+        microbatches: of a pipeline (the paper's segments S).
+        schedule: of a pipeline.
+        recompute: activations between a stage's ends are computed again.
+        bucket_bytes: of DDP (PyTorch: 25 MiB).
+
+    Raises:
+        ModelError: the numbers do not join up; the message names the nearest that do.
+    """
+
+    name: str
+    gpus: int
+    global_batch: int
+    split: int = 0
+    grid: tuple[int, ...] = ()
+    spatial_until: int | None = None
+    gradients: str = "packed"
+    exchange: str = "ring"
+    halo_library: str = "nccl"
+    optimizer: str = "momentum"
+    zero: int = 0
+    sync_batchnorm: bool = False
+    microbatches: int = 1
+    schedule: str = "gpipe"
+    recompute: bool = False
+    bucket_bytes: int = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        for field, choices in (
+            ("name", STRATEGIES),
+            ("gradients", GRADIENTS),
+            ("exchange", EXCHANGES),
+            ("halo_library", LIBRARIES),
+            ("optimizer", tuple(OPTIMIZERS)),
+            ("schedule", SCHEDULES),
+            ("zero", (0, 1, 2, 3)),
+        ):
+            value = getattr(self, field)
+            if value not in choices:
+                what = "strategy" if field == "name" else field
+                known = ", ".join(map(str, choices))
+                raise ModelError(f"no {what} {value!r}; choose {known}", fields=(field,))
+        for field in ("gpus", "global_batch", "microbatches", "bucket_bytes"):
+            _check_count(field, getattr(self, field))
+        object.__setattr__(self, "split", self._checked_split())
+        self._check_batch()
+        self._check_grid()
+        if self.zero and self.replicas == 1:
+            raise ModelError(f"zero {self.zero} shares out replicas, and {self.name} has one")
+
+    def _checked_split(self) -> int:
+        whole = {"data": 1}.get(self.name, self.gpus)
+        if self.name in PURE:
+            if self.split not in (0, whole):
+                raise ModelError(
+                    f"{self.name} on {self.gpus} GPUs has a split of {whole}, not {self.split}"
+                    + ("; for less, combine it with data" if self.name != "data" else ""),
+                    fields=("split",),
+                )
+            return whole
+        if not self.split:
+            raise ModelError(
+                f"{self.name} needs a split: how many GPUs share a sample; legal are "
+                f"{_some(divisors(self.gpus))}",
+                fields=("split",),
+            )
+        _check_count("split", self.split)
+        if self.gpus % self.split:
+            raise ModelError(
+                f"a split of {self.split} does not divide {self.gpus} GPUs; the nearest that do "
+                f"are {_nearest(self.split, divisors(self.gpus))}",
+                fields=("split",),
+            )
+        return self.split
+
+    def _check_batch(self) -> None:
+        if self.global_batch < self.replicas:
+            raise ModelError(
+                f"{self.global_batch} samples a step leave some of {self.replicas} replicas "
+                f"without any: at most {self.global_batch * self.split} GPUs, or a batch of at "
+                f"least {self.replicas}",
+                fields=("global_batch",),
+            )
+        if self.name.endswith("pipeline") and self.samples % self.microbatches:
+            legal = [n for n in range(1, int(self.samples) + 1) if not self.samples % n]
+            raise ModelError(
+                f"{self.microbatches} microbatches do not divide the {self.samples:g} samples of "
+                f"a replica; the nearest that do are {_nearest(self.microbatches, legal)}",
+                fields=("microbatches",),
+            )
+
+    def _check_grid(self) -> None:
+        if not self.grid:
+            return
+        if not self.is_spatial:
+            raise ModelError(f"{self.name} does not split space; leave out the grid")
+        if not 1 <= len(self.grid) <= 3 or min(self.grid) < 1:
+            raise ModelError(f"a grid has 1 to 3 dimensions of 1 or more parts, not {self.grid}")
+        if math.prod(self.grid) != self.split:
+            raise ModelError(
+                f"the grid {'x'.join(map(str, self.grid))} has {math.prod(self.grid)} parts, the "
+                f"split {self.split}; choose one with as many",
+                fields=("grid",),
+            )
+
+    @property
+    def replicas(self) -> int:
+        """Groups that each have samples of their own (the paper's p1)."""
+        return self.gpus // self.split
+
+    @property
+    def samples(self) -> float:
+        """Of one replica in a step; a mean, where the batch does not divide."""
+        return self.global_batch / self.replicas
+
+    @property
+    def busiest_samples(self) -> int:
+        """Of the replica with the most."""
+        return -(-self.global_batch // self.replicas)
+
+    @property
+    def is_spatial(self) -> bool:
+        """Whether samples are split by space."""
+        return self.name.endswith("spatial")
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether layers are shared out."""
+        return self.name.endswith("pipeline")
+
+    @property
+    def splits_weights(self) -> str:
+        """How weights are shared out: by "filter", by "channel", or "" where they are not."""
+        last = self.name.rpartition("+")[2]
+        return last if last in ("filter", "channel") else ""
+
+    def parts(self, dimensions: int) -> tuple[int, ...]:
+        """Parts of each of a layer's spatial dimensions."""
+        grid = self.grid or (self.split,)
+        return (*grid, 1, 1, 1)[:dimensions]
+
+    def describe(self) -> str:
+        """For people: "data+filter on 64 GPUs, 4 a sample, batch 1,024"."""
+        each = f", {self.split} a sample" if 1 < self.split < self.gpus else ""
+        return f"{self.name} on {self.gpus:,} GPUs{each}, batch {self.global_batch:,}"
+
+
+def divisors(number: int) -> list[int]:
+    """Of ``number``, rising."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if not number % n]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _check_count(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        what = field.replace("_", " ")
+        raise ModelError(f"{what} must be a whole number >= 1, not {value!r}", fields=(field,))
+
+
+def _nearest(value: int, legal: list[int]) -> str:
+    below = [n for n in legal if n < value][-1:]
+    above = [n for n in legal if n > value][:1]
+    return " and ".join(map(str, (*below, *above)))
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

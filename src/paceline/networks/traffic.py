@@ -1,0 +1,226 @@
+"""Every message of a step: who sends which tensor, in which pass, over which group.
+
+Counts only, in elements and messages of the GPU that receives most; ``step_time`` has the seconds.
+Paper: ParaDL, 3 and 4.5; Dryden et al., SC 2019 (filters and channels).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.networks.layer import NETWORK_INPUT, LayerNetwork
+from paceline.networks.limits import spatial_end
+from paceline.networks.regions import backward_halo, forward_halo
+from paceline.networks.strategy import Strategy
+
+ELEMENT_BYTES = 4
+_STATISTICS = 2  # mean and mean of squares; backward the sums of gradient and of gradient times x
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One exchange of a step.
+
+    Attributes:
+        what: "halo", "gather", "layer", "norm", "gradients", "weights", "stage".
+        pattern: "p2p", "all-gather", "all-reduce", "reduce-scatter".
+        phase: "forward", "backward" or "update".
+        layer: index, of the last one where a buffer holds several.
+        elements: of the whole buffer of a collective; of a p2p, those that the busiest GPU
+            receives.
+        messages: that the busiest GPU receives (ring: size - 1 a pass).
+        size: GPUs of the group.
+        inner: whether the group's members are neighbours (the split) or equal ranks of replicas.
+        tensors: that the buffer holds.
+    """
+
+    what: str
+    pattern: str
+    phase: str
+    layer: int
+    elements: float
+    messages: int
+    size: int
+    inner: bool
+    tensors: int = 1
+
+    @property
+    def received(self) -> float:
+        """Elements that the busiest GPU receives, by a ring where it is a collective."""
+        if self.pattern == "p2p":
+            return self.elements
+        passes = 2 if self.pattern == "all-reduce" else 1
+        return passes * self.elements * (self.size - 1) / self.size
+
+
+def traffic(network: LayerNetwork, strategy: Strategy) -> tuple[Transfer, ...]:
+    """All of a step, those of layers in their order and then those of gradients.
+
+    A pipeline's hand-overs depend on its cut: ``stage_transfers``.
+    """
+    transfers: list[Transfer] = []
+    if strategy.split > 1 and strategy.is_spatial:
+        transfers += _spatial(network, strategy)
+    elif strategy.split > 1 and strategy.splits_weights:
+        transfers += _weights_split(network, strategy)
+    if strategy.sync_batchnorm:
+        transfers += _statistics(network, strategy)
+    return (*transfers, *_gradients(network, strategy))
+
+
+def last_spatial(network: LayerNetwork, strategy: Strategy) -> int:
+    """The last layer that is split by space."""
+    end = spatial_end(network, strategy.parts(len(network.input_shape) - 1))
+    chosen = strategy.spatial_until
+    return end if chosen is None else min(chosen, end)
+
+
+def crossing(network: LayerNetwork, last: int) -> list[int]:
+    """Layers up to ``last`` that later ones read: what a gather, or a stage, hands on."""
+    return [
+        index
+        for index in range(last + 1)
+        if any(reader > last for reader in network.readers[index])
+        or (index == last == len(network.layers) - 1)
+    ]
+
+
+def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
+    """Halos of each layer and the gather where the split ends."""
+    last, samples = last_spatial(network, strategy), strategy.busiest_samples
+    transfers = []
+    for index, layer in enumerate(network.layers[: last + 1]):
+        if layer.window is None and layer.kind != "resample":
+            continue
+        in_shape = network.in_shapes(index)[0]
+        parts = strategy.parts(len(layer.out_shape) - 1)
+        sizes = (layer.window, in_shape[1:], layer.out_shape[1:], parts)
+        passes = [("forward", forward_halo(*sizes), in_shape[0])]
+        if any(producer != NETWORK_INPUT for producer in layer.inputs):
+            passes.append(("backward", backward_halo(*sizes), layer.filters))
+        for phase, halo, channels in passes:
+            if halo.most_received:
+                elements = samples * channels * halo.most_received
+                transfers.append(
+                    Transfer(
+                        *("halo", "p2p", phase, index, elements, halo.most_messages),
+                        *(strategy.split, True),
+                    )
+                )
+    # Backward, each GPU takes its part of a gradient that all have: nothing moves.
+    for index in crossing(network, last):
+        elements = samples * network.layers[index].out_elements
+        transfers.append(_collective("gather", "all-gather", "forward", index, elements, strategy))
+    return transfers
+
+
+def _weights_split(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
+    """Filter: all-gather forward, all-reduce backward; channel: the other way round."""
+    products = split_products(network, strategy)
+    forward, backward = ("all-gather", "all-reduce")
+    if strategy.splits_weights == "channel":
+        forward, backward = backward, forward
+    samples, transfers = strategy.busiest_samples, []
+    for index in products:
+        layer = network.layers[index]
+        last = index == products[-1] and strategy.splits_weights == "filter"
+        if not last:  # the loss is computed from the parts (Table 3: G - 1)
+            elements = samples * layer.out_elements
+            transfers.append(_collective("layer", forward, "forward", index, elements, strategy))
+        if any(producer != NETWORK_INPUT for producer in layer.inputs):
+            elements = samples * network.in_elements(index)
+            transfers.append(_collective("layer", backward, "backward", index, elements, strategy))
+    return transfers
+
+
+def split_products(network: LayerNetwork, strategy: Strategy) -> list[int]:
+    """Layers whose weights are shared out; a channel split begins with the second (4.5)."""
+    products = [i for i, layer in network.weighted() if layer.kind in ("conv", "linear")]
+    return products[1:] if strategy.splits_weights == "channel" else products
+
+
+def _collective(
+    what: str, pattern: str, phase: str, index: int, elements: float, strategy: Strategy
+) -> Transfer:
+    passes = 2 if pattern == "all-reduce" else 1
+    messages = passes * (strategy.split - 1)
+    return Transfer(what, pattern, phase, index, elements, messages, strategy.split, True)
+
+
+def _statistics(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
+    """SyncBatchNorm: sums of each channel, forward and backward, over all who share the batch."""
+    # Filter and channel splits compute norms on whole activations (the paper's 4.5.2).
+    size = strategy.gpus if strategy.is_spatial else strategy.replicas
+    if size == 1:
+        return []
+    return [
+        Transfer(
+            *("norm", "all-reduce", phase, index, _STATISTICS * layer.filters, 2 * (size - 1)),
+            *(size, False),
+        )
+        for index, layer in enumerate(network.layers)
+        if layer.kind == "norm"
+        for phase in ("forward", "backward")
+    ]
+
+
+def _gradients(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
+    """The exchange at the end of a step, and ZeRO's gathers."""
+    size = strategy.gpus if strategy.is_spatial else strategy.replicas
+    if size == 1 or strategy.gradients == "none":
+        return []
+    sharded = set(split_products(network, strategy)) if strategy.splits_weights else set()
+    tensors = []
+    for index, layer in network.weighted():
+        share = strategy.split if index in sharded else 1
+        tensors += [(index, math.prod(shape) / share) for shape in layer.parameters]
+    transfers = []
+    for buffer in _buffers(tensors, strategy):
+        index, elements = buffer[-1][0], sum(count for _, count in buffer)
+        where = (index, elements, size, False, len(buffer))
+        transfers += _exchange(*where, strategy)
+    return transfers
+
+
+def _exchange(
+    index: int, elements: float, size: int, inner: bool, tensors: int, strategy: Strategy
+) -> list[Transfer]:
+    """One buffer's: an all-reduce, or with ZeRO its two halves (FSDP: and one gather more)."""
+    if not strategy.zero:
+        rest = (index, elements, 2 * (size - 1), size, inner, tensors)
+        return [Transfer("gradients", "all-reduce", "update", *rest)]
+    rest = (index, elements, size - 1, size, inner, tensors)
+    transfers = [Transfer("gradients", "reduce-scatter", "backward", *rest)]
+    if strategy.zero < 3:
+        return [*transfers, Transfer("weights", "all-gather", "update", *rest)]
+    phases = ("forward", "backward")
+    return [*transfers, *(Transfer("weights", "all-gather", phase, *rest) for phase in phases)]
+
+
+def _buffers(tensors: list[tuple[int, float]], strategy: Strategy) -> list[list[tuple[int, float]]]:
+    """Tensors of each exchange, in the order in which the backward pass ends them."""
+    tensors = tensors[::-1]
+    if strategy.gradients == "packed":
+        return [tensors] if tensors else []
+    if strategy.gradients == "per tensor":
+        return [[tensor] for tensor in tensors]
+    buffers: list[list[tuple[int, float]]] = [[]]
+    room = 0.0
+    for tensor in tensors:
+        if room >= strategy.bucket_bytes:
+            buffers, room = [*buffers, []], 0.0
+        buffers[-1].append(tensor)
+        room += tensor[1] * ELEMENT_BYTES
+    return buffers
+
+
+def stage_transfers(network: LayerNetwork, strategy: Strategy, last: int) -> tuple[Transfer, ...]:
+    """What one microbatch hands from the stage that ends with layer ``last`` on, and back."""
+    samples = strategy.busiest_samples / strategy.microbatches
+    elements = samples * sum(network.layers[i].out_elements for i in crossing(network, last))
+    count = len(crossing(network, last))
+    return tuple(
+        Transfer("stage", "p2p", phase, last, elements, count, 2, True)
+        for phase in ("forward", "backward")
+    )

@@ -1,0 +1,124 @@
+"""When all gradients of a bucket are there: hooks in a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+#: Backwards in a row in which the same gradients come last, before only these are watched.
+AGREED = 3
+
+#: One recorded backward in this many watches all gradients again: their order may change.
+RECHECK = 32
+
+
+class Arrivals:
+    """Tells when the gradients of each bucket are complete.
+
+    At first every parameter has a hook while a backward is recorded. Once the same gradient of each
+    bucket came last several times, only these are watched, by hooks that stay: to put a hook into
+    every parameter costs more than all else that is recorded of a small model. Where a later check
+    of all finds another order, all are watched for good.
+
+    Args:
+        trained: parameters with gradients.
+        ready: called with a bucket.
+        fail: called with an error, which is not raised.
+    """
+
+    def __init__(
+        self,
+        trained: Sequence[Any],
+        ready: Callable[[int], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._trained, self._ready, self._fail = trained, ready, fail
+        self._of: Sequence[int] = ()  # [parameter] its bucket
+        self._missing: list[int] = []  # [bucket] gradients that are not there yet
+        self._last: list[int] = []  # [bucket] the parameter whose gradient came last
+        self._usual: list[int] = []  # the same, of the backward before
+        self._agreed = self._count = 0  # backwards
+        self._is_settled = self._is_narrow = self._is_unsteady = False
+        self._hooks = [self._hook(number) for number in range(len(trained))]
+        self._handles: list[Any] = []  # of hooks, in place while a backward is recorded
+        self._stays: list[Any] = []  # handles of those of the last gradients
+
+    def begin(self, of: Sequence[int], sizes: Sequence[int], *, settled: bool) -> None:
+        """A backward begins.
+
+        Args:
+            of: [parameter] its bucket.
+            sizes: [bucket] its parameters.
+            settled: whether buckets and parameters in use are those of every backward to come.
+        """
+        self._is_settled = settled and not self._is_unsteady
+        self._is_narrow = False  # a backward that raised may have left it on
+        self._count += 1
+        if self._is_settled and self._agreed >= AGREED and self._count % RECHECK:
+            if not self._stays:
+                self._stay()
+            self._is_narrow = True
+            return
+        self._of, self._missing = of, list(sizes)
+        self._last = [-1] * len(sizes)
+        self._unhook()  # a backward that raised has left its own
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(hook)
+            for parameter, hook in zip(self._trained, self._hooks, strict=True)
+        ]
+
+    def end(self) -> None:
+        """The backward is over."""
+        self._unhook()
+        if self._is_narrow:
+            self._is_narrow = False
+        elif self._is_settled and -1 not in self._last:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Whether the same gradients came last as before."""
+        if self._last == self._usual:
+            self._agreed += 1
+            return
+        if self._stays:
+            self._is_unsteady = True
+            for handle in self._stays:
+                handle.remove()
+        self._usual, self._agreed = self._last, 1
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, number: int) -> Callable[[object], None]:
+        """Called when the gradient of a parameter is complete."""
+
+        def gradient(_: object) -> None:
+            try:  # in here, not by a call: a model has hundreds of parameters
+                bucket = self._of[number]
+                self._missing[bucket] -= 1
+                if not self._missing[bucket]:
+                    self._last[bucket] = number
+                    self._ready(bucket)
+            except Exception as error:
+                self._fail(error)
+
+        return gradient
+
+    def _stay(self) -> None:
+        for bucket, number in enumerate(self._usual):
+            hook = self._last_hook(bucket)
+            self._stays.append(self._trained[number].register_post_accumulate_grad_hook(hook))
+
+    def _last_hook(self, bucket: int) -> Callable[[object], None]:
+        """Called when the gradient that comes last in a bucket is complete."""
+
+        def gradient(_: object) -> None:
+            if self._is_narrow:
+                try:
+                    self._ready(bucket)
+                except Exception as error:
+                    self._fail(error)
+
+        return gradient

@@ -1,0 +1,106 @@
+"""Timelines of logs that tell steps and little else: any log of step times, trainer_state.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.run_logs.timeline import Pause, Start, Timeline, steps_of
+from paceline.sources.step_logs.files import load_columns
+from paceline.sources.step_times import load_step_times
+
+Array = npt.NDArray[np.float64]
+Row = tuple[int, int, float, float]
+_NO_CLOCK = "the log has no dates: time between steps is unknown"
+
+
+def read_steps(path: Path, pattern: str | None) -> Timeline:
+    """The timeline of one rank of a log of step times; a step that falls back is a restart.
+
+    Raises:
+        TraceError: as of :func:`paceline.sources.step_logs.files.load_step_log`.
+    """
+    columns, notes = load_columns(path, pattern)
+    if columns is None:
+        table = load_step_times(path)
+        with np.errstate(all="ignore"):
+            slowest = np.nanmax(table.duration_s, axis=1)
+        columns = {"step": table.steps.astype(np.float64), "duration_s": slowest}
+    rank = columns.get("rank", np.zeros(len(columns["step"])))
+    mine = (rank == rank.min()) & (columns["duration_s"] > 0)
+    step, duration_s = columns["step"][mine].astype(np.int64), columns["duration_s"][mine]
+    if not len(step):
+        raise TraceError(f"{path} has no step")
+    times = columns["time_s"][mine] if "time_s" in columns else None
+    breaks = np.flatnonzero(np.diff(step) <= 0) + 1
+    starts, clock = [], 0.0
+    for rows in np.split(np.arange(len(step)), breaks):
+        table_rows = _rows(step[rows], duration_s[rows], None if times is None else times[rows])
+        if times is None:
+            table_rows = [(n, c, b + clock, e + clock) for n, c, b, e in table_rows]
+            clock = table_rows[-1][3]
+        starts.append(Start(table_rows[0][2], table_rows[-1][3], steps_of(table_rows)))
+    has_clock = times is not None
+    notes += () if has_clock else (_NO_CLOCK,)
+    return Timeline("step times", tuple(starts), frozenset(), has_clock=has_clock, notes=notes)
+
+
+def _rows(step: npt.NDArray[np.int64], duration_s: Array, times: Array | None) -> list[Row]:
+    """(last step, count, begin, end) of one start; without dates one follows the other.
+
+    A sample stands for the usual number of steps at most: the log begins somewhere, and may lack
+    lines.
+    """
+    usual = int(np.median(np.diff(step))) if len(step) > 1 else 1
+    counts = np.minimum(np.diff(step, prepend=step[0] - usual), usual)
+    counts[0] = max(min(usual, int(step[0])), 1)
+    spent_s = counts * duration_s
+    ends = np.cumsum(spent_s) if times is None else times
+    begins = ends - spent_s
+    return list(zip(step.tolist(), counts.tolist(), begins.tolist(), ends.tolist(), strict=True))
+
+
+def read_trainer_state(path: Path) -> Timeline:
+    """``trainer_state.json`` of Hugging Face's Trainer (transformers 5.23.0).
+
+    ``train_runtime`` is the time since training began. Evaluations follow the step that they are
+    logged at; checkpoints are not logged and lie in the steps behind them.
+
+    Raises:
+        TraceError: damaged, or without times (``include_num_input_tokens_seen="all"``).
+    """
+    try:
+        history = json.loads(path.read_bytes())["log_history"]
+        start = _trainer_start(history)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    if start is None:
+        raise TraceError(
+            f"{path} has no times: set include_num_input_tokens_seen='all' in TrainingArguments"
+        )
+    notes = ("time before training began, and of saving checkpoints, is not in this file",)
+    return Timeline("trainer_state.json", (start,), frozenset({"evaluation"}), notes=notes)
+
+
+def _trainer_start(history: list[dict[str, float]]) -> Start | None:
+    rows: list[Row] = []
+    pauses: list[Pause] = []
+    before_step, before_s, cursor_s, total_s = 0, 0.0, 0.0, 0.0
+    for entry in history:
+        step = int(entry["step"])
+        if "eval_runtime" in entry:
+            end_s = cursor_s + float(entry["eval_runtime"])
+            pauses.append(Pause("evaluation", cursor_s, end_s))
+            cursor_s = end_s
+        elif "train_runtime" in entry:
+            total_s = float(entry["train_runtime"])
+            if step > before_step and "loss" in entry:
+                rows.append((step, step - before_step, before_s, total_s))
+                before_step, before_s, cursor_s = step, total_s, total_s
+    if not rows:
+        return None
+    return Start(0.0, max(total_s, cursor_s), steps_of(rows), tuple(pauses), has_begin=True)

@@ -1,0 +1,116 @@
+"""A job's life on one clock: its starts, the steps of each, and the pauses that a log names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+PauseKind = Literal["setup", "restore", "checkpoint", "evaluation", "data", "other"]
+PAUSE_KINDS: tuple[PauseKind, ...] = (
+    "setup",
+    "restore",
+    "checkpoint",
+    "evaluation",
+    "data",
+    "other",
+)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Time in which a job did something else than steps.
+
+    Attributes:
+        kind: what.
+        begin_s, end_s: on the timeline's clock.
+    """
+
+    kind: PauseKind
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps as a log has them: a sample may stand for several.
+
+    Attributes:
+        last: [sample] number of the sample's last step.
+        count: [sample] how many steps it stands for.
+        begin_s, end_s: [sample] seconds on the timeline's clock; pauses may lie within.
+    """
+
+    last: Ints
+    count: Ints
+    begin_s: Array
+    end_s: Array
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+    @property
+    def first_step(self) -> int:
+        """The first step of all."""
+        return int(self.last[0] - self.count[0] + 1)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the job's processes.
+
+    Attributes:
+        begin_s, end_s: when they began, and the last that is known of them.
+        has_begin: whether the log says when they began, rather than its first line.
+        has_ended: whether the log says that the job ended of its own accord.
+        steps: ascending in time.
+        pauses: in any order; they may overlap each other and the steps.
+    """
+
+    begin_s: float
+    end_s: float
+    steps: Steps
+    pauses: tuple[Pause, ...] = ()
+    has_begin: bool = False
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A job's life.
+
+    Attributes:
+        tool: whose log it is.
+        starts: in their order.
+        recorded: kinds of pauses that the log would tell if there were any.
+        has_clock: whether the time between starts, and between steps, is known.
+        notes: what was doubtful while reading.
+    """
+
+    tool: str
+    starts: tuple[Start, ...]
+    recorded: frozenset[PauseKind]
+    has_clock: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def no_steps() -> Steps:
+    """A start that made none."""
+    return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
+    """Steps from rows (last step, count, begin, end), ascending in time.
+
+    Logs round: a sample begins no earlier than the one before it ends.
+    """
+    table = np.array(list(rows), dtype=np.float64).reshape(-1, 4)
+    begin_s, end_s = table[:, 2].copy(), np.maximum.accumulate(table[:, 3])
+    begin_s[1:] = np.maximum(begin_s[1:], end_s[:-1])
+    last, count = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+    return Steps(last, count, np.minimum(begin_s, end_s), end_s)

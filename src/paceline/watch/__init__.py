@@ -1,0 +1,6 @@
+"""From the onset of a fail-slow to a plan, without a person: one running job is watched."""
+
+from paceline.watch.job import Watch
+from paceline.watch.news import News
+
+__all__ = ["News", "Watch"]

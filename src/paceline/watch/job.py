@@ -1,0 +1,249 @@
+"""One running job, watched through the folder that its recorder writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.detect import locate
+from paceline.detect.detector import Detector
+from paceline.detect.event import SLOW_KINDS
+from paceline.detect.job import JobEvent, job_events
+from paceline.detect.steps_of_calls import step_times
+from paceline.detect.validation_files import ask_validation, read_validation
+from paceline.detect.who import Suspect
+from paceline.detect.who_calls import is_comparable, who_from_calls
+from paceline.errors import PacelineError
+from paceline.mitigate.strategies import OVERHEAD_S
+from paceline.monitor.recording_tail import RecordingTail
+from paceline.sources.call_logs.files import load_call_log
+from paceline.sources.recording.status import record_now
+from paceline.watch.news import News, NewsKind
+from paceline.watch.plan import name_suspects, plan_of, read_steps
+from paceline.watch.rows import Rows
+
+#: Profiled steps that name who is slow, beyond the first slow one, which may be slow in part.
+PROFILED_STEPS = 4
+#: After this time without them, or without a validation, that is said.
+PATIENCE_S = 60.0
+#: Steps whose median says how long a step takes.
+_RECENT = 20
+
+
+class Watch:
+    """Looks at a job's folder; an onset is followed by who, a validation, and a plan.
+
+    Args:
+        folder: of the run.
+        collectives: call logs of the job, which name ranks, too.
+        overheads: strategy -> seconds that it costs once; None forbids it.
+        steps: profiled steps that are asked for.
+        validate: ask the job's validator (:mod:`paceline.hosts.periodic`) about the suspects.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        collectives: Sequence[Path] = (),
+        overheads: Mapping[str, float | None] | None = None,
+        steps: int = PROFILED_STEPS,
+        validate: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self.collectives = folder, tuple(collectives)
+        self.overheads = {**OVERHEAD_S, **(overheads or {})}
+        self._steps_wanted, self._may_validate, self._clock = steps, validate, clock
+        self._tail = RecordingTail(folder)
+        self._session = ""
+        self._rows: Rows | None = None
+        self._detector: Detector | None = None
+        self._step = -1
+        self._recent: list[float] = []  # seconds of the newest steps
+        self._episode: _Episode | None = None
+
+    def look(self) -> list[News]:
+        """Read what the job has written since the last look, and act on it.
+
+        Raises:
+            TraceError: a file cannot be read.
+        """
+        self._tail.look()
+        news = []
+        for session, rank, times in self._tail.take_times():
+            news += self._begin(session)
+            if session == self._session and self._rows is not None:
+                self._rows.add(rank, times)
+        news += self._detect()
+        if self._episode is None:
+            self._tail.forget(self._step)  # profiled steps of a healthy job name nobody
+        else:
+            news += self._follow(self._episode)
+        return news
+
+    def _begin(self, session: str) -> list[News]:
+        """A start of the job is seen for the first time; its ranks are known from then on."""
+        if session == self._session or session != self._tail.session:
+            return []
+        ranks = int(self._tail.meta["world"])
+        is_first = self._detector is None or self._detector.ranks != ranks
+        if is_first:
+            self._detector = Detector(ranks)
+        elif self._detector is not None:
+            self._detector.go_back()
+        self._session, self._rows, self._step = session, Rows(ranks), -1
+        text = f"watching {self.folder}: {ranks:,} ranks" if is_first else "the job was restarted"
+        return [self._news("watching" if is_first else "restart", text, {"ranks": ranks})]
+
+    def _detect(self) -> list[News]:
+        if self._rows is None or self._detector is None:
+            return []
+        news = []
+        for step, row in self._rows.close():
+            self._step = step
+            seconds = float(np.nanmax(row))
+            self._recent = [*self._recent[-_RECENT + 1 :], seconds]
+            events = job_events(self._detector.update(step, row), self._detector.ranks)
+            for event in events:
+                news += self._change(event)
+        return news
+
+    def _change(self, event: JobEvent) -> list[News]:
+        """An event of the detector: an episode begins, goes on, or ends."""
+        news = []
+        if event.kind in SLOW_KINDS and self._episode is None:
+            slow_steps = max(self._step - event.since_step + 1, 1)
+            lasted_s = sum(self._recent[-slow_steps:])
+            self._episode = _Episode(event, lasted_s, self._clock())
+        said = event.to_mapping()
+        news.append(self._news("change", said["text"], said))
+        if event.kind in ("relief", "faster"):
+            self._episode = None
+        return news
+
+    def _follow(self, episode: _Episode) -> list[News]:
+        """The next step on the way to a plan, as far as what it needs is there."""
+        if episode.suspects is None:
+            return self._name(episode)
+        if episode.asked_validation_s is not None:
+            return self._validated(episode)
+        return []
+
+    def _name(self, episode: _Episode) -> list[News]:
+        news = []
+        since = episode.onset.since_step
+        steps = [n for n in self._tail.ready() if since < n]
+        if episode.asked_s is None:
+            episode.asked_s = self._clock()
+            if self.collectives:
+                news += self._name_by_calls(episode)
+            if episode.suspects is None and len(steps) < self._steps_wanted:
+                news.append(self._ask())
+        if episode.suspects is None and len(steps) >= self._steps_wanted:
+            news += self._name_by_trace(episode, steps[: self._steps_wanted])
+        elif self._clock() - episode.asked_s > PATIENCE_S and not episode.is_given_up:
+            episode.is_given_up = True
+            text = f"no profiled steps of all ranks after {PATIENCE_S:.0f} s: see record status"
+            news.append(self._news("not-named", text))
+        return news
+
+    def _ask(self) -> News:
+        step_s = float(np.median(self._recent))
+        try:
+            until = record_now(self.folder, self._steps_wanted, last_step=self._step, step_s=step_s)
+        except PacelineError as error:
+            return self._news("not-named", f"profiled steps cannot be asked for: {error}")
+        return self._news(
+            "profile-asked",
+            f"asked all ranks for operations up to step {until:,}",
+            {"until": until},
+        )
+
+    def _name_by_trace(self, episode: _Episode, steps: list[int]) -> list[News]:
+        try:
+            trace = read_steps(self._tail, steps)
+            onset, measured, result = name_suspects(episode.onset, trace)
+        except PacelineError as error:
+            episode.suspects = ()
+            return [self._news("not-named", f"the profiled steps name nobody: {error}")]
+        news = self._named(episode, onset, {"steps": steps, "slowdown": result.slowdown})
+        text, fields = plan_of(measured, result, self.overheads)
+        return [*news, self._news("plan", text, fields)]
+
+    def _name_by_calls(self, episode: _Episode) -> list[News]:
+        try:
+            log, _ = load_call_log(self.collectives)
+            if not is_comparable(log):
+                return []
+            suspects = who_from_calls(log, step_times(log))
+        except PacelineError as error:
+            return [self._news("not-named", f"the call log names nobody: {error}")]
+        (onset,) = locate.locate_last([episode.onset], suspects)
+        return self._named(episode, onset, {"calls": len(self.collectives)})
+
+    def _named(self, episode: _Episode, onset: JobEvent, fields: dict[str, Any]) -> list[News]:
+        episode.onset, episode.suspects = onset, onset.suspects or ()
+        who = [suspect.to_mapping() for suspect in episode.suspects]
+        news = [self._news("named", onset.who, {"who": who, **fields})]
+        ranks = sorted({rank for suspect in episode.suspects for rank in suspect.ranks})
+        if ranks and self._may_validate:
+            episode.asked_validation_s = self._clock()
+            try:
+                episode.validation = ask_validation(self.folder, ranks)
+            except PacelineError as error:
+                episode.asked_validation_s = None
+                return [*news, self._news("not-validated", str(error))]
+            if episode.validation is None:
+                episode.asked_validation_s = None
+                text = "no validator runs in the job: confirm by paceline validate"
+                return [*news, self._news("not-validated", text)]
+            text = "asked the job to validate its ranks between two steps"
+            news.append(self._news("validation-asked", text, {"ranks": ranks}))
+        return news
+
+    def _validated(self, episode: _Episode) -> list[News]:
+        verdict = read_validation(self.folder, episode.validation)
+        if verdict is None:
+            if self._clock() - (episode.asked_validation_s or 0) <= PATIENCE_S:
+                return []
+            episode.asked_validation_s = None
+            return [self._news("not-validated", f"no validation within {PATIENCE_S:.0f} s")]
+        episode.asked_validation_s = None
+        slow = {int(row["rank"]) for row in verdict.get("slow_ranks", ())}
+        suspects = {rank for suspect in episode.suspects or () for rank in suspect.ranks}
+        both = sorted(slow & suspects)
+        if both:
+            text = f"validation confirms rank {', '.join(map(str, both))}"
+        elif slow:
+            text = f"validation finds rank {', '.join(map(str, sorted(slow)))} slow, not a suspect"
+        else:
+            text = "validation finds no slow rank: the cause may lie outside of GPUs and links"
+        return [self._news("validated", text, {"confirmed": both, "verdict": verdict})]
+
+    def _news(self, kind: NewsKind, text: str, fields: Mapping[str, Any] | None = None) -> News:
+        after_s = None
+        if self._episode is not None:
+            after_s = self._episode.after_s(self._clock())
+        return News(kind, self._clock(), max(self._step, 0), text, after_s, fields or {})
+
+
+class _Episode:
+    """A fail-slow that goes on, and how far it has been followed."""
+
+    def __init__(self, onset: JobEvent, lasted_s: float, seen_s: float) -> None:
+        self.onset = onset
+        self._lasted_s, self._seen_s = lasted_s, seen_s
+        self.asked_s: float | None = None
+        self.is_given_up = False
+        self.suspects: tuple[Suspect, ...] | None = None
+        self.asked_validation_s: float | None = None
+        self.validation: int | None = None
+
+    def after_s(self, now_s: float) -> float:
+        """Seconds since the first slow step began."""
+        return self._lasted_s + max(now_s - self._seen_s, 0.0)

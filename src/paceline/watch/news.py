@@ -1,0 +1,59 @@
+"""What a watch says, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+NewsKind = Literal[
+    "watching",
+    "restart",
+    "change",
+    "profile-asked",
+    "named",
+    "not-named",
+    "validation-asked",
+    "validated",
+    "not-validated",
+    "plan",
+]
+
+
+@dataclass(frozen=True)
+class News:
+    """One step on the way from an onset to a plan.
+
+    Attributes:
+        kind: which; "change" is an event of the detector.
+        at_s: when, seconds since the epoch.
+        step: the newest step of the job then.
+        text: in words.
+        after_onset_s: since the first slow step began; None outside of a fail-slow.
+        fields: what else JSON has.
+    """
+
+    kind: NewsKind
+    at_s: float
+    step: int
+    text: str
+    after_onset_s: float | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it; a detector's event has its own ``kind``, as ``paceline detect``."""
+        return {
+            "kind": self.kind,
+            "step": self.step,
+            "at": datetime.fromtimestamp(self.at_s).astimezone().isoformat(timespec="milliseconds"),
+            "after_onset_s": None if self.after_onset_s is None else round(self.after_onset_s, 3),
+            "text": self.text,
+            **self.fields,
+        }
+
+    def line(self) -> str:
+        """For a terminal."""
+        clock = datetime.fromtimestamp(self.at_s).strftime("%H:%M:%S")
+        after = "" if self.after_onset_s is None else f"+{self.after_onset_s:.1f} s"
+        return f"{clock} {after:>9s}  {self.text}"

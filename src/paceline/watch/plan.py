@@ -1,0 +1,65 @@
+"""Who is slow and what to do, from the profiled steps of a fail-slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.detect.job import JobEvent
+from paceline.detect.who_trace import who_from_trace
+from paceline.diagnose import diagnose
+from paceline.errors import PacelineError
+from paceline.graph import Measured, from_trace
+from paceline.mitigate.findings import faults_of
+from paceline.mitigate.forecast import forecast
+from paceline.mitigate.job_model import JobModel
+from paceline.mitigate.strategies import Strategies
+from paceline.monitor.recording_tail import RecordingTail
+from paceline.remedies import Case
+from paceline.sources import load
+from paceline.trace import Trace
+from paceline.whatif import WhatIf, analyze
+
+
+def read_steps(tail: RecordingTail, steps: list[int]) -> Trace:
+    """The trace of some profiled steps.
+
+    Raises:
+        TraceError: they are no trace.
+    """
+    with TemporaryDirectory(prefix="paceline-watch-") as folder:
+        tail.cut(steps, Path(folder) / "steps")
+        return load(Path(folder) / "steps")
+
+
+def name_suspects(onset: JobEvent, trace: Trace) -> tuple[JobEvent, Measured, WhatIf]:
+    """The onset with who is slow, and what that was found in.
+
+    Raises:
+        PacelineError: no graph follows from the trace, or it cannot be analysed.
+    """
+    measured = from_trace(trace)
+    result = analyze(measured)
+    return replace(onset, suspects=who_from_trace(measured, result)), measured, result
+
+
+def plan_of(
+    measured: Measured, result: WhatIf, overheads: Mapping[str, float | None]
+) -> tuple[str, dict[str, Any]]:
+    """What the planner will do if nothing changes: in words, and for JSON."""
+    if measured.graph.programmed:
+        return "no plan: what other numbers of microbatches would do is not recorded", {}
+    try:
+        faults = faults_of(Case(measured, result, diagnose(measured, result)))
+        if not faults:
+            return "no plan: the diagnosis of these steps names no worker and no link", {}
+        strategies = Strategies(JobModel(measured), dict(overheads))
+        outlook = forecast(strategies, faults, rule="loss")
+    except PacelineError as error:
+        return f"no plan: {error}", {}
+    names = ", ".join(fault.name for fault in faults)
+    due = [f"after {d.after_steps:,} steps {d.action.option.text}" for d in outlook.due]
+    return f"plan ({names}): {'; '.join(due) or 'ignore it'}", outlook.to_mapping()

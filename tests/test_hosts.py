@@ -1,0 +1,188 @@
+"""Results of validations per host: kept, judged, and turned into cordon lists."""
+
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from paceline.cli.main import run
+from paceline.detect.validation_files import ask_validation, read_validation
+from paceline.detect.verdict import Measurements, Place, judge
+from paceline.errors import DetectError, OutputError, StateError
+from paceline.hosts import HostStore, PeriodicValidation
+from paceline.hosts.cordon import cordon_lines
+from paceline.hosts.result import Result, results_of
+from paceline.hosts.verdict import RECENT, judge_units
+
+
+def measurements(gemm_s, link_s=(), per_host=4):
+    places = {rank: Place(f"node{rank // per_host}", "H100") for rank in range(len(gemm_s))}
+    rounds = {rank: [seconds] * 3 for rank, seconds in enumerate(gemm_s)}
+    return Measurements(rounds, dict(link_s), places, 4096, 1 << 20, "nccl")
+
+
+def test_results_of_a_validation():
+    links = {(0, 1): [2e-3], (1, 2): [6e-3], (2, 3): [2e-3], (3, 0): [2e-3], (0, 2): [6e-3]}
+    results = results_of(measurements([1.0, 1.0, 1.2, 1.0], links), run="j", at_s=5.0)
+    gemm = {r.gpu: r.ratio for r in results if r.test == "gemm"}
+    assert gemm == {0: 1, 1: 1, 2: pytest.approx(1.2), 3: 1}
+    link = {r.gpu: (r.seconds, r.ratio) for r in results if r.test == "link"}
+    assert link[2] == (2e-3, 1)  # one of its links is well
+    assert {r.host for r in results} == {"node0"}
+    assert results_of(measurements([1.0, 2.0]), run="j", at_s=5.0) == []
+
+
+def fleet(draw, slow, spread, noise, gpus=16, validations=RECENT, spikes=0.03):
+    """[validation, gpu] ratios: chips differ, each result scatters, some are disturbed."""
+    chips = 1 + spread * draw.standard_normal(gpus)
+    times = chips * (1 + noise * draw.standard_normal((validations, gpus)))
+    times *= np.where(draw.random(times.shape) < spikes, 1.3, 1.0)
+    times[:, 0] *= slow
+    return times / np.median(times, axis=1, keepdims=True)
+
+
+def results(ratios, start=0):
+    return [
+        Result(start + t, "j", f"node{gpu // 8}", gpu % 8, "H100", "gemm", ratio, ratio, len(row))
+        for t, row in enumerate(ratios)
+        for gpu, ratio in enumerate(row.tolist())
+    ]
+
+
+def accused(ratios):
+    return {(v.host, v.gpu) for v in judge_units(results(ratios)) if v.slow}
+
+
+@pytest.mark.parametrize(("spread", "noise"), [(0.005, 0.01), (0.01, 0.015)])
+def test_a_gpu_that_is_slow_by_ten_percent_is_found_by_its_peers(spread, noise):
+    """Five validations of half a second each: far below 30 s."""
+    draw = np.random.default_rng(7)
+    trials = [accused(fleet(draw, 1.1, spread, noise)) for _ in range(200)]
+    assert sum(("node0", 0) in names for names in trials) >= 190
+    healthy = [accused(fleet(draw, 1.0, spread, noise)) for _ in range(200)]
+    assert sum(len(names) for names in healthy) <= 200 * 16 * 0.001
+
+
+def test_where_chips_differ_its_own_past_finds_it():
+    draw = np.random.default_rng(8)
+    found = wrong = 0
+    for _ in range(100):
+        ratios = fleet(draw, 1.0, 0.03, 0.01, validations=40 + RECENT)
+        wrong += len(accused(ratios) - {("node0", 0)})
+        ratios[40:, 0] *= 1.1
+        found += ("node0", 0) in accused(ratios)
+    assert found >= 95
+    assert wrong <= 100 * 16 * 0.002
+
+
+def test_one_disturbed_validation_accuses_nobody():
+    ratios = fleet(np.random.default_rng(9), 1.0, 0.005, 0.005, spikes=0)
+    ratios[-2:, 3] = 2.0
+    assert accused(ratios) == set()
+    ratios[-3:, 3] = 2.0
+    assert accused(ratios) == {("node0", 3)}
+    assert accused(ratios[:3]) == set()  # too few to say
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = HostStore(tmp_path / "hosts.sqlite")
+    store.add(results(fleet(np.random.default_rng(1), 1.15, 0.005, 0.005), start=1.7e9))
+    return store
+
+
+def test_the_file_is_kept_and_checked(store, tmp_path):
+    again = HostStore(store.path)
+    assert len(again.results()) == RECENT * 16
+    assert len(again.results("node1")) == RECENT * 8
+    assert again.forget("node1") == RECENT * 8
+    assert {r.host for r in again.results()} == {"node0"}
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    with pytest.raises(StateError, match="version 9"):
+        HostStore(store.path)
+    other = tmp_path / "other"
+    other.write_text("no database at all, but some text that is long enough" * 9)
+    with pytest.raises(StateError, match="no file of host results"):
+        HostStore(other)
+    with pytest.raises(OutputError, match="does not exist"):
+        HostStore(tmp_path / "absent", must_exist=True)
+
+
+def test_cordon_lists(store, capsys):
+    verdicts = judge_units(store.results())
+    (line,) = cordon_lines(verdicts, "slurm")
+    assert line.startswith(
+        "scontrol update nodename=node0 state=drain reason='paceline: GPU 0 gemm"
+    )
+    (line,) = cordon_lines(verdicts, "kubernetes")
+    assert line.startswith("kubectl cordon node0  # GPU 0 gemm 1.1")
+    assert run(["hosts", "cordon", "--store", str(store.path)]) == 0
+    assert capsys.readouterr().out == "node0\n"
+    evil = [Result(t, "j", "a; rm -rf $HOME\nb", 0, "H", "gemm", 9, 9, 4) for t in range(9)]
+    good = [Result(t, "j", f"n{i}", 0, "H", "gemm", 1, 1, 4) for t in range(9) for i in range(9)]
+    for form in ("slurm", "kubernetes"):
+        (line,) = cordon_lines(judge_units(evil + good), form)
+        assert "'a; rm -rf $HOME\nb'" in line
+
+
+def test_the_command(store, capsys, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOSTS", str(store.path))
+    assert run(["hosts", "list"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "GPU 0 gemm 1.1" in first
+    assert second.endswith("nothing slow")
+    assert run(["hosts", "cordon", "--json"]) == 0
+    (host,) = json.loads(capsys.readouterr().out)["hosts"]
+    assert (host["host"], host["slow"], len(host["units"])) == ("node0", True, 8)
+    assert run(["hosts", "history", "node1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == RECENT * 8
+    for wrong in (["history"], ["list", "node0"], ["list", "--format", "slurm"], ["history", "x"]):
+        assert run(["hosts", *wrong]) == 2
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_validations_stay_within_their_budget(tmp_path):
+    clock, made = Clock(), []
+
+    def measure():
+        clock.now += 0.5
+        made.append(clock.now)
+        return measurements([1.0, 1.0, 1.2, 1.0])
+
+    store = tmp_path / "hosts.sqlite"
+    validation = PeriodicValidation(tmp_path, every=10, store=store, measure=measure, clock=clock)
+    for step in range(1, 5001):
+        clock.now += 1.0
+        validation.after_step(step)
+    assert len(made) > 5
+    assert validation.share <= 0.001
+    assert made[0] > 1000  # as long as the first one's cost is a guess
+    assert len(HostStore(store).results()) == 4 * len(made)
+    assert read_validation(tmp_path, 0)["slow_ranks"][0]["rank"] == 2
+
+
+def test_a_request_is_answered_at_the_next_turn(tmp_path):
+    validation = PeriodicValidation(
+        tmp_path, every=10, budget=0, measure=lambda: measurements([1.0, 1.0, 1.2, 1.0])
+    )
+    assert validation.after_step(10) is None
+    number = ask_validation(tmp_path, [2])
+    assert read_validation(tmp_path, number) is None
+    assert validation.after_step(11) is None
+    verdict = validation.after_step(20)
+    assert verdict == judge(measurements([1.0, 1.0, 1.2, 1.0]))
+    assert read_validation(tmp_path, number)["slow_ranks"][0]["rank"] == 2
+    assert validation.after_step(30) is None
+    again = PeriodicValidation(tmp_path, every=10, budget=0, measure=lambda: None)
+    assert again.after_step(10) is None  # an old request is not answered by a new start
+    assert ask_validation(tmp_path / "absent", [1]) is None
+    with pytest.raises(DetectError, match="share from 0 to 1"):
+        PeriodicValidation(tmp_path, budget=2)

@@ -1,0 +1,189 @@
+"""From an onset to a plan: the folder of a recorded job is watched while it grows."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paceline import record, synthesize
+from paceline.blockfile import CONTROL, STEP_HEAD, TIME, TIMES, block
+from paceline.cli.main import run
+from paceline.detect.validation_files import REQUEST, write_validation
+from paceline.sources import load
+from paceline.sources.recording.status import record_now
+from paceline.synth import SlowWorker
+from paceline.watch import Watch
+from paceline.watch.rows import Rows
+from recordings import BASE_NS, record_trace
+from test_sources_recording import spec
+
+#: Steps before the slowness, and what a step is numbered from.
+HEALTHY = 70
+
+
+class Job:
+    """A job of 2 x 2 ranks whose worker (1, 0) becomes 2x slow at step 70; nobody runs it."""
+
+    def __init__(self, folder):
+        self.folder, self.next = folder, 0
+        healthy = synthesize(spec(steps=1))
+        slow = synthesize(spec(steps=1, slow_workers=(SlowWorker(1, 0, 2.0),)))
+        self.traces = {False: healthy, True: slow}
+        for name, trace in (("healthy", healthy), ("slow", slow)):
+            record_trace(trace, folder.parent / name)
+        record_trace(healthy.select_steps([0]), folder)
+        self.files = sorted(folder.glob("rank-*"))
+        for file in self.files:
+            file.write_bytes(self._head(file))
+
+    def _head(self, file):
+        """All before the first step."""
+        data = file.read_bytes()
+        return data[: data.index(self._steps(self.folder.parent / "healthy" / file.name)[0])]
+
+    @staticmethod
+    def _steps(file):
+        """The blocks of a file's steps: operations, times."""
+        from paceline import blockfile
+
+        data, at, blocks = file.read_bytes(), 0, []
+        at = len(blockfile.file_header(blockfile.read_header(file)))
+        while at < len(data):
+            end = blockfile.block_end(data, at)
+            blocks.append((data[at + 4], data[at:end]))
+            at = end
+        return [raw for kind, raw in blocks if kind in blockfile.PROFILED]
+
+    def run(self, until, profiled=True):
+        """Append steps."""
+        for file in self.files:
+            out = b""
+            for number in range(self.next, until):
+                is_slow = number >= HEALTHY
+                trace = self.traces[is_slow]
+                noise = 1 + 0.002 * np.sin(7 * number)
+                length_ns = int(trace.traced_step_s()[0] * noise * 1e9)
+                zero = BASE_NS + number * 10**10
+                if profiled:
+                    name = "slow" if is_slow else "healthy"
+                    out += self._renumbered(self.folder.parent / name / file.name, number, zero)
+                out += block(TIMES, TIME.pack(number, zero, length_ns))
+            with file.open("ab") as stream:
+                stream.write(out)
+        self.next = until
+
+    def _renumbered(self, file, number, zero):
+        from paceline import blockfile
+
+        (raw,) = self._steps(file)
+        payload = raw[blockfile._BLOCK.size : blockfile.block_end(raw, 0)]
+        _, _, length, n_ops = STEP_HEAD.unpack_from(payload)
+        head = STEP_HEAD.pack(number, zero, length, n_ops)
+        return block(blockfile.STEP, head + payload[STEP_HEAD.size :])
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path / "job")
+
+
+def kinds(news):
+    return [entry.kind for entry in news]
+
+
+def test_an_onset_is_followed_to_a_plan(job):
+    clock = iter(range(1_000_000, 2_000_000))
+    watch = Watch(job.folder, clock=lambda: next(clock))
+    job.run(60)
+    assert kinds(watch.look()) == ["watching"]
+    job.run(90, profiled=False)
+    news = watch.look()
+    assert kinds(news) == ["change", "profile-asked"]
+    assert news[0].fields["kind"] == "onset"
+    wish = json.loads((job.folder / CONTROL).read_text())
+    assert wish["until"] == news[1].fields["until"] > 90
+    job.run(93)
+    assert watch.look() == []
+    job.run(95)
+    news = watch.look()
+    assert kinds(news) == ["named", "not-validated", "plan"]
+    (suspect,) = news[0].fields["who"]
+    assert suspect["kind"] == "compute"
+    assert suspect["ranks"] == [2]
+    (fault,) = news[2].fields["fail_slows"]
+    assert fault["factor"] == pytest.approx(2, rel=0.05)
+    assert news[2].fields["planner"]
+    assert "move" in news[2].text
+    assert all(entry.after_onset_s > 0 for entry in news)
+    assert watch.look() == []
+
+
+def test_the_jobs_validator_is_asked_and_confirms(job):
+    write_validation(job.folder, number=0, step=0, every=100, verdict={"slow_ranks": []})
+    watch = Watch(job.folder)
+    job.run(90)
+    news = watch.look()
+    assert kinds(news) == ["watching", "change", "named", "validation-asked", "plan"]
+    assert json.loads((job.folder / REQUEST).read_text()) == {"number": 1, "ranks": [2]}
+    assert watch.look() == []
+    verdict = {"slow_ranks": [{"rank": 2, "factor": 2.0}]}
+    write_validation(job.folder, number=1, step=92, every=100, verdict=verdict)
+    (last,) = watch.look()
+    assert (last.kind, last.fields["confirmed"]) == ("validated", [2])
+    assert watch.look() == []
+
+
+def test_a_job_that_does_not_answer_is_said(job):
+    now = [0.0]
+    watch = Watch(job.folder, clock=lambda: now[0])
+    job.run(90, profiled=False)
+    assert kinds(watch.look()) == ["watching", "change", "profile-asked"]
+    now[0] = 61
+    (last,) = watch.look()
+    assert last.kind == "not-named"
+    assert "record status" in last.text
+    assert watch.look() == []
+    job.run(100)
+    assert kinds(watch.look())[0] == "named"
+
+
+def test_ranks_that_lag_do_not_hold_steps_for_ever():
+    rows = Rows(2)
+    rows.add(0, [(n, 1.0) for n in range(10)])
+    assert list(rows.close()) == []
+    rows.add(1, [(0, 2.0), (1, 2.0)])
+    assert [(step, row.tolist()) for step, row in rows.close()] == [(0, [1, 2]), (1, [1, 2])]
+    rows.add(0, [(n, 1.0) for n in range(10, 100)])
+    assert [step for step, _ in rows.close()][-1] == 49
+
+
+def test_the_command(job, capsys):
+    job.run(90)
+    log = job.folder.parent / "events.jsonl"
+    assert run(["watch", str(job.folder), "--once", "--json", "--events", str(log)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["kind"] for line in lines] == [
+        "watching", "onset", "named", "not-validated", "plan",
+    ]  # fmt: skip
+    assert [json.loads(line) for line in log.read_text().splitlines()] == lines
+    assert run(["watch", str(job.folder), "--once"]) == 0
+    assert "slower since step 70" in capsys.readouterr().out
+    assert run(["watch", str(job.folder / "absent"), "--once"]) == 2
+    assert run(["watch", str(job.folder), "--steps", "0"]) == 2
+
+
+def test_steps_are_recorded_at_once_up_to_the_one_that_was_asked_for(tmp_path, capsys):
+    record_now(tmp_path, 3, last_step=4, step_s=5.0)
+    assert json.loads((tmp_path / CONTROL).read_text()) == {
+        "on": True, "until": 9, "at_once": 10,
+    }  # fmt: skip
+    rec = record.start(tmp_path, every=100)
+    for number in range(1, 20):
+        with rec.step(number), rec.op("forward-compute", 0):
+            pass
+    rec.close()
+    assert load(tmp_path).steps.tolist() == list(range(1, 10))
+    assert run(["record", "on", str(tmp_path), "--now", "2"]) == 0
+    assert "up to" in capsys.readouterr().out
+    for wrong in (["off", "--now", "2"], ["on", "--now", "0"], ["status", "--now", "2"]):
+        assert run(["record", wrong[0], str(tmp_path), *wrong[1:]]) == 2
