@@ -74,11 +74,11 @@ def installed(*names: str) -> None:
             pytest.skip(f"{name} is not installed: {how}", allow_module_level=True)
 
 
-def data(*below: str) -> Path:
-    """A file or folder of the real data; skips where it is absent."""
+def data(*below: str, origin: str = "") -> Path:
+    """A file or folder of the real data; skips where it is absent, with whose file it is."""
     path = shared_data.DATA.joinpath(*below)
     if not path.exists():
-        pytest.skip(absent(path), allow_module_level=True)
+        pytest.skip(absent(path) + f"; it is {origin}" * bool(origin), allow_module_level=True)
     return path
 
 

@@ -119,6 +119,8 @@ def test_the_loop_is_closed(tmp_path, timed):
         assert result.levels[0].measured < result.levels[1].measured < result.levels[2].measured
         assert result.detected_after <= 10
         assert result.named == (0,)
+        assert result.watched == (0,)
+        assert result.watched_after_s <= 60
         assert result.recovered >= 0.5
         assert result.back_s < 1.15 * result.healthy_s
         assert result.seconds < 180

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from paceline.cli.main import run
+from paceline.detect.suite import SuiteResult, gemm_shapes, run_suite
 from paceline.detect.validation_files import ask_validation, read_validation
 from paceline.detect.verdict import Measurements, Place, judge
 from paceline.errors import DetectError, OutputError, StateError
 from paceline.hosts import HostStore, PeriodicValidation
 from paceline.hosts.cordon import cordon_lines
-from paceline.hosts.result import Result, results_of
+from paceline.hosts.result import Result, results_of, results_of_suite
 from paceline.hosts.verdict import RECENT, judge_units
 
 
@@ -140,6 +141,37 @@ def test_the_command(store, capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == RECENT * 8
     for wrong in (["history"], ["list", "node0"], ["list", "--format", "slurm"], ["history", "x"]):
         assert run(["hosts", *wrong]) == 2
+
+
+def test_the_tests_of_a_framework_in_a_group_of_one(tmp_path):
+    torch = pytest.importorskip("torch", reason="pip install 'paceline[profile]'")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        shapes = gemm_shapes(32, 64, tp=2, tokens=8)
+        suite = run_suite(shapes)
+        none = run_suite(shapes, budget_s=-1.0)
+        with pytest.raises(DetectError, match="no test x"):
+            run_suite(tests=("x",))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert shapes == ((8, 32, 16), (8, 32, 32), (8, 32, 32))
+    names = {"gemm 8x32x16", "gemm 8x32x32", "hbm", "all-reduce", "reduce-scatter", "all-to-all"}
+    assert set(suite.seconds) == names
+    assert all(len(rows) == 1 and rows[0] >= 0 for rows in suite.seconds.values())
+    assert set(suite.skipped) == {"host-to-device", "device-to-host"}
+    assert (none.seconds, len(none.skipped)) == ({}, 8)
+    with pytest.raises(DetectError, match="must divide"):
+        gemm_shapes(32, 63, tp=2)
+
+
+def test_results_of_the_suite_are_of_like_devices():
+    places = [Place("a", "H100"), Place("a", "H100"), Place("b", "H100"), Place("b", "A100")]
+    suite = SuiteResult({"hbm": [1.0, 1.0, 1.2, 9.0]}, {}, places, 1.0)
+    rows = results_of_suite(suite, run="j", at_s=5.0)
+    assert [(r.host, r.gpu, r.ratio) for r in rows] == [
+        ("a", 0, 1), ("a", 1, 1), ("b", 0, pytest.approx(1.2)),
+    ]  # fmt: skip
 
 
 class Clock:

@@ -45,6 +45,34 @@ def record_case(case, folder, factors):
     return run(case, folder, factors, recorded=True, **told)
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    requires.installed("starlette", "uvicorn", "sqlalchemy", "msgspec")
+    from monitor_web import monitor
+
+    with monitor(tmp_path_factory.mktemp("monitor")) as site:
+        yield site
+
+
+#: Pushing does not depend on what the model is wrapped in: of the plain loops one is enough.
+@pytest.mark.parametrize("case", [case for case in CASES if case != "sharded"])
+def test_step_times_go_to_the_monitor(case, tmp_path, site):
+    package, _, first = CASES[case]
+    requires.installed(package)
+    from monitor_web import eventually
+    from paceline.client import Client
+
+    url, token = f"http://127.0.0.1:{site.port}", site.token("push")
+    where = {"PACELINE_MONITOR": url, "PACELINE_TOKEN": token, "PACELINE_JOB": case}
+    own = of_environment(tmp_path) if case in SILENT else {}
+    run(case, tmp_path / "job", [0.0, 0.0], recorded=True, **own | where)
+    client = Client(url, site.token())
+    ended = {"name": case, "status": "ended"}
+    eventually(lambda: any(ended.items() <= job.items() for job in client.jobs()), 60)
+    assert client.steps(case)["step"] == list(range(first, STEPS))
+    assert len(list(client.sessions(case))) == 1
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_slow_rank_is_named_and_no_loss_changes(case, tmp_path, timed):
     package, hooked, first = CASES[case]

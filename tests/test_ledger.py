@@ -14,6 +14,7 @@ from paceline.ledger.categories import CATEGORIES, GOOGLE
 from paceline.ledger.ledger import ledger_of
 from paceline.sources.run_logs.files import load_timeline
 from paceline.sources.run_logs.timeline import PAUSE_KINDS, Pause, Start, Timeline, steps_of
+from recordings import BASE_NS, SetClock, play, recorder
 
 MIDNIGHT = datetime(2026, 8, 22).timestamp()
 
@@ -221,6 +222,26 @@ def test_trainer_state(tmp_path):
     assert rows(ledger)["evaluation"] == 5
     assert rows(ledger)["productive"] == 20
     assert ledger.seconds["checkpoints"] is None
+
+
+def test_a_recorded_run_of_two_starts(tmp_path):
+    for session, first, began_s in (("one", 0, 0), ("two", 5, 100)):
+        clock = SetClock()
+        clock.t = BASE_NS + began_s * 10**9
+        given = {"rank": 0, "world": 1, "dp": 1, "session": session}
+        rec = recorder(tmp_path, clock, **given)
+        for number in range(first, first + 8):
+            zero = BASE_NS + int((began_s + 4 + 2 * (number - first)) * 1e9)
+            op = ("forward-compute", 0, 0, zero, zero + 10**9)
+            play(rec, clock, number, [op], (zero, zero + 2 * 10**9))
+        rec.close()
+    ledger = goodput(tmp_path)
+    assert rows(ledger)["startup"] == 4
+    assert rows(ledger)["lost_steps"] == 6
+    assert rows(ledger)["restarts"] == 84
+    assert rows(ledger)["productive"] == 26
+    assert ledger.seconds["checkpoints"] is None
+    assert (ledger.total_s, ledger.steps) == (pytest.approx(120), 13)
 
 
 class Cloud:
@@ -439,5 +460,18 @@ def test_what_cannot_be_read_is_said(tmp_path):
     path.write_text(json.dumps(two))
     with pytest.raises(TraceError, match="several jobs"):
         load_timeline([path])
+    history = [{"step": n, "loss": 1.0, "train_runtime": float("nan")} for n in (1, 2)]
+    path.write_text(json.dumps({"log_history": history}))
+    with pytest.raises(TraceError, match="no number"):
+        goodput(path)
+    path.write_text(
+        json.dumps({"log_history": [entry | {"train_runtime": 0} for entry in history]})
+    )
+    with pytest.raises(TraceError, match="no time passes"):
+        goodput(path)
+    damaged = tmp_path / "damaged.log"
+    damaged.write_text(first.read_text().replace("2026-08-22", "2026-13-22"))
+    with pytest.raises(TraceError, match="is no time"):
+        goodput(damaged)
     with pytest.raises(DetectError, match="numbers"):
         goodput(first, events=[{"kind": "onset"}])

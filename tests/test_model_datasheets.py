@@ -17,6 +17,8 @@ GIB = 2**30
         # boost clock; FLOP per clock and SM (compute unit): vector fp32, tensor 16-bit
         ("v100-16g", 80, 1.53e9, {"fp32": 128, "fp16": 1024}),
         ("a100-80g", 108, 1.41e9, {"fp32": 128, "fp16": 2048, "bf16": 2048}),
+        # whitepaper, table 9: 64 fp32 cores x 2 and 4 tensor cores of 128 FMA at fp16 (fp32 sums)
+        ("rtx3090", 82, 1.695e9, {"fp32": 256, "fp16": 512, "bf16": 512}),
         ("mi300x", 304, 2.1e9, {"fp32": 256, "fp16": 2048, "bf16": 2048, "fp8": 4096}),
         ("mi355x", 256, 2.4e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
         ("mi350x", 256, 2.2e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
@@ -61,6 +63,7 @@ MACHINES = {
     "a100-40g": (40, 1.555, 8, 12 * 25, 8, 200),
     "a100-80g": (80, 2.039, 8, 12 * 25, 8, 200),
     "a100-80g-4nic": (80, 2.039, 8, 12 * 25, 4, 200),
+    "rtx3090": (24, 0.936, 4, 31.5, 1, 100),
     "h100": (80, 3.35, 8, 18 * 25, 8, 400),
     "h200": (141, 4.8, 8, 18 * 25, 8, 400),
     "b200": (1440 / 8, 64 / 8, 8, 18 * 50, 8, 400),
@@ -92,7 +95,7 @@ def test_memory_links_and_network(name):
     # NCCL, src/graph/tuning.cc, hwLat for the protocol Simple
     assert (cluster.node.latency_s, cluster.network.latency_s) == (3.4e-6, 14e-6)
     meshes = ("v100-16g", "mi300x", "mi325x", "mi350x", "mi355x")
-    expected = "pcie" if name == "l40s" else "mesh" if name in meshes else "switch"
+    expected = "pcie" if name in ("l40s", "rtx3090") else "mesh" if name in meshes else "switch"
     assert cluster.node.topology == expected
 
 

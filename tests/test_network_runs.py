@@ -115,7 +115,7 @@ def test_a_calibration_survives_its_file(calibration, tmp_path):
 
 @needs_data
 def test_checked_csv_keeps_the_columns(table):
-    added = [dict.fromkeys(ADDED, "1") for _ in table.runs]
+    added = {run.line: dict.fromkeys(ADDED, "1") for run in table.runs}
     rows = list(csv.reader(checked_csv(table, added).splitlines()))
     assert rows[0] == [*table.columns, *ADDED]
     assert len(rows) == 77
@@ -172,3 +172,15 @@ def test_no_normal_run_is_refused(tmp_path):
     path.write_text(HEADER.strip() + ",status\n" + rows, encoding="utf-8")
     with pytest.raises(ModelError, match="0 normal runs"):
         calibrate_networks(read_network_runs(path).runs, abci())
+
+
+def test_a_wrong_row_is_left_out_and_stays_in_the_file(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(HEADER + "vgg16,data,4,128,1\nvgg16,data,4,2,1\n", encoding="utf-8")
+    table = read_network_runs(path, skip_errors=True)
+    assert [run.line for run in table.runs] == [2]
+    assert "at most 2 GPUs, or a batch of at least 4" in table.errors[3]
+    lines = checked_csv(table, {2: dict.fromkeys(ADDED, "1")}).splitlines()
+    assert lines[1] == "vgg16,data,4,128,1,1,1,1"
+    assert lines[2].startswith("vgg16,data,4,2,1,,,")
+    assert "at least 4" in lines[2]

@@ -136,6 +136,24 @@ def test_a_slice_is_a_view_and_dropout_is_one_operator():
     assert network.layers[-1].out_shape == (2, 5)
 
 
+def test_a_recurrent_layer_hides_nothing():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(16, 32, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    network = read_network(Rows(), torch.empty(2, 7, 16))
+    first, second = (layer for layer in network.layers if layer.kind == "linear")
+    assert first.out_shape == second.out_shape == (32, 7)
+    # Two products a position, of the input and of the state, with four gates each.
+    assert first.flops == 2 * 7 * 4 * 32 * (16 + 32)
+    assert network.parameters == 2 * 4 * 32 * (16 + 32 + 2)
+    assert not network.unknown
+
+
 def test_unknown_operators_are_said_with_their_share():
     class Odd(nn.Module):
         def forward(self, x):

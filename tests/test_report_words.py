@@ -244,6 +244,23 @@ def test_a_stage_is_compared_with_the_others():
     assert evidence_phrases(four)[0] == "stage 1 takes 2.00 times the median of the other stages"
 
 
+def test_slow_groups_are_a_sentence_each():
+    rows = [("grads-reduce-scatter", 3.2), ("params-all-gather", 2.5)]
+    groups = [
+        {"stage": 2, "kind": kind, "median_over_usual": factor, "slow_share": 1.0}
+        for kind, factor in rows
+    ]
+    finding = Finding(
+        "dp-network", "dp-network", "x", 0.9, 0.2, (0.8, 1.0), 1.0,
+        {"group": {"stage": 2}}, {"groups": groups, "threshold": 1.3},
+    )  # fmt: skip
+    assert evidence_phrases(finding)[0] == (
+        "grads-reduce-scatter of stage 2 takes 3.20 times the usual time in 100% of the steps; "
+        "params-all-gather of stage 2 takes 2.50 times the usual time in 100% of the steps "
+        "(counts from 1.30 times)"
+    )
+
+
 def test_evidence_and_changes_say_what_they_mean():
     known = job("sequences")
     (balance,) = known.advice.remedies

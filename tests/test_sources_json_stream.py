@@ -234,3 +234,20 @@ def test_a_list_of_objects_with_the_same_layout_inside_an_event(tmp_path: Path) 
     path = tmp_path / "trace.json"
     path.write_text(f"[{inner},\n{inner}]")
     assert list(JsonStream(path)) == [json.loads(inner)] * 2
+
+
+def test_events_that_cannot_be_parsed_together_are_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def refuse(text: str) -> object:
+        tries.append(len(text))
+        raise ValueError("NaN is no JSON")
+
+    monkeypatch.setattr(json_stream, "list_decoder", lambda: refuse)
+    events: list[dict[str, object]] = [{"n": n} for n in range(200)]
+    path = tmp_path / "trace.json"
+    path.write_text(pretty(events))
+    assert list(JsonStream(path)) == events
+    assert len(tries) == 1

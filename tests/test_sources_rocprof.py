@@ -1,5 +1,7 @@
 """Files of rocprofv3, small enough to check by hand."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,15 @@ def test_records_are_the_same_in_one_go_and_one_by_one(tmp_path: Path) -> None:
             if isinstance(record, dict):
                 record.pop("size", None)
     assert apart == together
+
+
+def test_its_database_is_refused_by_name(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "908_results.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute('create table "rocpd_metadata_00001eca" (id, tag, value)')
+        connection.commit()
+    for command in (["ranks", str(path)], ["import", str(path), "-o", str(tmp_path / "a.parquet")]):
+        assert run(command) == 2
+        err = capsys.readouterr().err
+        assert "a database of rocprofv3 (rocpd), which is not read" in err
+        assert "--output-format json" in err

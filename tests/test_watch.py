@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from paceline import record, synthesize
-from paceline.blockfile import CONTROL, STEP_HEAD, TIME, TIMES, block
+from paceline.blockfile import CONTROL, STEP_HEAD, SUFFIX, TIME, TIMES, block, file_header
 from paceline.cli.main import run
 from paceline.detect.validation_files import REQUEST, write_validation
+from paceline.errors import TraceError
 from paceline.sources import load
 from paceline.sources.recording.status import record_now
 from paceline.synth import SlowWorker
@@ -145,6 +146,16 @@ def test_a_job_that_does_not_answer_is_said(job):
     assert watch.look() == []
     job.run(100)
     assert kinds(watch.look())[0] == "named"
+
+
+@pytest.mark.parametrize("wrong", [{"world": None}, {"world": 10**9}, {"dp": "two"}])
+def test_a_damaged_header_is_said_in_a_line(tmp_path, wrong):
+    given = {"rank": 0, "world": 1, "dp": 1, "pp": 1, "dp_rank": 0, "pp_rank": 0, "session": "s"}
+    meta = {**given, "started_ns": 1, "kinds": [], **wrong}
+    path = tmp_path / f"rank-00000-0{SUFFIX}"
+    path.write_bytes(file_header(meta) + block(TIMES, TIME.pack(0, 1, 10**9)))
+    with pytest.raises(TraceError, match=r"header lacks|ranks"):
+        Watch(tmp_path).look()
 
 
 def test_ranks_that_lag_do_not_hold_steps_for_ever():

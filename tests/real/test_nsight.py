@@ -17,6 +17,11 @@ from paceline.ranks import rank_report
 FILES = {"h100_2gpu_1s.sqlite": (111, 112), "mfu_2gpu_after.sqlite": (148, 149)}
 
 
+def real(name: str) -> Path:
+    origin = f"tests/fixtures/{name} of GindaChen/nsys-ai, commit ab196ea"
+    return requires.data("real", "nsys-ai", name, origin=origin)
+
+
 def busy_ns(path: Path, device: int, *tables: str) -> int:
     """Time in which a row of the tables ran on a device, counted edge by edge."""
     edges: list[tuple[int, int]] = []
@@ -35,7 +40,7 @@ def busy_ns(path: Path, device: int, *tables: str) -> int:
 
 @pytest.mark.parametrize("name", FILES)
 def test_times_are_those_of_the_tables(name: str) -> None:
-    path = requires.data("real", "nsys-ai", name)
+    path = real(name)
     ranks = rank_report(path).ranks
     kinds = ("KERNEL", "MEMCPY", "MEMSET")
     tables = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in kinds]
@@ -50,7 +55,7 @@ def test_times_are_those_of_the_tables(name: str) -> None:
 
 
 def test_communication_is_told_by_its_kernels() -> None:
-    path = requires.data("real", "nsys-ai", "mfu_2gpu_after.sqlite")
+    path = real("mfu_2gpu_after.sqlite")
     first, second = rank_report(path).ranks
     assert first.communication_s == pytest.approx(9.99e-3, abs=1e-5)
     assert second.communication_s == pytest.approx(23.8e-3, abs=1e-4)

@@ -14,7 +14,8 @@ from paceline.ranks import rank_report
 
 
 def test_times_are_those_of_the_records() -> None:
-    path = requires.data("real", "tracelens", "908_results.json.gz")
+    origin = "tests/rocprof/908_results.json.gz of AMD-AGI/TraceLens, commit 171dd74"
+    path = requires.data("real", "tracelens", "908_results.json.gz", origin=origin)
     with gzip.open(path) as file:
         process = json.load(file)["rocprofiler-sdk-tool"][0]
     records = process["buffer_records"]["kernel_dispatch"]

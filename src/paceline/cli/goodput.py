@@ -18,7 +18,8 @@ examples:
   paceline goodput --totals badput.json
 
 Logs of one job, one or several, each with one start or several: Megatron-LM, MLPerf, records of
-Google's ml-goodput-measurement and NVIDIA's one logger, trainer_state.json; of other logs, as
+Google's ml-goodput-measurement and NVIDIA's one logger, trainer_state.json, the folder of a
+recorded run; of other logs, as
 paceline detect reads them, only steps, restarts and lost steps are known. A row that the logs
 cannot tell is a question mark, not 0. --slowdown is S of paceline analyze.
 """

@@ -15,7 +15,7 @@ DESCRIPTION = """\
 List a network's layers: shapes, parameters, FLOPs and bytes of one sample.
 
 NETWORK is a preset (resnet50), timm:NAME or torchvision:NAME, FILE.py:FUNCTION (which returns a
-module), a file that this command wrote, or TABLE.csv:NAME. No weights are loaded.
+module), model.onnx, a file that this command wrote, or TABLE.csv:NAME. No weights are loaded.
 """
 
 EXAMPLES = """\

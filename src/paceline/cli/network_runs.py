@@ -60,7 +60,7 @@ def _show_calibration(about: dict[str, Any], assumed: bool) -> None:
     for name, value in about["accuracy_left_out"].items():
         print(f"accuracy, {name} left out in turn: {value:.1%}")
     for what, row in about["left_out"].items():
-        print(f"  without {what}: {row['accuracy']:.1%} of {row['runs']} runs")
+        print(f"  without {what}: {row['accuracy']:.1%} ({row['runs']} runs)")
     print(f"wrote {about['output']}")
 
 
@@ -80,9 +80,10 @@ def check(args: argparse.Namespace) -> int:
             "runs of networks are compared with a calibration: give --cluster with the file that "
             "`paceline calibrate` wrote, and no --gpu"
         )
-    table = read_network_runs(args.runs)
+    table = read_network_runs(args.runs, skip_errors=True)
     checks = check_runs(table.runs, load_calibration(Path(args.cluster)))
-    text = checked_csv(table, [row(item) for item in checks])
+    added = {run.line: row(item) for run, item in zip(table.runs, checks, strict=True)}
+    text = checked_csv(table, added)
     if args.output is not None:
         write_files({args.output: text_writer(text)}, force=args.force)
     if args.json:
@@ -93,6 +94,8 @@ def check(args: argparse.Namespace) -> int:
     else:
         _show_checks(table.runs, checks)
         print(f"wrote {args.output}")
+    for line, problem in list(table.errors.items())[:_LISTED]:
+        print(f"line {line} is left out: {problem}", file=sys.stderr)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
@@ -115,6 +116,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="a page on this machine with sliders for GPUs, sequence, batch and price",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
+    network_predict.add_plan(parser, tokens)
     add_json(parser, "result.json")
     parser.set_defaults(run=run)
 
@@ -147,6 +149,8 @@ def add_space(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print, write; or serve the page that searches."""
+    if network_predict.is_network(args.job_yaml):
+        return network_predict.plan(args)
     from paceline.errors import PlanError
     from paceline.plan.search import search
     from paceline.report import search_folder

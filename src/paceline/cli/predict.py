@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
@@ -23,6 +24,8 @@ examples:
     --micro-batch 1 --global-batch 1536 --tokens 300B
   paceline predict job.yaml --timeline step.json.gz
   paceline predict --runs runs.csv --cluster mycluster.yaml -o predicted.csv
+  paceline predict net.layers.json --gpu v100-16g --gpus 64 --strategy data+spatial --split 4 \\
+    --global-batch 1024
 
 job.yaml: model, cluster, gpus, plan, training; see docs/predict.md. runs.csv: a row per run, as
 for `paceline calibrate`; with step_time_s in it, the errors are shown.
@@ -121,6 +124,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="draw the fullest stage's memory over the step (.svg, .png, .pdf)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    network_predict.add_predict(parser)
     add_json(parser, "the prediction")
     parser.set_defaults(run=run)
 
@@ -129,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict, print, write."""
     if args.runs is not None:
         return _run_all(args)
+    if network_predict.is_network(args.job_yaml):
+        return network_predict.predict(args)
+    network_predict.refuse_options(args)
     from paceline.errors import ModelError, PlanError
     from paceline.files import check_not_input, check_targets, write_files
     from paceline.plan.predict import predict

@@ -36,6 +36,7 @@ from paceline.remedies import Case
 from paceline.remedies.replace import replace_worker
 from paceline.sources import load
 from paceline.trace import OpKind
+from paceline.watch import Watch
 from paceline.whatif import analyze
 
 #: Rank 0, as (dp, stage).
@@ -54,6 +55,8 @@ WARM_UP_STEPS, PAUSE_STEPS = 56, 10
 FACTOR, OVERHEAD_S = 3.0, 0.5
 #: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
 SLOW_STEPS, MEASURED_STEPS, MAX_STEPS = 8, 20, 80
+#: Seconds at most until the watch names a rank.
+MAX_WATCH_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class LiveResult:
         detected_after: steps from onset until the detector was sure.
         named: ranks that the validation calls slow.
         slow_s, mitigated_s: median step times before and after microbatches were moved.
+        watched: ranks that a watch names from the operations of slow steps.
+        watched_after_s: when it did, seconds since the first slow step began.
         counts: microbatches of the replicas then.
         relieved_after: steps from relief until the shares were even again.
         back_s: median step time after that.
@@ -105,6 +110,8 @@ class LiveResult:
     named: tuple[int, ...] = ()
     slow_s: float = 0.0
     mitigated_s: float = 0.0
+    watched: tuple[int, ...] = ()
+    watched_after_s: float = float("nan")
     counts: tuple[int, ...] = ()
     relieved_after: int = -1
     back_s: float = 0.0
@@ -248,6 +255,8 @@ class _Story:
 
     def mitigate(self) -> None:
         job, result = self.job, self.result
+        watch = Watch(job.folder, validate=False)
+        watch.look()  # all that came before
         onset = job.say(factor=FACTOR)
         event = self._watch(self.steps, "onset", onset)
         # The change may have come up to two steps before the one that surely had it.
@@ -256,6 +265,7 @@ class _Story:
             f"  fail-slow: seen in step {event.step}, {result.detected_after} steps after its "
             f"onset: {event.explain()}"
         )
+        self._name(watch)
         verdict = job.validate()
         result.named = tuple(slow["rank"] for slow in verdict["slow_ranks"])
         if not result.named:
@@ -276,6 +286,20 @@ class _Story:
             f"  a step takes {result.mitigated_s * 1e3:.0f} ms instead of "
             f"{result.slow_s * 1e3:.0f} ms: {result.recovered:.0%} of what was lost is back"
         )
+
+    def _name(self, watch: Watch) -> None:
+        """What ``paceline watch`` says of the same: the ranks that a trace of slow steps names."""
+        deadline = time.monotonic() + MAX_WATCH_S
+        while time.monotonic() < deadline:
+            for news in watch.look():
+                if news.kind == "named":
+                    ranks = {rank for who in news.fields["who"] for rank in who["ranks"]}
+                    self.result.watched = tuple(sorted(ranks))
+                    self.result.watched_after_s = news.after_onset_s or 0.0
+                    self.say(f"  watch: {news.after_onset_s:.1f} s after the onset: {news.text}")
+                    return
+            time.sleep(0.2)
+        raise DemoError(f"the watch named nobody within {MAX_WATCH_S:.0f} s")
 
     def _plan(self, event: Event) -> None:
         """Ask the planner step by step until it moves microbatches."""

@@ -13,16 +13,18 @@ when ranks are suspected: that one is made at the next turn whatever the budget 
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.detect.suite import run_suite
 from paceline.detect.validate import Effort, run_validation
 from paceline.detect.validation_files import requested, write_validation
 from paceline.detect.verdict import Measurements, Verdict, judge
 from paceline.errors import DetectError
-from paceline.hosts.result import results_of
+from paceline.hosts.result import results_of, results_of_suite
 from paceline.hosts.store import HostStore
 
 #: What the first validation is taken to cost; then the last one's time counts.
@@ -39,6 +41,8 @@ class PeriodicValidation:
         store: file of the results per host (:class:`HostStore`); None keeps none.
         effort: how much to measure.
         group: the process group; None: all processes.
+        shapes: (m, n, k) of the model's products (:func:`paceline.detect.suite.gemm_shapes`): with
+            them the suite's tests are made, too, for the store.
         measure: what measures; None: :func:`run_validation`.
         clock: monotonic seconds.
 
@@ -56,13 +60,14 @@ class PeriodicValidation:
         store: str | Path | None = None,
         effort: Effort | None = None,
         group: Any = None,
+        shapes: Sequence[tuple[int, int, int]] = (),
         measure: Callable[[], Measurements] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if every < 1 or not 0 <= budget <= 1:
             raise DetectError("every must be 1 or more, and the budget a share from 0 to 1")
         self.folder, self.every, self.budget = Path(folder), every, budget
-        self._group, self._clock = group, clock
+        self._group, self._clock, self._shapes = group, clock, tuple(shapes)
         self._measure = measure or (
             lambda: run_validation(group=group, effort=effort or Effort(rounds=3))
         )
@@ -93,12 +98,16 @@ class PeriodicValidation:
         begin_s = self._clock()
         measured = self._measure()
         verdict = judge(measured)
+        suite = run_suite(self._shapes, group=self._group) if self._shapes else None
         if self._rank() == 0:
             self._answered = max(self._answered, number)
             self._tell(step, verdict.to_mapping())
             if self._store is not None:
-                run = self.folder.name
-                self._store.add(results_of(measured, run=run, at_s=time.time()))
+                run, at_s = self.folder.name, time.time()
+                results = results_of(measured, run=run, at_s=at_s)
+                if suite is not None:
+                    results += results_of_suite(suite, run=run, at_s=at_s)
+                self._store.add(results)
         self._cost_s = self._clock() - begin_s
         self._spent_s += self._cost_s
         return verdict
@@ -120,19 +129,24 @@ class PeriodicValidation:
         )
 
     def _rank(self) -> int:
-        from torch import distributed
-
-        return distributed.get_rank(self._group) if distributed.is_initialized() else 0
+        distributed = _distributed()
+        return 0 if distributed is None else int(distributed.get_rank(self._group))
 
     def _agreed(self, wish: int) -> int:
         """What rank 0 wishes, on all ranks."""
-        import torch
-        from torch import distributed
-
-        if not distributed.is_initialized():
+        distributed = _distributed()
+        if distributed is None:
             return wish
+        import torch
+
         on_gpu = distributed.get_backend(self._group) == "nccl"
         value = torch.tensor([wish], device="cuda" if on_gpu else "cpu")
         source = distributed.get_process_group_ranks(self._group or distributed.group.WORLD)[0]
         distributed.broadcast(value, src=source, group=self._group)
         return int(value.item())
+
+
+def _distributed() -> Any:
+    """``torch.distributed`` where the job has a process group; None else, without importing it."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed if distributed is not None and distributed.is_initialized() else None

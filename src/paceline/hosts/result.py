@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.detect.passes import Link
-from paceline.detect.verdict import Measurements
+from paceline.detect.suite import SuiteResult
+from paceline.detect.verdict import Measurements, Place
 
 #: Of one rank and its like nothing says which is usual.
 _MIN_PEERS = 3
@@ -23,7 +24,8 @@ class Result:
         host: the computer.
         gpu: number of the rank among those of its host.
         device: its type.
-        test: "gemm", or "link": the best of the links that the rank was measured at.
+        test: "gemm", "link" (the best of the links that the rank was measured at), or one of
+            :func:`paceline.detect.suite.run_suite`.
         seconds: what it took.
         ratio: that over the low median of its peers in the same validation.
         peers: how many they were, itself included.
@@ -47,13 +49,29 @@ class Result:
 
 def results_of(measured: Measurements, *, run: str, at_s: float) -> list[Result]:
     """Results of a validation; without peers to compare with there are none."""
-    gpu_of = _gpus(measured)
+    gpu_of = _gpus(measured.places)
     results = []
     for test, rows in (("gemm", _products(measured)), ("link", _links(measured))):
         for rank, (seconds, ratio, peers) in sorted(rows.items()):
             place = measured.places[rank]
             unit = (place.host, gpu_of[rank], place.device, test)
             results.append(Result(at_s, run, *unit, seconds, ratio, peers))
+    return results
+
+
+def results_of_suite(suite: SuiteResult, *, run: str, at_s: float) -> list[Result]:
+    """Results of further tests, each against the ranks with the same device."""
+    gpu_of = _gpus(dict(enumerate(suite.places)))
+    results = []
+    for test, seconds_of in suite.seconds.items():
+        for device in {place.device for place in suite.places}:
+            mine = {r: s for r, s in enumerate(seconds_of) if suite.places[r].device == device}
+            usual = statistics.median_low(mine.values())
+            if len(mine) < _MIN_PEERS or usual <= 0:
+                continue
+            for rank, seconds in mine.items():
+                unit = (suite.places[rank].host, gpu_of[rank], device, test)
+                results.append(Result(at_s, run, *unit, seconds, seconds / usual, len(mine)))
     return results
 
 
@@ -72,11 +90,11 @@ def _products(measured: Measurements) -> dict[int, tuple[float, float, int]]:
     return rows
 
 
-def _gpus(measured: Measurements) -> Mapping[int, int]:
+def _gpus(places: Mapping[int, Place]) -> Mapping[int, int]:
     """Rank -> its number on its host."""
     ranks_of: dict[str, list[int]] = {}
-    for rank in sorted(measured.places):
-        ranks_of.setdefault(measured.places[rank].host, []).append(rank)
+    for rank in sorted(places):
+        ranks_of.setdefault(places[rank].host, []).append(rank)
     return {rank: i for ranks in ranks_of.values() for i, rank in enumerate(ranks)}
 
 

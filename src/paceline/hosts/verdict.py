@@ -20,7 +20,7 @@ RECENT = 5
 #: The oldest results of a GPU are its own baseline, once there are this many besides the newest.
 BASELINE, MIN_BASELINE = 50, 8
 #: Slower than peers, or than itself, by less is not called slow.
-FLOORS = {"gemm": 0.05, "link": 0.20}
+FLOORS = {"gemm": 0.05, "hbm": 0.05, "link": 0.20}
 _OTHER_FLOOR = 0.10
 #: Robust standard deviations; 4.5 because a fleet has thousands of GPUs.
 _SIGMAS = 4.5
@@ -121,7 +121,7 @@ def _verdict(
 
 def _bound(values: Sequence[float], test: str) -> float:
     """What healthy ones stay below."""
-    floor = FLOORS.get(test, _OTHER_FLOOR)
+    floor = FLOORS.get(test.partition(" ")[0], _OTHER_FLOOR)
     usual = statistics.median_low(values)
     if len(values) < _MIN_PEERS:
         return usual * (1 + 2 * floor)

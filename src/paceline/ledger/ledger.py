@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.detect.event import duration
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import episodes
@@ -167,6 +169,7 @@ def ledger_of(
     starts = [start for start in timeline.starts if len(start.steps)]
     if not starts:
         raise TraceError("the logs have no step")
+    _check_times(timeline.starts)
     _check_order(timeline.starts)
     covers = [cover(start) for start in timeline.starts]
     seconds = dict.fromkeys(CATEGORIES, 0.0)
@@ -199,6 +202,17 @@ def ledger_of(
         gpus=gpus,
         notes=notes,
     )
+
+
+def _check_times(starts: Sequence[Start]) -> None:
+    for start in starts:
+        edges = [edge for pause in start.pauses for edge in (pause.begin_s, pause.end_s)]
+        steps_s = (start.steps.begin_s, start.steps.end_s)
+        times = np.concatenate([[start.begin_s, start.end_s, *edges], *steps_s])
+        if not np.isfinite(times).all():
+            raise TraceError("the logs have a time that is no number")
+    if not sum(start.end_s - start.begin_s for start in starts) > 0:
+        raise TraceError("no time passes in these logs")
 
 
 def _check_order(starts: Sequence[Start]) -> None:

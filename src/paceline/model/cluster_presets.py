@@ -41,6 +41,15 @@ _A100 = Gpu(
     sms=108,
     source="NVIDIA A100 datasheet (2022), SXM",
 )
+_RTX3090 = Gpu(
+    name="GeForce RTX 3090 24GB",
+    # Tensor cores adding up in fp32, as training does; in fp16 they are twice as fast.
+    peak_flops={"fp32": 35.6 * _T, "fp16": 71 * _T, "bf16": 71 * _T},
+    memory_bytes=24 * _GIB,
+    memory_bandwidth=0.936e12,
+    sms=82,
+    source="NVIDIA Ampere GA102 GPU architecture whitepaper (2021), GeForce RTX 3090",
+)
 _H100 = Gpu(
     name="H100 SXM5 80GB",
     peak_flops={"fp32": 66.9 * _T, "fp16": 989.4 * _T, "bf16": 989.4 * _T, "fp8": 1978.9 * _T},
@@ -132,6 +141,13 @@ _NVL72 = Node(
     latency_s=_LINK_S,
     source=f"NVIDIA GB200 NVL72 datasheet (2024): NVSwitch, 18 NVLink5 x 50 GB/s; {_LATENCY}",
 )
+_PCIE4 = Node(
+    gpus=4,
+    bandwidth=31.5e9,
+    latency_s=_LINK_S,
+    topology="pcie",
+    source=f"PCI Express 4.0 x16 (2017), a workstation of four; {_LATENCY}",
+)
 _MI300X_NODE = Node(
     gpus=8,
     bandwidth=448e9,
@@ -214,6 +230,13 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _network(4, 200, "vTrain paper (2023), IV, HDR"),
         5.00,
         "vTrain paper (2023), Table I: 11,200 $/h for 2,240 A100s",
+    ),
+    "rtx3090": _Preset(
+        _RTX3090,
+        _PCIE4,
+        _network(1, 100, "assumed of a workstation (2021)"),
+        None,
+        _UNPRICED,
     ),
     "h100": _Preset(
         _H100,
@@ -372,6 +395,8 @@ _ALIASES = {
     "p4de": "a100-80g",
     "a100-4nic": "a100-80g-4nic",
     "vtrain": "a100-80g-4nic",
+    "rtx3090-24g": "rtx3090",
+    "geforcertx3090": "rtx3090",
     "h100-80g": "h100",
     "h200-141g": "h200",
     "gb200-nvl72": "gb200",

@@ -212,10 +212,11 @@ class Builder:
         *,
         stride: int | Sequence[int],
         padding: int | Sequence[tuple[int, int]] = 0,
-        op: str = "aten.max_pool_with_indices",
+        op: str = "",
     ) -> int:
-        """A window's maximum or mean."""
+        """A window's maximum, or what ``op`` says."""
         channels, *size = self.shape(x)
+        op = op or f"aten.max_pool{max(2, len(size))}d_with_indices"
         window = self._window(x, kernel, stride, padding)
         out_shape = (channels, *self._fit(name, window, tuple(size)))
         return self.append(

@@ -54,6 +54,15 @@ def calibration_text(calibration: NetworkCalibration) -> str:
     return cluster_text(calibration.cluster) + text
 
 
+def has_calibration(path: Path) -> bool:
+    """Whether the cluster file has a section ``networks``."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False  # who reads the cluster says why
+    return any(line.startswith("networks:") for line in lines)
+
+
 def load_calibration(path: Path) -> NetworkCalibration:
     """Read what ``save_calibration`` wrote.
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from paceline.networks.layer import Layer
 
 #: What of a layer autograd saves: its inputs, its result, the other factors' values, the indices
-#: of a maximum (int64), a mask (one byte an element), or two fp32 numbers per normalized row.
-SAVES = ("in", "out", "factors", "indices", "mask", "rows")
+#: of a maximum (int64), a mask (one byte an element), two fp32 numbers per normalized row, or the
+#: gates of a recurrent layer.
+SAVES = ("in", "out", "factors", "indices", "mask", "rows", "gates")
 
 
 class Operator(NamedTuple):
@@ -37,6 +38,7 @@ def _rows(kind: str, names: str, *saves: str, autocast: str = "") -> dict[str, O
 OPERATORS: dict[str, Operator] = {
     **_rows("conv", "convolution", "in", autocast="half"),
     **_rows("linear", "addmm mm", "in", autocast="half"),
+    **_rows("linear", "mkldnn_rnn_layer", "in", "out", "gates", autocast="half"),
     **_rows("matmul", "bmm baddbmm addbmm", "in", autocast="half"),
     **_rows(
         "attention",

@@ -61,6 +61,8 @@ class PaperMachine:
         delta: bytes an element.
         gamma: share of the naive memory that is needed (4.2).
         phi: flows that share a link (4.3); of data+filter's gradients the paper uses 2.
+        split_alpha, split_beta: inside the group that shares a sample (4.4: they differ inside a
+            node); None = as between groups.
     """
 
     alpha: float
@@ -68,6 +70,14 @@ class PaperMachine:
     delta: float = 4.0
     gamma: float = 1.0
     phi: float = 1.0
+    split_alpha: float | None = None
+    split_beta: float | None = None
+
+    def inside(self) -> tuple[float, float]:
+        """Alpha and delta beta of the group that shares a sample."""
+        alpha = self.alpha if self.split_alpha is None else self.split_alpha
+        beta = self.beta if self.split_beta is None else self.split_beta
+        return alpha, self.delta * beta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,18 +178,13 @@ class _Row:
 
     def _layers(self) -> float:
         """3 D/B (p2 - 1) sum over all but the last (alpha + B |y| / p delta beta)."""
-        m = self.machine
-        terms = (
-            m.alpha + self.b * layer.y / self.p * m.delta * m.beta for layer in self.layers[:-1]
-        )
+        alpha, beta = self.machine.inside()
+        terms = (alpha + self.b * layer.y / self.p * beta for layer in self.layers[:-1])
         return 3 * self.steps * (self.p2 - 1) * sum(terms)
 
     def _halos(self) -> float:
-        m, batch = self.machine, self.b / self.p1
-        terms = (
-            2 * m.alpha + batch * (layer.halo_x + layer.halo_dy) * m.delta * m.beta
-            for layer in self.layers
-        )
+        (alpha, beta), batch = self.machine.inside(), self.b / self.p1
+        terms = (2 * alpha + batch * (layer.halo_x + layer.halo_dy) * beta for layer in self.layers)
         return 2 * self.steps * sum(terms)
 
     def memory(self) -> float:

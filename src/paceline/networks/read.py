@@ -19,7 +19,7 @@ from paceline.networks.presets import PRESETS, network_preset
 from paceline.networks.table import read_table
 
 _FORMS = (
-    f"a preset ({', '.join(PRESETS)}), timm:NAME, torchvision:NAME, FILE.py:FUNCTION, "
+    f"a preset ({', '.join(PRESETS)}), timm:NAME, torchvision:NAME, FILE.py:FUNCTION, FILE.onnx, "
     "FILE.layers.json or TABLE.csv:NAME"
 )
 
@@ -31,7 +31,7 @@ def read_source(
 
     Args:
         source: a preset's name, ``timm:NAME``, ``torchvision:NAME``, ``FILE.py:FUNCTION``,
-            ``FILE.json``, ``TABLE.csv:NAME``.
+            ``FILE.onnx``, ``FILE.json``, ``TABLE.csv:NAME``.
         shapes: of one sample, one for each argument; presets and some files know theirs.
         timeout_s: seconds that a user's file and torch may take.
 
@@ -47,6 +47,10 @@ def read_source(
         return _from_table(path or source, member if path else "", shapes)
     if source.endswith(".json"):
         return _same_input(read_layers(source), shapes)
+    if source.endswith(".onnx"):
+        from paceline.networks.from_onnx import read_onnx
+
+        return _same_input(read_onnx(source), shapes)
     if source.endswith(".py"):
         raise ModelError(f"name the function that returns the module: {source}:build")
     if source.endswith((".pt", ".pth", ".pkl", ".bin", ".ckpt")):

@@ -52,6 +52,7 @@ def backward_halo(window: Window | None, in_size: Shape, out_size: Shape, parts:
     return _halo(window, in_size, out_size, parts, backward=True)
 
 
+@lru_cache(maxsize=65536)
 def _halo(
     window: Window | None, in_size: Shape, out_size: Shape, parts: Shape, *, backward: bool
 ) -> Halo:

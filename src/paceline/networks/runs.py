@@ -11,7 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import ModelError
@@ -60,10 +60,19 @@ class NetworkRun:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A file of runs: its columns and rows."""
+    """A file of runs.
+
+    Attributes:
+        columns: of the file.
+        runs: its rows in order, but those that cannot be run.
+        rows: all of them, text by column.
+        errors: line -> why its row cannot be run.
+    """
 
     columns: tuple[str, ...]
     runs: tuple[NetworkRun, ...]
+    rows: tuple[tuple[int, Mapping[str, str]], ...] = ()
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def is_network_runs(path: Path) -> bool:
@@ -76,8 +85,12 @@ def is_network_runs(path: Path) -> bool:
     return "strategy" in (name.strip() for name in header)
 
 
-def read_network_runs(path: Path) -> RunTable:
+def read_network_runs(path: Path, *, skip_errors: bool = False) -> RunTable:
     """All rows of a CSV file.
+
+    Args:
+        path: of the file.
+        skip_errors: a wrong row goes to ``errors``, unless all are wrong.
 
     Raises:
         ModelError: it cannot be read, a column is missing or in another unit, or a row is wrong.
@@ -91,16 +104,19 @@ def read_network_runs(path: Path) -> RunTable:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is not a CSV file"
         raise ModelError(f"{path} cannot be read: {reason}") from None
+    if not rows:
+        raise ModelError(f"{path} has no rows")
     networks: dict[tuple[str, Shape], LayerNetwork] = {}
-    runs = []
+    runs, errors = [], dict[int, str]()
     for line, row in rows:
         try:
             runs.append(_run(line, row, networks))
         except ModelError as error:
-            raise ModelError(f"{path}, line {line}: {error}") from None
-    if not runs:
-        raise ModelError(f"{path} has no rows")
-    return RunTable(columns, tuple(runs))
+            errors[line] = str(error)
+    if errors and not (skip_errors and runs):
+        line, text = next(iter(errors.items()))
+        raise ModelError(f"{path}, line {line}: {text}")
+    return RunTable(columns, tuple(runs), tuple(rows), errors)
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
@@ -193,12 +209,16 @@ def _seconds(row: Mapping[str, str], name: str) -> float | None:
     return value or None
 
 
-def checked_csv(table: RunTable, added: Sequence[Mapping[str, str]]) -> str:
-    """The input's columns and ``ADDED``, a row a run."""
+def checked_csv(table: RunTable, added: Mapping[int, Mapping[str, str]]) -> str:
+    """The input's columns and ``ADDED``, a row a run; ``added`` by line.
+
+    A row that cannot be run has its error as reason, and no prediction.
+    """
     own = [name for name in table.columns if name not in ADDED]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*own, *ADDED], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for run, values in zip(table.runs, added, strict=True):
-        writer.writerow({**run.row, **values})
+    for line, row in table.rows:
+        values = added.get(line) or {"reason": table.errors.get(line, "")}
+        writer.writerow({**row, **dict.fromkeys(ADDED, ""), **values})
     return text.getvalue()

@@ -13,7 +13,7 @@ from paceline.errors import ModelError
 PURE = ("data", "spatial", "pipeline", "filter", "channel")
 STRATEGIES = (*PURE, "data+filter", "data+spatial", "data+pipeline")
 GRADIENTS = ("packed", "per tensor", "buckets", "none")
-EXCHANGES = ("ring", "leader", "segmented")
+EXCHANGES = ("ring", "tree", "leader", "segmented")
 LIBRARIES = ("nccl", "mpi")
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -34,8 +34,9 @@ class Strategy:
         spatial_until: last layer (index) that is split by space; None = as far as it goes.
         gradients: one packed buffer, tensor by tensor, DDP's buckets during the backward pass, or
             none where each GPU trains weights of its own.
-        exchange: of gradients: a ring over all; one leader GPU a node; or segments, in which the
-            GPUs of equal rank in their groups meet.
+        exchange: of gradients: a ring over all; a tree (NCCL from 2.4 on), whose latency grows
+            with the logarithm; one leader GPU a node; or segments, in which the GPUs of equal rank
+            in their groups meet.
         halo_library: which one moves halos and gathers of a spatial split.
         optimizer: one of ``OPTIMIZERS``.
         zero: 0 nothing, 1 optimizer, 2 gradients, too, 3 parameters, too (FSDP) are shared out.

@@ -122,7 +122,7 @@ class _Reader:
             for before, after in zip(inside[1:], outside[1:], strict=True)
         )
         if kind == "pool":
-            op = "aten.mean" if outside[1:] == (1,) * len(padding) else "aten.max_pool_with_indices"
+            op = "aten.mean" if outside[1:] == (1,) * len(padding) else ""
             return build.pool(source, name, kernel, stride=stride, padding=padding, op=op)
         weights = outside[0] * inside[0] * kernel ** len(padding)
         layer = build.conv(

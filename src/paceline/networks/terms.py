@@ -40,7 +40,7 @@ MESSAGE_S = 30e-6
 SKEW_S = 1e-3
 TILE = 32  # filters that a kernel computes together
 
-COMPUTE = ("products", "memory", "host", "update", "split", "tiles")
+COMPUTE = ("products", "memory", "host", "update", "split", "tiles", "bubble")
 COMMUNICATION = (
     *("gradients", "gradients.inside", "gradients.calls", "gradients.hops", "skew"),
     *("layers.inside", "layers.between", "layers.hops", "halo", "halo.messages", "stage", "norms"),
@@ -73,7 +73,7 @@ class Machine:
 
 
 def step_terms(network: LayerNetwork, strategy: Strategy, machine: Machine) -> dict[str, float]:
-    """Seconds of each term of a step; a pipeline's are those of one stage's share, unbubbled."""
+    """Seconds of each term of a step; a pipeline's computation is not yet cut."""
     terms = dict.fromkeys(TERMS, 0.0)
     _compute(terms, network, strategy, machine)
     for transfer in traffic(network, strategy):
@@ -127,10 +127,8 @@ def _copies(work: Work, chosen: Mask, share: Array, samples: float, machine: Mac
 def _shares(network: LayerNetwork, strategy: Strategy, work: Work) -> Array:
     """[layer] of its work that the busiest GPU has."""
     share = np.ones(len(network.layers))
-    if strategy.split == 1:
+    if strategy.split == 1 or strategy.is_pipeline:
         return share
-    if strategy.is_pipeline:
-        return share / strategy.split
     if strategy.is_spatial:
         for i, layer in enumerate(network.layers[: last_spatial(network, strategy) + 1]):
             extents = layer.out_shape[1:]
@@ -202,7 +200,8 @@ def _gradients(
     elif strategy.splits_weights:
         flows = min(strategy.split, per_node)
     terms["gradients"] += passes * (between - 1) / between * size * flows / _outer(cluster)
-    terms["gradients.hops"] += passes * (between - 1) * cluster.network.latency_s
+    hops = math.ceil(math.log2(nodes)) if strategy.exchange == "tree" else between - 1
+    terms["gradients.hops"] += passes * hops * cluster.network.latency_s
 
 
 def _inner(cluster: Cluster, size: int = 2) -> float:

@@ -25,7 +25,13 @@ class Counts:
     groups: int = 1
 
 
+def recurrent(op: str) -> bool:
+    """A recurrent layer (LSTM, GRU) as one operator, its input by position, sample, feature."""
+    return op == "aten.mkldnn_rnn_layer"
+
+
 def counts_of(
+    op: str,
     kind: str,
     args: tuple[Any, ...],
     tensors: list[torch.Tensor],
@@ -40,6 +46,12 @@ def counts_of(
         flops = 2.0 * scores * (query.shape[-1] + value.shape[-1]) / batch
         back = ATTENTION_BACKWARD * flops if query.requires_grad else 0.0
         return Counts(flops, back, 0.0, query.shape[1])
+    if recurrent(op):
+        inside, weights = tensors[0], tensors[1:3]
+        positions = inside.numel() // inside.shape[-1]
+        flops = 2.0 * positions * sum(weight.numel() for weight in weights) / batch
+        of_data = flops if inside.requires_grad else 0.0
+        return Counts(flops, of_data, flops if weights[0].requires_grad else 0.0)
     if kind == "conv":
         inside, weight = tensors[:2]
         transposed, groups = bool(args[6]), int(args[8])

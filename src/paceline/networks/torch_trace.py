@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.errors import ModelError
 from paceline.networks.layer import NETWORK_INPUT, Layer, LayerNetwork, Shape
 from paceline.networks.operators import OPERATORS
-from paceline.networks.torch_counts import counts_of, window_of
+from paceline.networks.torch_counts import counts_of, recurrent, window_of
 
 # Operators that return their input under another shape although the schema does not say so.
 _ALIASES = (
@@ -103,6 +103,11 @@ class Trace:
             shape = [shape[-1], *shape[:-1]]
         return tuple(max(1, size) for size in shape) or (1,)
 
+    def _positions(self, tensor: torch.Tensor) -> Shape:
+        """The shape of one sample of a recurrent layer: features, positions, rows of a sample."""
+        positions, rows, features = tensor.shape
+        return (features, positions, *((rows // self.batch,) if rows > self.batch else ()))
+
     def see(self, op: str, is_view: bool, args: tuple[Any, ...], result: Any) -> None:
         """Take up one operator that ran."""
         tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
@@ -159,7 +164,7 @@ class Trace:
         windowed = window_of(op, args, results[0])
         inputs = self._inputs(tensors, sources, exact=windowed is not None)
         own, tied = self._own_parameters(sources)
-        counts = counts_of(kind, args, tensors, sources, results[0], self.batch)
+        counts = counts_of(op, kind, args, tensors, sources, results[0], self.batch)
         if kind == "matmul" and own and len(inputs) == 1:
             kind = "linear"
         in_place = op.endswith("_") and sources[0].layer is not None
@@ -168,7 +173,9 @@ class Trace:
             kind=kind,
             op=op,
             inputs=inputs,
-            out_shape=self.sample(results[0], last),
+            out_shape=self._positions(results[0])
+            if recurrent(op)
+            else self.sample(results[0], last),
             parameters=tuple(tuple(self.parameters[i].shape) for i in own),
             window=windowed,
             groups=counts.groups,

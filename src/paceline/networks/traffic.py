@@ -173,7 +173,8 @@ def _gradients(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
     sharded = set(split_products(network, strategy)) if strategy.splits_weights else set()
     tensors = []
     for index, layer in network.weighted():
-        share = strategy.split if index in sharded else 1
+        # Of a pipeline the mean stage's: the cut comes later.
+        share = strategy.split if index in sharded or strategy.is_pipeline else 1
         tensors += [(index, math.prod(shape) / share) for shape in layer.parameters]
     transfers = []
     for buffer in _buffers(tensors, strategy):

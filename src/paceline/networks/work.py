@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from paceline.networks.compute import demand_of
 from paceline.networks.layer import PRODUCTS, LayerNetwork
 
 Array = npt.NDArray[np.float64]
@@ -29,7 +30,7 @@ class Work:
     """Of one sample, by layer.
 
     Attributes:
-        flops: [pass, layer] of products: forward, gradient of input, of weights.
+        flops: [pass, layer] of products, tiles filled up: forward, gradient of input, of weights.
         product_elements: [pass, layer] read and written by them.
         moved_elements: [layer] moved by all other layers, forward and backward.
         in_elements, out_elements: [layer].
@@ -48,31 +49,29 @@ class Work:
     is_product: Mask
 
 
-class _Holder:
-    """A network that hashes by identity, since its layers are many."""
+class Shared:
+    """A network that hashes by identity, for caches: its layers are many."""
 
     def __init__(self, network: LayerNetwork) -> None:
         self.network = network
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Holder) and other.network is self.network
+        return isinstance(other, Shared) and other.network is self.network
 
     def __hash__(self) -> int:
         return id(self.network)
 
 
 @lru_cache(maxsize=64)
-def _work_of(holder: _Holder) -> Work:
-    network = holder.network
+def _work_of(shared: Shared) -> Work:
+    network = shared.network
     layers = network.layers
     count = len(layers)
     inside = np.array([network.in_elements(i) for i in range(count)], dtype=float)
     outside = np.array([layer.out_elements for layer in layers], dtype=float)
     products = np.array([layer.kind in PRODUCTS for layer in layers])
     weights = np.array([layer.parameter_count for layer in layers], dtype=float)
-    flops = np.array(
-        [[layer.flops, layer.grad_input_flops, layer.grad_weight_flops] for layer in layers]
-    ).T
+    flops = demand_of(network).flops
     moved = np.zeros(count)
     for i, layer in enumerate(layers):
         if not products[i] and layer.kind not in _FREE:
@@ -85,7 +84,7 @@ def _work_of(holder: _Holder) -> Work:
 
 def work_of(network: LayerNetwork) -> Work:
     """The counts of ``network``, computed once."""
-    return _work_of(_Holder(network))
+    return _work_of(Shared(network))
 
 
 def update_elements(parameters: float, optimizer: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,17 @@ from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan, check
+from paceline.networks.layer import LayerNetwork
+from paceline.networks.strategy import Strategy
 from paceline.plan.cost import causal_share, dollars_per_day, training_days, training_steps
 from paceline.plan.fitting import what_fits
 from paceline.plan.interval import Interval, interval
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
+
+if TYPE_CHECKING:
+    from paceline.plan.network_step import NetworkPrediction
 
 Array = npt.NDArray[np.float64]
 
@@ -173,6 +178,13 @@ class Prediction:
         return float(self.days * dollars_per_day(self.plan.gpus, price))
 
 
+@overload
+def predict(
+    model: LayerNetwork, plan: Strategy | Mapping[str, Any], cluster: Cluster | str
+) -> NetworkPrediction: ...
+
+
+@overload
 def predict(
     model: LLM | str,
     plan: Plan | Mapping[str, Any],
@@ -182,12 +194,26 @@ def predict(
     tokens: float | None = None,
     price: float | None = None,
     rules: MemoryRules = DEFAULT_RULES,
-) -> Prediction:
-    """Predict one step of a plan.
+) -> Prediction: ...
+
+
+def predict(
+    model: LLM | LayerNetwork | str,
+    plan: Plan | Strategy | Mapping[str, Any],
+    cluster: Cluster | str,
+    *,
+    cost: ComputeCost | None = None,
+    tokens: float | None = None,
+    price: float | None = None,
+    rules: MemoryRules = DEFAULT_RULES,
+) -> Prediction | NetworkPrediction:
+    """Predict one step of a plan, or of a network by a strategy.
 
     Args:
-        model: the model, or the name of a preset ("llama3.1-405b").
-        plan: the plan, or its fields.
+        model: the model, or the name of a preset ("llama3.1-405b"); or a network of
+            ``read_network``, to which none of the named arguments applies.
+        plan: the plan, or its fields; of a network the strategy, or its fields with ``strategy``
+            for its name.
         cluster: the machines, or the name of a preset ("h100").
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
         tokens: tokens to train on, for days and dollars.
@@ -198,9 +224,17 @@ def predict(
         ModelError: a name is unknown, or the GPU lacks the plan's precision.
         PlanError: the plan cannot train the model; all reasons are named.
     """
+    cluster = cluster_preset(cluster) if isinstance(cluster, str) else cluster
+    if isinstance(model, LayerNetwork):
+        from paceline.plan.network_step import predict_network, strategy_of
+
+        if isinstance(plan, Plan):
+            raise PlanError(f"{model.name} takes a strategy, not the plan of a language model")
+        return predict_network(model, strategy_of(plan), cluster)
+    if isinstance(plan, Strategy):
+        raise PlanError("a language model takes a plan, not the strategy of a network")
     llm = llm_preset(model) if isinstance(model, str) else model
     plan = plan if isinstance(plan, Plan) else plan_of(plan)
-    cluster = cluster_preset(cluster) if isinstance(cluster, str) else cluster
     if price is not None:
         cluster = replace(cluster, price_per_gpu_hour=price, price_source="given")
     check(plan, llm)

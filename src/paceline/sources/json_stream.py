@@ -100,6 +100,7 @@ class JsonStream:
         self.bare = False
         self._text, self._at = "", 0
         self._line, self._n_dropped, self._ended = 1, 0, False
+        self._one_by_one_until = 0  # character of the file
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The events.
@@ -160,7 +161,11 @@ class JsonStream:
 
         Events of another layout, or damaged ones, are left to be parsed one by one.
         """
+        if self._n_dropped + self._at < self._one_by_one_until:
+            return []
         end = self._text.rfind(_BETWEEN, self._at)
+        # To look again at each of these events would be slow.
+        self._one_by_one_until = self._n_dropped + (len(self._text) if end < 0 else end)
         if end < 0:
             return []
         try:

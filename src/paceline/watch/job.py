@@ -17,7 +17,7 @@ from paceline.detect.steps_of_calls import step_times
 from paceline.detect.validation_files import ask_validation, read_validation
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, who_from_calls
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, TraceError
 from paceline.mitigate.strategies import OVERHEAD_S
 from paceline.monitor.recording_tail import RecordingTail
 from paceline.sources.call_logs.files import load_call_log
@@ -30,8 +30,10 @@ from paceline.watch.rows import Rows
 PROFILED_STEPS = 4
 #: After this time without them, or without a validation, that is said.
 PATIENCE_S = 60.0
-#: Steps whose median says how long a step takes.
-_RECENT = 20
+#: More than any job has: a damaged header.
+_MAX_RANKS = 1_000_000
+#: Steps whose median says how long a step takes, and those whose times are known at an onset.
+_RECENT, _KNOWN = 20, 512
 
 
 class Watch:
@@ -90,7 +92,7 @@ class Watch:
         """A start of the job is seen for the first time; its ranks are known from then on."""
         if session == self._session or session != self._tail.session:
             return []
-        ranks = int(self._tail.meta["world"])
+        ranks = self._ranks()
         is_first = self._detector is None or self._detector.ranks != ranks
         if is_first:
             self._detector = Detector(ranks)
@@ -100,6 +102,17 @@ class Watch:
         text = f"watching {self.folder}: {ranks:,} ranks" if is_first else "the job was restarted"
         return [self._news("watching" if is_first else "restart", text, {"ranks": ranks})]
 
+    def _ranks(self) -> int:
+        """Of the job, as its files say."""
+        meta = self._tail.meta
+        numbers = [meta.get(name) for name in ("world", "dp", "pp", "dp_rank", "pp_rank", "rank")]
+        if not all(isinstance(number, int) for number in numbers):
+            raise TraceError(f"{self.folder} has a file whose header lacks the job's degrees")
+        ranks = int(meta["world"])
+        if not 1 <= ranks <= _MAX_RANKS:
+            raise TraceError(f"{self.folder} says that the job has {ranks:,} ranks")
+        return ranks
+
     def _detect(self) -> list[News]:
         if self._rows is None or self._detector is None:
             return []
@@ -107,7 +120,7 @@ class Watch:
         for step, row in self._rows.close():
             self._step = step
             seconds = float(np.nanmax(row))
-            self._recent = [*self._recent[-_RECENT + 1 :], seconds]
+            self._recent = [*self._recent[-_KNOWN + 1 :], seconds]
             events = job_events(self._detector.update(step, row), self._detector.ranks)
             for event in events:
                 news += self._change(event)
@@ -122,7 +135,8 @@ class Watch:
             self._episode = _Episode(event, lasted_s, self._clock())
         said = event.to_mapping()
         news.append(self._news("change", said["text"], said))
-        if event.kind in ("relief", "faster"):
+        is_over = event.kind in ("relief", "faster")
+        if is_over and self._detector is not None and not self._detector.slow.any():
             self._episode = None
         return news
 
@@ -153,7 +167,7 @@ class Watch:
         return news
 
     def _ask(self) -> News:
-        step_s = float(np.median(self._recent))
+        step_s = float(np.median(self._recent[-_RECENT:]))
         try:
             until = record_now(self.folder, self._steps_wanted, last_step=self._step, step_s=step_s)
         except PacelineError as error:
@@ -172,7 +186,7 @@ class Watch:
             episode.suspects = ()
             return [self._news("not-named", f"the profiled steps name nobody: {error}")]
         news = self._named(episode, onset, {"steps": steps, "slowdown": result.slowdown})
-        text, fields = plan_of(measured, result, self.overheads)
+        text, fields = plan_of(trace, measured, result, self.overheads)
         return [*news, self._news("plan", text, fields)]
 
     def _name_by_calls(self, episode: _Episode) -> list[News]:

@@ -47,12 +47,21 @@ def name_suspects(onset: JobEvent, trace: Trace) -> tuple[JobEvent, Measured, Wh
 
 
 def plan_of(
-    measured: Measured, result: WhatIf, overheads: Mapping[str, float | None]
+    trace: Trace, measured: Measured, result: WhatIf, overheads: Mapping[str, float | None]
 ) -> tuple[str, dict[str, Any]]:
-    """What the planner will do if nothing changes: in words, and for JSON."""
-    if measured.graph.programmed:
-        return "no plan: what other numbers of microbatches would do is not recorded", {}
+    """What the planner will do if nothing changes: in words, and for JSON.
+
+    Args:
+        trace: of slow steps.
+        measured: what was made of it; of recorded programs the rules of a pipeline are taken in
+            their place, as what another share of microbatches would launch is not recorded.
+        result: its analysis.
+        overheads: strategy -> seconds that it costs once; None forbids it.
+    """
     try:
+        if measured.graph.programmed:
+            measured = from_trace(trace, by_rules=True)
+            result = analyze(measured)
         faults = faults_of(Case(measured, result, diagnose(measured, result)))
         if not faults:
             return "no plan: the diagnosis of these steps names no worker and no link", {}

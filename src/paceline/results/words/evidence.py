@@ -222,12 +222,12 @@ def _network(finding: Finding) -> Phrases:
         return
     groups = evidence.get("groups") or []
     group_texts = [
-        f"{times(group['median_over_usual'])} {group['kind']} of stage {group['stage']}, in "
-        f"{percent(group['slow_share'], 0)} of the steps"
+        f"{group['kind']} of stage {group['stage']} takes {times(group['median_over_usual'])} the "
+        f"usual time in {percent(group['slow_share'], 0)} of the steps"
         for group in groups
     ]
     if group_texts:
-        yield f"over the usual time: {several(group_texts, MAX_NAMED, '; ')}{_from(evidence)}"
+        yield several(group_texts, MAX_NAMED, "; ") + _from(evidence)
     total = _number(evidence, "n_groups")
     if total is not None and groups:
         yield f"{len(groups):,} of {count(int(total), 'group')} are slow"

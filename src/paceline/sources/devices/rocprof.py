@@ -25,6 +25,9 @@ _TIMES = ("Start_Timestamp", "End_Timestamp")
 #: HIP's own kernels for copies and sets.
 _COPY_KERNEL = re.compile(r"__amd_rocclr_(?:copy|fill)")
 
+#: Tables are made before rows are put into them, so their names stand in front.
+_SCHEMA_BYTES = 1 << 18
+
 _NOTE = "rocprofv3 does not say global ranks; GPUs are listed by process and number"
 
 
@@ -33,6 +36,16 @@ def matches(path: Path) -> bool:
     start = head(path, 1 << 12)
     first = start.partition("\n")[0]
     return bool(_JSON.match(start)) or all(name in first for name in ("Kernel_Name", *_TIMES))
+
+
+def is_database(path: Path) -> bool:
+    """Whether the file is rocpd's: SQLite, with tables ``rocpd_...`` (``rocpd_tables.sql``)."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_SCHEMA_BYTES)
+    except OSError:
+        return False
+    return start.startswith(b"SQLite format 3\0") and b"rocpd_" in start
 
 
 def read_devices(path: Path) -> Devices:

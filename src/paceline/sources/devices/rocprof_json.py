@@ -24,7 +24,6 @@ class Records(JsonStream):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, TOP)
-        self._one_by_one_until = 0
 
     def _object(self) -> Iterator[dict[str, Any]]:
         yield from self._members("")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
+from paceline.sources import recording
 from paceline.sources.json_stream import head as head_of
 from paceline.sources.json_stream import lines as lines_of
 from paceline.sources.run_logs import google, megatron, mlperf_events, one_logger, steps_only
+from paceline.sources.run_logs.recorded import read_recorded
 from paceline.sources.run_logs.timeline import Timeline
 from paceline.sources.step_logs import event_files, json_files, mlperf
 from paceline.sources.step_logs.files import texts_of
@@ -54,6 +56,8 @@ def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline
 
 
 def _load(path: Path, pattern: str | None) -> Timeline:
+    if pattern is None and path.is_dir() and recording.matches(path):
+        return read_recorded(path)
     is_table = path.suffix in (".parquet", ".pq")
     if pattern is not None or path.is_dir() or is_table or event_files.is_event_file(path):
         return steps_only.read_steps(path, pattern)

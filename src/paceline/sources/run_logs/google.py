@@ -135,7 +135,7 @@ class _Reader:
             begin = self._begin
             if begin is None:
                 begin = min([at for _, at in self._steps] + [p.begin_s for p in self._pauses])
-            end = self._end if self._end is not None else max([begin, *times])
+            end = max([begin, *times, *([] if self._end is None else [self._end])])
             self._closed.append(
                 Start(
                     begin,

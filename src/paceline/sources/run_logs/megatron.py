@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
 
 from paceline.errors import TraceError
 from paceline.sources.run_logs.timeline import (
@@ -20,6 +19,7 @@ from paceline.sources.run_logs.timeline import (
     Timeline,
     steps_of,
 )
+from paceline.sources.step_logs.lines import stamp_seconds
 
 #: A word of the line of a step.
 CUE = "elapsed time per iteration (ms):"
@@ -53,9 +53,9 @@ def read_megatron(lines: Iterable[str], where: str) -> Timeline:
     """The timeline of one log, with all the starts that it has.
 
     Raises:
-        TraceError: it has no line of a step.
+        TraceError: it has no line of a step, or a date is none.
     """
-    reader = _Reader()
+    reader = _Reader(where)
     for line in lines:
         reader.take(line)
     starts = reader.starts()
@@ -68,8 +68,8 @@ def read_megatron(lines: Iterable[str], where: str) -> Timeline:
 class _Reader:
     """Lines in, starts out."""
 
-    def __init__(self) -> None:
-        self.has_clock = True
+    def __init__(self, where: str) -> None:
+        self.has_clock, self._where = True, where
         self._closed: list[Start] = []
         self._reset()
 
@@ -86,9 +86,9 @@ class _Reader:
         if CUE in line and (match := _STEP.search(line)):
             self._step(match)
         elif "datetime: " in line and (match := _DATETIME.search(line)):
-            self._datetime(match[1], _seconds(match[2]))
+            self._datetime(match[1], stamp_seconds(match[2], self._where))
         elif "successfully saved" in line and (match := _SAVED.search(line)):
-            self._times.append(_seconds(match[1]))
+            self._times.append(stamp_seconds(match[1], self._where))
         elif "successfully loaded" in line and (match := _LOADED.search(line)):
             self._loaded = int(match[1])
         elif line.startswith("    ") and (match := _TIMER.match(line)):
@@ -103,7 +103,7 @@ class _Reader:
             self.has_clock = False
             end = (self._cursor or 0.0) + count * seconds
         else:
-            end = _seconds(match[1])
+            end = stamp_seconds(match[1], self._where)
         begin = end - count * seconds
         if not self._rows:
             self._first_time = len(self._times)
@@ -164,7 +164,3 @@ class _Reader:
     def starts(self) -> tuple[Start, ...]:
         self._close()
         return tuple(self._closed)
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp).timestamp()

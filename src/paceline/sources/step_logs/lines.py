@@ -103,7 +103,7 @@ def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Co
         columns["step"] = _counted(columns["rank"])
     elif np.isnan(columns["step"]).any():
         raise TraceError(f"{where}: a line that matches the pattern has no step")
-    times = None if stamps is None else np.array([_seconds(stamp, where) for stamp in stamps])
+    times = None if stamps is None else np.array([stamp_seconds(stamp, where) for stamp in stamps])
     return _with_durations(columns, times, where)
 
 
@@ -169,7 +169,12 @@ def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
         raise TraceError(f"{where}: the group {name} is no number in some line") from None
 
 
-def _seconds(stamp: str | None, where: str) -> float:
+def stamp_seconds(stamp: str | None, where: str) -> float:
+    """Seconds since the epoch of a date; nan where there is none.
+
+    Raises:
+        TraceError: it is no date.
+    """
     if not stamp:
         return np.nan
     try:

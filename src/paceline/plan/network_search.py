@@ -1,0 +1,186 @@
+"""All strategies and splits of a network over counts of GPUs: fastest, cheapest, fewest, Pareto.
+
+Paper: ParaDL, 4.1 ("suggesting the best strategy for a given CNN, dataset and resource budget").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import PlanError
+from paceline.model.cluster import Cluster
+from paceline.networks.factors import Factors
+from paceline.networks.layer import LayerNetwork
+from paceline.networks.limits import spatial_end, violations
+from paceline.networks.strategy import PURE, STRATEGIES, Strategy, divisors
+from paceline.plan.network_step import NetworkPrediction, predict_network
+
+MOST_COUNTS = 16  # of GPUs in one search; a range is thinned to powers of two
+_MICROBATCHES = 8
+_ENDS = 2  # of a spatial split, beside the furthest
+_LARGEST_SPLIT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSearch:
+    """What a search found.
+
+    Attributes:
+        rows: predictions that fit, the most samples a second first.
+        refused: strategy -> why it was left out, the first reason.
+        why_not_data: one line where data parallelism is not the fastest; "" where it is.
+    """
+
+    rows: tuple[NetworkPrediction, ...]
+    refused: dict[str, str]
+    why_not_data: str
+
+    @property
+    def fastest(self) -> NetworkPrediction:
+        """The most samples a second."""
+        return self.rows[0]
+
+    @property
+    def cheapest(self) -> NetworkPrediction:
+        """The least GPU time a sample."""
+        return min(self.rows, key=gpu_seconds)
+
+    @property
+    def fewest_gpus(self) -> NetworkPrediction:
+        """The fastest of those with the fewest GPUs."""
+        return min(self.rows, key=lambda row: (row.strategy.gpus, -row.samples_per_s))
+
+    @property
+    def pareto(self) -> tuple[NetworkPrediction, ...]:
+        """Rows that no other beats in both samples a second and GPU time a sample."""
+        front: list[NetworkPrediction] = []
+        for row in self.rows:
+            if not front or gpu_seconds(row) < gpu_seconds(front[-1]) * (1 - 1e-9):
+                front.append(row)
+        return tuple(front)
+
+
+def gpu_seconds(row: NetworkPrediction) -> float:
+    """Of one sample."""
+    return row.strategy.gpus / row.samples_per_s
+
+
+def search_networks(
+    network: LayerNetwork,
+    cluster: Cluster,
+    gpus: Sequence[int],
+    *,
+    batch_per_gpu: int | None = None,
+    global_batch: int | None = None,
+    factors: Factors | None = None,
+    precision: str = "fp32",
+    optimizer: str = "momentum",
+) -> NetworkSearch:
+    """Predict every strategy and split, and keep what fits.
+
+    Raises:
+        PlanError: no batch, or nothing fits; the message says why.
+    """
+    if (batch_per_gpu is None) == (global_batch is None):
+        raise PlanError("give either a batch per GPU or a global batch")
+    rows: list[NetworkPrediction] = []
+    refused: dict[str, str] = {}
+    for count in thinned(gpus):
+        batch = global_batch or (batch_per_gpu or 1) * count
+        for strategy in candidates(network, count, batch, optimizer):
+            reasons = violations(network, strategy)
+            if not reasons:
+                row = predict_network(
+                    network, strategy, cluster, factors=factors, precision=precision
+                )
+                if row.fits:
+                    rows.append(row)
+                    continue
+                reasons = (memory_reason(row),)
+            refused.setdefault(strategy.name, reasons[0])
+    if not rows:
+        text = "; ".join(refused.values()) or "no GPU count has a strategy"
+        raise PlanError(f"nothing fits: {text}")
+    rows.sort(key=lambda row: (-row.samples_per_s, row.strategy.gpus))
+    return NetworkSearch(
+        rows=tuple(rows), refused=refused, why_not_data=_why_not_data(rows, refused)
+    )
+
+
+def thinned(gpus: Sequence[int]) -> list[int]:
+    """At most ``MOST_COUNTS``: both ends, and powers of two between."""
+    counts = sorted(set(gpus))
+    if len(counts) <= MOST_COUNTS:
+        return counts
+    return [n for n in counts if n in (counts[0], counts[-1]) or not n & (n - 1)]
+
+
+def candidates(network: LayerNetwork, gpus: int, batch: int, optimizer: str) -> Iterator[Strategy]:
+    """Strategies on ``gpus`` that the batch allows, pure ones first."""
+    splits = [n for n in divisors(gpus) if 1 < n < gpus and n <= _LARGEST_SPLIT]
+    for name in STRATEGIES:
+        if name != "data" and gpus == 1:
+            continue
+        for split in (0,) if name in PURE else splits:
+            group = {"data": 1}.get(name, split or gpus)
+            if batch < gpus // group:
+                continue
+            for until in _ends(network, group) if name.endswith("spatial") else (None,):
+                yield Strategy(
+                    name=name,
+                    gpus=gpus,
+                    global_batch=batch,
+                    split=split,
+                    spatial_until=until,
+                    optimizer=optimizer,
+                    microbatches=_microbatches(batch // (gpus // group)) if "pipe" in name else 1,
+                    gradients="buckets" if name.startswith("data") else "packed",
+                    exchange="tree",
+                )
+
+
+def _microbatches(samples: int) -> int:
+    return max((n for n in range(1, _MICROBATCHES + 1) if not samples % n), default=1)
+
+
+def _ends(network: LayerNetwork, split: int) -> tuple[int | None, ...]:
+    """The furthest end of a spatial split, and the first layers that shrink the image."""
+    last = spatial_end(network, (split,))
+    shrinking = [
+        index
+        for index, layer in enumerate(network.layers[: last + 1])
+        if layer.kind == "pool" and index < last
+    ]
+    whole = last == spatial_end(network)
+    return (None if whole else last, *shrinking[:_ENDS])
+
+
+def memory_reason(row: NetworkPrediction) -> str:
+    """What fills the memory: "data: 20.1 GB of 17.2 GB, activations 18.3 GB"."""
+    what, size = max(row.memory.items(), key=lambda item: item[1])
+    room = row.cluster.gpu.memory_bytes
+    return (
+        f"{row.strategy.name}: {row.memory_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB, "
+        f"{what} {size / 1e9:.1f} GB"
+    )
+
+
+def _why_not_data(rows: Sequence[NetworkPrediction], refused: dict[str, str]) -> str:
+    best = rows[0]
+    if best.strategy.name == "data":
+        return ""
+    same = [
+        row
+        for row in rows
+        if row.strategy.name == "data" and row.strategy.gpus == best.strategy.gpus
+    ]
+    if not same:
+        reason = refused.get("data", f"data: a step of {best.strategy.global_batch} samples")
+        return f"why not data parallelism: {reason}"
+    data = same[0]
+    gradients = sum(s for name, s in data.breakdown.items() if name.startswith("gradients"))
+    return (
+        f"why not data parallelism: {data.step_time_s:.3g} s a step, not {best.step_time_s:.3g} s; "
+        f"its gradient exchange takes {gradients:.3g} s"
+    )
