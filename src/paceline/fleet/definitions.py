@@ -29,6 +29,20 @@ KINDS: Mapping[str, str] = MappingProxyType(
 COMPUTE_KINDS = ("forward-compute", "backward-compute")
 
 
+#: What ByteDance's jobs have in the tables beside the figures: part of the summary -> words.
+PAPER_TABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "coverage": "3,079 jobs of at least 128 GPUs; 31.7% have 256 or more, 18.3% 512 or more, "
+        "3.6% 5,000 or more; about half of all GPU-hours of LLM training (3.1)",
+        "severe": "all of them large; fewer than 3% of the workers are to blame, and mostly "
+        "compute (4.1)",
+        "funnel": "more than 15 restarts; of the jobs that could not be analysed 28% lacked "
+        "degrees of parallelism, 28% had too few steps and 25% were corrupt; a discrepancy "
+        "above 5% (section 7)",
+    }
+)
+
+
 @dataclass(frozen=True)
 class Definition:
     """A figure.

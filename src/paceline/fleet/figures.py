@@ -73,6 +73,7 @@ class Jobs:
 
     Attributes:
         table: their rows.
+        known: [job] whether a job has a slowdown; others are in no share and no mean of waste.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -93,6 +94,7 @@ class Jobs:
         self.lost = self.waste * self.hours
         self._of_kind: dict[tuple[str, str], Array] = {}
         self.slow: Mask = self.slowdown >= STRAGGLING
+        self.known: Mask = np.isfinite(self.slowdown)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -170,10 +172,11 @@ def _all(jobs: Jobs) -> npt.NDArray[np.int64]:
 
 
 def _waste(jobs: Jobs) -> Figure:
-    curve = _curve(jobs.waste, _all(jobs))
+    known = np.flatnonzero(jobs.known)
+    curve = _curve(jobs.waste[known], known)
     numbers = {
-        "straggling": bootstrap.share(int(jobs.slow.sum()), len(jobs)),
-        "gpu_hours_wasted": bootstrap.weighted(jobs.waste, jobs.hours),
+        "straggling": bootstrap.share(int(jobs.slow.sum()), len(known)),
+        "gpu_hours_wasted": bootstrap.weighted(jobs.waste[known], jobs.hours[known]),
         "p50": bootstrap.quantile(curve.values, 0.50),
         "p90": bootstrap.quantile(curve.values, 0.90),
         "p99": bootstrap.quantile(curve.values, 0.99),
@@ -331,6 +334,7 @@ def coverage(jobs: Jobs) -> dict[str, Any]:
         "jobs": len(jobs),
         "gpu_hours": float(jobs.hours.sum()),
         "gpu_hours_given": int(hours_given.sum()),
+        "gpu_hours_unknown": jobs.table["gpu_hours"].null_count,
         "sizes": {
             str(size): bootstrap.share(int((gpus >= size).sum()), int(known.sum()))
             for size in SIZES
@@ -355,7 +359,7 @@ def severe(jobs: Jobs) -> dict[str, Any]:
     n = int(bad.sum())
     return {
         "jobs": n,
-        "share": bootstrap.share(n, len(jobs)),
+        "share": bootstrap.share(n, int(jobs.known.sum())),
         "median_gpus": _median(gpus[bad]),
         "median_gpus_of_others": _median(gpus[~bad]),
         "by_workers": bootstrap.share(int((bad & (m_w > HALF)).sum()), n),

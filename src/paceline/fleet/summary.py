@@ -12,7 +12,8 @@ from paceline.errors import FleetError
 from paceline.fleet import bootstrap
 from paceline.fleet.bootstrap import Estimate
 from paceline.fleet.columns import RULES
-from paceline.fleet.figures import Figure, Jobs, compute, coverage, severe
+from paceline.fleet.definitions import PAPER_TABLES
+from paceline.fleet.figures import Array, Figure, Jobs, compute, coverage, severe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,8 @@ _WORST_COLUMNS = (
 )
 #: Groups by which every study is told apart, where its jobs say them.
 GROUPS = ("team", "size", "cause", "week")
+#: Rules before and after the what-if analysis; the others say that it could not be run.
+_NOT_FAILURES = ("copy", "gpus", "restarts", "discrepancy")
 
 
 def summarise(
@@ -51,9 +54,11 @@ def summarise(
         "straggling": {**figures["waste"].numbers, "jobs": int(counted.slow.sum())},
         "severe": severe(counted),
         "figures": {name: dict(figure.numbers) for name, figure in figures.items()},
-        "paper": {name: figure.definition.paper for name, figure in figures.items()},
+        "paper": dict(PAPER_TABLES)
+        | {name: figure.definition.paper for name, figure in figures.items()},
         "causes": causes(counted),
         "remedies": remedies(counted),
+        "saved": saved(counted),
         "hosts": hosts(counted),
         "groups": {name: groups(counted, name) for name in (*GROUPS, *by)},
         "worst": worst(counted),
@@ -79,18 +84,19 @@ def funnel(jobs: pa.Table) -> list[dict[str, Any]]:
     """Jobs and GPU-hours that each rule leaves, in the order in which the rules are asked (7).
 
     GPU-hours are those that are known: a job that could not be read has them by the manifest only.
+    ``share`` is of the jobs before the rule; ``share_of_failures`` of those that could not be
+    analysed (section 7), None of other rules.
     """
     import pyarrow.compute as pc
 
     hours = jobs["gpu_hours"].fill_null(0.0).to_numpy()
     rule = jobs["rule"].combine_chunks()
     left, left_hours = jobs.num_rows, float(hours.sum())
-    rows = []
+    rows: list[dict[str, Any]] = []
     for one in RULES:
         hit = pc.equal(rule, one.name).fill_null(False).to_numpy(zero_copy_only=False)
         n, lost = int(hit.sum()), float(hours[hit].sum())
         if n:
-            left, left_hours = left - n, left_hours - lost
             rows.append(
                 {
                     "rule": one.name,
@@ -98,11 +104,28 @@ def funnel(jobs: pa.Table) -> list[dict[str, Any]]:
                     "about": one.about,
                     "jobs": n,
                     "gpu_hours": lost,
-                    "jobs_left": left,
-                    "gpu_hours_left": left_hours,
+                    "jobs_before": left,
+                    "gpu_hours_before": left_hours,
+                    "jobs_left": left - n,
+                    "gpu_hours_left": left_hours - lost,
+                    "share": bootstrap.share(n, left),
                 }
             )
-    return rows
+            left, left_hours = left - n, left_hours - lost
+    return _with_share_of_failures(rows)
+
+
+def _with_share_of_failures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    failures = sum(row["jobs"] for row in rows if row["rule"] not in _NOT_FAILURES)
+    return [
+        row
+        | {
+            "share_of_failures": None
+            if row["rule"] in _NOT_FAILURES
+            else bootstrap.share(row["jobs"], failures)
+        }
+        for row in rows
+    ]
 
 
 def causes(jobs: Jobs) -> list[dict[str, Any]]:
@@ -114,41 +137,37 @@ def causes(jobs: Jobs) -> list[dict[str, Any]]:
     slow = np.flatnonzero(jobs.slow)
     names = np.array([name or "unexplained" for name in jobs.table["cause"].take(slow).to_pylist()])
     lost = jobs.lost[slow]
-    whole = float(lost.sum())
-    by_share = _diagnosed(jobs)
+    by_share = _diagnosed(jobs, slow)
     rows = []
     for name in sorted({*names.tolist(), *by_share}):
         here = names == name
-        hours = float(lost[here].sum())
+        explained = by_share.get(name, np.zeros(len(slow)))
         rows.append(
             {
                 "cause": name,
                 "jobs": bootstrap.share(int(here.sum()), len(slow)),
                 "n": int(here.sum()),
-                "gpu_hours_lost": hours,
-                "share_of_lost": hours / whole if whole else None,
-                "diagnosed_gpu_hours": by_share.get(name, 0.0),
+                "gpu_hours_lost": float(lost[here].sum()),
+                "share_of_lost": bootstrap.weighted(here.astype(np.float64), lost),
+                "diagnosed_gpu_hours": float((explained * lost).sum()),
+                "diagnosed_share": bootstrap.weighted(explained, lost),
             }
         )
     return sorted(rows, key=lambda row: (-row["gpu_hours_lost"], row["cause"]))
 
 
-def _diagnosed(jobs: Jobs) -> dict[str, float]:
-    """Cause -> lost GPU-hours by the share that the diagnosis gives it."""
-    findings = jobs.table["causes"].combine_chunks()
+def _diagnosed(jobs: Jobs, slow: npt.NDArray[np.int64]) -> dict[str, Array]:
+    """Cause -> [straggling job] the share of its loss that the diagnosis gives to the cause."""
+    findings = jobs.table["causes"].take(slow).combine_chunks()
     counts = findings.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     flat = findings.flatten()
     share = flat.field("share").fill_null(0.0).to_numpy(zero_copy_only=False)
-    of_job = np.repeat(np.where(jobs.slow, jobs.lost, 0.0), counts)
-    names = flat.field("cause").dictionary_encode()
-    hours = np.bincount(
-        names.indices.to_numpy(zero_copy_only=False), share * of_job, len(names.dictionary)
-    )
-    return {
-        name: float(value)
-        for name, value in zip(names.dictionary.to_pylist(), hours, strict=True)
-        if value > 0
+    of_job = np.repeat(np.arange(len(slow)), counts)
+    by_job: dict[str, Array] = {
+        name: np.bincount(of_job[places], share[places], len(slow)).astype(np.float64)
+        for name, places in _rows_by(flat.field("cause"))
     }
+    return {name: shares for name, shares in by_job.items() if shares.any()}
 
 
 def remedies(jobs: Jobs) -> list[dict[str, Any]]:
@@ -159,6 +178,15 @@ def remedies(jobs: Jobs) -> list[dict[str, Any]]:
         for name, rows in _rows_by(jobs.table["remedy"])
     ]
     return sorted(found, key=lambda row: (-row["gpu_hours"], row["remedy"]))
+
+
+def saved(jobs: Jobs) -> dict[str, Any]:
+    """What the best remedy of every job would save together, and of all GPU-hours what share."""
+    gain = np.nan_to_num(jobs.numbers("remedy_gain"))
+    return {
+        "gpu_hours": float((gain * jobs.hours).sum()),
+        "share": bootstrap.weighted(gain, jobs.hours),
+    }
 
 
 def _rows_by(column: Any) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
@@ -202,13 +230,13 @@ def groups(jobs: Jobs, name: str) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for value, places in _rows_by(_values_of(jobs, name)):
-        slow = jobs.slow[places]
+        slow, known = jobs.slow[places], places[jobs.known[places]]
         found.append(
             {
                 "value": value,
                 "jobs": len(places),
-                "straggling": bootstrap.share(int(slow.sum()), len(places)),
-                "waste": bootstrap.weighted(jobs.waste[places], jobs.hours[places]),
+                "straggling": bootstrap.share(int(slow.sum()), len(known)),
+                "waste": bootstrap.weighted(jobs.waste[known], jobs.hours[known]),
                 "gpu_hours": float(jobs.hours[places].sum()),
                 "gpu_hours_lost": float(jobs.lost[places].sum()),
             }

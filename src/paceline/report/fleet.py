@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.fleet import results
 from paceline.fleet.bootstrap import Estimate
 from paceline.fleet.figures import Curve, Figure, Jobs
 from paceline.fleet.study import Study
+from paceline.report import fleet_coverage, fleet_lists
+from paceline.report.fleet_coverage import estimate_interval, estimate_value
 from paceline.report.page.distributions import (
     Distribution,
     Spec,
@@ -29,8 +30,6 @@ from paceline.units import count, percent
 REPORT_FILE = "report.html"
 #: Points of a scatter: the slowest jobs, and a sample of the others.
 _SLOWEST, _SAMPLE = 100, 400
-#: Hosts of the list.
-_HOSTS = 20
 _SCRIPTS = ("base.js", "chart.js", "fleet.js")
 _GROUP_NAMES = {"team": "Team", "size": "GPUs", "cause": "Main cause", "week": "Week from"}
 
@@ -49,7 +48,7 @@ def page(study: Study) -> str:
     """The page as HTML."""
     jobs, summary = Jobs(study.jobs), study.summary
     script = "\n".join(static(name) for name in _SCRIPTS)
-    charts = {name: _chart(figure, jobs) for name, figure in study.figures.items()}
+    charts = {name: chart(figure, jobs) for name, figure in study.figures.items()}
     drawn = {name: spec for name, spec in charts.items() if spec is not None}
     n_slow, coverage = summary["straggling"]["jobs"], summary["coverage"]
     about = f"{count(coverage['jobs'], 'job')} of {study.about['traces']:,} traces"
@@ -62,13 +61,17 @@ def page(study: Study) -> str:
         headline=_headline(summary),
         numbers=_numbers(summary),
         causes=_causes(summary["causes"]),
-        remedies=_remedies(summary["remedies"]),
-        worst=_worst(summary["worst"]),
-        hosts=_hosts(summary["hosts"]),
+        remedies=_remedies(summary["remedies"], summary["saved"]),
+        worst=fleet_lists.worst(summary["worst"]),
+        hosts=fleet_lists.hosts(summary["hosts"]),
         groups="\n".join(_group(name, rows) for name, rows in summary["groups"].items() if rows),
         figures="\n".join(_figure(f, charts[name], jobs) for name, f in study.figures.items()),
-        funnel=_funnel(summary["funnel"], study.about["traces"]),
-        hours=_hours_words(coverage),
+        sizes=fleet_coverage.sizes(coverage),
+        severe=fleet_coverage.severe(summary["severe"]),
+        funnel=fleet_coverage.funnel(
+            summary["funnel"], study.about["traces"], study.about.get("rules", {})
+        ),
+        hours=fleet_coverage.hours_words(coverage),
         version=escape(paceline_version()),
         data=safe_json(drawn),
         script=script,
@@ -87,11 +90,19 @@ def _numbers(summary: Mapping[str, Any]) -> str:
     coverage, straggling = summary["coverage"], summary["straggling"]
     cells = [
         ("Jobs", f"{coverage['jobs']:,}", f"{coverage['gpu_hours']:,.0f} GPU-hours"),
-        ("Straggling", _value(straggling["straggling"]), _interval(straggling["straggling"])),
+        (
+            "Straggling",
+            estimate_value(straggling["straggling"]),
+            estimate_interval(straggling["straggling"]),
+        ),
         ("Wasted GPU-hours", *_pair(straggling["gpu_hours_wasted"])),
         ("Waste, 90th percentile", *_pair(straggling["p90"])),
         ("Waste, 99th percentile", *_pair(straggling["p99"])),
-        ("S above 3", f"{summary['severe']['jobs']:,}", _interval(summary["severe"]["share"])),
+        (
+            "S above 3",
+            f"{summary['severe']['jobs']:,}",
+            estimate_interval(summary["severe"]["share"]),
+        ),
     ]
     return "\n".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(more)}</dd></div>"
@@ -100,17 +111,7 @@ def _numbers(summary: Mapping[str, Any]) -> str:
 
 
 def _pair(estimate: Estimate) -> tuple[str, str]:
-    return _value(estimate), _interval(estimate)
-
-
-def _value(estimate: Estimate) -> str:
-    return "–" if estimate.value is None else percent(estimate.value)
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{count(estimate.n, 'job')}: too few for an interval"
-    return f"{percent(estimate.low)} to {percent(estimate.high)}"
+    return estimate_value(estimate), estimate_interval(estimate)
 
 
 def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -119,64 +120,47 @@ def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         (
             escape(cause_name(row["cause"])),
-            bar(0, row["share_of_lost"] or 0, name="share"),
-            "–" if row["share_of_lost"] is None else percent(row["share_of_lost"]),
+            _share_bar(row["share_of_lost"]),
+            estimate_value(row["share_of_lost"]),
             f"{row['gpu_hours_lost']:,.1f}",
+            estimate_value(row["diagnosed_share"]),
             f"{row['diagnosed_gpu_hours']:,.1f}",
             f"{row['n']:,}",
-            f"{_value(row['jobs'])} ({_interval(row['jobs'])})",
+            f"{estimate_value(row['jobs'])} ({estimate_interval(row['jobs'])})",
         )
         for row in rows
     ]
-    head = ("cause", "", "of the loss", "GPU-hours", "diagnosed", "jobs", "of straggling jobs")
+    head = (
+        "cause",
+        "",
+        "of the loss",
+        "GPU-hours",
+        "diagnosed",
+        "GPU-hours",
+        "jobs",
+        "of straggling",
+    )
     return table(head, cells, name="parts", numeric_from=2)
 
 
-def _remedies(rows: Sequence[Mapping[str, Any]]) -> str:
+def _share_bar(share: Estimate) -> str:
+    ends = None if share.low is None or share.high is None else (share.low, share.high)
+    return bar(0, share.value or 0, name="share", interval=ends)
+
+
+def _remedies(rows: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> str:
     if not rows:
         return "<p>No remedy is predicted to help.</p>"
     cells = [
         (escape(remedy_name(row["remedy"])), f"{row['gpu_hours']:,.1f}", f"{row['jobs']:,}")
         for row in rows
     ]
-    return table(("remedy", "GPU-hours saved", "jobs"), cells)
-
-
-def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "<p>No job is straggling.</p>"
-    cells = [
-        (
-            f'<a href="{escape(results.name_of(row["key"]))}">{foreign(row["name"])}</a>'
-            f"<small>paceline analyze {foreign(row['path'])}</small>",
-            escape(cause_name(row["cause"] or "unexplained")),
-            foreign(row["remedy_action"] or "–"),
-            f"{row['gpu_hours_lost']:,.1f}",
-            "–" if row["gpus"] is None else f"{row['gpus']:,}",
-            f"{row['slowdown']:.2f}",
-        )
-        for row in rows
-    ]
-    head = ("job", "cause", "what to do", "GPU-hours lost", "GPUs", "S")
-    return table(head, cells, name="workers", numeric_from=3)
-
-
-def _hosts(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "<p>No host is named by findings of several jobs, or the traces name none.</p>"
-    cells = [
-        (
-            foreign(row["host"]),
-            ", ".join(foreign(name) for name in row["names"])
-            + (" …" if row["jobs"] > len(row["names"]) else ""),
-            f"{row['jobs']:,}",
-            f"{row['gpu_hours_lost']:,.1f}",
-        )
-        for row in rows[:_HOSTS]
-    ]
-    more = f"<p>{len(rows) - _HOSTS:,} more are in summary.json.</p>" if len(rows) > _HOSTS else ""
-    head = ("host", "among them", "jobs", "GPU-hours lost")
-    return table(head, cells, name="workers", numeric_from=2) + more
+    share = saved["share"]
+    total = (
+        f"<p>Together {saved['gpu_hours']:,.1f} GPU-hours, {estimate_value(share)} of all "
+        f"({escape(estimate_interval(share))}).</p>"
+    )
+    return total + table(("remedy", "GPU-hours saved", "jobs"), cells)
 
 
 def _group(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -184,45 +168,19 @@ def _group(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         share = row["straggling"]
-        ends = None if share.low is None else (share.low, share.high)
         value = cause_name(row["value"]) if name == "cause" else row["value"]
         cells.append(
             (
                 foreign(value),
-                bar(0, share.value or 0, name="share", interval=ends),
-                _value(share),
+                _share_bar(share),
+                estimate_value(share),
                 f"{row['jobs']:,}",
-                _value(row["waste"]),
+                estimate_value(row["waste"]),
                 f"{row['gpu_hours_lost']:,.1f}",
             )
         )
     head = (title, "", "straggling", "jobs", "waste", "GPU-hours lost")
     return f"<div><h3>{escape(title)}</h3>{table(head, cells, name='parts', numeric_from=2)}</div>"
-
-
-def _funnel(rows: Sequence[Mapping[str, Any]], n_traces: int) -> str:
-    cells = [("all traces", "", f"{n_traces:,}", "", "")]
-    cells += [
-        (
-            escape(row["about"]),
-            f"−{row['jobs']:,}",
-            f"{row['jobs_left']:,}",
-            f"−{row['gpu_hours']:,.0f}",
-            f"{row['gpu_hours_left']:,.0f}",
-        )
-        for row in rows
-    ]
-    return table(("rule", "jobs", "left", "GPU-hours", "left"), cells)
-
-
-def _hours_words(coverage: Mapping[str, Any]) -> str:
-    given, n = coverage["gpu_hours_given"], coverage["jobs"]
-    if given == n:
-        return "As the manifest gives them."
-    traced = "GPUs times traced time: a trace of a few steps counts as these steps"
-    if not given:
-        return escape(f"{traced}. Give gpu_hours in a manifest to weigh jobs by their length.")
-    return escape(f"Of {given:,} jobs as the manifest gives them, of the others {traced}.")
 
 
 # Figures.
@@ -276,7 +234,8 @@ def _said(figure: Figure) -> list[str]:
     return said
 
 
-def _chart(figure: Figure, jobs: Jobs) -> Spec | None:
+def chart(figure: Figure, jobs: Jobs) -> Spec | None:
+    """What the page's script draws of a figure; None where no job has it."""
     defined = figure.definition
     if figure.points is not None:
         return _scatter(figure, jobs)

@@ -1,0 +1,105 @@
+"""Tables of a study's page that say which jobs there are: sizes, severe ones, and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.fleet.bootstrap import Estimate
+from paceline.fleet.definitions import PAPER_TABLES
+from paceline.report.page.markup import escape, table
+from paceline.units import count, percent
+
+Numbers = Mapping[str, Any]
+
+
+def estimate_value(estimate: Estimate) -> str:
+    """The number; a dash without any job."""
+    return "–" if estimate.value is None else percent(estimate.value)
+
+
+def estimate_interval(estimate: Estimate) -> str:
+    """Its interval, or why there is none."""
+    if estimate.low is None or estimate.high is None:
+        return f"{count(estimate.n, 'job')}: too few for an interval"
+    return f"{percent(estimate.low)} to {percent(estimate.high)}"
+
+
+def _with_interval(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "–"
+    return f"{estimate_value(estimate)} ({estimate_interval(estimate)})"
+
+
+def sizes(coverage: Numbers) -> str:
+    """How many jobs have as many GPUs (3.1)."""
+    cells = [
+        (f"{int(gpus):,} GPUs and more", _with_interval(share))
+        for gpus, share in coverage["sizes"].items()
+    ]
+    return table(("size", "jobs"), cells) + _of_paper("coverage")
+
+
+def severe(numbers: Numbers) -> str:
+    """Jobs with S above 3: how large, single workers or not, compute or not (4.1)."""
+    if not numbers["jobs"]:
+        return "<p>No job has S above 3.</p>" + _of_paper("severe")
+    cells = [
+        ("of all jobs", _with_interval(numbers["share"])),
+        ("GPUs, median", _whole(numbers["median_gpus"])),
+        ("GPUs of the other jobs, median", _whole(numbers["median_gpus_of_others"])),
+        ("M_W above 0.5: single workers", _with_interval(numbers["by_workers"])),
+        ("compute wastes most", _with_interval(numbers["by_compute"])),
+    ]
+    return table((count(numbers["jobs"], "job"), ""), cells) + _of_paper("severe")
+
+
+def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:
+    """What each rule leaves out, and what is left (section 7).
+
+    Args:
+        rows: of the summary.
+        n_traces: traces of the study.
+        bounds: of the rules, as ``study.json`` has them.
+    """
+    cells = [("all traces", "", f"{n_traces:,}", "", "", "", "")]
+    cells += [
+        (
+            escape(row["about"]),
+            f"−{row['jobs']:,}",
+            f"{row['jobs_left']:,}",
+            estimate_value(row["share"]),
+            "" if row["share_of_failures"] is None else estimate_value(row["share_of_failures"]),
+            f"−{row['gpu_hours']:,.0f}",
+            f"{row['gpu_hours_left']:,.0f}",
+        )
+        for row in rows
+    ]
+    head = ("rule", "jobs", "left", "of those before", "of failures", "GPU-hours", "left")
+    options = ", ".join(f"--{name.replace('_', '-')} {bound:g}" for name, bound in bounds.items())
+    ours = f"<p>Bounds of this study: <code>{escape(options)}</code>.</p>" if options else ""
+    return table(head, cells) + ours + _of_paper("funnel")
+
+
+def hours_words(coverage: Numbers) -> str:
+    """Where the GPU-hours are from, and how many jobs have none."""
+    given, unknown = coverage["gpu_hours_given"], coverage["gpu_hours_unknown"]
+    n = coverage["jobs"] - unknown
+    traced = "GPUs times traced time: a trace of a few steps counts as these steps"
+    if given == n:
+        text = "As the manifest gives them."
+    elif not given:
+        text = f"{traced}. Give gpu_hours in a manifest to weigh jobs by their length."
+    else:
+        text = f"Of {count(given, 'job')} as the manifest gives them, of the others {traced}."
+    if unknown:
+        text += f" {count(unknown, 'job')} say no size, so they weigh nothing."
+    return escape(text)
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _of_paper(name: str) -> str:
+    return f'<p class="note">ByteDance: {escape(PAPER_TABLES[name])}.</p>'
