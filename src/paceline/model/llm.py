@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from paceline.errors import ModelError
-
-MAX_FIELD = 1 << 40  # beyond any real model; keeps the counts within a float
+from paceline.model.field_checks import check_whole_number, one_of
 
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
@@ -45,9 +44,9 @@ class MoE:
 
     def __post_init__(self) -> None:
         for field in ("experts", "top_k", "ffn", "every"):
-            _check_whole_number(self, field, 1, "the mixture of experts")
+            check_whole_number(self, field, 1, "the mixture of experts")
         for field in ("shared_experts", "shared_ffn", "dense_layers"):
-            _check_whole_number(self, field, 0, "the mixture of experts")
+            check_whole_number(self, field, 0, "the mixture of experts")
         if self.top_k > self.experts:
             raise ModelError(
                 f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
@@ -92,9 +91,9 @@ class LatentAttention:
 
     def __post_init__(self) -> None:
         if self.q_rank is not None:
-            _check_whole_number(self, "q_rank", 1, "the latent attention")
+            check_whole_number(self, "q_rank", 1, "the latent attention")
         for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
-            _check_whole_number(self, field, 1, "the latent attention")
+            check_whole_number(self, field, 1, "the latent attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +165,11 @@ class LLM:
             )
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
-            _check_whole_number(self, field, 1, where)
+            check_whole_number(self, field, 1, where)
         for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers"):
-            _check_whole_number(self, field, 0, where)
+            check_whole_number(self, field, 0, where)
         if self.window is not None:
-            _check_whole_number(self, "window", 1, where)
+            check_whole_number(self, "window", 1, where)
         for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm", "sinks"):
             if not isinstance(getattr(self, field), bool):
                 text = reprlib.repr(getattr(self, field))
@@ -185,8 +184,8 @@ class LLM:
                     f"{where}: {field} must be a mapping of its own fields, not {text}",
                     fields=(field,),
                 )
-        _one_of(self, "norm", get_args(Norm), where)
-        _one_of(self, "positions", get_args(Positions), where)
+        one_of(self, "norm", get_args(Norm), where)
+        one_of(self, "positions", get_args(Positions), where)
         self._fill_in(where)
         self._agree(where)
 
@@ -437,25 +436,3 @@ class LLM:
     def _layer(self, moe: bool) -> int:
         mlp = self.moe_ffn_parameters if moe else self.dense_ffn_parameters
         return self.attention_parameters + self.norm_parameters + mlp
-
-
-def _check_whole_number(record: Any, field: str, least: int, where: str) -> None:
-    value = getattr(record, field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        text = reprlib.repr(value)
-        raise ModelError(
-            f"{where}: {field} must be a whole number >= {least}, not {text}", fields=(field,)
-        )
-    if value > MAX_FIELD:
-        raise ModelError(
-            f"{where}: {field} is {reprlib.repr(value)}, beyond any real model", fields=(field,)
-        )
-
-
-def _one_of(record: Any, field: str, words: tuple[str, ...], where: str) -> None:
-    value = getattr(record, field)
-    if value not in words:
-        raise ModelError(
-            f"{where}: {field} must be one of {', '.join(words)}, not {reprlib.repr(value)}",
-            fields=(field,),
-        )
