@@ -15,6 +15,7 @@ Beyond it, as the sources named in ``memory_rules`` have it:
 from __future__ import annotations
 
 from paceline.model.llm import LLM
+from paceline.model.mamba import Mamba
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.operators import LayerKind
 from paceline.model.plan import Plan
@@ -54,10 +55,10 @@ def layer_activations(
     if plan.recompute == "full":
         return s.wide / s.split, full
     if plan.recompute == "selective":
-        if rules.selective_of(plan) == "per-op" and plan.flash and not kind.moe:
+        if rules.selective_of(plan) == "per-op" and plan.flash and kind.blocks == "*-":
             kept = _per_op(llm, s, plan)
             return min(kept, full), max(0.0, full - kept)
-        recomputed = cheap if plan.flash else _scores(llm, s, plan)
+        recomputed = cheap if plan.flash else ("*" in kind.blocks) * _scores(llm, s, plan)
         return full - recomputed, recomputed
     return full, 0.0
 
@@ -67,14 +68,37 @@ def _whole_layer(
 ) -> tuple[float, float]:
     """(kept without recomputation, of that what selective recomputation makes again)."""
     mask = s.tokens * llm.hidden if s.dropout else 0.0
-    # Inputs of the two norms and of the two blocks, masks of the two residual dropouts.
-    fixed = (2 * s.wide + 2 * s.input + 2 * mask) / s.split
-    mlp, act = _mixture(llm, s, plan) if kind.moe else _dense(llm, s, plan, rules)
-    full = fixed + _attention(llm, s, plan) + mlp
+    blocks = len(kind.blocks)
+    # Inputs of the norms and of the blocks, masks of the residual dropouts.
+    full = (blocks * s.wide + blocks * s.input + blocks * mask) / s.split
+    if "*" in kind.blocks:
+        full += _attention(llm, s, plan)
+    mlp, act = 0.0, 0.0
+    if kind.moe:
+        mlp, act = _mixture(llm, s, plan)
+    elif "-" in kind.blocks:
+        mlp, act = _dense(llm, s, plan, rules)
+    elif "M" in kind.blocks:
+        mlp = _mixer(llm, s, plan)
+    full += mlp
     if rules.selective_of(plan) == "core" and plan.flash:
         # Only the products' inputs stay: the output where it is stored once more in fp8 goes.
-        return full, s.statistics + (s.out if s.fp8 else 0.0)
-    return full, act + 2 * s.input / s.split  # what the norms and the activation give
+        core = s.statistics + (s.out if s.fp8 else 0.0)
+        return full, core if "*" in kind.blocks else 0.0
+    return full, act + blocks * s.input / s.split  # what the norms and the activation give
+
+
+def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
+    """What the scan saves, its result and what the gated norm makes of it.
+
+    The scan saves its input and its output before the gate (mamba_ssm,
+    ``MambaSplitConv1dScanCombinedFn``).
+    """
+    if llm.mamba is None:  # pragma: no cover (a pattern with mixers has them)
+        raise AssertionError
+    elements = s.tokens / plan.tp
+    out = s.element * elements * llm.mamba.inner
+    return s.element * elements * llm.mamba.projected + 2 * out + out * s.share
 
 
 def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
@@ -158,6 +182,10 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     parallelism the input gathered again).
     """
     s = _Sizes(llm, plan)
+    if kind.blocks == "*":
+        return s.wide / s.split + s.queries + s.keys + s.values + s.out
+    if kind.blocks == "M" and llm.mamba is not None:
+        return s.wide / s.split + _mixer_work(llm.mamba, s, plan)
     if kind.moe and llm.moe is not None:
         routed = s.tokens / plan.tp * llm.moe.top_k * min(1.0, llm.moe.capacity or 1.0)
         result = s.element * routed * llm.moe.ffn
@@ -168,6 +196,16 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     gradient = (2 if llm.gated else 1) * result
     product = inputs + gradient * (1 + 2 * s.share if s.fp8 else 1)
     return s.wide / s.split + max(gradient + result, product)
+
+
+def _mixer_work(mamba: Mamba, s: _Sizes, plan: Plan) -> float:
+    """Gradients of the scan's input and result, the convolution again, states of the chunks.
+
+    Of the states fp32 copies, their gradients, and both once more as elements.
+    """
+    channels = mamba.projected + 2 * mamba.convolved + 2 * mamba.inner
+    states = (8 + 2 * s.element) * mamba.inner * mamba.state / mamba.chunk
+    return (s.element * channels + states) * s.tokens / plan.tp
 
 
 def end_activations(

@@ -21,6 +21,7 @@ from paceline.model.memory import by_stage, ends_meet, place_parameters
 from paceline.model.network import Fabric, Group
 from paceline.model.operators import (
     Collective,
+    LayerKind,
     LayerWork,
     Operator,
     Work,
@@ -196,8 +197,9 @@ class CostModel:
         if key not in self._layers:
             work = self._work(name, plan)
             seconds = self._seconds(work, plan)
-            if plan.quantised and not isinstance(name, str):
-                seconds[:, _LAUNCH] += self.efficiency.layer_s
+            if plan.quantised and isinstance(name, LayerKind):
+                # Fitted on layers of two blocks.
+                seconds[:, _LAUNCH] += self.efficiency.layer_s * (len(name.blocks) / 2)
             self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
 

@@ -7,11 +7,13 @@ matrix products alone, two per multiply-add.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.errors import ModelError
 from paceline.model.field_checks import check_whole_number, one_of
+from paceline.model.mamba import Mamba, check_pattern
 
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
@@ -98,7 +100,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
-    """A decoder-only transformer.
+    """A decoder-only transformer, or a hybrid of attention and Mamba-2.
 
     A field whose default is 0 is filled in at construction, as described: a finished LLM has its
     number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
@@ -129,6 +131,10 @@ class LLM:
         latent: multi-head latent attention in place of the grouped-query one.
         mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
+        pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
+            "*" attention, "-" MLP, "E" experts (NemotronH's ``hybrid_override_pattern``); "" = all
+            layers are attention and MLP, or attention and experts.
+        mamba: the Mamba-2 mixers of a hybrid model.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -157,6 +163,8 @@ class LLM:
     moe: MoE | None = None
     latent: LatentAttention | None = None
     mtp_layers: int = 0
+    pattern: str = ""
+    mamba: Mamba | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -176,7 +184,7 @@ class LLM:
                 raise ModelError(
                     f"{where}: {field} must be true or false, not {text}", fields=(field,)
                 )
-        for field, kind in (("moe", MoE), ("latent", LatentAttention)):
+        for field, kind in (("moe", MoE), ("latent", LatentAttention), ("mamba", Mamba)):
             value = getattr(self, field)
             if value is not None and not isinstance(value, kind):
                 text = reprlib.repr(value)
@@ -186,6 +194,7 @@ class LLM:
                 )
         one_of(self, "norm", get_args(Norm), where)
         one_of(self, "positions", get_args(Positions), where)
+        check_pattern(self.pattern, self.layers, where)
         self._fill_in(where)
         self._agree(where)
 
@@ -218,17 +227,54 @@ class LLM:
                 "rows of its learned positions",
                 fields=("seq_len", "max_positions"),
             )
-        if self.moe is not None and not self.moe_layers:
+        if self.pattern or self.mamba is not None:
+            self._agree_with_pattern(where)
+        elif self.moe is not None and not self.moe_layers:
             raise ModelError(
                 f"{where}: no layer is a mixture of experts with {self.layers} layers, "
                 f"dense_layers {self.moe.dense_layers} and every {self.moe.every}",
                 fields=("layers", "moe"),
             )
 
+    def _agree_with_pattern(self, where: str) -> None:
+        for letter, field in (("M", "mamba"), ("E", "moe")):
+            if (letter in self.pattern) != (getattr(self, field) is not None):
+                raise ModelError(
+                    f"{where}: a pattern with {letter} and the fields of {field} need each other",
+                    fields=("pattern", field),
+                )
+        ordered = self.moe is not None and (self.moe.dense_layers > 0 or self.moe.every > 1)
+        beside = {
+            "mtp_layers": self.mtp_layers > 0,
+            "window": self.window is not None,
+            "moe.dense_layers and moe.every": ordered,
+        }
+        for field, given in beside.items():
+            if given:
+                raise ModelError(
+                    f"{where}: {field} beside a pattern is not modelled", fields=("pattern",)
+                )
+
     # Which layer is what.
+
+    def layer_blocks(self, i: int) -> str:
+        """The blocks of layer ``i`` (from 0), each behind its norm, as letters of ``pattern``."""
+        if self.pattern:
+            return self.pattern[i]
+        return "*E" if self.is_moe_layer(i) else "*-"
+
+    @property
+    def block_counts(self) -> Mapping[str, int]:
+        """Letter of ``pattern`` -> blocks of the model, multi-token prediction not among them."""
+        if self.pattern:
+            return {letter: self.pattern.count(letter) for letter in "M*-E"}
+        dense = self.layers - self.moe_layers
+        return {"M": 0, "*": self.layers, "-": dense, "E": self.moe_layers}
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer ``i`` (from 0) has experts in place of the dense MLP."""
+        if self.pattern:
+            return self.pattern[i] == "E"
         if self.moe is None or i < self.moe.dense_layers:
             return False
         return (i - self.moe.dense_layers + 1) % self.moe.every == 0
@@ -236,6 +282,8 @@ class LLM:
     @property
     def moe_layers(self) -> int:
         """Layers with experts."""
+        if self.pattern:
+            return self.pattern.count("E")
         if self.moe is None:
             return 0
         return max(0, self.layers - self.moe.dense_layers) // self.moe.every
@@ -318,8 +366,8 @@ class LLM:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one layer's two norms (before the attention, before the MLP)."""
-        return 2 * self.final_norm_parameters
+        """Parameters of one layer's norms: before the attention and the MLP, or of a block."""
+        return (1 if self.pattern else 2) * self.final_norm_parameters
 
     @property
     def final_norm_parameters(self) -> int:
@@ -328,7 +376,7 @@ class LLM:
 
     def layer_parameters(self, i: int) -> int:
         """Parameters of layer ``i`` (from 0)."""
-        return self._layer(self.is_moe_layer(i))
+        return sum(self._block_parameters(letter) for letter in self.layer_blocks(i))
 
     @property
     def embedding_parameters(self) -> int:
@@ -352,8 +400,7 @@ class LLM:
     @property
     def parameters(self) -> int:
         """Parameters in all."""
-        layers = (self.layers - self.moe_layers) * self._layer(False)
-        layers += self.moe_layers * self._layer(True)
+        layers = sum(n * self._block_parameters(b) for b, n in self.block_counts.items() if n)
         ends = self.embedding_parameters + self.final_norm_parameters + self.head_parameters
         return layers + ends + self.mtp_parameters
 
@@ -396,33 +443,41 @@ class LLM:
         2022 ("Reducing activation recomputation in large transformer models") per token,
         72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
-        V / 16hL), adds the forward that full recomputation repeats.
+        V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
+        Megatron-LM (:attr:`Mamba.model_flops_per_token`), three times: forward and backward.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
             causal: count the half of the attention that the causal mask leaves; both papers, and
                 so the usual MFU, count all of it.
         """
-        pairs = sum(self.attention_pairs(i, seq_len, causal) for i in range(self.layers))
+        attends = [i for i in range(self.layers) if "*" in self.layer_blocks(i)]
+        pairs = sum(self.attention_pairs(i, seq_len, causal) for i in attends)
         pairs += self.mtp_layers * self.attention_pairs(self.layers - 1, seq_len, causal)
         attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
-        return 6.0 * self._active_matmul + attention
+        scans = (
+            3.0 * self.block_counts["M"] * self.mamba.model_flops_per_token if self.mamba else 0.0
+        )
+        return 6.0 * self._active_matmul + attention + scans
 
     @property
     def _active_matmul(self) -> int:
         """Elements of the matrices that one token is multiplied by."""
-        last = self._layer_matmul(self.is_moe_layer(self.layers - 1))
-        dense = (self.layers - self.moe_layers) * self._layer_matmul(False)
-        moe = self.moe_layers * self._layer_matmul(True) if self.moe else 0
+        last = sum(self._block_matmul(letter) for letter in self.layer_blocks(self.layers - 1))
+        blocks = sum(n * self._block_matmul(b) for b, n in self.block_counts.items() if n)
         head = self.vocab * self.hidden
-        return dense + moe + head + self.mtp_layers * (last + 2 * self.hidden**2 + head)
+        return blocks + head + self.mtp_layers * (last + 2 * self.hidden**2 + head)
 
-    def _layer_matmul(self, moe: bool) -> int:
+    def _block_matmul(self, letter: str) -> int:
         matrices = (3 if self.gated else 2) * self.hidden
-        if not moe or self.moe is None:
-            return self.attention_matmul + matrices * self.ffn
-        width = self.moe.top_k * self.moe.ffn + self.moe.shared_ffn
-        return self.attention_matmul + matrices * width + self.hidden * self.moe.experts
+        if letter == "*":
+            return self.attention_matmul
+        if letter == "M" and self.mamba is not None:
+            return self.mamba.matmul(self.hidden)
+        if letter == "E" and self.moe is not None:
+            width = self.moe.top_k * self.moe.ffn + self.moe.shared_ffn
+            return matrices * width + self.hidden * self.moe.experts
+        return matrices * self.ffn
 
     @property
     def _norm_size(self) -> int:
@@ -433,6 +488,12 @@ class LLM:
         bias = into * width + self.hidden if self.bias else 0
         return (into + 1) * self.hidden * width + bias
 
-    def _layer(self, moe: bool) -> int:
-        mlp = self.moe_ffn_parameters if moe else self.dense_ffn_parameters
-        return self.attention_parameters + self.norm_parameters + mlp
+    def _block_parameters(self, letter: str) -> int:
+        """Parameters of a block and of the norm before it."""
+        if letter == "*":
+            count = self.attention_parameters
+        elif letter == "M" and self.mamba is not None:
+            count = self.mamba.parameters(self.hidden)
+        else:
+            count = self.moe_ffn_parameters if letter == "E" else self.dense_ffn_parameters
+        return count + self.final_norm_parameters

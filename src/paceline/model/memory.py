@@ -45,11 +45,11 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     of_kind = {}
     for place, layers in enumerate(plan.chunk_layers(llm)):
         for i in layers:
-            moe = llm.is_moe_layer(i)
-            if moe not in of_kind:
-                of_kind[moe] = layer_share(llm, moe, plan)
-            dense[place] += of_kind[moe][0]
-            expert[place] += of_kind[moe][1]
+            blocks = llm.layer_blocks(i)
+            if blocks not in of_kind:
+                of_kind[blocks] = layer_share(llm, blocks, plan)
+            dense[place] += of_kind[blocks][0]
+            expert[place] += of_kind[blocks][1]
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
     learned = llm.embedding_parameters - llm.vocab * llm.hidden
     dense[0] += rows + learned
@@ -57,24 +57,32 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
-        layer = layer_share(llm, llm.is_moe_layer(llm.layers - 1), plan)
+        layer = layer_share(llm, llm.layer_blocks(llm.layers - 1), plan)
         dense[-1] += llm.mtp_layers * (layer[0] + 2 * llm.hidden**2 / plan.tp)
         expert[-1] += llm.mtp_layers * layer[1]
     return dense, expert
 
 
-def layer_share(llm: LLM, moe: bool, plan: Plan) -> tuple[float, float]:
-    """(shared by all DP ranks, of experts) on one GPU of a layer."""
+def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
+    """(shared by all DP ranks, of experts) on one GPU of a layer of these blocks."""
+    norms = len(blocks) * llm.final_norm_parameters
+    dense = _attention_share(llm, plan, norms) if "*" in blocks else float(norms)
+    if "M" in blocks and llm.mamba is not None:
+        dense += llm.mamba.parameters(llm.hidden) / plan.tp
+    if "E" not in blocks:
+        return dense + ("-" in blocks) * llm.dense_ffn_parameters / plan.tp, 0.0
+    shared = llm.shared_expert_parameters / plan.tp + llm.router_parameters
+    experts = (llm.moe.experts if llm.moe else 0) * llm.expert_parameters / plan.ep
+    return dense + shared, experts
+
+
+def _attention_share(llm: LLM, plan: Plan, norms: int) -> float:
+    """Parameters on one GPU of a layer's attention and of all of its ``norms``."""
     kv_copies = max(1, plan.tp // llm.kv_heads) if llm.latent is None else 1
     matmul = llm.attention_matmul
     if kv_copies > 1:
         matmul += 2 * (kv_copies - 1) * llm.kv_heads * llm.head_dim * llm.hidden
-    small = llm.attention_parameters - llm.attention_matmul + llm.norm_parameters
-    if moe:
-        shared = llm.shared_expert_parameters / plan.tp + llm.router_parameters
-        experts = (llm.moe.experts if llm.moe else 0) * llm.expert_parameters / plan.ep
-        return matmul / plan.tp + small + shared, experts
-    return matmul / plan.tp + small + llm.dense_ffn_parameters / plan.tp, 0.0
+    return matmul / plan.tp + (llm.attention_parameters - llm.attention_matmul + norms)
 
 
 def stage_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:

@@ -234,7 +234,8 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     if not is_fsdp(plan) or plan.dp * plan.cp == 1:
         return whole
     places = [len(held) for held in plan.chunk_layers(llm)]
-    layers = [sum(layer_share(llm, llm.is_moe_layer(i), plan)) for i in (0, llm.layers - 1)]
+    ends_of = {llm.layer_blocks(i) for i in (0, llm.layers - 1)} | set(llm.pattern)
+    layers = [sum(layer_share(llm, blocks, plan)) for blocks in ends_of]
     most, weight = max(layers), plan.element_bytes
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
     if plan.pp > 1:

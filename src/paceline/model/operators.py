@@ -92,35 +92,42 @@ class LayerKind(NamedTuple):
     """What tells layers of one model apart.
 
     Attributes:
-        moe: experts in place of the dense MLP.
+        blocks: letters of its blocks, in order (:meth:`LLM.layer_blocks`).
         window: tokens attended to at most; 0 = all.
     """
 
-    moe: bool
+    blocks: str
     window: int
+
+    @property
+    def moe(self) -> bool:
+        """Whether it has experts."""
+        return "E" in self.blocks
 
 
 def layer_kind(llm: LLM, i: int) -> LayerKind:
     """The kind of layer ``i``."""
-    return LayerKind(llm.is_moe_layer(i), llm.layer_window(i) or 0)
+    return LayerKind(llm.layer_blocks(i), llm.layer_window(i) or 0)
 
 
 def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
-    """A transformer layer."""
+    """A layer: its blocks, each between a norm and the addition to the residual stream."""
     maker = _Maker(llm, plan)
-    maker.norm("norm-attention")
-    maker.enter("attention-in")
-    maker.attention(kind.window)
-    maker.leave("attention-out")
-    maker.residual("residual-attention")
-    maker.norm("norm-mlp")
-    if kind.moe:
-        maker.experts()
-    else:
-        maker.enter("mlp-in")
-        maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
-        maker.leave("mlp-out")
-    maker.residual("residual-mlp")
+    for block in kind.blocks:
+        name = {"*": "attention", "M": "mixer"}.get(block, "mlp")
+        maker.norm(f"norm-{name}")
+        if block == "E":
+            maker.experts()
+        else:
+            maker.enter(f"{name}-in")
+            if block == "*":
+                maker.attention(kind.window)
+            elif block == "M":
+                maker.mixer()
+            else:
+                maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
+            maker.leave(f"{name}-out")
+        maker.residual(f"residual-{name}")
     work = maker.work
     if plan.recompute == "full":
         work.recompute.extend(work.forward)
@@ -405,6 +412,46 @@ class _Maker:
                 product("core-values-wgrad", s, llm.value_dim, s),
             ]
         )
+
+    def mixer(self) -> None:
+        """Mamba-2: projection in, convolution, chunked scan with its gate, norm, projection out.
+
+        Tensor parallelism splits the heads and their groups. Context parallelism exchanges tokens
+        for heads around convolution and scan (Megatron-Core, ``mamba_context_parallel.py``). The
+        scan is no cheaper in fp8. Its share of the GPU's peak is taken to be that of attention.
+        """
+        llm, plan, mamba = self.llm, self.plan, self.llm.mamba
+        if mamba is None:  # pragma: no cover (a pattern with mixers has them)
+            raise AssertionError
+        inner, convolved = mamba.inner // plan.tp, mamba.convolved // plan.tp
+        self.linear("mixer-in", self.tokens, mamba.projected // plan.tp, llm.hidden)
+        self._tokens_for_heads("mixer-heads", mamba.projected // plan.tp)
+        if plan.micro_batch > 1:  # batch and tokens change places, here and after the scan
+            moved = 4.0 * self.tokens * (mamba.projected // plan.tp + inner)
+            self.memory("mixer-transpose", moved, moved, kernels=2)
+        size = 2.0 * self.tokens * convolved
+        self.memory("mixer-conv", 2 * size, 5 * size)  # once more in the backward pass
+        share = self.tokens / plan.tp
+        sizes = mamba.scan_bytes_per_token(self.element)
+        (flops, again), (moved, back) = mamba.scan_flops_per_token, sizes
+        scan = ("attention", share * flops, share * moved)
+        self.work.forward.append(Operator("mixer-scan", *scan, kernels=5, precision=self.wide))
+        scan = ("attention", share * again, share * back)
+        name = "mixer-scan-backward"
+        self.work.backward.append(Operator(name, *scan, kernels=15, precision=self.wide))
+        self._tokens_for_heads("mixer-tokens", inner)
+        size = 2.0 * self.tokens * inner
+        self.memory("mixer-norm", 2 * size, 4 * size)
+        self.linear("mixer-out", self.tokens, llm.hidden, inner)
+
+    def _tokens_for_heads(self, name: str, width: int) -> None:
+        """Exchange ``width`` columns of this rank's tokens over the context-parallel ranks."""
+        if self.plan.cp > 1:
+            size = float(self.element * self.tokens * width)
+            self.collective(
+                Collective(name, "cp", "all_to_all", size),
+                Collective(f"{name}-backward", "cp", "all_to_all", size),
+            )
 
     def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1) -> None:
         """Two linears (three when gated) around the activation; ``batch`` experts at once."""

@@ -1,0 +1,131 @@
+"""The Mamba-2 mixer of hybrid models (Dao & Gu 2024, "Transformers are SSMs"), counted exactly.
+
+Its tensors are those of Megatron-Core (d98e8a6, ``ssm/mamba_mixer.py``) and of transformers 5.23
+(``NemotronHMamba2Mixer``). Its scan is the chunked one of mamba_ssm (``ssd_combined.py``), which
+saves its inputs and its output and computes the rest again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from paceline.errors import ModelError
+from paceline.model.field_checks import check_whole_number
+
+#: Letters of a layer pattern: what the one block of a layer is.
+BLOCKS = {"M": "a Mamba-2 mixer", "*": "attention", "-": "an MLP", "E": "experts"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """The Mamba-2 mixers of a model.
+
+    Attributes:
+        heads: heads of the state-space model.
+        head_dim: channels of one head.
+        state: width of the state of each channel.
+        groups: groups of heads that share their B and C.
+        conv: width of the causal convolution.
+        chunk: tokens of one chunk of the scan.
+    """
+
+    heads: int
+    head_dim: int = 64
+    state: int = 128
+    groups: int = 8
+    conv: int = 4
+    chunk: int = 128
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_whole_number(self, field.name, 1, "the Mamba-2 mixer")
+        if self.heads % self.groups:
+            raise ModelError(
+                f"the Mamba-2 mixer's heads {self.heads} are not a multiple of its groups "
+                f"{self.groups}",
+                fields=("heads", "groups"),
+            )
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels that the convolution runs over: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Columns of the input projection: z, x, B, C and dt."""
+        return self.inner + self.convolved + self.heads
+
+    def matmul(self, hidden: int) -> int:
+        """Elements of the two projections."""
+        return hidden * (self.projected + self.inner)
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of a mixer, its gated norm included, the block's norm not."""
+        # The convolution with its bias; dt_bias, A_log and D of each head; the gated norm.
+        small = (self.conv + 1) * self.convolved + 3 * self.heads + self.inner
+        return self.matmul(hidden) + small
+
+    @property
+    def model_flops_per_token(self) -> float:
+        """FLOPs of the recurrence, forward, as Megatron-LM counts them (``training.py``)."""
+        return 7.0 * self.inner * self.state
+
+    @property
+    def scan_flops_per_token(self) -> tuple[float, float]:
+        """(forward, backward) FLOPs of the chunked scan's products (Dao & Gu 2024, 6).
+
+        Per chunk: scores of C and B, their product with x, the chunk's state from B and x, the
+        output of the state that comes in. Backward: 3, 3, and of the state 5 products.
+        """
+        scores = 2.0 * self.chunk * self.state * self.groups
+        within = 2.0 * self.chunk * self.inner
+        states = 2.0 * self.state * self.inner
+        return scores + within + 2 * states, 3 * scores + 3 * within + 5 * states
+
+    def scan_bytes_per_token(self, element: int) -> tuple[float, float]:
+        """(forward, backward) bytes that the scan's kernels move, each tensor once per kernel.
+
+        As ``_mamba_chunk_scan_combined_fwd`` and ``_bwd`` of mamba_ssm have them: the states of
+        chunks and scores in fp32, handed on in ``element`` bytes; B and C stand for one token of
+        all groups. dt and its sums are too narrow to count.
+        """
+        channels = element * self.inner
+        shared = element * self.groups * self.state
+        score = 4.0 * self.groups * self.chunk
+        state = self.inner * self.state / self.chunk
+        # Chunk states write 4 bytes; handing on reads these, writes elements, which are read.
+        forward = 5 * channels + 4 * shared + 2 * score + (8 + 2 * element) * state
+        # States again: 12; their gradient: written 4, handed back 8, elements twice; 3 reads.
+        wide = 4.0 * self.groups * self.state  # gradients of B and C before they are summed
+        of_states = (24 + 5 * element) * state
+        backward = 17 * channels + 11 * shared + 4 * wide + 6 * score + of_states
+        return forward, backward
+
+
+def check_pattern(pattern: object, layers: int, where: str) -> None:
+    """Refuse a layer pattern that has other letters than :data:`BLOCKS`, or another length.
+
+    Raises:
+        ModelError: it has.
+    """
+    letters = ", ".join(f"{letter} ({name})" for letter, name in BLOCKS.items())
+    if not isinstance(pattern, str):
+        raise ModelError(f"{where}: pattern must be a text of {letters}", fields=("pattern",))
+    wrong = [letter for letter in pattern if letter not in BLOCKS]
+    if wrong:
+        raise ModelError(
+            f"{where}: pattern has {wrong[0]!r} at {pattern.index(wrong[0]) + 1}; a layer is one "
+            f"of {letters}",
+            fields=("pattern",),
+        )
+    if pattern and len(pattern) != layers:
+        raise ModelError(
+            f"{where}: pattern has {len(pattern)} layers, not {layers}",
+            fields=("pattern", "layers"),
+        )
