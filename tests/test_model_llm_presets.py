@@ -51,6 +51,8 @@ PUBLISHED = {
     "qwen3-235b-a22b": 235.0,
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.83,
+    "nemotron-h-8b": 8.100852736,  # both as transformers builds them (test_model_hybrid.py)
+    "nemotron-3-nano": 31.577937344,
 }
 
 # Printed with two digits or fewer than the architecture decides: (printed, its half last digit).

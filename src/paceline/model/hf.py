@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.mamba import Mamba
 
 MAX_NAME = 60  # characters of a model's name that are kept
 MAX_BYTES = 1 << 22  # of a config.json; real ones have a few thousand
@@ -353,6 +354,74 @@ def _gemma(config: _Config) -> dict[str, Any]:
     return _modern(config, tied=True)
 
 
+_BLOCK_OF_TYPE = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+
+
+def _pattern(config: _Config) -> str:
+    """Layers as one letter each; newer configs list them by name."""
+    kinds = config.values.get("layers_block_type")
+    if kinds is None:
+        config.need("hybrid_override_pattern")
+        return config.text("hybrid_override_pattern")
+    good = isinstance(kinds, list) and all(
+        isinstance(kind, str) and kind in _BLOCK_OF_TYPE for kind in kinds
+    )
+    config.refuse(good, f"layers_block_type {reprlib.repr(kinds)}")
+    return "".join(_BLOCK_OF_TYPE[kind] for kind in kinds)
+
+
+def _nemotron_h(config: _Config) -> dict[str, Any]:
+    config.need("hidden_size", "num_attention_heads", "vocab_size", "mamba_num_heads")
+    for key in ("use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias"):
+        config.refuse(not config.flag(key, False), f"{key} true")
+    config.refuse(config.flag("use_conv_bias", True), "use_conv_bias false")
+    config.refuse(not config.whole("moe_latent_size"), "moe_latent_size")
+    config.refuse(not config.whole("num_nextn_predict_layers"), "multi-token prediction")
+    pattern, moe = _pattern(config), None
+    if "E" in pattern:
+        shared = config.whole("moe_shared_expert_intermediate_size", 7688)
+        # One shared MLP of that width, whatever n_shared_experts says.
+        moe = _moe(
+            config,
+            "n_routed_experts",
+            "moe_intermediate_size",
+            shared_experts=int(shared > 0),
+            shared_ffn=shared,
+        )
+    mamba = Mamba(
+        heads=config.whole("mamba_num_heads"),
+        head_dim=config.whole("mamba_head_dim", 64),
+        state=config.whole("ssm_state_size", 128),
+        groups=config.whole("n_groups", 8),
+        conv=config.whole("conv_kernel", 4),
+        chunk=config.whole("chunk_size", 128),
+    )
+    return {
+        "layers": len(pattern),
+        "hidden": config.whole("hidden_size"),
+        "heads": config.whole("num_attention_heads"),
+        "kv_heads": config.whole("num_key_value_heads", 8),
+        "head_dim": config.whole("head_dim") or config.whole("attention_head_dim", 128),
+        "vocab": config.whole("vocab_size"),
+        "ffn": config.whole("intermediate_size", 21504),
+        "context": config.whole("max_position_embeddings", 4096),
+        "norm": "rmsnorm",
+        "positions": "none",
+        "tied": config.flag("tie_word_embeddings", False),
+        "bias": False,
+        "pattern": pattern,
+        "mamba": mamba if "M" in pattern else None,
+        "moe": moe,
+    }
+
+
 _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "GPT2LMHeadModel": _gpt2,
     "OPTForCausalLM": _opt,
@@ -367,6 +436,7 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "DeepseekV3ForCausalLM": _deepseek,
     "GptOssForCausalLM": _gpt_oss,
     "GemmaForCausalLM": _gemma,
+    "NemotronHForCausalLM": _nemotron_h,
 }
 
 _MODEL_TYPES = {
@@ -383,4 +453,5 @@ _MODEL_TYPES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
 }

@@ -26,6 +26,7 @@ from paceline.model.cluster_yaml import cluster_from_section, load_cluster
 from paceline.model.hf import from_hf
 from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.llm_presets import llm_preset
+from paceline.model.mamba import Mamba
 from paceline.model.plan import Plan
 
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
@@ -33,7 +34,7 @@ _LLM_FIELDS = tuple(field.name for field in fields(LLM))
 _SECTIONS = ("model", "cluster", "gpus", "plan", "training")
 _TRAINING = ("tokens", "price_per_gpu_hour")
 
-_Record = TypeVar("_Record", LLM, MoE, LatentAttention)
+_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Mamba)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,15 +242,16 @@ def _base_model(section: Section) -> LLM | None:
 
 
 def _model_value(section: Section, field: str, base: LLM | None) -> Any:
-    if field in ("moe", "latent") and section.is_section(field):
-        kind: Any = MoE if field == "moe" else LatentAttention
+    kinds: dict[str, Any] = {"moe": MoE, "latent": LatentAttention, "mamba": Mamba}
+    if field in kinds and section.is_section(field):
+        kind = kinds[field]
         return _inner(section.section(field), kind, getattr(base, field, None))
     value = section.plain(field)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _inner(section: Section, kind: type[_Record], base: _Record | None) -> _Record:
-    """The mixture of experts or the latent attention, whole or as changes to ``base``."""
+    """Experts, latent attention or mixers, whole or as changes to ``base``."""
     section.allow(item.name for item in fields(kind))
     values = {field: section.plain(field) for field in section.nodes}
     try:

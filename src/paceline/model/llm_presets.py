@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.mamba import Mamba
 
 
 def llm_preset(name: str) -> LLM:
@@ -242,6 +243,43 @@ def _gpt_oss() -> Iterator[LLM]:
         )
 
 
+def _nemotron_h() -> Iterator[LLM]:
+    # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; what these
+    # leave out by its HybridModelProvider (groups, chunks, no positions). Vocabulary: the default
+    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano.
+    shared: dict[str, Any] = {
+        **_MODERN,
+        "gated": False,  # squared ReLU
+        "positions": "none",
+        "head_dim": 128,
+        "vocab": 131072,
+        "seq_len": 8192,
+    }
+    yield LLM(
+        name="nemotron-h-8b",
+        layers=52,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=21504,
+        pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        mamba=Mamba(heads=128),
+        **shared,
+    )
+    yield LLM(
+        name="nemotron-3-nano",
+        layers=52,
+        hidden=2688,
+        heads=32,
+        kv_heads=2,
+        ffn=1856,
+        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        mamba=Mamba(heads=64),
+        moe=MoE(experts=128, top_k=6, ffn=1856, shared_experts=1, shared_ffn=3712),
+        **shared,
+    )
+
+
 _FAMILIES = (
     _gpt2,
     _gpt3,
@@ -253,6 +291,7 @@ _FAMILIES = (
     _deepseek,
     _qwen3,
     _gpt_oss,
+    _nemotron_h,
 )
 
 LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
@@ -280,6 +319,9 @@ _ALIASES = {
     "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
     "qwen3-30b": "qwen3-30b-a3b",
     "qwen3-235b": "qwen3-235b-a22b",
+    "nemotron-h-8b-base-8k": "nemotron-h-8b",
+    "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
+    "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
 }
 
 _BY_KEY = {_key(name): name for name in LLM_PRESETS} | {

@@ -124,6 +124,8 @@ def necessary(shapes: Shapes) -> list[Case]:
                     flash=shapes.flash,
                 )
                 obstacles = problems(plan, llm)
+                if llm.mamba is not None:
+                    obstacles.append("there is no operator to measure its Mamba-2 scans with")
                 reasons += obstacles
                 legal += not obstacles
                 for case in () if obstacles else _cases_of(llm, plan):

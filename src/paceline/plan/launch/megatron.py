@@ -37,6 +37,8 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
 def plan_flags(llm: LLM, plan: Plan) -> Flags:
     """Flags that say what the plan says."""
     _check(plan, MEGATRON)
+    if llm.pattern:
+        raise PlanError(f"{MEGATRON} has no hybrid models in pretrain_gpt.py", fields=("pattern",))
     flags: Flags = [
         ("tensor-model-parallel-size", str(plan.tp)),
         ("pipeline-model-parallel-size", str(plan.pp)),
@@ -114,6 +116,8 @@ def _precision(plan: Plan) -> Flags:
 
 def _layout(llm: LLM, plan: Plan) -> str:
     """Layers of every chunk: "Et*3|t*4|t*3L" (``PipelineParallelLayerLayout``)."""
+    if llm.pattern:
+        raise PlanError("no layout has layers_per_stage of a hybrid", fields=("layers_per_stage",))
     chunks = [f"t*{len(layers)}" if layers else "" for layers in plan.chunk_layers(llm)]
     chunks[0] = f"E{chunks[0]}"
     chunks[-1] += f"{'m' * llm.mtp_layers}L"

@@ -55,6 +55,7 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
         plan.zero == 1 and plan.dp > 1,
     )
+    _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
     _refuse(TORCHTITAN, f"precision {plan.precision}", plan.precision in ("fp16", "fp32"))
     sharded = plan.zero >= 2

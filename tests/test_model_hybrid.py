@@ -1,0 +1,317 @@
+"""Hybrids of Mamba-2 and attention: layer patterns, parameters, operators, what is refused."""
+
+import dataclasses
+
+import pytest
+
+from paceline.errors import ModelError, PlanError
+from paceline.model.activations import backward_work, layer_activations
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.costs import CostModel
+from paceline.model.hf import from_hf
+from paceline.model.llm import LLM, MoE
+from paceline.model.llm_presets import llm_preset
+from paceline.model.mamba import Mamba
+from paceline.model.memory import stage_parameters
+from paceline.model.operators import Collective, Operator, layer_kind, layer_work
+from paceline.model.plan import Plan, check, problems
+from paceline.plan.launch.megatron import bridge_command, megatron_command
+from paceline.plan.launch.torch_based import torchtitan_config
+
+MIXER = Mamba(heads=6, head_dim=20, state=12, groups=3, conv=3, chunk=8)
+PLAN = Plan(global_batch=1)
+EXPERTS = MoE(experts=4, top_k=2, ffn=40, shared_experts=1, shared_ffn=50)
+
+
+def small(**changes):
+    fields = {
+        "name": "small",
+        "layers": 5,
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 24,
+        "ffn": 100,
+        "vocab": 1000,
+        "seq_len": 16,
+        "norm": "rmsnorm",
+        "positions": "none",
+        "tied": False,
+        "bias": False,
+        "pattern": "M-*EM",
+        "mamba": MIXER,
+        "moe": EXPERTS,
+    }
+    return LLM(**{**fields, **changes})
+
+
+def test_parameters_by_hand():
+    llm = small()
+    inner, convolved = 6 * 20, 6 * 20 + 2 * 3 * 12
+    mixer = 64 * (inner + convolved + 6) + convolved * (3 + 1) + 3 * 6 + inner + inner * 64
+    attention = 64 * (4 + 2 * 2) * 24 + 4 * 24 * 64
+    mlp, experts = 2 * 64 * 100, 4 * 2 * 64 * 40 + 2 * 64 * 50 + 4 * 64
+    assert [llm.layer_parameters(i) - 64 for i in range(5)] == [
+        mixer,
+        mlp,
+        attention,
+        experts,
+        mixer,
+    ]
+    # What torch counts on its meta device: NemotronHForCausalLM of transformers 5.23.
+    assert llm.parameters == 244628
+    assert llm.active_parameters == 244628 - 2 * 2 * 64 * 40
+    assert llm.block_counts == {"M": 2, "*": 1, "-": 1, "E": 1}
+    assert llm.moe_layers == 1
+    assert [llm.is_moe_layer(i) for i in range(5)] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # Counted by torch on its meta device, transformers 5.23.
+    [("nemotron-h-8b", 8_100_852_736), ("Nemotron_3_Nano", 31_577_937_344)],
+)
+def test_presets_have_the_parameters_of_transformers(name, parameters):
+    llm = llm_preset(name)
+    assert llm.parameters == parameters
+    assert len(llm.pattern) == llm.layers
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "nemotron-3-nano"])
+def test_parameters_against_transformers_itself(name):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch")
+    llm = llm_preset(name)
+    moe = llm.moe or EXPERTS
+    config = transformers.NemotronHConfig(
+        vocab_size=llm.vocab,
+        hidden_size=llm.hidden,
+        hybrid_override_pattern=llm.pattern,
+        num_attention_heads=llm.heads,
+        num_key_value_heads=llm.kv_heads,
+        head_dim=llm.head_dim,
+        intermediate_size=llm.ffn,
+        mamba_num_heads=llm.mamba.heads,
+        n_routed_experts=moe.experts,
+        num_experts_per_tok=moe.top_k,
+        moe_intermediate_size=moe.ffn,
+        moe_shared_expert_intermediate_size=moe.shared_ffn,
+    )
+    with torch.device("meta"):
+        model = transformers.NemotronHForCausalLM(config)
+    assert llm.parameters == sum(x.numel() for x in model.parameters())
+    content = {**config.to_dict(), "architectures": ["NemotronHForCausalLM"]}
+    assert from_hf(content).parameters == llm.parameters
+
+
+def test_model_flops_by_hand():
+    llm = small()
+    mixer = 64 * (120 + 192 + 6 + 120)
+    attention = 64 * (4 + 2 * 2) * 24 + 4 * 24 * 64
+    experts = 2 * 64 * (2 * 40 + 50) + 64 * 4
+    matrices = 2 * mixer + attention + 2 * 64 * 100 + experts + 1000 * 64
+    scores = 6 * 16 * 4 * (24 + 24)
+    scans = 2 * 3 * 7 * 120 * 12
+    assert llm.model_flops_per_token() == 6 * matrices + scores + scans
+
+
+def test_operators_of_a_mixer_by_hand():
+    llm = small()
+    work = layer_work(llm, layer_kind(llm, 0), Plan(micro_batch=2, global_batch=2))
+    forward = {op.name: op for op in work.forward}
+    tokens = 2 * 16
+    assert list(forward) == [
+        "norm-mixer",
+        "mixer-in",
+        "mixer-transpose",
+        "mixer-conv",
+        "mixer-scan",
+        "mixer-norm",
+        "mixer-out",
+        "residual-mixer",
+    ]
+    assert forward["mixer-in"][4:7] == (tokens, 120 + 192 + 6, 64)
+    assert forward["mixer-out"][4:7] == (tokens, 64, 120)
+    # C with B and the scores with x, per token 8 of a chunk; states from B and x, and of C.
+    scan = tokens * (2 * 8 * 12 * 3 + 2 * 8 * 120 + 2 * 2 * 120 * 12)
+    assert forward["mixer-scan"].flops == scan
+    # x, z and two results; B and C twice; scores written and read in fp32; states of 2 chunks,
+    # fp32 written and read, bf16 written and read.
+    elements = 2 * (5 * 120 + 4 * 36)
+    assert forward["mixer-scan"].bytes == tokens * (elements + 2 * 4 * 3 * 8 + 12 * 120 * 12 / 8)
+    assert forward["mixer-conv"].bytes == 2 * 2 * tokens * 192
+    backward = {op.name: op for op in work.backward}
+    again = tokens * (3 * 2 * 8 * 12 * 3 + 3 * 2 * 8 * 120 + 5 * 2 * 120 * 12)
+    assert backward["mixer-scan-backward"].flops == again
+
+
+def test_tensor_parallelism_splits_heads_and_context_parallelism_exchanges_them():
+    llm = small(mamba=dataclasses.replace(MIXER, heads=12, groups=2))
+    kind = layer_kind(llm, 0)
+    whole = layer_work(llm, kind, PLAN)
+    split = layer_work(llm, kind, Plan(tp=2, sequence_parallel=True, global_batch=1))
+
+    def scan(work):
+        return next(op for op in work.forward if op.name == "mixer-scan")
+
+    assert scan(split).flops == scan(whole).flops / 2
+    assert scan(split).bytes == scan(whole).bytes / 2
+    names = [op.name for op in split.forward if isinstance(op, Collective)]
+    assert names == ["mixer-in", "mixer-out"]
+    ring = layer_work(llm, kind, Plan(cp=2, global_batch=1))
+    exchanged = {op.name: op for op in ring.forward if isinstance(op, Collective)}
+    assert exchanged["mixer-heads"].op == "all_to_all"
+    assert exchanged["mixer-heads"].bytes == 2 * 8 * llm.mamba.projected
+    assert exchanged["mixer-tokens"].bytes == 2 * 8 * 240
+    assert problems(Plan(tp=4, sequence_parallel=True, global_batch=1), llm) == [
+        "shared_ffn 50 not divisible by tp 4",
+        "mamba groups 2 not divisible by tp 4",
+    ]
+    odd = small(mamba=dataclasses.replace(MIXER, heads=9, groups=3), seq_len=64)
+    assert problems(Plan(cp=2, global_batch=1), odd) == [
+        "mamba heads 9 not divisible by tp 1 x cp 2"
+    ]
+
+
+def test_blocks_have_one_norm_and_their_own_work():
+    llm = small()
+    names = {}
+    for i, letter in enumerate("M-*E"):
+        work = layer_work(llm, layer_kind(llm, i), PLAN)
+        names[letter] = [op.name for op in work.forward if isinstance(op, Operator)]
+    norms = {letter: [n for n in of if n.startswith("norm-")] for letter, of in names.items()}
+    assert norms == {
+        "M": ["norm-mixer"],
+        "-": ["norm-mlp"],
+        "*": ["norm-attention"],
+        "E": ["norm-mlp"],
+    }
+    assert "core-attention" in names["*"]
+    assert "mlp-up" not in names["*"]
+    assert "core-attention" not in names["-"] + names["E"] + names["M"]
+    # A transformer's layer is attention and MLP, each with its norm.
+    both = layer_work(llm_preset("llama3-8b"), layer_kind(llm_preset("llama3-8b"), 0), PLAN)
+    assert sum(op.name.startswith("norm-") for op in both.forward) == 2
+
+
+def test_memory_of_a_mixer():
+    llm = small()
+    kind = layer_kind(llm, 0)
+    kept, again = layer_activations(llm, kind, PLAN)
+    stream = 2 * 16 * 64
+    # The block's and the projection's input, the scan's input, its two results, the norm's.
+    assert kept == 2 * stream + 2 * 16 * (318 + 3 * 120)
+    assert again == 0
+    assert backward_work(llm, kind, PLAN) > stream
+    attention = layer_activations(llm, layer_kind(llm, 2), PLAN)[0]
+    assert attention == 2 * stream + 2 * 16 * (96 + 48 + 48 + 96) + 4 * 16 * 4
+    dense, expert = stage_parameters(llm, PLAN)
+    padding = 2 * (llm.padded_vocab(1) - llm.vocab) * llm.hidden
+    assert dense[0] + expert[0] == llm.parameters + padding
+
+
+def test_a_step_of_the_preset():
+    llm = dataclasses.replace(llm_preset("nemotron-3-nano"), seq_len=4096)
+    plan = Plan(dp=8, ep=8, global_batch=16, precision="fp8", zero=1)
+    check(plan, llm, 8)
+    model = CostModel(llm, cluster_preset("h100"))
+    seconds = {
+        b: model.layer(layer_kind(llm, i), plan)[0].sum() for b, i in (("M", 0), ("*", 5), ("E", 1))
+    }
+    whole = model.stage_work(plan).parts_s.sum()
+    layers = sum(llm.pattern.count(letter) * seconds[letter] for letter in seconds)
+    ends = sum(model.layer(name, plan)[0].sum() for name in ("embedding", "head"))
+    assert whole == pytest.approx(layers + ends)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pattern": "M-*XM"}, "pattern has 'X' at 4; a layer is one of M (a Mamba-2 mixer)"),
+        ({"pattern": "M-*E"}, "pattern has 4 layers, not 5"),
+        ({"pattern": 5}, "pattern must be a text"),
+        ({"mamba": None}, "a pattern with M and the fields of mamba need each other"),
+        ({"moe": None}, "a pattern with E and the fields of moe need each other"),
+        ({"pattern": "----*"}, "a pattern with M and the fields of mamba need each other"),
+        ({"pattern": ""}, "a pattern with M and the fields of mamba need each other"),
+        ({"mtp_layers": 1}, "mtp_layers beside a pattern is not modelled"),
+        ({"window": 8}, "window beside a pattern is not modelled"),
+        (
+            {"moe": dataclasses.replace(EXPERTS, dense_layers=1)},
+            "moe.dense_layers and moe.every beside a pattern is not modelled",
+        ),
+        ({"mamba": {"heads": 6}}, "mamba must be a mapping of its own fields"),
+    ],
+)
+def test_contradictions_of_a_pattern_are_named(changes, message):
+    with pytest.raises(ModelError) as error:
+        small(**changes)
+    assert message in str(error.value)
+
+
+def test_mixers_refuse_heads_that_groups_do_not_divide():
+    with pytest.raises(ModelError, match="heads 6 are not a multiple of its groups 4"):
+        dataclasses.replace(MIXER, groups=4)
+    with pytest.raises(ModelError, match="the Mamba-2 mixer: state must be a whole number >= 1"):
+        dataclasses.replace(MIXER, state=0)
+
+
+def test_adapters_on_hybrids_are_refused():
+    with pytest.raises(PlanError, match="adapters on hybrid models are not modelled"):
+        check(Plan(adapter_rank=8, global_batch=1), small())
+
+
+def test_launchers_without_hybrids_refuse_them():
+    for command in (megatron_command, torchtitan_config):
+        with pytest.raises(PlanError, match="hybrid model"):
+            command(small(), PLAN, 8)
+    assert "RECIPE_OF_SMALL" in bridge_command(small(), PLAN, 8)
+    uneven = Plan(pp=2, global_batch=2, layers_per_stage=(2, 3))
+    with pytest.raises(PlanError, match="layers_per_stage of a hybrid"):
+        bridge_command(small(), uneven, 8)
+
+
+CONFIG = {
+    "architectures": ["NemotronHForCausalLM"],
+    "hybrid_override_pattern": "M-*EM",
+    "hidden_size": 64,
+    "vocab_size": 1000,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "intermediate_size": 100,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "n_groups": 3,
+    "ssm_state_size": 12,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 50,
+}
+
+
+def test_config_is_read():
+    assert from_hf(CONFIG, seq_len=16, name="small") == small()
+    kinds = ["linear_attention", "mlp", "full_attention", "moe", "mamba"]
+    listed = {**CONFIG, "hybrid_override_pattern": None, "layers_block_type": kinds}
+    assert from_hf(listed, seq_len=16, name="small") == small()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moe_latent_size": 32}, "moe_latent_size is not modelled"),
+        ({"use_bias": True}, "use_bias true is not modelled"),
+        ({"num_nextn_predict_layers": 1}, "multi-token prediction is not modelled"),
+        ({"hybrid_override_pattern": None}, "it lacks hybrid_override_pattern"),
+        ({"layers_block_type": ["moe", "rwkv"]}, "layers_block_type ['moe', 'rwkv']"),
+        ({"hybrid_override_pattern": "M?"}, "pattern has '?' at 2"),
+    ],
+)
+def test_configs_that_are_not_modelled_are_refused(changes, message):
+    with pytest.raises(ModelError) as error:
+        from_hf({**CONFIG, **changes})
+    assert message in str(error.value)
