@@ -85,6 +85,15 @@ def test_a_model_by_its_own_fields_with_experts(written):
     assert (llm.name, llm.moe.experts, llm.ffn) == ("job", 8, 2048)
 
 
+def test_a_hybrid_by_its_own_fields_and_as_changes_to_a_preset(written):
+    own = "{preset: nemotron-3-nano, layers: 4, pattern: 'ME*E', mamba: {heads: 32}}"
+    llm = load_job(written(JOB.replace("gpt3-175b", own))).llm
+    assert (llm.pattern, llm.mamba.heads, llm.mamba.state, llm.moe_layers) == ("ME*E", 32, 128, 2)
+    wrong = own.replace("ME*E", "ME*A")
+    with pytest.raises(ModelError, match=r"line \d+: model.pattern: .* pattern has 'A' at 4"):
+        load_job(written(JOB.replace("gpt3-175b", wrong)))
+
+
 def test_a_model_of_a_config_beside_the_job(written, tmp_path):
     config = {
         "architectures": ["LlamaForCausalLM"],
