@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.fields import mapping, number, optional_whole
-from paceline.sources.json_stream import JsonStream
+from paceline.sources.fields import mapping, optional_whole
+from paceline.sources.kineto.event_loop import Taker, read_events
 from paceline.sources.kineto.events import Span
 from paceline.sources.kineto.profile import STEP_RANGE
 
@@ -106,27 +106,15 @@ def read_device(path: Path) -> RankFile:
     Raises:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
     """
-    stream = JsonStream(path)
     reader = _Reader()
-    for place, event in enumerate(stream):
-        if event.get("ph") != "X":
-            continue
-        category = event.get("cat")
-        take = reader.takers.get(category.lower()) if isinstance(category, str) else None
-        if take is not None:
-            at = f"{path}, event {place}"
-            start_us, duration_us = number(event, "ts", at), number(event, "dur", at)
-            if duration_us < 0:
-                raise TraceError(f"{at}: dur {duration_us:g} is negative; is the file damaged?")
-            take(event, start_us, start_us + duration_us)
-    return reader.finish(path, stream.header)
+    return reader.finish(path, read_events(path, reader.takers))
 
 
 class _Reader:
     """Sorts a file's events; times in microseconds, as the file has them."""
 
     def __init__(self) -> None:
-        self.takers: dict[str, Callable[[Mapping[str, Any], float, float], None]] = {
+        self.takers: dict[str, Taker] = {
             "user_annotation": self._annotation,
             "kernel": self._kernel,
             "mtia_ccp_events": self._on_mtia,

@@ -13,7 +13,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.fields import mapping, number, optional_whole
-from paceline.sources.json_stream import JsonStream
+from paceline.sources.fields import mapping, optional_whole
+from paceline.sources.kineto.event_loop import Taker, read_events
 from paceline.sources.kineto.events import (
     Group,
     Profile,
@@ -63,20 +63,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         TraceError: it is damaged, no profile, or names no rank.
     """
-    stream = JsonStream(path)
     reader = _Reader(path)
-    for n, event in enumerate(stream):
-        if event.get("ph") != "X":
-            continue
-        category = event.get("cat")
-        take = reader.takers.get(category.lower()) if isinstance(category, str) else None
-        if take is not None:
-            place = f"{path}, event {n}"
-            start_us, duration_us = number(event, "ts", place), number(event, "dur", place)
-            if duration_us < 0:
-                raise TraceError(f"{place}: dur {duration_us:g} is negative; is the file damaged?")
-            take(event, start_us * 1e-6, (start_us + duration_us) * 1e-6)
-    return reader.finish(stream.header)
+    return reader.finish(read_events(path, reader.takers, unit=1e-6))
 
 
 class _Reader:
@@ -84,7 +72,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.takers: dict[str, Callable[[Mapping[str, Any], float, float], None]] = {
+        self.takers: dict[str, Taker] = {
             "user_annotation": self._annotation,
             "cpu_op": self._operator,
             "operator": self._operator,
