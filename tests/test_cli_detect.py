@@ -366,3 +366,25 @@ def test_a_change_that_a_person_accepts_is_no_event(capsys, monkeypatch, tmp_pat
     (event,) = map(json.loads, said(capsys, "-", "--json", "--accept", 150)[1].splitlines())
     assert (event["kind"], event["since_step"]) == ("onset", 200)
     assert said(capsys, path, "--accept", 150, "--method", "bocd")[0] == 2
+
+
+def test_a_run_that_is_slow_from_its_first_step_is_told(capsys, tmp_path):
+    """Steps of the run vary with time as those of its repeats do; it takes 8% longer throughout."""
+    rng = np.random.default_rng(0)
+
+    def series(name, factor, first=0):
+        times = factor * (1 + 0.2 * np.exp(-np.arange(80) / 10)) * rng.normal(1, 0.005, 80)
+        lines = [(first + step, seconds) for step, seconds in enumerate(times.tolist())]
+        return written(tmp_path / f"{name}.csv", "step,duration_s", lines)
+
+    like = [series(f"earlier{n}", 1.0) for n in range(3)]
+    slow = series("slow", 1.08)
+    code, out, _ = said(capsys, slow, "--like", *like)
+    assert code == 0
+    assert out.startswith("slow from the start: 1.08x as long as the median of 3 earlier runs")
+    code, out, _ = said(capsys, slow, "--like", *like, "--json")
+    found = json.loads(out.splitlines()[0])
+    assert (found["kind"], found["runs"]) == ("slow-start", 3)
+    assert found["factor"] == pytest.approx(1.08, abs=0.005)
+    for other in (series("usual", 1.01), series("resumed", 1.08, first=500)):
+        assert "slow from the start" not in said(capsys, other, "--like", *like)[1]

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import paceline
 from jobs import trace_of
@@ -121,11 +123,17 @@ def test_a_block_lasts_once_and_the_step_is_reproduced():
     assert diagnose(measured, result).findings == ()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_replay_with_launch_delays_is_exact(seed):
+@settings(max_examples=15)
+@given(
+    slow=st.dictionaries(
+        st.tuples(st.integers(0, DP - 1), st.integers(0, PP - 1)), st.floats(0.5, 3.0), max_size=4
+    ),
+    jitter=st.floats(0.0, 0.2),
+    seed=st.integers(0, 99),
+)
+def test_the_replay_is_exact(slow, jitter, seed):
     """Held to the event simulation; noise on blocks, none on transfers."""
-    job = Job({(0, 1): 1.2}, jitter=0.0, seed=seed)
-    result = paceline.analyze(from_trace(job.trace()))
+    result = paceline.analyze(from_trace(Job(slow, jitter, seed).trace()))
     assert max(result.replay_error, result.discrepancy) < 1e-9
 
 
@@ -173,14 +181,19 @@ def test_another_pipeline_is_not_promised(slow):
 
 
 def one_worker(*computes):
-    """A trace of three steps of one worker: (kind, microbatch, start, end) of each compute."""
+    """A trace of three steps of one worker: (kind, microbatch, start, end) of each compute.
+
+    Where gradients of weights are among them, the computes are a program.
+    """
     base = {"dp": 0, "pp": 0, "chunk": 0}
+    split = any(kind == "weight" for kind, *_ in computes)
     rows = [
         base
+        | ({"issued": place, "awaited": -1} if split else {})
         | {"step": step, "kind": f"{kind}-compute", "microbatch": number, "seq": number}
         | {"start": step + start, "duration": end - start}
         for step in range(3)
-        for kind, number, start, end in computes
+        for place, (kind, number, start, end) in enumerate(computes)
     ]
     return trace_of(rows, paceline.Job(dp_size=1, pp_size=1, tp_size=1, vpp_size=1))
 
@@ -196,6 +209,35 @@ def test_three_at_once_are_refused():
     )
     with pytest.raises(GraphError, match="at most two computes of a worker may run at once"):
         from_trace(trace)
+
+
+def test_a_long_compute_beside_two_short_ones_is_refused():
+    """The last one starts behind the second, and no edge ties it to the first."""
+    trace = one_worker(
+        ("forward", 0, 0.0, 0.1),
+        ("forward", 1, 0.1, 0.6),
+        ("backward", 0, 0.15, 0.3),
+        ("forward", 2, 0.35, 0.6),
+        ("backward", 1, 0.6, 0.7),
+        ("backward", 2, 0.7, 0.8),
+    )
+    with pytest.raises(GraphError, match=r"forward-compute 1 .* overlaps with .*forward-compute 2"):
+        from_trace(trace)
+
+
+def test_the_gradient_of_weights_may_run_beside_a_forward():
+    trace = one_worker(
+        ("forward", 0, 0.0, 0.1),
+        ("backward", 0, 0.1, 0.2),
+        ("weight", 0, 0.2, 0.5),
+        ("forward", 1, 0.2, 0.5),
+        ("backward", 1, 0.5, 0.6),
+        ("weight", 1, 0.6, 0.7),
+    )
+    measured = from_trace(trace)
+    seconds = measured.durations.array[measured.graph.paired]
+    np.testing.assert_allclose(seconds[:, 0, 0], 0.15)  # both take 0.1 s where they run alone
+    assert paceline.analyze(measured).discrepancy < 1e-9
 
 
 def test_a_backward_never_runs_beside_its_own_forward():

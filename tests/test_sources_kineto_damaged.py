@@ -77,7 +77,7 @@ def test_a_profile_without_a_rank(tmp_path: Path, truth: Trace) -> None:
     ("name", "message"),
     [
         ("PP:0I3", r"splits backwards in two \(I, W\)"),
-        ("PP:(0F1;0B0)OVERLAP_F_B", "which a trace has no kind for"),
+        ("PP:(0F1;0B0)OVERLAP_F_B", "which this reader does not take apart"),
     ],
 )
 def test_schedules_that_a_trace_cannot_hold(

@@ -278,7 +278,7 @@ def test_all_that_moves_can_be_reached_by_tab(visit, full):
 
 def test_fleet_draws_all_figures(visit, full):
     page = visit(full.url + "/fleet")
-    names = ("waste", "gpus", "kinds", "steps", "m_w", "m_s", "correlation", "sequences")
+    names = ("waste", "gpus", "kinds", "steps", "m_w", "m_s_slow", "correlation", "sequences")
     for name in names:
         assert page.locator(f"#fig-{name} svg.drawing").bounding_box()["height"] > 100, name
     assert page.locator("#fig-gpus circle.dot").count() >= 200

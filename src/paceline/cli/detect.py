@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
         raise DetectError("--job describes the job of --trace; give that too")
-    return _offline(args, detector_of)
+    return _offline(args, detector_of, like)
 
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
@@ -190,7 +190,9 @@ def _earlier_runs(args: argparse.Namespace) -> list[Any]:
     return runs
 
 
-def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd]) -> int:
+def _offline(
+    args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
+) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
@@ -214,6 +216,7 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
             raise DetectError(f"{args.input} has {few}, give more")
         print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
         return _whole_log(args, log, step_times)
+    _tell_slow_start(args, times, like)
     detector = detector_of(n_ranks)
     rank_events = _events(times, detector, args.accept)
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
@@ -233,6 +236,22 @@ def _offline(args: argparse.Namespace, detector_of: Callable[[int], Detector | B
             f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
         )
     return 0
+
+
+def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
+    """Say where the run is slower than its repeats from its first steps on."""
+    import numpy as np
+
+    from paceline.detect.limits import WARM_UP
+    from paceline.detect.slow_start import slow_start
+
+    if not like or times.steps[0] > WARM_UP:  # it goes on from a checkpoint: other steps
+        return
+    found = slow_start(np.nanmedian(times.duration_s, axis=1), like)
+    if found is None:
+        return
+    mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
+    print(json.dumps(mapping) if args.json else f"slow from the start: {found.explain()}")
 
 
 def _table(args: argparse.Namespace) -> Table:

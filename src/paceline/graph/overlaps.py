@@ -27,7 +27,7 @@ MIN_SHARED = 0.1
 #: Begins, and ends, that are as near as this, as a share of the shorter compute, are one.
 _TOGETHER = 0.1
 
-_PASSES = [int(k) for k in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)]
+_PASSES = [int(k) for k in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)]
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,39 @@ def find_overlaps(graph: StepGraph, start: Durations, end: Durations) -> Overlap
     Raises:
         GraphError: three computes of a worker run at once.
     """
+    following = _following(graph)
+    pairs = _at_once(graph, following, start, end)
+    # A long compute may last until the second after it, which no edge ties to it.
+    further = following[np.searchsorted(following[:, 0], following[:, 1]) % len(following)]
+    further = np.stack([following[:, 0], further[:, 1]], axis=1)[further[:, 0] == following[:, 1]]
+    _check_two(graph, np.concatenate([pairs, _at_once(graph, further, start, end)]))
+    if not len(pairs):
+        return None
+    together = np.array([_overlap(start, end, one, other) for one, other in pairs.tolist()])
+    return Overlaps(pairs, together)
+
+
+def _following(graph: StepGraph) -> Ints:
+    """[pair, 2] computes of a worker and the next one of each, ordered by the first."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     computes = np.isin(graph.kind, _PASSES)
     chained = np.flatnonzero(computes[after] & computes[graph.dep])
     pairs = np.stack([graph.dep[chained], after[chained]], axis=1)
+    in_order: Ints = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    return in_order
+
+
+def _at_once(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) -> Ints:
+    """Those of the pairs that run at once in most steps and replicas."""
     # A backward needs its own forward: where they seem to overlap, a clock is wrong.
     own = [
         (values[pairs[:, 0]] == values[pairs[:, 1]]) for values in (graph.chunk, graph.microbatch)
     ]
     pairs = pairs[~(own[0] & own[1])]
     pairs = pairs[_in_two_steps(graph, pairs, start, end)]
-    rows = [_overlap(start, end, one, other) for one, other in pairs.tolist()]
-    often = np.array([row is not None for row in rows], dtype=bool)
-    if not often.any():
-        return None
-    pairs = pairs[often]
-    _check_two(graph, pairs)
-    together = np.array([row for row in rows if row is not None])
-    return Overlaps(pairs, together)
+    often = [_overlap(start, end, one, other) is not None for one, other in pairs.tolist()]
+    at_once: Ints = pairs[np.array(often, dtype=bool)]
+    return at_once
 
 
 def _in_two_steps(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) -> Mask:

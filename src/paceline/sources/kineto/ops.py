@@ -192,13 +192,18 @@ def _check_action(item: Range, profile: Profile) -> None:
     elif item.action.startswith("PP:"):
         what = f"runs {item.action!r}"
     elif item.action == "1F1B" or item.action.endswith(")"):
-        what = f"runs a forward beside a backward (DualPipe's {item.action!r})"
+        raise TraceError(
+            f"{profile.path}: its schedule runs a forward beside a backward (DualPipe's "
+            f"{item.action!r}); a trace can hold that, but these ranges do not tell the stage, the "
+            "chunk and the microbatch of either. Write a trace with them (docs/trace-format.md); "
+            "paceline ranks reports on the file alone"
+        )
     else:
         return
     raise TraceError(
-        f"{profile.path}: its schedule {what}, which a trace has no kind for; only schedules of "
-        "whole forwards and backwards (GPipe, 1F1B, interleaved 1F1B) can be read. paceline ranks "
-        "reports on the file alone"
+        f"{profile.path}: its schedule {what}, which this reader does not take apart; only "
+        "schedules of whole forwards and backwards (GPipe, 1F1B, interleaved 1F1B) can be read. "
+        "paceline ranks reports on the file alone"
     )
 
 

@@ -44,8 +44,9 @@ def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
             assert after.kind is not None
             raise TraceError(
                 f"{profile.path}, step {before.step}: a {before.kind.label} and a "
-                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe; only "
-                "schedules that run one pass at a time can be read. paceline ranks reports on the "
+                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe; "
+                "which kernels are of which is not told, so this reader takes one pass at a time. "
+                "Write a trace with both (docs/trace-format.md); paceline ranks reports on the "
                 "file alone"
             )
 
