@@ -9,7 +9,7 @@ from paceline.model.activations import backward_work, layer_activations
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.hf import from_hf
-from paceline.model.llm import LLM, MoE
+from paceline.model.llm import MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.memory import stage_parameters
@@ -18,31 +18,33 @@ from paceline.model.plan import Plan, check, problems
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import torchtitan_config
 
+CONFIG = {
+    "architectures": ["NemotronHForCausalLM"],
+    "hybrid_override_pattern": "M-*EM",
+    "hidden_size": 64,
+    "vocab_size": 1000,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "intermediate_size": 100,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "n_groups": 3,
+    "ssm_state_size": 12,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 50,
+}
 MIXER = Mamba(heads=6, head_dim=20, state=12, groups=3, conv=3, chunk=8)
 PLAN = Plan(global_batch=1)
 EXPERTS = MoE(experts=4, top_k=2, ffn=40, shared_experts=1, shared_ffn=50)
 
 
 def small(**changes):
-    fields = {
-        "name": "small",
-        "layers": 5,
-        "hidden": 64,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 24,
-        "ffn": 100,
-        "vocab": 1000,
-        "seq_len": 16,
-        "norm": "rmsnorm",
-        "positions": "none",
-        "tied": False,
-        "bias": False,
-        "pattern": "M-*EM",
-        "mamba": MIXER,
-        "moe": EXPERTS,
-    }
-    return LLM(**{**fields, **changes})
+    return dataclasses.replace(from_hf(CONFIG, seq_len=16, name="small"), **changes)
 
 
 def test_parameters_by_hand():
@@ -51,13 +53,8 @@ def test_parameters_by_hand():
     mixer = 64 * (inner + convolved + 6) + convolved * (3 + 1) + 3 * 6 + inner + inner * 64
     attention = 64 * (4 + 2 * 2) * 24 + 4 * 24 * 64
     mlp, experts = 2 * 64 * 100, 4 * 2 * 64 * 40 + 2 * 64 * 50 + 4 * 64
-    assert [llm.layer_parameters(i) - 64 for i in range(5)] == [
-        mixer,
-        mlp,
-        attention,
-        experts,
-        mixer,
-    ]
+    blocks = [llm.layer_parameters(i) - 64 for i in range(5)]
+    assert blocks == [mixer, mlp, attention, experts, mixer]
     # What torch counts on its meta device: NemotronHForCausalLM of transformers 5.23.
     assert llm.parameters == 244628
     assert llm.active_parameters == 244628 - 2 * 2 * 64 * 40
@@ -143,6 +140,11 @@ def test_operators_of_a_mixer_by_hand():
     backward = {op.name: op for op in work.backward}
     again = tokens * (3 * 2 * 8 * 12 * 3 + 3 * 2 * 8 * 120 + 5 * 2 * 120 * 12)
     assert backward["mixer-scan-backward"].flops == again
+    # Kernel by kernel: channels 17 times, B and C 11 times in bf16 and 4 in fp32, scores 6 times,
+    # states of 2 chunks 6 times in fp32 and 5 in bf16.
+    elements = 2 * (17 * 120 + 11 * 36) + 4 * (4 * 36 + 6 * 3 * 8)
+    states = (6 * 4 + 5 * 2) * 120 * 12 / 8
+    assert backward["mixer-scan-backward"].bytes == tokens * (elements + states)
 
 
 def test_tensor_parallelism_splits_heads_and_context_parallelism_exchanges_them():
@@ -180,12 +182,7 @@ def test_blocks_have_one_norm_and_their_own_work():
         work = layer_work(llm, layer_kind(llm, i), PLAN)
         names[letter] = [op.name for op in work.forward if isinstance(op, Operator)]
     norms = {letter: [n for n in of if n.startswith("norm-")] for letter, of in names.items()}
-    assert norms == {
-        "M": ["norm-mixer"],
-        "-": ["norm-mlp"],
-        "*": ["norm-attention"],
-        "E": ["norm-mlp"],
-    }
+    assert list(norms.values()) == [["norm-mixer"], ["norm-mlp"], ["norm-attention"], ["norm-mlp"]]
     assert "core-attention" in names["*"]
     assert "mlp-up" not in names["*"]
     assert "core-attention" not in names["-"] + names["E"] + names["M"]
@@ -271,33 +268,14 @@ def test_launchers_without_hybrids_refuse_them():
         bridge_command(small(), uneven, 8)
 
 
-CONFIG = {
-    "architectures": ["NemotronHForCausalLM"],
-    "hybrid_override_pattern": "M-*EM",
-    "hidden_size": 64,
-    "vocab_size": 1000,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "intermediate_size": 100,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 20,
-    "n_groups": 3,
-    "ssm_state_size": 12,
-    "conv_kernel": 3,
-    "chunk_size": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 40,
-    "moe_shared_expert_intermediate_size": 50,
-}
-
-
 def test_config_is_read():
-    assert from_hf(CONFIG, seq_len=16, name="small") == small()
+    llm = from_hf(CONFIG, seq_len=16)
+    assert (llm.pattern, llm.mamba, llm.moe) == ("M-*EM", MIXER, EXPERTS)
+    assert (llm.kv_heads, llm.head_dim, llm.ffn, llm.positions) == (2, 24, 100, "none")
+    assert (llm.gated, llm.tied, llm.bias) == (False, False, False)
     kinds = ["linear_attention", "mlp", "full_attention", "moe", "mamba"]
     listed = {**CONFIG, "hybrid_override_pattern": None, "layers_block_type": kinds}
-    assert from_hf(listed, seq_len=16, name="small") == small()
+    assert from_hf(listed, seq_len=16) == llm
 
 
 @pytest.mark.parametrize(
