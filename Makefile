@@ -12,7 +12,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaff
 
 GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
 
-.PHONY: demo test services quick stress install clean lint types
+.PHONY: native demo test services quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -59,5 +59,12 @@ quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds
 stress: $(VENV)/installed-dev  ## the tests beside 8 busy processes: none may depend on the machine's peace
 	@$(GATE) stress
 
+NATIVE := src/paceline/native
+
+native:  ## the NCCL profiler plugin (docs/nccl.md); needs nothing but a C compiler
+	$(CC) -std=c11 -O2 -Wall -Wextra -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete \
+	  -o $(NATIVE)/libpaceline-nccl.so $(NATIVE)/*.c
+
 clean:
+	rm -f $(NATIVE)/*.so
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources.call_logs import flight_recorder, nccl_inspector, xpu_timer
+from paceline.sources.call_logs import flight_recorder, nccl_inspector, nccl_profiler, xpu_timer
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names
 from paceline.sources.devices.xpu_timer import matches as is_timeline
@@ -21,7 +21,7 @@ MAX_APART_S = 60.0
 
 
 def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]]:
-    """Read call logs: NCCL Inspector, PyTorch's flight recorder, xpu_timer, CSV or parquet.
+    """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, xpu_timer, tables.
 
     Args:
         paths: files of one format, or folders of them; ranks apart or together.
@@ -46,7 +46,10 @@ def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder but the hidden ones and the names of timelines."""
+    """A file, or those of a folder but the hidden ones and the names of timelines.
+
+    Where the NCCL profiler plugin wrote some, only those: the hooks record into the same folder.
+    """
     if not path.is_dir():
         return [path]
     files = sorted(
@@ -56,12 +59,14 @@ def _files(path: Path) -> list[Path]:
     )
     if not files:
         raise TraceError(f"{path} has no files")
-    return files
+    return [file for file in files if file.suffix == nccl_profiler.SUFFIX] or files
 
 
 def _format(path: Path) -> str:
     if not path.exists():
         raise TraceError(f"{path} does not exist")
+    if nccl_profiler.matches(path):
+        return "nccl-profiler"
     if flight_recorder.matches(path):
         return "flight-recorder"
     if is_timeline(path):
@@ -106,9 +111,16 @@ def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     return log, notes
 
 
+def _read_profiled(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    log, notes = nccl_profiler.read(paths)
+    _check_clocks(log)
+    return log, notes
+
+
 _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]] = {
     "flight-recorder": _read_recorded,
     "nccl-inspector": _read_inspected,
+    "nccl-profiler": _read_profiled,
     "table": _tables,
     "xpu-timer": _read_timelines,
 }

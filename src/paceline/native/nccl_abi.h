@@ -1,0 +1,91 @@
+/* The profiler interface of NCCL, versions 4 to 6, declared from the facts of its ABI.
+ * Facts and their files: docs/nccl.md. The fields used here lie at the same offsets in all three. */
+#ifndef PACELINE_NCCL_ABI_H
+#define PACELINE_NCCL_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bits of the type of an event; a bit's number is the code in a record. */
+enum { EV_GROUP, EV_COLL, EV_P2P, EV_PROXY_OP, EV_PROXY_STEP, EV_PROXY_CTRL, EV_KERNEL, EV_NET };
+enum { EV_CE_COLL = 12, EV_LAST = 14 };
+
+/* States whose argument is read; all others are recorded without one. */
+enum { STATE_KERNEL_STOP = 22 };
+
+struct coll {
+  uint64_t seq;
+  const char *func;
+  const void *send;
+  void *recv;
+  size_t count;
+  int root;
+  const char *datatype;
+  uint8_t channels, warps; /* not in a copy-engine collective, nor is what follows */
+  const char *algo, *proto;
+};
+struct p2p {
+  const char *func;
+  void *buffer;
+  const char *datatype;
+  size_t count;
+  int peer;
+  uint8_t channels;
+};
+struct proxy_op {
+  int pid;
+  uint8_t channel;
+  int peer, steps, chunk, is_send;
+};
+struct kernel {
+  uint8_t channel;
+  uint64_t timer;
+};
+
+/* Version 4 has one byte of type, versions 5 and 6 have eight. */
+struct descriptor {
+  union {
+    uint8_t type8;
+    uint64_t type64;
+  };
+  void *parent;
+  int rank;
+  union {
+    struct coll coll;
+    struct p2p p2p;
+    struct proxy_op proxy_op;
+    struct kernel kernel;
+    int step;
+    int64_t net_id;
+  };
+};
+_Static_assert(offsetof(struct descriptor, parent) == 8, "ABI");
+_Static_assert(offsetof(struct descriptor, coll) == 24, "ABI");
+_Static_assert(offsetof(struct coll, datatype) == 48, "ABI");
+_Static_assert(offsetof(struct coll, algo) == 64, "ABI");
+_Static_assert(offsetof(struct kernel, timer) == 8, "ABI");
+
+typedef void (*logger)(int level, unsigned long flags, const char *file, int line,
+                       const char *format, ...);
+
+/* All functions return 0 for success. The order of init's arguments changed with version 5. */
+struct profiler_v4 {
+  const char *name;
+  int (*init)(void **context, int *mask, const char *name, uint64_t hash, int nodes, int ranks,
+              int rank, logger log);
+  int (*start)(void *context, void **handle, struct descriptor *event);
+  int (*stop)(void *handle);
+  int (*state)(void *handle, int state, uint64_t *args);
+  int (*finalize)(void *context);
+};
+struct profiler_v5 {
+  const char *name;
+  int (*init)(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+              int rank, logger log);
+  int (*start)(void *context, void **handle, struct descriptor *event);
+  int (*stop)(void *handle);
+  int (*state)(void *handle, int state, uint64_t *args);
+  int (*finalize)(void *context);
+};
+
+#endif

@@ -1,0 +1,192 @@
+/* What NCCL calls. Each call writes at most one record: no lock, no allocation, no system call. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "nccl_abi.h"
+#include "ring.h"
+#include "writer.h"
+
+#define BIT(type) (1 << (type))
+#define COMMON (BIT(EV_GROUP) | BIT(EV_COLL) | BIT(EV_P2P) | BIT(EV_PROXY_OP) | BIT(EV_KERNEL))
+
+/* What PACELINE_NCCL_EVENTS may ask for. */
+#define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
+
+/* The versions: what each is asked for, and which bits its field of the type has. */
+static const struct version {
+  int mask;
+  uint64_t type_bits;
+} versions[] = {
+    [4] = {COMMON, 0xff},
+    [5] = {COMMON, ~0ULL},
+    [6] = {COMMON | BIT(EV_CE_COLL), ~0ULL},
+};
+
+static void copy_text(char *to, const char *from, size_t room) {
+  for (size_t i = 0; from && i + 1 < room && from[i]; i++) to[i] = from[i];
+}
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now); /* answered in user space, by the vDSO */
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static void fill_coll(struct record *record, const struct coll *coll, int on_sms) {
+  record->a = coll->seq;
+  record->b = coll->count;
+  record->c = coll->root;
+  copy_text(record->func, coll->func, sizeof record->func);
+  copy_text(record->datatype, coll->datatype, sizeof record->datatype);
+  if (!on_sms) return;
+  record->d = coll->channels | coll->warps << 8;
+  copy_text(record->algo, coll->algo, sizeof record->algo);
+  copy_text(record->proto, coll->proto, sizeof record->proto);
+}
+
+static void fill_p2p(struct record *record, const struct p2p *p2p) {
+  record->b = p2p->count;
+  record->c = p2p->peer;
+  record->d = p2p->channels;
+  copy_text(record->func, p2p->func, sizeof record->func);
+  copy_text(record->datatype, p2p->datatype, sizeof record->datatype);
+}
+
+static void fill_proxy(struct record *record, const struct proxy_op *op) {
+  record->a = (uint64_t)(int64_t)op->pid;
+  record->b = (uint64_t)(uint32_t)op->steps << 32 | (uint32_t)op->chunk;
+  record->c = op->peer;
+  record->d = op->channel | (op->is_send ? 256 : 0);
+}
+
+static void fill(struct record *record, int type, const struct descriptor *event) {
+  switch (type) {
+    case EV_COLL:
+    case EV_CE_COLL:
+      fill_coll(record, &event->coll, type == EV_COLL);
+      break;
+    case EV_P2P:
+      fill_p2p(record, &event->p2p);
+      break;
+    case EV_PROXY_OP:
+      fill_proxy(record, &event->proxy_op);
+      break;
+    case EV_PROXY_STEP:
+      record->c = event->step;
+      break;
+    case EV_KERNEL:
+      record->a = event->kernel.timer;
+      record->d = event->kernel.channel;
+      break;
+    case EV_NET:
+      record->a = (uint64_t)event->net_id;
+      break;
+    default:
+      break;
+  }
+}
+
+/* A record of the thread's ring, cleared, with its time; NULL where there is no room. */
+static struct record *next(struct ring *ring, int what, int type) {
+  struct record *record = ring ? ring_slot(ring) : (ring_count_drop(), NULL);
+  if (!record) return NULL;
+  memset(record, 0, sizeof *record);
+  record->time_ns = now_ns();
+  record->what = (uint8_t)what;
+  record->type = (uint16_t)type;
+  return record;
+}
+
+static int start(void *context, void **handle, struct descriptor *event, int version) {
+  *handle = NULL;
+  if (!context || !event || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
+  uint64_t bits = event->type64 & versions[version].type_bits;
+  int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
+  if (type > EV_LAST) return 0;
+  struct ring *ring = ring_mine();
+  struct record *record = next(ring, START, type);
+  if (!record) return 0;
+  record->handle = ring_handle(ring, type);
+  record->parent = (uint64_t)(uintptr_t)event->parent;
+  record->communicator = (uint32_t)(uintptr_t)context;
+  fill(record, type, event);
+  *handle = (void *)(uintptr_t)record->handle;
+  ring_commit(ring);
+  return 0;
+}
+
+static int later(void *handle, int what, int state, uint64_t value) {
+  int type = (int)((uintptr_t)handle & 15);
+  if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
+  struct ring *ring = ring_mine();
+  struct record *record = next(ring, what, type);
+  if (!record) return 0;
+  record->handle = (uint64_t)(uintptr_t)handle;
+  record->state = (uint8_t)state;
+  record->a = value;
+  ring_commit(ring);
+  return 0;
+}
+
+static int stop(void *handle) {
+  /* A kernel's stop follows its last state at once and says nothing more. */
+  if (((uintptr_t)handle & 15) == EV_KERNEL) return 0;
+  return later(handle, STOP, 0, 0);
+}
+
+static int state(void *handle, int code, uint64_t *args) {
+  return later(handle, STATE, code, code == STATE_KERNEL_STOP && args ? *args : 0);
+}
+
+static int start_4(void *c, void **h, struct descriptor *e) { return start(c, h, e, 4); }
+static int start_5(void *c, void **h, struct descriptor *e) { return start(c, h, e, 5); }
+static int start_6(void *c, void **h, struct descriptor *e) { return start(c, h, e, 6); }
+
+static int open_one(void **context, int *mask, struct communicator given, const char *name,
+                    int version) {
+  const char *events = getenv("PACELINE_NCCL_EVENTS");
+  copy_text(given.name, name, sizeof given.name);
+  uint32_t number = writer_open(&given, version);
+  *context = (void *)(uintptr_t)number;
+  /* NCCL has one mask for all communicators: it is 0 only where nothing at all is recorded. */
+  *mask = number ? versions[version].mask : 0;
+  if (number && events && *events) *mask = (int)strtol(events, NULL, 0) & ALL;
+  return 0;
+}
+
+static int init_4(void **context, int *mask, const char *name, uint64_t hash, int nodes, int ranks,
+                  int rank, logger log) {
+  (void)log;
+  struct communicator given = {.id = hash, .rank = rank, .ranks = ranks, .nodes = nodes};
+  return open_one(context, mask, given, name, 4);
+}
+
+static int init_new(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+                    int rank, int version) {
+  struct communicator given = {.id = id, .rank = rank, .ranks = ranks, .nodes = nodes};
+  return open_one(context, mask, given, name, version);
+}
+
+static int init_5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+                  int rank, logger log) {
+  (void)log;
+  return init_new(context, id, mask, name, nodes, ranks, rank, 5);
+}
+
+static int init_6(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+                  int rank, logger log) {
+  (void)log;
+  return init_new(context, id, mask, name, nodes, ranks, rank, 6);
+}
+
+static int finalize(void *context) {
+  if (context) writer_close();
+  return 0;
+}
+
+/* NCCL looks for the newest name that it has itself. */
+#define SEEN __attribute__((visibility("default")))
+SEEN struct profiler_v4 ncclProfiler_v4 = {"Paceline", init_4, start_4, stop, state, finalize};
+SEEN struct profiler_v5 ncclProfiler_v5 = {"Paceline", init_5, start_5, stop, state, finalize};
+SEEN struct profiler_v5 ncclProfiler_v6 = {"Paceline", init_6, start_6, stop, state, finalize};

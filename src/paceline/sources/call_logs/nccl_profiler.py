@@ -1,0 +1,277 @@
+"""What Paceline's NCCL profiler plugin wrote: the collectives, sends and recvs of each process.
+
+Blocks as in :mod:`paceline.blockfile`, written by ``native/writer.c``; ``docs/nccl.md`` describes
+them and names NCCL's versions. A call begins with the first of its channels on the device and ends
+with the last. The GPU's timer is set against the host's clock by the least delay between the two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.blockfile import BlockFile, BlockFileError, read_file, read_header
+from paceline.errors import TraceError
+from paceline.trace.calls import CallLog
+
+#: Of the files; a recording of the hooks may lie beside them.
+SUFFIX: Final = ".nccl"
+
+_RECORDS, _COMMUNICATORS, _COUNTS = 16, 17, 18
+_COLL, _P2P, _KERNEL, _CE_COLL = 1, 2, 6, 12
+_START, _STATE, _KERNEL_STOP = 0, 2, 22
+
+_RECORD = np.dtype(
+    [
+        *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
+        *(("type", "<u2"), ("what", "u1"), ("state", "u1"), ("a", "<u8"), ("b", "<u8")),
+        *(("c", "<i4"), ("d", "<i4"), ("func", "S16"), ("datatype", "S16")),
+        *(("algo", "S16"), ("proto", "S8")),
+    ]
+)
+_COMMUNICATOR = np.dtype(
+    [
+        *(("id", "<u8"), ("number", "<u4"), ("rank", "<i4"), ("ranks", "<i4")),
+        *(("nodes", "<i4"), ("name", "S32")),
+    ]
+)
+#: Bytes of an element, by NCCL's names (ncclDatatypeToString, NCCL 2.30.7, src/collectives.cc).
+_BYTES: Final = {
+    **dict.fromkeys(("ncclInt8", "ncclUint8", "ncclFloat8e4m3", "ncclFloat8e5m2"), 1),
+    **dict.fromkeys(("ncclFloat16", "ncclBfloat16"), 2),
+    **dict.fromkeys(("ncclInt32", "ncclUint32", "ncclFloat32"), 4),
+    **dict.fromkeys(("ncclInt64", "ncclUint64", "ncclFloat64"), 8),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """What one process wrote.
+
+    Attributes:
+        meta: of its files' headers.
+        records: [record] of its files, in the order in which they were written.
+        communicators: number -> (id, its rank, ranks).
+        recorded, dropped: records as the plugin counted them; 0 where it was killed before.
+        damaged: places in the files that could not be read.
+    """
+
+    meta: Mapping[str, object]
+    records: npt.NDArray[np.void]
+    communicators: Mapping[int, tuple[int, int, int]]
+    recorded: int
+    dropped: int
+    damaged: int
+
+
+def matches(path: Path) -> bool:
+    """Whether the plugin wrote a file."""
+    try:
+        return read_header(path).get("what") == "nccl-profiler"
+    except (BlockFileError, OSError):
+        return False
+
+
+def read_processes(paths: Sequence[Path]) -> list[Process]:
+    """The processes that wrote files, by host and process number.
+
+    Raises:
+        TraceError: a file is damaged at its start, or unreadable.
+    """
+    files: dict[tuple[str, int, int], list[BlockFile]] = defaultdict(list)
+    for path in paths:
+        try:
+            file = read_file(path)
+        except (BlockFileError, OSError) as error:
+            raise TraceError(str(error)) from error
+        place = _whole(file, "pid", path), _whole(file, "begun_ns", path)
+        files[(str(file.meta.get("host")), *place)].append(file)
+    return [_process(files[name]) for name in sorted(files)]
+
+
+def _whole(file: BlockFile, key: str, path: Path) -> int:
+    value = file.meta.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TraceError(f"{path}: {key} in the header should be a whole number")
+    return value
+
+
+def _process(files: Sequence[BlockFile]) -> Process:
+    blocks = [block for file in files for block in file.blocks]
+    of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
+    records = _table(of_type.get(_RECORDS, []), _RECORD)
+    named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
+    counts = [np.frombuffer(data[:16], "<u8") for data in of_type.get(_COUNTS, [])]
+    total = np.max(counts, axis=0) if counts else np.zeros(2)
+    return Process(
+        meta=files[0].meta,
+        records=records,
+        communicators={
+            int(row["number"]): (int(row["id"]), int(row["rank"]), int(row["ranks"]))
+            for row in named
+        },
+        recorded=int(total[0]),
+        dropped=int(total[1]),
+        damaged=sum(file.damaged + bool(file.torn_bytes) for file in files),
+    )
+
+
+def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    whole = [data[: len(data) - len(data) % layout.itemsize] for data in payloads]
+    return np.frombuffer(b"".join(whole), dtype=layout)
+
+
+def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    """The calls of all ranks, and notes.
+
+    Where a rank has several processes (the job was restarted, or the plugin loaded twice), the one
+    that began last counts. Calls without a time on the device are left out where others have one.
+
+    Raises:
+        TraceError: damaged, or no calls.
+    """
+    processes = [process for process in read_processes(paths) if process.communicators]
+    if not processes:
+        raise TraceError(f"{paths[0]} and the files beside it have no communicator; did NCCL run?")
+    _refuse_several_ranks(processes)
+    of_rank, notes = _by_rank(processes)
+    calls = {rank: _calls(process) for rank, process in of_rank.items()}
+    timed = any(row.on_device for rows in calls.values() for row in rows)
+    n_without = sum(not row.on_device for rows in calls.values() for row in rows)
+    if not timed:
+        notes.append("no call has times on the device: when the host queued it counts")
+    elif n_without:
+        notes.append(f"{n_without:,} calls without times on the device are left out")
+    dropped = sum(process.dropped for process in of_rank.values())
+    if dropped:
+        notes.append(f"{dropped:,} records were dropped as a buffer was full; calls may be missing")
+    damaged = sum(process.damaged for process in of_rank.values())
+    if damaged:
+        notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
+    wanted = {
+        rank: [row for row in rows if row.on_device or not timed] for rank, rows in calls.items()
+    }
+    return _log(wanted, timed), tuple(notes)
+
+
+def _refuse_several_ranks(processes: Sequence[Process]) -> None:
+    """One process with several GPUs is several ranks, which its files do not tell apart."""
+    for process in processes:
+        places = {(name, rank) for name, rank, _ in process.communicators.values()}
+        if len(places) > len({name for name, _ in places}):
+            raise TraceError(
+                f"process {process.meta['pid']} on {process.meta.get('host')} has several ranks of "
+                "one communicator; start one process per GPU, as torchrun does"
+            )
+
+
+def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str]]:
+    """The latest process of each rank, and notes.
+
+    The rank is that of the launcher (RANK), or that in the process's largest communicator.
+    """
+    of_rank: dict[int, Process] = {}
+    notes = []
+    for process in sorted(processes, key=lambda one: int(str(one.meta["begun_ns"]))):
+        given = process.meta.get("rank")
+        _, rank, _ = max(process.communicators.values(), key=lambda entry: entry[2])
+        if isinstance(given, int) and given >= 0:
+            rank = given
+        if rank in of_rank:
+            notes.append(f"rank {rank} has several processes here; the one that began last counts")
+        of_rank[rank] = process
+    largest = max(ranks for one in processes for _, _, ranks in one.communicators.values())
+    if len(of_rank) < largest:
+        notes.append(f"{largest - len(of_rank)} of {largest} ranks have no files here")
+    return of_rank, notes
+
+
+@dataclass(frozen=True)
+class _Call:
+    start_s: float
+    duration_s: float
+    op: str
+    size: int
+    communicator: str
+    on_device: bool
+
+
+def _calls(process: Process) -> list[_Call]:
+    """The calls of a process, in order of their begin."""
+    spans = _device_spans(process.records)
+    records = process.records
+    host = (records["what"] == _START) & np.isin(records["type"], (_COLL, _P2P, _CE_COLL))
+    calls = []
+    for row in records[host]:
+        entry = process.communicators.get(int(row["communicator"]))
+        if entry is None:
+            continue
+        begin_s, end_s = spans.get(int(row["handle"]), (int(row["time_ns"]) * 1e-9, -1.0))
+        calls.append(
+            _Call(
+                start_s=begin_s,
+                duration_s=max(end_s - begin_s, 0.0),
+                op=row["func"].decode(errors="replace") or "unknown",
+                size=min(int(row["b"]), 2**58) * _BYTES.get(row["datatype"].decode("latin1"), 1),
+                communicator=_name(entry, int(row["c"]) if row["type"] == _P2P else None),
+                on_device=int(row["handle"]) in spans,
+            )
+        )
+    return sorted(calls, key=lambda call: call.start_s)
+
+
+def _name(entry: tuple[int, int, int], peer: int | None) -> str:
+    """A communicator; the two ends of a send or recv are one of their own."""
+    name, rank, _ = entry
+    if peer is None:
+        return f"{name:#x}"
+    low, high = sorted((rank, peer))
+    return f"{name:#x}:{low}-{high}"
+
+
+def _device_spans(records: npt.NDArray[np.void]) -> dict[int, tuple[float, float]]:
+    """Handle of a call -> begin and end on the device, in s on the host's clock."""
+    begun = records[(records["what"] == _START) & (records["type"] == _KERNEL)]
+    stopped = records[(records["what"] == _STATE) & (records["state"] == _KERNEL_STOP)]
+    if not len(begun) or not len(stopped):
+        return {}
+    _, at_begin, at_stop = np.intersect1d(
+        begun["handle"], stopped["handle"], assume_unique=False, return_indices=True
+    )
+    ahead_ns = int((begun["time_ns"] - begun["a"].astype(np.int64)).min())
+    spans: dict[int, tuple[float, float]] = {}
+    timers = zip(
+        begun["parent"][at_begin].tolist(),
+        begun["a"][at_begin].tolist(),
+        stopped["a"][at_stop].tolist(),
+        strict=True,
+    )
+    for call, from_ns, to_ns in timers:
+        if not 0 < from_ns <= to_ns:
+            continue
+        before = spans.get(call, (np.inf, -np.inf))
+        span = (from_ns + ahead_ns) * 1e-9, (to_ns + ahead_ns) * 1e-9
+        spans[call] = min(before[0], span[0]), max(before[1], span[1])
+    return spans
+
+
+def _log(calls: Mapping[int, Sequence[_Call]], timed: bool) -> CallLog:
+    rows = [(rank, call) for rank in sorted(calls) for call in calls[rank]]
+    ops = {op: n for n, op in enumerate(dict.fromkeys(call.op for _, call in rows))}
+    groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for _, c in rows))}
+    return CallLog(
+        rank=np.array([rank for rank, _ in rows], dtype=np.int64),
+        time_s=np.array([call.start_s for _, call in rows], dtype=float),
+        op=np.array([ops[call.op] for _, call in rows], dtype=np.int64),
+        size=np.array([call.size for _, call in rows], dtype=np.int64),
+        communicator=np.array([groups[call.communicator] for _, call in rows], dtype=np.int64),
+        ops=tuple(ops),
+        communicators=tuple(groups),
+        duration_s=np.array([call.duration_s for _, call in rows]) if timed else None,
+    )

@@ -1,0 +1,235 @@
+/* Plays NCCL's side of the profiler interface: harness PLUGIN VERSION MODE [N].
+ * Prints "attempts N": the records that the plugin was asked for. Exit code 1: a check failed. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nccl_abi.h"
+
+#define CHECK(what) \
+  do { \
+    if (!(what)) fprintf(stderr, "line %d: %s\n", __LINE__, #what), exit(1); \
+  } while (0)
+
+enum { RANKS = 8, STEPS = 60, SLOW = 5, THREADS = 4, CHANNELS = 2 };
+
+static int version;
+static struct profiler_v4 *old;
+static struct profiler_v5 *new;
+static atomic_long attempts;
+
+static void load(const char *path) {
+  char name[32];
+  void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!lib) fprintf(stderr, "%s\n", dlerror());
+  CHECK(lib && !dlsym(lib, "ncclProfiler_v3") && !dlsym(lib, "ncclProfiler_v7"));
+  snprintf(name, sizeof name, "ncclProfiler_v%d", version);
+  if (version == 4)
+    old = dlsym(lib, name);
+  else
+    new = dlsym(lib, name);
+  CHECK(old || new);
+}
+
+static void *init(uint64_t id, int ranks, int rank, int *mask) {
+  void *context = NULL;
+  int wrong = old ? old->init(&context, mask, NULL, id, 1, ranks, rank, NULL)
+                  : new->init(&context, id, mask, "world", 1, ranks, rank, NULL);
+  CHECK(!wrong);
+  return context;
+}
+
+static void finalize(void *context) {
+  CHECK(!(old ? old->finalize : new->finalize)(context));
+}
+
+static void *begin(void *context, struct descriptor event, int type) {
+  void *handle = &handle;
+  /* Version 4 has one byte of type; what lies behind it is undefined. */
+  event.type64 = version == 4 ? ~0xffULL | 1u << type : 1ULL << type;
+  CHECK(!(old ? old->start : new->start)(context, &handle, &event));
+  attempts++;
+  return handle;
+}
+
+static void end(void *handle) {
+  if (!handle) return;
+  CHECK(!(old ? old->stop : new->stop)(handle));
+  if (((uintptr_t)handle & 15) != EV_KERNEL) attempts++;
+}
+
+static void state(void *handle, int code, uint64_t value) {
+  if (!handle) return;
+  CHECK(!(old ? old->state : new->state)(handle, code, value ? &value : NULL));
+  attempts++;
+}
+
+static void *begin_coll(void *context, void *group, const char *func, uint64_t seq, size_t count) {
+  struct descriptor event = {.parent = group};
+  event.coll = (struct coll){.seq = seq, .func = func, .count = count, .datatype = "ncclFloat32",
+                             .channels = CHANNELS, .algo = "RING", .proto = "SIMPLE"};
+  return begin(context, event, EV_COLL);
+}
+
+/* What the proxy thread says of a call: its channels on the device, and the network. */
+static void device(void *context, void *call, uint64_t from, uint64_t to) {
+  for (int channel = 0; channel < CHANNELS; channel++) {
+    struct descriptor op = {.parent = call}, kernel = {.parent = call};
+    op.proxy_op = (struct proxy_op){.pid = getpid(), .peer = 1, .steps = 4, .is_send = 1};
+    kernel.kernel = (struct kernel){.channel = (uint8_t)channel, .timer = from + 100u * channel};
+    void *sent = begin(context, op, EV_PROXY_OP);
+    void *running = begin(context, kernel, EV_KERNEL);
+    state(running, STATE_KERNEL_STOP, to - 50u * channel);
+    state(sent, 19, 0);
+    end(running);
+    end(sent);
+  }
+}
+
+struct call {
+  void *context, *handle;
+  uint64_t from, to;
+};
+
+static void *proxy(void *given) {
+  struct call *call = given;
+  device(call->context, call->handle, call->from, call->to);
+  return NULL;
+}
+
+/* Calls of a step: the SLOW rank comes 8 ms late to the first; all leave each together. */
+static void job_rank(int rank) {
+  static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
+  int mask = 0;
+  void *context = init(0xabc, RANKS, rank, &mask);
+  CHECK(context && mask & (1 << EV_COLL) && mask & (1 << EV_KERNEL));
+  uint64_t clock = 1700000000000000000ULL;
+  for (int step = 0; step < STEPS; step++) {
+    struct call calls[4];
+    pthread_t thread;
+    for (int i = 0; i < 4; i++) {
+      uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
+      uint64_t late = i == 0 ? 8000000u : 0;
+      uint64_t from = clock + work + (rank == SLOW ? late : 0);
+      clock += 9000000u + late;
+      void *group = begin(context, (struct descriptor){0}, EV_GROUP);
+      void *handle = begin_coll(context, group, funcs[i], (uint64_t)(step * 4 + i), 1u << (10 + i));
+      end(handle);
+      end(group);
+      calls[i] = (struct call){context, handle, from, clock};
+      if (step % 20 == 0) {
+        CHECK(!pthread_create(&thread, NULL, proxy, &calls[i]));
+        pthread_join(thread, NULL);
+      } else {
+        proxy(&calls[i]);
+      }
+    }
+    struct timespec pause = {0, 1000000};
+    nanosleep(&pause, NULL);
+  }
+  finalize(context);
+}
+
+static void job(void) {
+  int failed = 0, status;
+  for (int rank = 0; rank < RANKS; rank++)
+    if (!fork()) job_rank(rank), exit(0);
+  for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
+  CHECK(!failed);
+}
+
+static void *world;
+static int n_events;
+
+static void *emit(void *unused) {
+  for (int i = 0; i < n_events; i++) end(begin_coll(world, NULL, "AllReduce", (uint64_t)i, 8));
+  return unused;
+}
+
+static void threads(int n) {
+  int mask;
+  pthread_t all[THREADS];
+  n_events = n;
+  world = init(1, 1, 0, &mask);
+  for (int i = 0; i < THREADS; i++) CHECK(!pthread_create(&all[i], NULL, emit, NULL));
+  for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+  finalize(world);
+}
+
+/* Many communicators, split and aborted: finalised in another order, with events still open. */
+static void communicators(int n) {
+  void **contexts = calloc((size_t)n, sizeof *contexts), *last = NULL;
+  int mask;
+  for (int i = 0; i < n; i++) {
+    CHECK((contexts[i] = init((uint64_t)i, 2, 0, &mask)));
+    last = begin_coll(contexts[i], NULL, "AllReduce", 0, 8);
+    if (i % 100 == 0) usleep(4000);
+  }
+  for (int i = 0; i < n; i++) finalize(contexts[(i * 7) % n]);
+  CHECK(!(old ? old->stop : new->stop)(last)); /* behind the end: ignored */
+  free(contexts);
+}
+
+static void forked(void) {
+  int mask, status;
+  world = init(1, 1, 0, &mask);
+  end(begin_coll(world, NULL, "AllReduce", 0, 8));
+  if (!fork()) {
+    end(begin_coll(world, NULL, "Broadcast", 1, 8));
+    CHECK(!init(2, 1, 0, &mask) && !mask);
+    finalize(world);
+    exit(0);
+  }
+  CHECK(wait(&status) > 0 && !status);
+  finalize(world);
+  world = init(3, 1, 0, &mask); /* the last one ended: recording begins anew */
+  end(begin_coll(world, NULL, "AllReduce", 1, 8));
+  /* No finalize: what ends without it is written, too. */
+}
+
+static void off(void) {
+  int mask = 7;
+  CHECK(!init(1, 1, 0, &mask) && !mask);
+  CHECK(!begin_coll(NULL, NULL, "AllReduce", 0, 8));
+  attempts = 0;
+}
+
+static void cost(int n) {
+  struct timespec from, to;
+  int mask;
+  world = init(1, 1, 0, &mask);
+  n_events = 500;
+  double spent = 0;
+  for (int i = 0; i < n; i++) {
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    emit(NULL);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+    spent += (double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec);
+    usleep(5000);
+  }
+  printf("%.0f ns a record\n", spent / n / 1000);
+  finalize(world);
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc > 3);
+  const char *mode = argv[3];
+  int n = argc > 4 ? atoi(argv[4]) : 0;
+  version = atoi(argv[2]);
+  load(argv[1]);
+  if (!strcmp(mode, "job")) job();
+  if (!strcmp(mode, "threads")) threads(n);
+  if (!strcmp(mode, "communicators")) communicators(n);
+  if (!strcmp(mode, "fork")) forked();
+  if (!strcmp(mode, "off")) off();
+  if (!strcmp(mode, "cost")) cost(n);
+  printf("attempts %ld\n", attempts);
+  return 0;
+}

@@ -1,0 +1,222 @@
+"""The NCCL profiler plugin, against a harness that plays NCCL's side; read back as a call log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.blockfile import COUNTS, block, file_header
+from paceline.cli import nccl
+from paceline.cli.main import run as main
+from paceline.detect.steps_of_calls import step_times
+from paceline.detect.who_calls import who_from_calls
+from paceline.errors import TraceError
+from paceline.sources.call_logs.files import load_call_log
+from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, read_processes
+
+ROOT = Path(__file__).parents[1]
+CC = shutil.which(os.environ.get("CC", "cc"))
+VERSIONS = (4, 5, 6)
+
+#: As in tests/native/harness.c.
+RANKS, STEPS, SLOW, THREADS = 8, 60, 5, 4
+
+
+@dataclass(frozen=True)
+class Harness:
+    program: Path
+    plugin: Path
+
+    def run(self, folder: Path, version: int, mode: str, *more: str, **env: str) -> tuple[int, str]:
+        """The records that the plugin was asked for, and its stderr."""
+        environment = {k: v for k, v in os.environ.items() if k != "RANK"}
+        environment |= {"PACELINE_RECORD": str(folder)} | env
+        done = subprocess.run(
+            [self.program, self.plugin, str(version), mode, *more],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return int(done.stdout.split("attempts ")[1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    if CC is None:
+        pytest.skip("no C compiler on this machine")
+    folder = tmp_path_factory.mktemp("native")
+    plugin, program = folder / nccl.PLUGIN, folder / "harness"
+    sources = sorted(nccl.NATIVE.glob("*.c"))
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    subprocess.run([CC, *nccl.FLAGS.split(), *strict, "-o", plugin, *sources], check=True)
+    own = ROOT / "tests" / "native" / "harness.c"
+    flags = ["-std=c11", f"-I{nccl.NATIVE}", "-pthread", *strict]
+    subprocess.run([CC, *flags, "-o", program, own, "-ldl"], check=True)
+    return Harness(program, plugin)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def job(harness: Harness, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("job")
+    harness.run(folder, request.param, "job")
+    return folder
+
+
+def processes(folder: Path) -> list[Process]:
+    return read_processes(sorted(folder.glob(f"*{SUFFIX}")))
+
+
+def test_only_the_plugins_symbols_are_exported_and_it_is_small(harness: Harness) -> None:
+    assert harness.plugin.stat().st_size < 200_000
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no nm")
+    lines = subprocess.check_output([nm, "-D", "--defined-only", harness.plugin], text=True)
+    names = {line.split()[-1] for line in lines.splitlines()}
+    assert names == {f"ncclProfiler_v{version}" for version in VERSIONS}
+
+
+def test_a_job_of_eight_processes_names_the_slow_rank(job: Path) -> None:
+    (job / "rank-00000-0.blocks").write_bytes(b"a recording of the hooks lies beside")
+    log, notes = load_call_log([job])
+    assert notes == ()
+    assert len(log) == RANKS * STEPS * 4
+    assert set(log.ops) == {"AllGather", "ReduceScatter", "AllReduce"}
+    assert log.communicators == ("0xabc",)
+    assert set(log.size.tolist()) == {4096, 8192, 16384, 32768}
+    steps = step_times(log)
+    assert np.median(steps.duration_s) == pytest.approx(44e-3, rel=0.01)
+    suspects = who_from_calls(log, steps)
+    assert suspects
+    assert set(suspects[0].ranks) == {SLOW}
+
+
+def test_the_durations_are_those_of_the_device(job: Path) -> None:
+    log, _ = load_call_log([job])
+    assert log.duration_s is not None
+    first = log.duration_s[log.size == 4096].reshape(RANKS, STEPS)
+    late_s = np.delete(first, SLOW, axis=0).mean() - first[SLOW].mean()
+    assert late_s == pytest.approx(8e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_below_the_capacity_nothing_is_lost(harness: Harness, tmp_path: Path, version: int) -> None:
+    attempts, _ = harness.run(tmp_path, version, "threads", "1000")
+    (process,) = processes(tmp_path)
+    assert process.dropped == 0
+    assert attempts == process.recorded == len(process.records) == THREADS * 2000
+    assert len(np.unique(process.records["handle"])) == THREADS * 1000
+
+
+def test_what_a_full_buffer_drops_is_counted(harness: Harness, tmp_path: Path) -> None:
+    attempts, _ = harness.run(tmp_path, 6, "threads", "100000", PACELINE_NCCL_FILE_MB="1")
+    (process,) = processes(tmp_path)
+    assert process.dropped > 0
+    assert process.recorded + process.dropped == attempts
+    assert len(list(tmp_path.iterdir())) <= 16
+    _, notes = load_call_log([tmp_path])
+    assert any("dropped" in note for note in notes)
+
+
+def test_a_thousand_communicators_end_in_any_order(harness: Harness, tmp_path: Path) -> None:
+    attempts, _ = harness.run(tmp_path, 5, "communicators", "1000")
+    (process,) = processes(tmp_path)
+    assert len(process.communicators) == 1000
+    assert process.recorded + process.dropped == attempts
+
+
+def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    attempts, _ = harness.run(tmp_path, 6, "fork")
+    (process,) = processes(tmp_path)
+    assert len(process.records) == attempts == 4
+    assert b"Broadcast" not in process.records["func"]
+
+
+@pytest.mark.parametrize("blocked", ["a file, no folder", ""])
+def test_where_nothing_can_be_written_it_stays_off(
+    harness: Harness, tmp_path: Path, blocked: str
+) -> None:
+    target = tmp_path / "file"
+    target.write_text(blocked)
+    _, stderr = harness.run(target if blocked else Path("/proc/nowhere"), 6, "off")
+    assert stderr.count("\n") == 1
+    assert "training goes on without it" in stderr
+
+
+def test_a_full_disk_turns_it_off_with_one_line(harness: Harness, tmp_path: Path) -> None:
+    # A file may have 64 kB: what a full disk says comes as EFBIG.
+    limit = f'ulimit -f 64; trap "" XFSZ; exec "{harness.program}" "{harness.plugin}" 6 cost 100'
+    done = subprocess.run(
+        ["bash", "-c", limit],
+        env={**os.environ, "PACELINE_RECORD": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr
+
+
+def test_a_process_that_began_again_counts_once(job: Path, tmp_path: Path) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    again = next(tmp_path.glob("*-00000.nccl"))
+    data = again.read_bytes()
+    at = data.index(b'"begun_ns": ') + len(b'"begun_ns": ')
+    text = data[20 : data.index(b"}") + 1].replace(data[at : at + 4], b"9999")
+    header = file_header(json.loads(text))
+    (tmp_path / "copy.nccl").write_bytes(header + data[data.index(b"}") + 1 :])
+    log, notes = load_call_log([tmp_path])
+    assert len(log) == RANKS * STEPS * 4
+    assert [note for note in notes if "the one that began last counts" in note]
+
+
+def test_a_cut_file_is_read_to_its_last_block_and_told(job: Path, tmp_path: Path) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    cut = next(tmp_path.glob("*-00000.nccl"))
+    cut.write_bytes(cut.read_bytes()[:-700])
+    log, notes = load_call_log([tmp_path])
+    assert 0 < len(log) < RANKS * STEPS * 4 + 1
+    assert any("damaged or cut" in note for note in notes)
+
+
+def test_files_without_a_communicator_are_refused(tmp_path: Path) -> None:
+    meta = {"what": "nccl-profiler", "pid": 1, "begun_ns": 1, "host": "a", "rank": -1}
+    (tmp_path / "a.nccl").write_bytes(file_header(meta) + block(COUNTS, bytes(16)))
+    with pytest.raises(TraceError, match="did NCCL run"):
+        load_call_log([tmp_path])
+
+
+def test_a_process_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    meta = {"what": "nccl-profiler", "pid": 1, "begun_ns": 1, "host": "a", "rank": -1}
+    entries = b"".join(
+        struct.pack("<QIiii32s", 7, rank + 1, rank, 2, 1, b"").ljust(56, b"\0") for rank in (0, 1)
+    )
+    (tmp_path / "a.nccl").write_bytes(file_header(meta) + block(17, entries))
+    with pytest.raises(TraceError, match="one process per GPU"):
+        load_call_log([tmp_path])
+
+
+def test_path_prints_the_plugin_or_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nccl, "NATIVE", tmp_path)
+    assert main(["nccl", "path"]) == 2
+    assert "build it: cc" in capsys.readouterr().err
+    (tmp_path / nccl.PLUGIN).touch()
+    assert main(["nccl", "path"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / nccl.PLUGIN}\n"
