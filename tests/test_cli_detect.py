@@ -288,7 +288,7 @@ def test_a_trace_or_a_log_beside_step_times_says_who(capsys, slow_log, tmp_path)
     ("args", "words"),
     [
         ([], "give a FILE of step times"),
-        (["-", "--collectives", "x.parquet"], "not in a stream"),
+        (["-", "--collectives", "x.parquet"], "not for a stream"),
         (["it.csv", "--job", "job.yaml"], "give that too"),
         (["--collectives", "none.parquet"], "none.parquet does not exist"),
     ],

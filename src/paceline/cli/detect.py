@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
-from paceline.cli import trace_input
+from paceline.cli import telemetry, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ where there are several. The columns tokens, samples, batch, sequence_length, wi
 flops say what a step has to do: changes that they explain are planned.
 From standard input an event is printed the moment it is sure; events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
-optionally, duration_s; the logs of PyTorch's flight recorder and of NCCL Inspector are read too.
+optionally, duration_s; the logs of PyTorch's flight recorder, of NCCL Inspector and of the plugin
+of paceline nccl are read too.
 Who is slow takes a trace or a call log with durations.
 """
 
@@ -91,6 +92,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--job", metavar="YAML", type=trace_input.file_name, help="the job of --trace"
     )
     parser.add_argument(
+        "--telemetry",
+        metavar="FILE",
+        nargs="+",
+        type=trace_input.file_name,
+        help="what GPUs say of themselves (paceline telemetry), shown beside who is slow",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="CSV",
+        type=trace_input.file_name,
+        help="with --telemetry: host and GPU of each rank (columns rank, host, gpu)",
+    )
+    parser.add_argument(
         "--ranks", type=int, metavar="N", help="with -: number of ranks (default 1)"
     )
     parser.add_argument(
@@ -129,6 +143,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "healthy; repeat for several",
     )
     parser.add_argument(
+        "--running",
+        action="store_true",
+        help="the job runs still: tell whether its last step hangs, by when FILE was last written",
+    )
+    parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
@@ -157,12 +176,12 @@ def run(args: argparse.Namespace) -> int:
         return Detector(ranks, threshold=threshold, like=like)
 
     if args.input == "-":
-        if args.collectives or args.trace:
+        if args.collectives or args.trace or args.telemetry:
             raise DetectError(
-                "--collectives and --trace say who is slow in a file, not in a stream"
+                "--collectives, --trace and --telemetry are for a file, not for a stream"
             )
-        if args.pattern is not None:
-            raise DetectError("--pattern is for files; standard input is JSON lines")
+        if args.pattern is not None or args.running:
+            raise DetectError("--pattern and --running are for files, not for standard input")
         ranks = 1 if args.ranks is None else args.ranks
         if not 1 <= ranks <= MAX_RANKS:
             raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
@@ -173,6 +192,8 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
         raise DetectError("--job describes the job of --trace; give that too")
+    if args.hosts is not None and not args.telemetry:
+        raise DetectError("--hosts says where the GPUs of --telemetry run; give that too")
     return _offline(args, detector_of, like)
 
 
@@ -235,6 +256,11 @@ def _offline(
             f"{n_steps:,} steps of {n_ranks:,} ranks: "
             f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
         )
+    if args.running:
+        _tell_hang(args, times)
+    if args.telemetry and any(event.kind == "onset" for event in job_wide):
+        ranks = [rank for event in job_wide for s in event.suspects or () for rank in s.ranks]
+        telemetry.tell_beside(args.telemetry, args.hosts, ranks, as_json=args.json)
     return 0
 
 
@@ -252,6 +278,29 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
         return
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
     print(json.dumps(mapping) if args.json else f"slow from the start: {found.explain()}")
+
+
+def _tell_hang(args: argparse.Namespace, times: Table) -> None:
+    """Say whether the file has grown lately."""
+    import time
+
+    import numpy as np
+
+    from paceline.detect.hang import is_overdue
+    from paceline.detect.job import JobEvent
+
+    if args.input is None:
+        return
+    path = trace_input.file_name(args.input)
+    files = [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
+    waited_s = time.time() - max(entry.stat().st_mtime for entry in files)
+    step_s = float(np.nanmedian(times.duration_s[-10:]))
+    if is_overdue(waited_s, step_s * times.steps_per_sample, step_s):
+        step, ranks = int(times.steps[-1]) + 1, tuple(times.ranks.tolist())
+        hang = JobEvent("hang", step, step, ranks, len(ranks), np.nan, waited_s, step_s)
+        print(json.dumps(hang.to_mapping()) if args.json else hang.explain())
+    elif not args.json:
+        print(f"no hang: the last line came {max(waited_s, 0.0):.3g} s ago")
 
 
 def _table(args: argparse.Namespace) -> Table:

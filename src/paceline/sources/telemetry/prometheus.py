@@ -1,0 +1,114 @@
+"""DCGM's fields in Prometheus: the answer to a range query, or what an exporter's page says once.
+
+Names, units and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at 00d6d34);
+labels ``gpu`` and ``Hostname``, or the target's ``instance``. DCGM's blank values are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TraceError
+from paceline.sources.telemetry.table import REASON_BITS, Gpu, Telemetry, telemetry_of
+
+#: DCGM's field -> (metric, value of one unit).
+FIELDS: Mapping[str, tuple[str, float]] = {
+    "DCGM_FI_DEV_GPU_UTIL": ("utilization", 0.01),
+    "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_mhz", 1.0),
+    "DCGM_FI_DEV_MEM_CLOCK": ("memory_clock_mhz", 1.0),
+    "DCGM_FI_DEV_POWER_USAGE": ("power_w", 1.0),
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": ("power_limit_w", 1.0),
+    "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": ("power_limit_w", 1.0),
+    "DCGM_FI_DEV_GPU_TEMP": ("temperature_c", 1.0),
+    "DCGM_FI_DEV_MEMORY_TEMP": ("memory_temperature_c", 1.0),
+    "DCGM_FI_DEV_PCIE_LINK_GEN": ("pcie_generation", 1.0),
+    "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("pcie_width", 1.0),
+    "DCGM_FI_DEV_POWER_VIOLATION": ("power_violation_s", 1e-6),
+    "DCGM_FI_DEV_THERMAL_VIOLATION": ("thermal_violation_s", 1e-6),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_corrected", 1.0),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrected", 1.0),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("remapped_rows", 1.0),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("pcie_replays", 1.0),
+    "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": ("nvlink_errors", 1.0),
+    "DCGM_FI_DEV_XID_ERRORS": ("xid", 1.0),
+}
+_REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+#: From here on DCGM's 64-bit and 32-bit values mean "blank" (dcgm_structs.h).
+_BLANK = 0x7FFFFFF0
+_SERIES = re.compile(r"^(DCGM_FI_\w+)\{([^}]*)\}\s+(\S+)(?:\s+(\d+))?\s*$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MS = 1e-3
+
+
+def matches(head: str) -> bool:
+    """Whether a file begins with DCGM's fields."""
+    return "DCGM_FI_" in head
+
+
+def load(path: Path) -> Telemetry:
+    """Read a file.
+
+    Raises:
+        TraceError: it is damaged, or has no field of DCGM that is known here.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    is_json = text.lstrip().startswith(("{", "["))
+    rows = list(_of_json(text, path) if is_json else _of_page(text, path))
+    if not rows:
+        raise TraceError(f"{path} has none of DCGM's fields; known are {', '.join(FIELDS)}")
+    return telemetry_of(rows)
+
+
+def _of_json(text: str, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+    try:
+        answer = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{path} is no JSON: {error}") from None
+    for part in answer if isinstance(answer, list) else [answer]:
+        data = part.get("data") if isinstance(part, dict) else None
+        result = data.get("result") if isinstance(data, dict) else None
+        if not isinstance(result, list):
+            raise TraceError(f"{path} is no answer of Prometheus: it lacks data.result")
+        for series in result:
+            yield from _of_series(series, path)
+
+
+def _of_series(series: Any, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+    try:
+        labels = series["metric"]
+        points = series["values"] if "values" in series else [series["value"]]
+        for time_s, value in points:
+            yield from _values(labels["__name__"], labels, float(time_s), float(value))
+    except (KeyError, TypeError, ValueError):
+        raise TraceError(
+            f"{path}: a series needs metric with __name__, and values of [time, value]; ask for "
+            "the fields themselves, not for rate() of them"
+        ) from None
+
+
+def _of_page(text: str, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+    taken_s = path.stat().st_mtime
+    for name, labels, value, at_ms in _SERIES.findall(text):
+        time_s = float(at_ms) * _MS if at_ms else taken_s
+        # Older exporters do not name the host: the file does.
+        told = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
+        yield from _values(name, told, time_s, float(value))
+
+
+def _values(
+    name: str, labels: Mapping[str, str], time_s: float, value: float
+) -> Iterator[tuple[Gpu, str, float, float]]:
+    if not value < _BLANK:
+        return
+    host = labels.get("Hostname") or labels.get("instance", "").rpartition(":")[0] or "?"
+    gpu = Gpu(host, labels.get("gpu") or labels.get("device", "?").removeprefix("nvidia"))
+    if name in _REASONS:
+        for bit, reason in REASON_BITS.items():
+            yield gpu, reason, time_s, float(bool(int(value) & bit))
+    elif name in FIELDS:
+        metric, unit = FIELDS[name]
+        yield gpu, metric, time_s, value * unit
