@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from paceline.model.cluster_presets import cluster_preset
-from paceline.networks.compute import ComputeConstants, Demand, demand_of, step_seconds
+from paceline.networks.compute import ComputeConstants, step_seconds
+from paceline.networks.demand import Demand, demand_of
 from paceline.networks.from_torch import read_network
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.memory import MemoryConstants, network_memory

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +89,76 @@ def test_a_layers_file_is_predicted_as_the_preset(layers, capsys):
     assert {"halo", "split", "products"} <= set(from_preset["breakdown_s"])
 
 
+def test_numbers_below_one_are_refused(capsys):
+    machine = ["resnet50", "--gpu", "v100-16g", "--gpus"]
+    for arguments, named in (
+        (["predict", *machine, "0", "--global-batch", "8"], "gpus must be"),
+        (
+            ["plan", *machine, "8", "--batch-per-gpu", "0"],
+            "a batch per GPU has 1 sample at least, not 0",
+        ),
+        (["plan", *machine, "8", "--batch-per-gpu", "8", "--epochs", "-2"], "--epochs must be"),
+    ):
+        assert run(arguments) == 2
+        assert named in capsys.readouterr().err
+
+
+def test_precision_layout_and_library_change_the_step(capsys):
+    whole = document(capsys, *PREDICT)
+    amp = document(capsys, *PREDICT, "--precision", "fp16")
+    assert amp["strategy"]["precision"] == "amp"
+    assert amp["breakdown_s"]["memory"] < 0.6 * whole["breakdown_s"]["memory"]
+    assert amp["memory_bytes"]["casts"] > 0
+    last = document(capsys, *PREDICT, "--precision", "amp", "--channels-last")
+    assert "reordering for channels first" in {row["what"] for row in amp["findings"]}
+    assert amp["breakdown_s"]["layout"] == pytest.approx(amp["step_time_s"] - last["step_time_s"])
+    options = ["--gradients", "packed"]
+    packed = document(capsys, *PREDICT, *options)["breakdown_s"]["gradients"]
+    half = document(capsys, *PREDICT, *options, "--gradient-precision", "fp16")["breakdown_s"]
+    assert half["gradients"] == pytest.approx(packed / 2)
+    mpi = document(capsys, *PREDICT, *options, "--library", "mpi", "--sync-batchnorm")
+    assert mpi["breakdown_s"]["gradients"] > packed
+    assert mpi["breakdown_s"]["norms"] > 0
+
+
+def test_a_cluster_file_has_constants_of_its_own(tmp_path, capsys):
+    cluster = tmp_path / "own.yaml"
+    options = ["--gpus", "1", "--global-batch", "64", "--cluster", cluster]
+    cluster.write_text("preset: v100-16g\n")
+    host = document(capsys, "predict", "resnet50", *options)["breakdown_s"]["host"]
+    cluster.write_text("preset: v100-16g\nnetworks: {compute: {kernel_s: 10.0e-6}}\n")
+    twice = document(capsys, "predict", "resnet50", *options)["breakdown_s"]["host"]
+    assert twice == pytest.approx(2 * host)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{compute: {kernels: 1}}", "networks.compute has product_share, "),
+        ("{compute: {memory_share: 2}}", "compute.memory_share must be at most 1, not 2"),
+        ("{compute: 3}", "networks.compute has product_share, "),
+        ("{constants: {}}", "networks has compute, or is written by `paceline calibrate`"),
+        ("[]", "networks has compute, or is written by `paceline calibrate`"),
+    ],
+)
+def test_wrong_constants_of_a_cluster_are_named(section, message, tmp_path, capsys):
+    cluster = tmp_path / "own.yaml"
+    cluster.write_text(f"preset: v100-16g\nnetworks: {section}\n")
+    assert run([*PREDICT[:2], *PREDICT[4:], "--cluster", str(cluster)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_search_has_the_options_of_a_prediction(capsys):
+    options = ["--gpu", "a100-80g", "--gpus", "8", "--batch-per-gpu", "64", "--precision", "amp"]
+    row = document(capsys, "plan", "resnet50", *options, "--channels-last", "--sync-batchnorm")
+    best = row["fastest"]
+    assert best["strategy"]["precision"] == "amp"
+    assert best["strategy"]["channels_last"]
+    assert best["breakdown_s"]["norms"] > 0
+
+
 def test_lines_name_limits(capsys):
     options = ["--strategy", "filter", "--gpus", "128"]
     assert run([*PREDICT, *options]) == 0
@@ -130,6 +202,11 @@ def test_a_network_is_planned(layers, capsys):
         (["predict", "no.layers.json", *PREDICT[2:]], "no.layers.json cannot be read"),
         (["plan", "resnet50", "--gpu", "h100", "--gpus", "8"], "either a batch per GPU"),
         (["predict", "--model", "gpt3-1.3b", "--split", "2"], "--split is for networks"),
+        (["predict", "--model", "gpt3-1.3b", "--precision", "amp"], "amp is for networks"),
+        (["plan", "--model", "gpt3-1.3b", "--library", "mpi"], "--library is for networks"),
+        ([*PREDICT, "--precision", "bf16"], "V100 SXM2 16GB has no bf16"),
+        ([*PREDICT, "--precision", "fp8"], "no precision 'fp8'; choose fp32, tf32, amp"),
+        ([*PREDICT, "--library", "gloo"], "no library 'gloo'; choose nccl, mpi"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):
@@ -155,6 +232,22 @@ def test_a_job_file_takes_a_network(layers, capsys):
     changed = document(capsys, "predict", job, "--split", "2")
     assert changed["strategy"]["split"] == 2
     assert document(capsys, "plan", job)["fastest"]["strategy"]["gpus"] == 64
+    job.write_text(JOB.replace("1024}", "1024, precision: fp16, channels_last: true}"))
+    options += ["--precision", "amp", "--channels-last"]
+    assert document(capsys, "predict", job) == document(capsys, *PREDICT, *options)
+    assert document(capsys, "plan", job)["fastest"]["strategy"]["precision"] == "amp"
+
+
+def test_the_job_of_the_page_runs(layers, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "strategies.md").read_text()
+    start = page.index("    network: net.layers.json")
+    job = layers.parent / "page.yaml"
+    text = page[start : page.index("\n\n", start)].replace("net.layers", "resnet50.layers")
+    job.write_text(textwrap.dedent(text))
+    row = document(capsys, "predict", job)
+    assert row["strategy"]["precision"] == "amp"
+    assert row["strategy"]["sync_batchnorm"]
+    assert row["breakdown_s"]["halo"] > 0
 
 
 def test_a_wrong_field_of_a_job_is_named_with_its_line(layers, capsys):
@@ -162,3 +255,29 @@ def test_a_wrong_field_of_a_job_is_named_with_its_line(layers, capsys):
     job.write_text(JOB.replace("split: 4", "splits: 4"))
     assert run(["predict", str(job)]) == 2
     assert "line 4" in capsys.readouterr().err
+
+
+def test_what_cannot_run_says_so_before_its_seconds(capsys):
+    arguments = ["predict", "resnet50", "--gpu", "h100", "--gpus", "128", "--global-batch", "128"]
+    assert run([*arguments, "--strategy", "filter"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    reason = "filter: at most 64 GPUs, layer conv1 has 64 filters"
+    assert lines[1] == f"it CANNOT RUN: {reason}; if it could:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "nosuch", "--gpu", "h100", "--gpus", "8"], "there is no file nosuch"),
+        (["predict", "resnet5", "--gpu", "h100"], "the nearest are resnet50"),
+        (
+            ["plan", "resnet50", "--gpu", "h100", "--gpus", "8", "--batch-per-gpu", "0"],
+            "a batch per GPU has 1 sample at least",
+        ),
+    ],
+)
+def test_what_is_no_network_or_no_batch_is_one_line(arguments, message, capsys):
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
+from paceline.model.cluster_presets import cluster_preset
 from paceline.networks.abci import abci
 from paceline.networks.abnormal import check_runs
 from paceline.networks.calibrate import (
@@ -19,11 +20,15 @@ from paceline.networks.calibrate import (
     predict_others,
 )
 from paceline.networks.calibration_file import load_calibration, save_calibration
+from paceline.networks.compute import constants_of
 from paceline.networks.factors import Measured, fit_factors
+from paceline.networks.layers_json import write_layers
+from paceline.networks.presets import network_preset
 from paceline.networks.presets_chainer import chainer_network
 from paceline.networks.runs import ADDED, checked_csv, read_network_runs
 from paceline.networks.table import read_table
 from paceline.networks.terms import TERMS
+from paceline.plan.network_step import predict_network
 from shared_data import SHARED
 
 CNN = SHARED / "data" / "cnn"
@@ -114,6 +119,26 @@ def test_a_calibration_survives_its_file(calibration, tmp_path):
 
 
 @needs_data
+def test_a_calibrated_cluster_predicts_as_its_runs_were(calibration, table):
+    run = next(run for run in table.runs if run.strategy.name == "data+filter")
+    prediction = predict_network(
+        run.network,
+        run.strategy,
+        calibration.cluster,
+        factors=calibration.factors,
+        software=calibration.software,
+    )
+    assert prediction.step_time_s == pytest.approx(sum(calibration.terms(run).values()))
+
+
+def test_a_calibration_of_other_terms_is_to_be_made_again(tmp_path):
+    path = tmp_path / "old.yaml"
+    path.write_text("preset: v100-16g\nnetworks: {schema: 1, factors: {}}\n")
+    with pytest.raises(ModelError, match="of schema 2, not 1: update it, or calibrate again"):
+        load_calibration(path)
+
+
+@needs_data
 def test_checked_csv_keeps_the_columns(table):
     added = {run.line: dict.fromkeys(ADDED, "1") for run in table.runs}
     rows = list(csv.reader(checked_csv(table, added).splitlines()))
@@ -157,6 +182,7 @@ HEADER = "model,strategy,gpus,global_batch,step_time_s\n"
         (HEADER + "alexnet,data,4,128,1\n", "line 2: Chainer's networks are vgg16"),
         (HEADER + "vgg16,data,4,128\n", "line 2: it has another number of values"),
         (HEADER + "vgg16,tensor,4,128,1\n", "line 2: no strategy 'tensor'"),
+        (HEADER + "vgg16,pipeline,4,128,1\n", "line 2: runs of pipelines are not compared"),
     ],
 )
 def test_bad_files_of_runs_are_refused(tmp_path, text, message):
@@ -184,3 +210,59 @@ def test_a_wrong_row_is_left_out_and_stays_in_the_file(tmp_path):
     assert lines[1] == "vgg16,data,4,128,1,1,1,1"
     assert lines[2].startswith("vgg16,data,4,2,1,,,")
     assert "at least 4" in lines[2]
+
+
+def torch_rows(*rows, header="framework,model,strategy,gpus,global_batch,precision,step_time_s\n"):
+    return header + "".join(f"{row}\n" for row in rows)
+
+
+def test_runs_of_torch_name_presets_and_layers_files(tmp_path):
+    """DDP's buckets, NCCL; the file of layers lies beside the runs."""
+    network = network_preset("resnet18", (3, 64, 64))
+    write_layers(network, tmp_path / "own.layers.json")
+    path = tmp_path / "runs.csv"
+    rows = [f"pytorch,own.layers.json,data,{n},{n * 32},amp,0.1" for n in (1, 2, 4, 8)]
+    path.write_text(torch_rows(*rows, "pytorch,resnet50,data,8,256,tf32,0.2"))
+    table = read_network_runs(path)
+    own, preset = table.runs[0], table.runs[-1]
+    assert own.network == network
+    assert own.strategy.gradients == "buckets"
+    assert own.strategy.precision == "amp"
+    assert own.strategy.halo_library == "nccl"
+    assert preset.network.input_shape == (3, 224, 224)
+    cluster = cluster_preset("v100-16g")
+    assert calibrate_networks(table.runs[:4], cluster).software == constants_of(cluster.gpu)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("jax,resnet50,data,8,256,fp32,1", "no framework 'jax'; choose chainer, pytorch"),
+        ("pytorch,absent.layers.json,data,8,256,fp32,1", "absent.layers.json cannot be read"),
+        ("pytorch,resnet51,data,8,256,fp32,1", "resnet50"),
+        ("pytorch,resnet50,data,8,256,fp8,1", "choose fp32, tf32, amp"),
+    ],
+)
+def test_bad_rows_of_torch_are_refused(tmp_path, row, message):
+    path = tmp_path / "runs.csv"
+    path.write_text(torch_rows(row))
+    with pytest.raises(ModelError, match=message):
+        read_network_runs(path)
+
+
+def test_runs_of_two_frameworks_are_not_calibrated_together(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [f"pytorch,resnet50,data,{n},{n * 32},fp32,0.1" for n in (1, 2, 4, 8)]
+    path.write_text(torch_rows(*rows, ",vgg16,data,8,256,,1"))
+    with pytest.raises(ModelError, match="several frameworks"):
+        calibrate_networks(read_network_runs(path).runs, cluster_preset("v100-16g"))
+
+
+@needs_data
+def test_a_run_beyond_its_limit_says_so(table, calibration):
+    run = next(run for run in table.runs if run.strategy.name == "filter")
+    (check,) = check_runs([run], calibration)
+    assert "beyond its limit" not in check.reason
+    beyond = replace(run, strategy=replace(run.strategy, gpus=256, split=256))
+    (check,) = check_runs([beyond], calibration)
+    assert "beyond its limit, filter: at most 64 GPUs" in check.reason

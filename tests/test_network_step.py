@@ -114,3 +114,26 @@ def test_the_library_predicts_a_network_as_it_does_a_model(resnet):
         paceline.predict(resnet, {**fields, "tp": 8}, "v100-16g")
     with pytest.raises(PlanError, match="a strategy lacks global_batch"):
         paceline.predict(resnet, {"strategy": "data", "gpus": 8}, "v100-16g")
+
+
+@pytest.mark.parametrize(
+    ("what", "network", "fields"),
+    [
+        ("gradient exchange", "resnet50", {"name": "data", "gpus": 64}),
+        ("layer-wise collectives", "vgg16", {"name": "filter", "gpus": 4}),
+        ("P2P communication", "vgg16", {"name": "data+spatial", "gpus": 64, "split": 4}),
+        ("network congestion", "resnet50", {"name": "data", "gpus": 256}),
+        ("redundant memory", "vgg16", {"name": "data+filter", "gpus": 16, "split": 4}),
+        ("weight update", "resnet50", {"name": "data", "gpus": 64}),
+        ("workload balancing", "vgg16", {"name": "pipeline", "gpus": 4, "microbatches": 4}),
+        ("split overhead", "vgg16", {"name": "filter", "gpus": 4}),
+        ("number of PEs", "vgg16", {"name": "filter", "gpus": 128}),
+    ],
+)
+def test_each_row_of_the_papers_table_6_is_found_where_it_limits(what, network, fields):
+    strategy = Strategy(global_batch=512, **fields)
+    prediction = predict_network(network_preset(network), strategy, cluster_preset("v100-16g"))
+    (row,) = [row for row in findings(prediction) if row.what == what]
+    assert row.text
+    if what != "number of PEs":
+        assert (row.seconds or row.size_bytes) > 0

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -190,9 +191,46 @@ def test_fsdp_moves_half_more(small):
     assert received(3) == received(0) * 1.5
 
 
-def test_sync_batchnorm_sums_two_numbers_a_channel(small):
-    rows = moved(small, name="data", gpus=2, global_batch=2, sync_batchnorm=True)
-    assert rows[0] == ("norm", "all-reduce", "forward", "norm", 32, 2, 2)
+def test_sync_batchnorm_gathers_forward_and_sums_backward(small):
+    # 16 channels: mean and inverse deviation of each, and a count, of both GPUs; then two sums.
+    options = {"name": "data", "gpus": 2, "global_batch": 2, "sync_batchnorm": True}
+    assert moved(small, **options)[:2] == [
+        ("norm", "all-gather", "forward", "norm", 2 * (2 * 16 + 1), 1, 2),
+        ("norm", "all-reduce", "backward", "norm", 2 * 16, 2, 2),
+    ]
+    amp = traffic(small, Strategy(**options, precision="amp"))
+    assert {transfer.width for transfer in amp if transfer.what == "norm"} == {4}
+
+
+@pytest.mark.parametrize("op", ["aten.native_layer_norm", "GroupNormalization"])
+def test_norms_of_single_samples_are_not_synchronised(small, op):
+    layers = [replace(layer, op=op) if layer.kind == "norm" else layer for layer in small.layers]
+    rows = moved(replace(small, layers=tuple(layers)), name="data", gpus=2, global_batch=2,
+                 sync_batchnorm=True)  # fmt: skip
+    assert [row[0] for row in rows] == ["gradients"]
+
+
+def test_autocast_moves_half_of_what_products_read_and_write(small):
+    def widths(**options):
+        transfers = traffic(small, Strategy(gpus=2, global_batch=2, **options))
+        return [(t.what, t.phase, small.layers[t.layer].name, t.width) for t in transfers]
+
+    assert widths(name="spatial", precision="amp") == [
+        ("halo", "forward", "conv1", 2),
+        ("halo", "forward", "conv2", 2),
+        ("halo", "backward", "conv2", 2),
+        ("gather", "forward", "norm", 2),
+        ("gradients", "update", "conv1", 4),
+    ]
+    assert {row[3] for row in widths(name="filter", precision="amp")} == {2}
+    assert {row[3] for row in widths(name="filter", precision="tf32")} == {4}
+
+
+def test_hooks_of_ddp_halve_the_gradients_alone(small):
+    options = {"name": "data", "gpus": 2, "global_batch": 2}
+    for zero, widths in ((0, [2]), (1, [2, 4])):
+        strategy = Strategy(**options, zero=zero, gradient_precision="bf16")
+        assert [transfer.width for transfer in traffic(small, strategy)] == widths
 
 
 def test_limits_name_the_layer(small):
@@ -228,6 +266,10 @@ def test_limits_name_the_layer(small):
         ({"name": "spatial", "gpus": 4, "grid": (3, 2)}, "the grid 3x2 has 6 parts"),
         ({"name": "pipeline", "gpus": 4, "microbatches": 3}, "nearest that do are 2 and 4"),
         ({"name": "data", "gpus": 0}, "gpus must be a whole number >= 1"),
+        ({"name": "data", "gpus": 8, "precision": "fp8"}, "choose fp32, tf32, amp"),
+        ({"name": "data", "gpus": 8, "gradient_precision": "fp8"}, "no gradient precision 'fp8'"),
+        ({"name": "data", "gpus": 8, "library": "gloo"}, "no library 'gloo'; choose nccl, mpi"),
+        ({"name": "data", "gpus": 8, "channels_last": "yes"}, "must be true or false, not 'yes'"),
     ],
 )
 def test_bad_strategies_are_refused_with_the_nearest_legal_ones(options, message):

@@ -12,12 +12,12 @@ from paceline.networks.build import Builder
 from paceline.networks.compute import (
     ComputeConstants,
     constants_of,
-    demand_of,
     layer_seconds,
     peak_flops,
     step_seconds,
     update_seconds,
 )
+from paceline.networks.demand import demand_of
 from paceline.networks.layer import NETWORK_INPUT
 from paceline.networks.presets import network_preset
 
@@ -87,6 +87,15 @@ def test_channels_first_reorders_what_tensor_cores_read():
     )
     np.testing.assert_allclose(extra[:, 1], 4 * 2 * both / 1e11)
     np.testing.assert_allclose(seconds(network, channels_last=False), seconds(network))
+
+
+def test_nothing_is_reordered_where_tf32_is_fp32():
+    demand = demand_of(one(), "tf32")
+    volta = replace(GPU, peak_flops={"fp32": 1e12, "fp16": 8e12})
+    first, last = (
+        layer_seconds(demand, 4, volta, "tf32", channels_last=flag) for flag in (False, True)
+    )
+    np.testing.assert_array_equal(first, last)
 
 
 def test_batch_norm_reads_its_input_twice_each_way():

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,13 +10,17 @@ from test_networks_presets import torch_resnet50, torch_unet
 
 torch = pytest.importorskip("torch")
 from torch import nn
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ModelError
+from paceline.networks.build import Builder
 from paceline.networks.from_torch import read_network
 from paceline.networks.layer import NETWORK_INPUT
 from paceline.networks.layers_json import check_joints
 from paceline.networks.presets import network_preset
+from paceline.networks.strategy import Strategy
+from paceline.networks.traffic import traffic
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +276,42 @@ def test_the_unet_has_the_parameters_and_flops_of_the_preset():
         network = read_network(torch_unet(), torch.empty(1, 3, 64, 64))
     preset = network_preset("unet2d", (3, 64, 64))
     assert (network.parameters, network.flops) == (preset.parameters, preset.flops)
+
+
+def test_sync_batchnorm_sends_what_torch_sends(monkeypatch):
+    # torch's own function, on one of two GPUs; its kernels exist for GPUs alone.
+    sent, channels = [], 16
+    sums = torch.zeros(channels)
+    kernels = {
+        "batch_norm_stats": lambda x, eps: (sums, sums),
+        "batch_norm_gather_stats_with_counts": lambda x, *rest: (sums, sums),
+        "batch_norm_elemt": lambda x, *rest: x.detach().clone(),
+        "batch_norm_backward_reduce": lambda dy, *rest: (sums,) * 4,
+        "batch_norm_backward_elemt": lambda dy, *rest: dy,
+    }
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(torch, name, kernel)
+
+    def gather(result, tensor, group, async_op):
+        sent.append(("all-gather", "forward", result.numel()))
+
+    def reduce(tensor, op, group, async_op):
+        sent.append(("all-reduce", "backward", tensor.numel()))
+
+    for name, call in (
+        ("all_gather_single", gather),
+        ("all_gather_into_tensor", gather),
+        ("all_reduce", reduce),
+    ):
+        monkeypatch.setattr(torch.distributed, name, call, raising=False)
+    group = SimpleNamespace(_get_backend_name=lambda: "nccl")
+    x = torch.zeros(2, channels, 4, 4, requires_grad=True)
+    weight = torch.ones(channels, requires_grad=True)
+    y = SyncBatchNorm.apply(x, weight, sums, None, None, 1e-5, 0.1, group, 2)
+    y.sum().backward()
+
+    build = Builder("norms", (3, 4, 4))
+    build.norm(build.conv(NETWORK_INPUT, "conv", channels, 1), "norm")
+    strategy = Strategy(name="data", gpus=2, global_batch=4, sync_batchnorm=True)
+    norms = [t for t in traffic(build.finish(), strategy) if t.what == "norm"]
+    assert [(t.pattern, t.phase, t.elements) for t in norms] == sent

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paceline.model.cluster import Cluster
-    from paceline.networks.factors import Factors
     from paceline.networks.layer import LayerNetwork
     from paceline.networks.strategy import Strategy
 
-_OPTIONS = ("strategy", "split", "grid", "gradients", "optimizer", "microbatches", "method")
+_OPTIONS = (
+    *("strategy", "split", "grid", "gradients", "optimizer", "microbatches", "method"),
+    "measured",
+    *("channels_last", "gradient_precision", "library", "sync_batchnorm"),
+)
+#: Fields of a strategy that all candidates of a search have, from its job or the options.
+_COMMON = (
+    *("precision", "channels_last", "gradient_precision", "library", "halo_library"),
+    *("sync_batchnorm", "optimizer"),
+)
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +42,14 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="packed, 'per tensor', or buckets beside the backward pass (default)",
     )
-    group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum (default) or adam")
+    _add_common(group)
     group.add_argument("--microbatches", metavar="N", type=int, help="segments of a pipeline")
+    group.add_argument(
+        "--measured",
+        metavar="GPUS:RATE",
+        help="samples/s that you measured on fewer GPUs with the same batch each (data): the rate "
+        "on --gpus follows from it",
+    )
     group.add_argument("--largest-batch", action="store_true", help="samples per GPU that fit")
     group.add_argument("--method", metavar="NAME", help="paradl: the formulas of its paper")
 
@@ -41,9 +57,28 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 def add_plan(parser: argparse.ArgumentParser, count: Callable[[str], float]) -> None:
     """Options of a network's search; ``count`` reads a number such as 1.28M."""
     group = parser.add_argument_group("a network", "instead of a job: NET.layers.json, or a preset")
+    _add_common(group)
     group.add_argument("--batch-per-gpu", metavar="N", type=int, help="samples of a GPU in a step")
     group.add_argument("--samples", metavar="N", type=count, help="of an epoch: 1.28M")
     group.add_argument("--epochs", metavar="N", type=float, help="to train (default 1)")
+
+
+def _add_common(group: argparse._ArgumentGroup) -> None:
+    """Options that a prediction and a search have."""
+    group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum (default) or adam")
+    for option, text in (
+        ("--channels-last", "layout of images in memory; else channels first"),
+        ("--sync-batchnorm", "batches are normalized over all GPUs that share them"),
+    ):
+        group.add_argument(option, action="store_const", const=True, help=text)
+    group.add_argument(
+        "--gradient-precision",
+        metavar="NAME",
+        help="of gradients on their way: fp32 (default, as DDP), fp16 or bf16 (its hooks)",
+    )
+    group.add_argument(
+        "--library", metavar="NAME", help="nccl (default), or mpi through the hosts' memory"
+    )
 
 
 def is_network(path: Path | None) -> bool:
@@ -60,7 +95,16 @@ def is_network(path: Path | None) -> bool:
         return False
     from paceline.networks.presets import PRESETS
 
-    return path.name.lower().replace("_", "-") in PRESETS
+    if path.name.lower().replace("_", "-") in PRESETS:
+        return True
+    from difflib import get_close_matches
+
+    from paceline.errors import ModelError
+
+    near = get_close_matches(path.name.lower(), PRESETS, n=3) or list(PRESETS)[:3]
+    raise ModelError(
+        f"there is no file {path}, and no network of that name; the nearest are {', '.join(near)}"
+    )
 
 
 def refuse_options(args: argparse.Namespace) -> None:
@@ -75,6 +119,8 @@ def refuse_options(args: argparse.Namespace) -> None:
     if given or getattr(args, "largest_batch", False):
         option = (given or ["largest_batch"])[0].replace("_", "-")
         raise ModelError(f"--{option} is for networks: give a layers file or a preset, not a job")
+    if args.precision in ("tf32", "amp"):
+        raise ModelError(f"--precision {args.precision} is for networks: give a layers file")
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -85,36 +131,76 @@ def predict(args: argparse.Namespace) -> int:
 
     fields = _job_of(args)
     network = load(args.job_yaml)
-    cluster, factors = _machines(args)
+    cluster, calibrated = _machines(args)
+    args.precision = _precision(args, fields, cluster)
+    if getattr(args, "profile", None) is not None:
+        from paceline.networks.layer_profile import load_layer_profile
+
+        calibrated["profile"] = load_layer_profile(args.profile)
     if args.largest_batch:
-        return _largest(args, network, cluster)
+        return _largest(args, network, cluster, fields)
     strategy = _strategy(args, args.strategy or fields.get("name", "data"), fields=fields)
     if args.method not in (None, "paradl"):
         raise ModelError(f"no method {args.method!r}; paradl, or none for our own model")
-    precision = args.precision or "fp32"
-    prediction = predict_network(network, strategy, cluster, factors=factors, precision=precision)
+    prediction = predict_network(network, strategy, cluster, **calibrated)
     if args.method == "paradl":
         from paceline.plan.network_paradl import paradl_prediction
 
-        prediction = paradl_prediction(prediction, precision)
-    lines = report.prediction_lines(prediction)
-    return _show(args, lines, report.prediction_mapping(prediction))
+        prediction = paradl_prediction(prediction)
+    lines, mapping = report.prediction_lines(prediction), report.prediction_mapping(prediction)
+    if args.measured is not None:
+        told, mapping["scaled"] = _scaled(args.measured, network, strategy, cluster)
+        lines.append(told)
+    return _show(args, lines, mapping)
 
 
-def _largest(args: argparse.Namespace, network: LayerNetwork, cluster: Cluster) -> int:
+def _scaled(
+    text: str, network: LayerNetwork, strategy: Strategy, cluster: Cluster
+) -> tuple[str, dict[str, float]]:
+    """The rate that follows from a measured one."""
+    from paceline.errors import ModelError
+    from paceline.networks.scaling import scaled_rate
+
+    gpus, _, rate = text.partition(":")
+    try:
+        base_gpus, base_rate = int(gpus), float(rate)
+    except ValueError:
+        raise ModelError(f"--measured {text!r} is not like 1:2470 (GPUs:samples/s)") from None
+    if strategy.name != "data":
+        raise ModelError(f"--measured is for the strategy data, not {strategy.name}")
+    scaled = scaled_rate(
+        base_rate,
+        base_gpus,
+        strategy.gpus,
+        batch_per_gpu=strategy.global_batch / strategy.gpus,
+        gradient_bytes=4.0 * sum(layer.parameter_count for layer in network.layers),
+        cluster=cluster,
+    )
+    line = (
+        f"from the measured {base_rate:,.4g} samples/s on {base_gpus:,} GPUs: "
+        f"{scaled.samples_per_s:,.0f} ({scaled.low:,.0f} to {scaled.high:,.0f}), "
+        f"{scaled.efficiency:.1%} of linear"
+    )
+    return line, asdict(scaled)
+
+
+def _largest(
+    args: argparse.Namespace, network: LayerNetwork, cluster: Cluster, fields: Mapping[str, Any]
+) -> int:
     """Samples per GPU that fit, per strategy, and what fills the memory."""
     from paceline.errors import ModelError, PlanError
+    from paceline.networks.split_memory import step_memory
     from paceline.networks.strategy import PURE, STRATEGIES
-    from paceline.plan.network_step import largest_batch, step_memory
+    from paceline.plan.network_step import largest_batch
 
-    gpus = args.gpus or 1
+    gpus, common = _gpus(args), _common(args, fields)
     rows: dict[str, Any] = {}
     for name in [args.strategy] if args.strategy else STRATEGIES:
         split = 0 if name in PURE else (args.split or min(cluster.node.gpus, gpus))
         try:
-            strategy = _strategy(args, name, split=split, batch=gpus)
+            strategy = _strategy(args, name, split=split, batch=gpus, fields=common)
             most = largest_batch(network, strategy, cluster)
-            full = _strategy(args, name, split=split, batch=most * strategy.replicas)
+            full = _strategy(args, name, split=split, batch=most * strategy.replicas, fields=common)
             memory = step_memory(network, full)
             filled = max(memory, key=lambda part: memory[part])
             rows[name] = {"samples_per_gpu": most / strategy.split, "filled_by": filled}
@@ -137,23 +223,27 @@ def plan(args: argparse.Namespace) -> int:
 
     fields = _job_of(args)
     network = load(args.job_yaml)
-    cluster, factors = _machines(args)
+    cluster, calibrated = _machines(args)
     if args.gpus is not None and isinstance(args.gpus, int):
         args.gpus = (args.gpus,)
     if args.global_batch is None and args.batch_per_gpu is None:
         args.global_batch = fields.get("global_batch")
+    args.precision = _precision(args, fields, cluster)
     if not args.gpus:
         raise PlanError("the number of GPUs is missing; give --gpus 64 or --gpus 1-1024")
+    epochs = 1.0 if args.epochs is None else args.epochs
+    if not 0 < epochs < math.inf:
+        raise PlanError(f"--epochs must be a number above 0, not {epochs:g}")
     result = search_networks(
         network,
         cluster,
         args.gpus,
         batch_per_gpu=args.batch_per_gpu,
         global_batch=args.global_batch,
-        factors=factors,
-        precision=args.precision or "fp32",
+        options=_common(args, fields),
+        **calibrated,
     )
-    samples = None if args.samples is None else args.samples * (args.epochs or 1)
+    samples = None if args.samples is None else args.samples * epochs
     lines = report.search_lines(result, samples, args.top)
     return _show(args, lines, report.search_mapping(result, args.top))
 
@@ -168,7 +258,8 @@ def _job_of(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.gpu is not None or args.cluster is not None:
         raise ModelError(f"--gpu and --cluster contradict {args.job_yaml}; change it there")
     job = load_network_job(args.job_yaml)
-    args.job_yaml, args.gpus = job.network, args.gpus or job.gpus
+    args.job_yaml = job.network
+    args.gpus = job.gpus if args.gpus is None else args.gpus
     args.gpu, args.cluster = None, job.cluster
     return job.strategy
 
@@ -187,19 +278,33 @@ def load(path: Path) -> LayerNetwork:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _machines(args: argparse.Namespace) -> tuple[Cluster, Factors | None]:
-    """The cluster, and its factors where the file has a calibration of networks."""
+def _machines(args: argparse.Namespace) -> tuple[Cluster, dict[str, Any]]:
+    """The cluster, and what its file says of networks: constants, factors."""
     from paceline.errors import ModelError
-    from paceline.networks.calibration_file import has_calibration, load_calibration
+    from paceline.networks.calibration_file import load_machine, says_networks
     from paceline.plan.runs import named_cluster
 
     if (args.gpu is None) == (args.cluster is None):
         raise ModelError("say on what: --gpu NAME, or --cluster FILE")
-    name = args.gpu or args.cluster
-    if args.cluster is not None and has_calibration(Path(name)):
-        calibration = load_calibration(Path(name))
-        return calibration.cluster, calibration.factors
-    return named_cluster(name), None
+    if args.cluster is None or not says_networks(Path(args.cluster)):
+        return named_cluster(args.gpu or args.cluster), {}
+    cluster, software, factors = load_machine(Path(args.cluster))
+    return cluster, {"software": software, "factors": factors}
+
+
+def _precision(args: argparse.Namespace, fields: Mapping[str, Any], cluster: Cluster) -> str | None:
+    """The option's, or else the job's; fp16 and bf16 are amp on a GPU that has them."""
+    from paceline.networks.compute import autocast
+
+    precision = args.precision or fields.get("precision")
+    return None if precision is None else autocast(precision, cluster.gpu)
+
+
+def _common(args: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What all strategies have, from the job's fields and the options."""
+    values = {name: fields[name] for name in _COMMON if name in fields}
+    options = {name: getattr(args, name, None) for name in _COMMON}
+    return values | {name: value for name, value in options.items() if value is not None}
 
 
 def _strategy(
@@ -219,17 +324,23 @@ def _strategy(
         "split": args.split if split is None else split,
         "grid": args.grid,
         "gradients": args.gradients,
-        "optimizer": args.optimizer,
         "microbatches": args.microbatches,
         "zero": args.zero,
         "schedule": args.schedule,
         "recompute": None if args.recompute is None else args.recompute != "none",
     }
-    values: dict[str, Any] = {"gradients": "buckets", "exchange": "tree", **(fields or {})}
-    values |= {key: value for key, value in options.items() if value is not None}
+    common = _common(args, fields or {})
+    exchange = "ring" if common.get("library") == "mpi" else "tree"
+    values: dict[str, Any] = {"gradients": "buckets", "exchange": exchange, **(fields or {})}
+    values |= common | {key: value for key, value in options.items() if value is not None}
     if "global_batch" not in values:
         raise ModelError("the samples of one step are missing; give --global-batch")
-    return Strategy(**{**values, "name": name, "gpus": args.gpus or 1})
+    return Strategy(**{**values, "name": name, "gpus": _gpus(args)})
+
+
+def _gpus(args: argparse.Namespace) -> int:
+    """One where nothing is said; a wrong number is for ``Strategy`` to refuse."""
+    return 1 if args.gpus is None else int(args.gpus)
 
 
 def _grid(text: str) -> tuple[int, ...]:

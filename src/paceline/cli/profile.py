@@ -23,6 +23,7 @@ EXAMPLES = """\
 examples:
   paceline profile -o h100.profile.json
   paceline profile -o h100.profile.json --model llama3.1-70b --tp 4,8 --micro-batch 1,2
+  paceline profile --layers resnet50.layers.json --batch 64 --precision amp -o v100.profile.json
   paceline profile -o cpu.profile.json --device cpu --precision fp32 --hidden 256,512 --seq-len 128
 """
 
@@ -57,13 +58,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="where to run (default auto: a GPU if there is one)",
     )
     parser.add_argument(
-        "--precision", choices=("bf16", "fp16", "fp32"), help="default bf16; on a CPU fp32"
+        "--precision",
+        choices=("bf16", "fp16", "fp32", "tf32", "amp"),
+        help="default bf16; on a CPU fp32; with --layers fp32 (default), tf32 or amp",
     )
     parser.add_argument(
         "--no-flash",
         action="store_true",
         help="time attention as products and softmax, not fused",
     )
+    _add_layers(parser)
     _add_shapes(parser)
     parser.add_argument(
         "--quick", action="store_true", help="fewer shapes and repeats: a minute or two"
@@ -76,6 +80,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--threads", metavar="N", type=int, help="threads of a CPU (default: all)")
     parser.set_defaults(run=run)
+
+
+def _add_layers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a network", "Its operators, in place of a language model's.")
+    group.add_argument(
+        "--layers",
+        metavar="NET",
+        type=trace_input.file_name,
+        help="NET.layers.json of `paceline layers`, or a preset: times its distinct operators",
+    )
+    group.add_argument("--batch", metavar="N", type=int, help="samples (default 32; on a CPU 4)")
+    group.add_argument("--channels-last", action="store_true", help="layout of images")
 
 
 def _add_shapes(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +128,10 @@ def run(args: argparse.Namespace) -> int:
     device = choose_device(torch, args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.layers is not None:
+        return _layers(args, device)
+    if args.batch is not None or args.channels_last or args.precision in ("tf32", "amp"):
+        raise ModelError("--batch, --channels-last, tf32 and amp are for --layers")
     shapes = shapes_of(args, device)
     with ProgressBar("timing operators") as bar:
         profile = take_profile(shapes, device, effort_of(args), bar)
@@ -119,6 +139,41 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.output}: {summary(profile)}")
     for name_and_reason in profile.left_out:
         print(f"  not measured: {name_and_reason}")
+    return 0
+
+
+def _layers(args: argparse.Namespace, device: str) -> int:
+    """Time a network's operators."""
+    from paceline.cli.network_predict import load
+    from paceline.cli.progress import ProgressBar
+    from paceline.errors import ModelError
+    from paceline.networks.layer_profile import save_layer_profile
+    from paceline.networks.profiler import profile_layers
+
+    shapes = ("model", "hidden", "tp", "micro_batch", "seq_len")
+    if any(getattr(args, name) for name in shapes) or args.precision in ("bf16", "fp16"):
+        raise ModelError(
+            "--layers takes --batch, --channels-last and --precision fp32, tf32 or amp"
+        )
+    network = load(args.layers)
+    with ProgressBar("timing operators") as bar:
+        profile = profile_layers(
+            network,
+            batch=(4 if device == "cpu" else 32) if args.batch is None else args.batch,
+            device=device,
+            precision=args.precision or "fp32",
+            channels_last=args.channels_last,
+            effort=effort_of(args),
+            progress=bar,
+        )
+    save_layer_profile(profile, args.output, force=args.force)
+    total_s = float(profile.times(network)[0].sum()) * profile.batch
+    print(
+        f"{args.output}: {len(profile.seconds):,} operators of {network.name} on {profile.device}, "
+        f"torch {profile.torch}; {total_s:.3g} s for {profile.batch} samples, forward and backward"
+    )
+    for name, reason in profile.left_out.items():
+        print(f"  not timed: {name}: {reason}")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The cluster of the ParaDL paper: nodes of four V100 with all their links and two adapters."""
+"""The cluster and the framework of the ParaDL paper's runs.
+
+Nodes of four V100 with all their links and two adapters; Chainer, whose functions are Python.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,23 @@ from dataclasses import replace
 
 from paceline.model.cluster import Cluster, Network, Node
 from paceline.model.cluster_presets import cluster_preset
+from paceline.networks.compute import ComputeConstants
 
 _LINK_S, _NET_S = 3.4e-6, 14e-6  # as in ``cluster_presets``: NCCL's tuning.cc
+#: A function's call in Chainer (PyTorch, "Accelerating PyTorch with CUDA graphs", 2021: 5 to 10 us
+#: a kernel where functions are C++).
+CALL_S = 20e-6
+
+
+def chainer_constants(cluster: Cluster) -> ComputeConstants:
+    """Chainer on the cluster: large products by ``model.efficiency``, and a slower host.
+
+    Not fitted to runs: committed before the first of them was evaluated.
+    """
+    efficiency = cluster.efficiency
+    return ComputeConstants(
+        product_share=efficiency.gemm, memory_share=efficiency.memory, kernel_s=CALL_S
+    )
 
 
 def abci() -> Cluster:

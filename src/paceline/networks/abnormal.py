@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.networks.calibrate import NetworkCalibration, sample_key
+from paceline.networks.limits import violations
 from paceline.networks.runs import NetworkRun
+from paceline.networks.split_memory import paging, step_memory
 from paceline.networks.terms import split_of
 
 Z = 2.5  # standard deviations; 1 of 160 normal runs lies beyond on this side
@@ -51,6 +53,7 @@ class _Seen:
     communication_s: float
     band: float
     outside: tuple[str, ...]
+    paged: str  # why it runs only where memory is paged; "" where it fits
 
     @property
     def predicted_s(self) -> float:
@@ -81,7 +84,8 @@ def noise(gpus: int) -> float:
 def outside(run: NetworkRun, calibration: NetworkCalibration) -> tuple[str, ...]:
     """In what the run lies beyond the calibrated ones."""
     coverage, strategy = calibration.coverage, run.strategy
-    reasons = []
+    # A measured row beyond a limit is of another network or strategy than it says.
+    reasons = [f"beyond its limit, {text}" for text in violations(run.network, strategy)]
     if run.network.name not in coverage.networks:
         reasons.append(f"no run of {run.network.name}")
     if strategy.name not in coverage.strategies:
@@ -103,7 +107,11 @@ def _seen(run: NetworkRun, calibration: NetworkCalibration) -> _Seen:
     if run.strategy.name not in coverage.strategies:
         spread = max(spread, calibration.spread_strategy)
     band = math.exp(Z * math.hypot(spread, noise(run.strategy.gpus)))
-    return _Seen(run, compute, communication, band, outside(run, calibration))
+    paged = ""
+    if not run.strategy.is_pipeline:
+        memory = step_memory(run.network, run.strategy)
+        paged = paging(memory, calibration.cluster.gpu.memory_bytes)
+    return _Seen(run, compute, communication, band, outside(run, calibration), paged)
 
 
 def _is_slow(item: _Seen) -> bool:
@@ -120,7 +128,8 @@ def _check(item: _Seen, worst: _Seen | None) -> Check:
         abnormal, reason = False, ""
         narrow = math.exp(_SERIES_Z * noise(item.run.strategy.gpus))
         if _is_slow(item):
-            abnormal, reason = True, f"{_times(ratio)} slower than predicted{_phase(item)}"
+            paged = f"; {item.paged}" if item.paged else ""
+            abnormal, reason = True, f"{_times(ratio)} slower than predicted{_phase(item)}{paged}"
         elif ratio < 1 / (item.band * _FAST):
             abnormal, reason = True, f"{_times(1 / ratio)} faster than predicted{_phase(item)}"
         elif worst is not None and ratio > narrow:

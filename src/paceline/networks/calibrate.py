@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from paceline.errors import ModelError
 from paceline.model.cluster import Cluster
+from paceline.networks.abci import chainer_constants
+from paceline.networks.compute import ComputeConstants, constants_of
 from paceline.networks.factors import Factors, Measured, fit_factors
 from paceline.networks.runs import NetworkRun
 from paceline.networks.terms import Machine, step_terms
@@ -41,6 +43,7 @@ class NetworkCalibration:
 
     Attributes:
         cluster: whose datasheet the terms divide by.
+        software: constants of the runs' kernels.
         factors: of its terms.
         coverage: of the runs.
         spread: root mean square of the residuals of runs left out.
@@ -49,6 +52,7 @@ class NetworkCalibration:
     """
 
     cluster: Cluster
+    software: ComputeConstants
     factors: Factors
     coverage: Coverage
     spread: float
@@ -57,7 +61,7 @@ class NetworkCalibration:
 
     def terms(self, run: NetworkRun) -> dict[str, float]:
         """Seconds of each term of the run's step."""
-        terms = step_terms(run.network, run.strategy, Machine(self.cluster))
+        terms = step_terms(run.network, run.strategy, Machine(self.cluster, self.software))
         return self.factors.apply(terms, run.strategy.name)
 
 
@@ -99,8 +103,8 @@ def normal_runs(runs: Sequence[NetworkRun]) -> list[NetworkRun]:
 
 
 def measured_of(runs: Sequence[NetworkRun], cluster: Cluster) -> list[Measured]:
-    """Terms and times of ``runs``, which all have a step time."""
-    machine = Machine(cluster)
+    """Terms and times of ``runs``, which all have a step time and are of one framework."""
+    machine = Machine(cluster, software_of(runs, cluster))
     return [
         Measured(
             strategy=run.strategy.name,
@@ -111,6 +115,18 @@ def measured_of(runs: Sequence[NetworkRun], cluster: Cluster) -> list[Measured]:
         )
         for run in runs
     ]
+
+
+def software_of(runs: Sequence[NetworkRun], cluster: Cluster) -> ComputeConstants:
+    """Constants of the runs' framework.
+
+    Raises:
+        ModelError: there are several.
+    """
+    frameworks = {run.framework for run in runs}
+    if len(frameworks) > 1:
+        raise ModelError("the runs are of several frameworks; calibrate on one at a time")
+    return chainer_constants(cluster) if "chainer" in frameworks else constants_of(cluster.gpu)
 
 
 def calibrate_networks(
@@ -129,6 +145,7 @@ def calibrate_networks(
     spread = _spread(parts["runs"])
     return NetworkCalibration(
         cluster=cluster,
+        software=software_of(runs, cluster),
         factors=fit_factors(measured),
         coverage=_coverage(runs),
         spread=spread,

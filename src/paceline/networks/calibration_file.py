@@ -1,5 +1,7 @@
-"""A calibration of networks in a cluster file: its section ``networks`` has the factors.
+"""What a cluster file says of networks, in its section ``networks``.
 
+A calibration has factors, coverage and constants of kernels. A user's own file may have constants
+alone: ``networks: {compute: {product_share: 0.7}}``; the others are those of its GPU.
 ``model.cluster_yaml`` reads the same file as a plain cluster.
 """
 
@@ -7,17 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
 from paceline.files import text_writer, write_files
+from paceline.model.cluster import Cluster
 from paceline.model.cluster_yaml import cluster_text, load_cluster
 from paceline.networks.calibrate import Coverage, NetworkCalibration
+from paceline.networks.compute import ComputeConstants, constants_of
 from paceline.networks.factors import Factors
 from paceline.networks.terms import TERMS
 
-SCHEMA = 1
+#: 2: the terms are those of ``compute``, whose constants the file has.
+SCHEMA = 2
 
 
 def save_calibration(calibration: NetworkCalibration, path: Path, *, force: bool = False) -> None:
@@ -36,6 +42,7 @@ def calibration_text(calibration: NetworkCalibration) -> str:
     coverage = calibration.coverage
     section = {
         "schema": SCHEMA,
+        "compute": asdict(calibration.software),
         "factors": dict(calibration.factors.shared),
         "strategies": {name: dict(own) for name, own in calibration.factors.own.items()},
         "spread": {
@@ -54,7 +61,7 @@ def calibration_text(calibration: NetworkCalibration) -> str:
     return cluster_text(calibration.cluster) + text
 
 
-def has_calibration(path: Path) -> bool:
+def says_networks(path: Path) -> bool:
     """Whether the cluster file has a section ``networks``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -63,17 +70,36 @@ def has_calibration(path: Path) -> bool:
     return any(line.startswith("networks:") for line in lines)
 
 
+def load_machine(path: Path) -> tuple[Cluster, ComputeConstants, Factors | None]:
+    """The cluster, its kernels' constants, and the factors of a calibration.
+
+    Raises:
+        ModelError: the file is no cluster file, or its section is damaged.
+    """
+    cluster, section = load_cluster(path), _section(path)
+    if "factors" in section:
+        calibration = load_calibration(path)
+        return cluster, calibration.software, calibration.factors
+    if list(section) != ["compute"]:
+        raise ModelError(f"{path}: networks has compute, or is written by `paceline calibrate`")
+    return cluster, _constants(path, section["compute"], constants_of(cluster.gpu)), None
+
+
+def _section(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    section = yaml.safe_load(path.read_text(encoding="utf-8")).get("networks")
+    return section if isinstance(section, Mapping) else {}
+
+
 def load_calibration(path: Path) -> NetworkCalibration:
     """Read what ``save_calibration`` wrote.
 
     Raises:
         ModelError: the file is no cluster file, or has no calibration of networks.
     """
-    import yaml
-
-    cluster = load_cluster(path)
-    section = yaml.safe_load(path.read_text(encoding="utf-8")).get("networks")
-    if not isinstance(section, Mapping):
+    cluster, section = load_cluster(path), _section(path)
+    if "factors" not in section:
         raise ModelError(
             f"{path} has no calibration of networks; make one with `paceline calibrate runs.csv`"
         )
@@ -86,6 +112,7 @@ def load_calibration(path: Path) -> NetworkCalibration:
         spread, coverage = section["spread"], section["coverage"]
         return NetworkCalibration(
             cluster=cluster,
+            software=_constants(path, section["compute"], ComputeConstants()),
             factors=Factors(
                 shared=_factors(path, section["factors"]),
                 own={str(k): _factors(path, v) for k, v in section["strategies"].items()},
@@ -102,6 +129,18 @@ def load_calibration(path: Path) -> NetworkCalibration:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path}: its section networks is damaged ({error!r})") from None
+
+
+def _constants(path: Path, values: object, others: ComputeConstants) -> ComputeConstants:
+    """``others`` where the file does not say."""
+    names = [item.name for item in fields(ComputeConstants)]
+    if not isinstance(values, Mapping) or not set(values) <= set(names):
+        raise ModelError(f"{path}: networks.compute has {', '.join(names)}, not {values!r:.100}")
+    constants = {name: _positive(path, f"compute.{name}", values[name]) for name in values}
+    for name, value in constants.items():
+        if name != "kernel_s" and value > 1:
+            raise ModelError(f"{path}: networks: compute.{name} must be at most 1, not {value!r}")
+    return replace(others, **constants)
 
 
 def _factors(path: Path, values: Mapping[str, Any]) -> dict[str, float]:

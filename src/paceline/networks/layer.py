@@ -184,6 +184,19 @@ class LayerNetwork:
         return ((i, layer) for i, layer in enumerate(self.layers) if layer.parameter_count)
 
 
+class Shared:
+    """A network that hashes by identity, for caches: its layers are many."""
+
+    def __init__(self, network: LayerNetwork) -> None:
+        self.network = network
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shared) and other.network is self.network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+
 def conv_flops(window: Window, in_channels: int, out_shape: Shape, groups: int = 1) -> float:
     """Operations of a convolution forward, one sample: 2 |y| C_in/groups K.
 

@@ -137,6 +137,13 @@ def _window_joint(layer: Layer, in_shape: tuple[int, ...]) -> str:
         channels *= 1 if window.transposed else layer.groups
         if channels != in_shape[0]:
             return f"its weight takes {channels} channels, but it reads {in_shape[0]}"
+        filters = layer.parameters[0][1] * layer.groups
+        filters = filters if window.transposed else layer.parameters[0][0]
+        if (filters, layer.parameters[0][2:]) != (out_shape[0], window.kernel):
+            return (
+                f"its weight {layer.parameters[0]} is not of {out_shape[0]} filters with the "
+                f"kernel {window.kernel}"
+            )
     fits = window_out(window, in_shape[1:])
     if fits != out_shape[1:] and not window.transposed:
         return f"it makes {out_shape[1:]} of {in_shape[1:]}; by its window that is {fits}"

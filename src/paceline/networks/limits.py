@@ -80,6 +80,13 @@ def violations(network: LayerNetwork, strategy: Strategy) -> tuple[str, ...]:
         if sizes[limit.of] > limit.most:
             unit = "replicas" if limit.of == "replicas" else f"GPUs {words['split']}".strip()
             reasons.append(f"{strategy.name}: at most {limit.most} {unit}, {limit.reason}")
+    dimensions = len(network.input_shape) - 1
+    if strategy.is_spatial and max(strategy.grid[dimensions:], default=1) > 1:
+        grid = "x".join(map(str, strategy.grid))
+        reasons.append(
+            f"{strategy.name}: the grid {grid} has {len(strategy.grid)} dimensions, "
+            f"samples of {network.name} have {dimensions}"
+        )
     return tuple(reasons)
 
 

@@ -169,13 +169,13 @@ def _sample_bytes(network: LayerNetwork, precision: str, blocks: int) -> tuple[f
     if blocks:
         return _checkpointed(network, precision, blocks)
     left = np.cumsum(saved)
-    live = _gradients(network, precision)
+    live = gradient_bytes(network, precision)
     peak = int(np.argmax(left + live))
     return float(left[peak]), float(live[peak])
 
 
-def _gradients(network: LayerNetwork, precision: str) -> NDArray[np.float64]:
-    """Gradients of results that are alive in each layer's backward pass, bytes of a sample."""
+def gradient_bytes(network: LayerNetwork, precision: str) -> NDArray[np.float64]:
+    """[layer] gradients of results that are alive in its backward pass, bytes of a sample."""
     tensors = Tensors(network, precision)
     sizes = [
         0 if layer.kind == "view" else layer.out_elements * tensors.width[index]
@@ -192,7 +192,7 @@ def _gradients(network: LayerNetwork, precision: str) -> NDArray[np.float64]:
 
 def _checkpointed(network: LayerNetwork, precision: str, blocks: int) -> tuple[float, float]:
     """Blocks keep their inputs; each is run forward once more before its backward pass."""
-    saved, live = saved_bytes(network, precision), _gradients(network, precision)
+    saved, live = saved_bytes(network, precision), gradient_bytes(network, precision)
     tensors = Tensors(network, precision)
     readers = _last_readers(network, tensors)
     bounds = _narrow_cuts(saved, readers, tensors, blocks)

@@ -1,8 +1,11 @@
 """Measured training steps of networks, a row a run, as ``paceline calibrate`` and ``predict`` read.
 
-Needed: model, strategy, gpus, global_batch; step_time_s to compare. Known beside these:
-gpus_per_node, split_in_node, crop, gradients, compute_s, communication_s, status ("normal", or what
-is wrong). All other columns are kept as they are.
+Needed: model, strategy, gpus, global_batch; step_time_s to compare. Known beside these: framework,
+gpus_per_node, split_in_node, crop, gradients, precision, channels_last, compute_s, communication_s,
+status ("normal", or what is wrong). All other columns are kept as they are.
+
+Without a framework, or with "chainer", the model is one of ChainerMNX's. With "pytorch" it is a
+preset or a layers file, beside the runs, and gradients go by DDP's buckets.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.networks.layer import LayerNetwork, Shape
+from paceline.networks.layers_json import read_layers
+from paceline.networks.presets import network_preset
 from paceline.networks.presets_chainer import chainer_network
 from paceline.networks.strategy import STRATEGIES, Strategy
 
 NEEDED = ("model", "strategy", "gpus", "global_batch")
 ADDED = ("predicted_step_time_s", "abnormal", "reason")
+FRAMEWORKS = ("chainer", "pytorch")
 _IMAGE = 224
 _VOLUME = {"cosmoflow-256": 256, "cosmoflow-512": 512}
 _END_OF_COSMOFLOW = "pool2"  # ParaDL paper, 4.5.1: behind its second pooling all GPUs have all
@@ -37,6 +43,7 @@ class NetworkRun:
         strategy: how.
         step_s, compute_s, communication_s: measured; None where not.
         status: "normal", "" where the file says nothing, or what is wrong.
+        framework: "chainer" or "pytorch".
     """
 
     line: int
@@ -47,6 +54,7 @@ class NetworkRun:
     compute_s: float | None
     communication_s: float | None
     status: str
+    framework: str = "chainer"
 
     @property
     def series(self) -> tuple[object, ...]:
@@ -110,7 +118,7 @@ def read_network_runs(path: Path, *, skip_errors: bool = False) -> RunTable:
     runs, errors = [], dict[int, str]()
     for line, row in rows:
         try:
-            runs.append(_run(line, row, networks))
+            runs.append(_run(line, row, networks, path.parent))
         except ModelError as error:
             errors[line] = str(error)
     if errors and not (skip_errors and runs):
@@ -130,25 +138,45 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
 
 
 def _run(
-    line: int, row: dict[str, str], networks: dict[tuple[str, Shape], LayerNetwork]
+    line: int,
+    row: dict[str, str],
+    networks: dict[tuple[str, Shape], LayerNetwork],
+    folder: Path,
 ) -> NetworkRun:
     if None in row or None in row.values():
         raise ModelError("it has another number of values than the header")
+    framework = row.get("framework", "").strip().lower() or FRAMEWORKS[0]
+    if framework not in FRAMEWORKS:
+        raise ModelError(f"no framework {framework!r}; choose {', '.join(FRAMEWORKS)}")
     name = row["model"].strip()
     shape = _shape(name, row.get("crop", "").strip())
     if (name, shape) not in networks:
-        networks[name, shape] = chainer_network(name, shape)
+        is_chainer = framework == "chainer"
+        networks[name, shape] = (
+            chainer_network(name, shape) if is_chainer else _network(name, shape, folder)
+        )
     network = networks[name, shape]
     return NetworkRun(
         line=line,
         row=row,
         network=network,
-        strategy=_strategy(row, network),
+        strategy=_strategy(row, network) if framework == "chainer" else _of_torch(row),
         step_s=_seconds(row, "step_time_s"),
         compute_s=_seconds(row, "compute_s"),
         communication_s=_seconds(row, "communication_s"),
         status=row.get("status", "").strip(),
+        framework=framework,
     )
+
+
+def _network(name: str, shape: Shape, folder: Path) -> LayerNetwork:
+    """A layers file beside the runs, or a preset; ``shape`` is that of a preset's images."""
+    if not name.endswith(".json"):
+        return network_preset(name, shape)
+    try:
+        return read_layers(folder / name)
+    except OSError as error:
+        raise ModelError(f"{folder / name} cannot be read: {error.strerror}") from None
 
 
 def _shape(name: str, crop: str) -> Shape:
@@ -160,9 +188,7 @@ def _shape(name: str, crop: str) -> Shape:
 
 def _strategy(row: Mapping[str, str], network: LayerNetwork) -> Strategy:
     """ChainerMNX's implementation (ParaDL paper, 4.5.1): halos by MPI, leaders and segments."""
-    name = row["strategy"].strip()
-    if name not in STRATEGIES:
-        raise ModelError(f"no strategy {name!r}; choose {', '.join(STRATEGIES)}")
+    name = _strategy_name(row)
     gpus, batch = _whole("gpus", row["gpus"]), _whole("global_batch", row["global_batch"])
     spatial = name.endswith("spatial")
     gradients = row.get("gradients", "").strip() or "packed"
@@ -186,6 +212,33 @@ def _strategy(row: Mapping[str, str], network: LayerNetwork) -> Strategy:
         exchange=exchange,
         halo_library="mpi" if spatial else "nccl",
     )
+
+
+def _of_torch(row: Mapping[str, str]) -> Strategy:
+    """PyTorch's: DDP's buckets, NCCL for everything."""
+    name = _strategy_name(row)
+    return Strategy(
+        name=name,
+        gpus=_whole("gpus", row["gpus"]),
+        global_batch=_whole("global_batch", row["global_batch"]),
+        split=_whole("split_in_node", row.get("split_in_node", "")) if "+" in name else 0,
+        gradients=row.get("gradients", "").strip() or "buckets",
+        exchange="tree",
+        precision=row.get("precision", "").strip() or "fp32",
+        channels_last=row.get("channels_last", "").strip().lower() in ("1", "true", "yes"),
+    )
+
+
+def _strategy_name(row: Mapping[str, str]) -> str:
+    name = row["strategy"].strip()
+    if name not in STRATEGIES:
+        raise ModelError(f"no strategy {name!r}; choose {', '.join(STRATEGIES)}")
+    if name.endswith("pipeline"):
+        raise ModelError(
+            "runs of pipelines are not compared: a row does not say their cut; predict each with "
+            "`paceline predict NET --strategy pipeline --microbatches N`"
+        )
+    return name
 
 
 def _whole(name: str, text: str) -> int:

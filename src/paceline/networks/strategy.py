@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.errors import ModelError
+from paceline.networks.saved import NETWORK_PRECISIONS
 
 PURE = ("data", "spatial", "pipeline", "filter", "channel")
 STRATEGIES = (*PURE, "data+filter", "data+spatial", "data+pipeline")
@@ -19,6 +20,8 @@ SCHEDULES = ("gpipe", "1f1b")
 
 #: Optimizer -> tensors of the weights' size that it keeps beside weight and gradient.
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
+#: Bytes of an element of a gradient on its way.
+GRADIENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +40,19 @@ class Strategy:
         exchange: of gradients: a ring over all; a tree (NCCL from 2.4 on), whose latency grows
             with the logarithm; one leader GPU a node; or segments, in which the GPUs of equal rank
             in their groups meet.
-        halo_library: which one moves halos and gathers of a spatial split.
+        library: which one moves everything: NCCL, or MPI through the hosts' memory.
+        halo_library: which one moves halos and gathers of a spatial split; "" = ``library``.
         optimizer: one of ``OPTIMIZERS``.
         zero: 0 nothing, 1 optimizer, 2 gradients, too, 3 parameters, too (FSDP) are shared out.
-        sync_batchnorm: statistics of a batch are those of all its GPUs.
+        sync_batchnorm: statistics of a batch are those of all its GPUs (SyncBatchNorm).
         microbatches: of a pipeline (the paper's segments S).
         schedule: of a pipeline.
         recompute: activations between a stage's ends are computed again.
         bucket_bytes: of DDP (PyTorch: 25 MiB).
+        precision: "fp32", "tf32", or "amp" (autocast to half).
+        channels_last: layout of images in memory; else channels first.
+        gradient_precision: in which gradients are exchanged: "fp32", as DDP does, or by its hooks
+            ``fp16_compress_hook`` and ``bf16_compress_hook``.
 
     Raises:
         ModelError: the numbers do not join up; the message names the nearest that do.
@@ -58,7 +66,8 @@ class Strategy:
     spatial_until: int | None = None
     gradients: str = "packed"
     exchange: str = "ring"
-    halo_library: str = "nccl"
+    library: str = "nccl"
+    halo_library: str = ""
     optimizer: str = "momentum"
     zero: int = 0
     sync_batchnorm: bool = False
@@ -66,22 +75,35 @@ class Strategy:
     schedule: str = "gpipe"
     recompute: bool = False
     bucket_bytes: int = 25 * 2**20
+    precision: str = "fp32"
+    channels_last: bool = False
+    gradient_precision: str = "fp32"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "halo_library", self.halo_library or self.library)
         for field, choices in (
             ("name", STRATEGIES),
             ("gradients", GRADIENTS),
             ("exchange", EXCHANGES),
+            ("library", LIBRARIES),
             ("halo_library", LIBRARIES),
             ("optimizer", tuple(OPTIMIZERS)),
             ("schedule", SCHEDULES),
             ("zero", (0, 1, 2, 3)),
+            ("precision", NETWORK_PRECISIONS),
+            ("gradient_precision", tuple(GRADIENT_BYTES)),
         ):
             value = getattr(self, field)
             if value not in choices:
                 what = "strategy" if field == "name" else field
                 known = ", ".join(map(str, choices))
-                raise ModelError(f"no {what} {value!r}; choose {known}", fields=(field,))
+                raise ModelError(
+                    f"no {what.replace('_', ' ')} {value!r}; choose {known}", fields=(field,)
+                )
+        for field in ("channels_last", "sync_batchnorm", "recompute"):
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                raise ModelError(f"{field} must be true or false, not {value!r}", fields=(field,))
         for field in ("gpus", "global_batch", "microbatches", "bucket_bytes"):
             _check_count(field, getattr(self, field))
         object.__setattr__(self, "split", self._checked_split())
@@ -123,7 +145,14 @@ class Strategy:
                 f"least {self.replicas}",
                 fields=("global_batch",),
             )
-        if self.name.endswith("pipeline") and self.samples % self.microbatches:
+        if self.is_pipeline and self.global_batch % self.replicas:
+            legal = [self.replicas * (self.global_batch // self.replicas + up) for up in (0, 1)]
+            raise ModelError(
+                f"{self.global_batch} samples a step do not divide among {self.replicas} "
+                f"pipelines; the nearest that do are {_some(legal)}",
+                fields=("global_batch",),
+            )
+        if self.is_pipeline and self.samples % self.microbatches:
             legal = [n for n in range(1, int(self.samples) + 1) if not self.samples % n]
             raise ModelError(
                 f"{self.microbatches} microbatches do not divide the {self.samples:g} samples of "
@@ -182,9 +211,11 @@ class Strategy:
         return (*grid, 1, 1, 1)[:dimensions]
 
     def describe(self) -> str:
-        """For people: "data+filter on 64 GPUs, 4 a sample, batch 1,024"."""
+        """For people: "data+filter on 64 GPUs, 4 a sample, batch 1,024, amp"."""
         each = f", {self.split} a sample" if 1 < self.split < self.gpus else ""
-        return f"{self.name} on {self.gpus:,} GPUs{each}, batch {self.global_batch:,}"
+        how = "" if self.precision == "fp32" else f", {self.precision}"
+        how += ", channels last" if self.channels_last else ""
+        return f"{self.name} on {self.gpus:,} GPUs{each}, batch {self.global_batch:,}{how}"
 
 
 def divisors(number: int) -> list[int]:

@@ -1,11 +1,9 @@
 """A step as a sum of terms, each in seconds of the datasheet's machine.
 
-A calibration multiplies terms by factors (``factors``); without one every factor is 1, and the
-constants below with the cluster's ``Efficiency`` decide. Sources of the constants:
+What a GPU computes is ``compute``'s: the same counts, roofline and constants. A calibration
+multiplies terms by factors (``factors``); without one every factor is 1. Sources of the constants:
 
-* memory, gemm, collectives, hops: ``model.efficiency`` (nccl-tests, CUTLASS, NCCL's tuning.cc);
-* ``HOST_S``: a function call of an eager framework, forward and backward (PyTorch, "Accelerating
-  PyTorch with CUDA graphs", 2021: 5 to 10 us a kernel; Chainer's functions are Python throughout);
+* collectives, hops: ``model.efficiency`` (nccl-tests, NCCL's tuning.cc);
 * ``STAGED``: byte/s of MPI that copies through host memory: PCIe 3.0 x16, 12 GB/s, out and in;
 * ``MESSAGE_S``: of a small message by CUDA-aware MPI through the host (OSU micro-benchmarks: 20 to
   40 us with the copies);
@@ -22,25 +20,26 @@ import numpy as np
 
 from paceline.model.cluster import Cluster
 from paceline.model.network import Fabric, Group
+from paceline.networks.compute import (
+    ComputeConstants,
+    constants_of,
+    layer_seconds,
+    reorder_seconds,
+    roofline_seconds,
+    update_seconds,
+)
+from paceline.networks.demand import Array, Demand, demand_of
 from paceline.networks.layer import LayerNetwork
+from paceline.networks.layer_profile import LayerProfile
 from paceline.networks.regions import largest_share
 from paceline.networks.strategy import Strategy
-from paceline.networks.traffic import (
-    ELEMENT_BYTES,
-    Transfer,
-    last_spatial,
-    split_products,
-    traffic,
-)
-from paceline.networks.work import Array, Mask, Work, padded, update_elements, work_of
+from paceline.networks.traffic import Transfer, last_spatial, split_products, traffic
 
-HOST_S = 20e-6
 STAGED = 6e9
 MESSAGE_S = 30e-6
 SKEW_S = 1e-3
-TILE = 32  # filters that a kernel computes together
 
-COMPUTE = ("products", "memory", "host", "update", "split", "tiles", "bubble")
+COMPUTE = ("products", "memory", "layout", "host", "update", "split", "tiles", "bubble")
 COMMUNICATION = (
     *("gradients", "gradients.inside", "gradients.calls", "gradients.hops", "skew"),
     *("layers.inside", "layers.between", "layers.hops", "halo", "halo.messages", "stage", "norms"),
@@ -50,26 +49,41 @@ TERMS = (*COMPUTE, *COMMUNICATION)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the terms divide by: seconds an element or an operation.
+    """What the terms divide by.
 
     Attributes:
         cluster: with its efficiencies.
-        precision: of the products.
+        software: constants of a framework's kernels; None = ``constants_of`` its GPU.
+        profile: measured seconds of operators, in place of the model's where it has them.
     """
 
     cluster: Cluster
-    precision: str = "fp32"
+    software: ComputeConstants | None = None
+    profile: LayerProfile | None = None
 
     @property
-    def flop_rate(self) -> float:
-        """FLOP/s of large products."""
-        return self.cluster.gpu.peak(self.precision) * self.cluster.efficiency.gemm
+    def constants(self) -> ComputeConstants:
+        """Of the kernels."""
+        return self.software or constants_of(self.cluster.gpu)
 
-    @property
-    def element_rate(self) -> float:
-        """Elements a second of kernels that only move them."""
-        gpu, efficiency = self.cluster.gpu, self.cluster.efficiency
-        return gpu.memory_bandwidth * efficiency.memory / ELEMENT_BYTES
+    def layer_seconds(
+        self, network: LayerNetwork, samples: float, strategy: Strategy
+    ) -> tuple[Array, Array]:
+        """[layer] seconds forward and backward of ``samples`` on one GPU."""
+        forward, *backward = layer_seconds(
+            demand_of(network, strategy.precision),
+            samples,
+            self.cluster.gpu,
+            strategy.precision,
+            channels_last=strategy.channels_last,
+            constants=self.constants,
+        )
+        both = backward[0] + backward[1]
+        if self.profile is not None:
+            measured, known = self.profile.times(network)
+            forward = np.where(known, measured[0] * samples, forward)
+            both = np.where(known, (measured[1] + measured[2]) * samples, both)
+        return forward, both
 
 
 def step_terms(network: LayerNetwork, strategy: Strategy, machine: Machine) -> dict[str, float]:
@@ -91,41 +105,58 @@ def split_of(terms: Mapping[str, float]) -> tuple[float, float]:
 def _compute(
     terms: dict[str, float], network: LayerNetwork, strategy: Strategy, machine: Machine
 ) -> None:
-    work, samples = work_of(network), strategy.busiest_samples
-    share = _shares(network, strategy, work)
-    by_flops = work.flops / machine.flop_rate
-    by_bytes = work.product_elements / machine.element_rate
-    products = np.maximum(by_flops, by_bytes).sum(axis=0) * samples
-    # Filters and channels share out products alone: norms and activations see whole tensors.
-    spatial = share if strategy.is_spatial else np.ones_like(share)
-    terms["products"] = float((products * share).sum())
-    terms["memory"] = float((work.moved_elements * spatial).sum()) * samples / machine.element_rate
-    terms["host"] = float(work.kernels.sum()) * HOST_S
-    held = work.parameters * (1.0 if strategy.is_spatial else share)
-    if strategy.zero:
-        held = held / strategy.replicas
-    terms["update"] = update_elements(float(held.sum()), strategy.optimizer) / machine.element_rate
-    if strategy.split == 1:
+    demand, samples = demand_of(network, strategy.precision), strategy.busiest_samples
+    share = work_shares(network, strategy)
+    # Filters and channels share out weights; a spatial split has all of them everywhere.
+    weights = np.ones_like(share) if strategy.is_spatial else share
+    part, gpu, constants = demand.part(share, weights), machine.cluster.gpu, machine.constants
+    seconds = _roofline(part, strategy, machine)
+    modelled = np.ones(len(network.layers), dtype=np.bool_)
+    if machine.profile is not None:
+        machine.profile.check(strategy.precision, channels_last=strategy.channels_last)
+        measured, known = machine.profile.times(network)
+        seconds = np.where(known, measured * samples * share, seconds)
+        modelled = ~known
+    terms["products"] = float(seconds[:, demand.products].sum())
+    terms["memory"] = float(seconds[:, ~demand.products].sum())
+    if not strategy.channels_last:
+        copies = reorder_seconds(part, samples, gpu, strategy.precision, constants=constants)
+        terms["layout"] = float(copies[:, modelled].sum())
+    terms["host"] = float(demand.kernels[:, modelled].sum()) * constants.kernel_s
+    shards = strategy.replicas if strategy.zero else 1
+    updated = demand.part(share, weights / shards)
+    terms["update"] = update_seconds(updated, gpu, strategy.optimizer, constants=constants)
+    if strategy.split == 1 or strategy.is_pipeline:
         return
-    if strategy.is_spatial:
-        terms["split"] = _copies(work, share < 1, share, samples, machine)
-        terms["host"] += float(work.is_product[share < 1].sum()) * 2 * HOST_S
-    elif strategy.splits_weights:
-        indices = np.zeros(len(share), dtype=bool)
-        indices[split_products(network, strategy)] = True
-        terms["split"] = _copies(work, indices, np.ones_like(share), samples, machine)
-        terms["tiles"] = float((products * share * _waste(network, strategy, indices)).sum())
-        terms["host"] += float(indices.sum()) * 4 * HOST_S
+    calls = 2
+    cut = demand.products & (share < 1)
+    if strategy.splits_weights:
+        calls = 4
+        cut = np.zeros_like(demand.products)
+        cut[split_products(network, strategy)] = True
+        wide, deep = (share, 1.0) if strategy.splits_weights == "filter" else (1.0, share)
+        narrow = demand.part(share, weights, np.where(cut, demand.split_waste(wide, deep), 1.0))
+        terms["tiles"] = float((_roofline(narrow, strategy, machine) - seconds).sum())
+    # Each operand of a split product is cut or joined: read and written in both passes.
+    moved = part if strategy.is_spatial else demand
+    rate = gpu.memory_bandwidth * constants.memory_share
+    terms["split"] = 4 * samples * float(moved.tensor_bytes[cut].sum()) / rate
+    terms["host"] += calls * float(cut.sum()) * constants.kernel_s
 
 
-def _copies(work: Work, chosen: Mask, share: Array, samples: float, machine: Machine) -> float:
-    """Splitting and joining tensors: input and output once read and written in both passes."""
-    elements = ((work.in_elements + work.out_elements) * share * work.is_product)[chosen].sum()
-    return float(elements) * 4 * samples / machine.element_rate
+def _roofline(part: Demand, strategy: Strategy, machine: Machine) -> Array:
+    return roofline_seconds(
+        part,
+        strategy.busiest_samples,
+        machine.cluster.gpu,
+        strategy.precision,
+        channels_last=strategy.channels_last,
+        constants=machine.constants,
+    )
 
 
-def _shares(network: LayerNetwork, strategy: Strategy, work: Work) -> Array:
-    """[layer] of its work that the busiest GPU has."""
+def work_shares(network: LayerNetwork, strategy: Strategy) -> Array:
+    """[layer] of a sample's work that the busiest GPU has; 1 where it does all of it."""
     share = np.ones(len(network.layers))
     if strategy.split == 1 or strategy.is_pipeline:
         return share
@@ -147,71 +178,104 @@ def _split_count(network: LayerNetwork, strategy: Strategy, index: int) -> int:
     return network.in_shapes(index)[0][0]
 
 
-def _waste(network: LayerNetwork, strategy: Strategy, chosen: Mask) -> Array:
-    """[layer] of a product's time that fills tiles with nothing."""
-    waste = np.zeros(len(chosen))
-    for i in np.flatnonzero(chosen):
-        count = _split_count(network, strategy, int(i)) / strategy.split
-        waste[i] = padded(count, TILE) / count - 1
-    return waste
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How fast a library moves bytes.
+
+    Attributes:
+        cluster: its links.
+        library: "nccl", or "mpi", whose messages go through the hosts' memory.
+    """
+
+    cluster: Cluster
+    library: str
+
+    @property
+    def outer(self) -> float:
+        """byte/s of a node's adapters, all of them together."""
+        return self.cluster.network.node_bandwidth * self.cluster.efficiency.inter
+
+    @property
+    def flow(self) -> float:
+        """byte/s that one GPU sends to another node."""
+        return min(self.outer, STAGED) if self.library == "mpi" else self.outer
+
+    @property
+    def hop_s(self) -> float:
+        """Of a message between nodes, without its bytes."""
+        return MESSAGE_S if self.library == "mpi" else self.cluster.network.latency_s
+
+    @property
+    def inner_hop_s(self) -> float:
+        """Of a message inside a node; NCCL's are in ``Efficiency.collective_s``."""
+        return MESSAGE_S if self.library == "mpi" else 0.0
+
+    def inner(self, size: int = 2) -> float:
+        """byte/s between neighbours in a node; a mesh gives a group its share of the links."""
+        node, efficiency = self.cluster.node, self.cluster.efficiency
+        rate = node.bandwidth * efficiency.intra
+        if node.topology == "mesh" and node.gpus > 1:
+            rate *= (min(size, node.gpus) - 1) / (node.gpus - 1)
+        rate = max(rate, node.bandwidth * efficiency.intra / max(1, node.gpus - 1))
+        return min(rate, STAGED) if self.library == "mpi" else rate
 
 
 def _communicate(
     terms: dict[str, float], transfer: Transfer, strategy: Strategy, machine: Machine
 ) -> None:
-    fabric, cluster = Fabric(machine.cluster), machine.cluster
-    size = transfer.received * ELEMENT_BYTES
-    if transfer.what == "halo" or (transfer.what == "gather" and strategy.halo_library == "mpi"):
-        rate = STAGED if strategy.halo_library == "mpi" else _inner(cluster)
-        terms["halo"] += size / rate
+    cluster = machine.cluster
+    size = transfer.received * transfer.width
+    links, halos = Links(cluster, strategy.library), Links(cluster, strategy.halo_library)
+    if transfer.what == "halo" or (transfer.what == "gather" and halos.library == "mpi"):
+        terms["halo"] += size / (STAGED if halos.library == "mpi" else halos.inner())
         terms["halo.messages"] += transfer.messages * MESSAGE_S
         return
     if transfer.what in ("layer", "gather"):
-        nodes = cluster.nodes(transfer.size)
-        where = "layers.inside" if nodes == 1 else "layers.between"
-        rate = _inner(cluster, transfer.size) if nodes == 1 else _outer(cluster)
+        inside = cluster.nodes(transfer.size) == 1
+        where = "layers.inside" if inside else "layers.between"
+        rate = links.inner(transfer.size) if inside else links.flow
         terms[where] += size / rate + cluster.efficiency.collective_s
-        if nodes > 1:
-            terms["layers.hops"] += transfer.messages * cluster.network.latency_s
+        hop_s = links.inner_hop_s if inside else links.hop_s
+        terms["layers.hops"] += transfer.messages * hop_s
         return
     if transfer.what == "norm":
-        group = Group(transfer.size, strategy.gpus // transfer.size)
-        terms["norms"] += fabric.all_reduce(transfer.elements * ELEMENT_BYTES, group)
+        terms["norms"] += _norm(transfer, strategy, links)
         return
-    _gradients(terms, transfer, strategy, cluster)
+    _gradients(terms, transfer, strategy, links)
+
+
+def _norm(transfer: Transfer, strategy: Strategy, links: Links) -> float:
+    """Few bytes: MPI sends them to partners at distances 1, 2, 4, ..."""
+    size = transfer.elements * transfer.width
+    if links.library == "mpi":
+        hops = math.ceil(math.log2(transfer.size))
+        return hops * MESSAGE_S + transfer.received * transfer.width / links.inner()
+    fabric, group = Fabric(links.cluster), Group(transfer.size, strategy.gpus // transfer.size)
+    collective = fabric.all_gather if transfer.pattern == "all-gather" else fabric.all_reduce
+    return collective(size, group)
 
 
 def _gradients(
-    terms: dict[str, float], transfer: Transfer, strategy: Strategy, cluster: Cluster
+    terms: dict[str, float], transfer: Transfer, strategy: Strategy, links: Links
 ) -> None:
     """Ring, one leader a node, or segments that share the node's adapters."""
+    cluster = links.cluster
     per_node = min(cluster.node.gpus, strategy.gpus)
-    size, nodes = transfer.elements * ELEMENT_BYTES, cluster.nodes(strategy.gpus)
+    size, nodes = transfer.elements * transfer.width, cluster.nodes(strategy.gpus)
     passes = 1 if transfer.pattern != "all-reduce" else 2
     terms["gradients.calls"] += cluster.efficiency.collective_s
     if nodes == 1:
-        terms["gradients.inside"] += transfer.received * ELEMENT_BYTES / _inner(cluster, per_node)
+        terms["gradients.inside"] += transfer.received * transfer.width / links.inner(per_node)
+        terms["gradients.hops"] += transfer.messages * links.inner_hop_s
         return
     between, flows = transfer.size, 1.0
     if strategy.exchange == "leader":
         # A reduction inside the node and a broadcast, before and after.
-        terms["gradients.inside"] += passes * size / _inner(cluster, per_node)
+        terms["gradients.inside"] += passes * size / links.inner(per_node)
         between = nodes
     elif strategy.splits_weights:
         flows = min(strategy.split, per_node)
-    terms["gradients"] += passes * (between - 1) / between * size * flows / _outer(cluster)
+    rate = min(links.outer / flows, links.flow)
+    terms["gradients"] += passes * (between - 1) / between * size / rate
     hops = math.ceil(math.log2(nodes)) if strategy.exchange == "tree" else between - 1
-    terms["gradients.hops"] += passes * hops * cluster.network.latency_s
-
-
-def _inner(cluster: Cluster, size: int = 2) -> float:
-    """byte/s between neighbours in a node; a mesh gives a group its share of the links."""
-    node = cluster.node
-    rate = node.bandwidth * cluster.efficiency.intra
-    if node.topology == "mesh" and node.gpus > 1:
-        rate *= (min(size, node.gpus) - 1) / (node.gpus - 1)
-    return max(rate, node.bandwidth * cluster.efficiency.intra / max(1, node.gpus - 1))
-
-
-def _outer(cluster: Cluster) -> float:
-    return cluster.network.node_bandwidth * cluster.efficiency.inter
+    terms["gradients.hops"] += passes * hops * links.hop_s

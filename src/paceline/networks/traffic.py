@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.networks.layer import NETWORK_INPUT, LayerNetwork
+from paceline.networks.demand import demand_of
+from paceline.networks.layer import NETWORK_INPUT, Layer, LayerNetwork
 from paceline.networks.limits import spatial_end
 from paceline.networks.regions import backward_halo, forward_halo
-from paceline.networks.strategy import Strategy
+from paceline.networks.strategy import GRADIENT_BYTES, Strategy
 
 ELEMENT_BYTES = 4
-_STATISTICS = 2  # mean and mean of squares; backward the sums of gradient and of gradient times x
+_SUMS = 2  # mean and inverse deviation; backward the sums of gradient and of gradient times x
+_OTHER_NORMS = ("layer", "group", "instance", "rms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Transfer:
         size: GPUs of the group.
         inner: whether the group's members are neighbours (the split) or equal ranks of replicas.
         tensors: that the buffer holds.
+        width: bytes of an element.
     """
 
     what: str
@@ -44,6 +47,7 @@ class Transfer:
     size: int
     inner: bool
     tensors: int = 1
+    width: float = ELEMENT_BYTES
 
     @property
     def received(self) -> float:
@@ -89,6 +93,7 @@ def crossing(network: LayerNetwork, last: int) -> list[int]:
 def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
     """Halos of each layer and the gather where the split ends."""
     last, samples = last_spatial(network, strategy), strategy.busiest_samples
+    demand = demand_of(network, strategy.precision)
     transfers = []
     for index, layer in enumerate(network.layers[: last + 1]):
         if layer.window is None and layer.kind != "resample":
@@ -96,22 +101,25 @@ def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
         in_shape = network.in_shapes(index)[0]
         parts = strategy.parts(len(layer.out_shape) - 1)
         sizes = (layer.window, in_shape[1:], layer.out_shape[1:], parts)
-        passes = [("forward", forward_halo(*sizes), in_shape[0])]
+        passes = [("forward", forward_halo(*sizes), in_shape[0], demand.in_width[index])]
         if any(producer != NETWORK_INPUT for producer in layer.inputs):
-            passes.append(("backward", backward_halo(*sizes), layer.filters))
-        for phase, halo, channels in passes:
+            width = demand.out_width[index]
+            passes.append(("backward", backward_halo(*sizes), layer.filters, width))
+        for phase, halo, channels, width in passes:
             if halo.most_received:
                 elements = samples * channels * halo.most_received
                 transfers.append(
                     Transfer(
                         *("halo", "p2p", phase, index, elements, halo.most_messages),
                         *(strategy.split, True),
+                        width=width,
                     )
                 )
     # Backward, each GPU takes its part of a gradient that all have: nothing moves.
     for index in crossing(network, last):
         elements = samples * network.layers[index].out_elements
-        transfers.append(_collective("gather", "all-gather", "forward", index, elements, strategy))
+        where = ("gather", "all-gather", "forward", index, elements, strategy)
+        transfers.append(_collective(*where, demand.out_width[index]))
     return transfers
 
 
@@ -122,15 +130,18 @@ def _weights_split(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
     if strategy.splits_weights == "channel":
         forward, backward = backward, forward
     samples, transfers = strategy.busiest_samples, []
+    demand = demand_of(network, strategy.precision)
     for index in products:
         layer = network.layers[index]
         last = index == products[-1] and strategy.splits_weights == "filter"
         if not last:  # the loss is computed from the parts (Table 3: G - 1)
             elements = samples * layer.out_elements
-            transfers.append(_collective("layer", forward, "forward", index, elements, strategy))
+            where = ("layer", forward, "forward", index, elements, strategy)
+            transfers.append(_collective(*where, demand.out_width[index]))
         if any(producer != NETWORK_INPUT for producer in layer.inputs):
             elements = samples * network.in_elements(index)
-            transfers.append(_collective("layer", backward, "backward", index, elements, strategy))
+            where = ("layer", backward, "backward", index, elements, strategy)
+            transfers.append(_collective(*where, demand.in_width[index]))
     return transfers
 
 
@@ -141,28 +152,49 @@ def split_products(network: LayerNetwork, strategy: Strategy) -> list[int]:
 
 
 def _collective(
-    what: str, pattern: str, phase: str, index: int, elements: float, strategy: Strategy
+    what: str,
+    pattern: str,
+    phase: str,
+    index: int,
+    elements: float,
+    strategy: Strategy,
+    width: float,
 ) -> Transfer:
+    """Among those who share a sample."""
     passes = 2 if pattern == "all-reduce" else 1
-    messages = passes * (strategy.split - 1)
-    return Transfer(what, pattern, phase, index, elements, messages, strategy.split, True)
+    rest = (passes * (strategy.split - 1), strategy.split, True)
+    return Transfer(what, pattern, phase, index, elements, *rest, width=width)
 
 
 def _statistics(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """SyncBatchNorm: sums of each channel, forward and backward, over all who share the batch."""
+    """What ``torch.nn.SyncBatchNorm`` sends, in fp32 whatever the input is.
+
+    Forward each GPU's means, inverse deviations and a count are gathered; backward two sums a
+    channel are reduced, where the input needs a gradient. Other norms see whole samples.
+    Source: PyTorch 2.13, torch/nn/modules/_functions.py, ``SyncBatchNorm``.
+    """
     # Filter and channel splits compute norms on whole activations (the paper's 4.5.2).
     size = strategy.gpus if strategy.is_spatial else strategy.replicas
     if size == 1:
         return []
-    return [
-        Transfer(
-            *("norm", "all-reduce", phase, index, _STATISTICS * layer.filters, 2 * (size - 1)),
-            *(size, False),
-        )
-        for index, layer in enumerate(network.layers)
-        if layer.kind == "norm"
-        for phase in ("forward", "backward")
-    ]
+    transfers = []
+    for index, layer in enumerate(network.layers):
+        if not _is_batch_norm(layer):
+            continue
+        sums = _SUMS * layer.filters
+        gathered, rest = size * (sums + 1), (size, False)
+        where = ("norm", "all-gather", "forward", index, gathered, size - 1)
+        transfers.append(Transfer(*where, *rest))
+        if any(producer != NETWORK_INPUT for producer in layer.inputs):
+            where = ("norm", "all-reduce", "backward", index, sums, 2 * (size - 1))
+            transfers.append(Transfer(*where, *rest))
+    return transfers
+
+
+def _is_batch_norm(layer: Layer) -> bool:
+    """Whether statistics are taken over samples; ONNX has other names than PyTorch."""
+    name = layer.op.lower()
+    return layer.kind == "norm" and not any(word in name for word in _OTHER_NORMS)
 
 
 def _gradients(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
@@ -188,11 +220,12 @@ def _exchange(
     index: int, elements: float, size: int, inner: bool, tensors: int, strategy: Strategy
 ) -> list[Transfer]:
     """One buffer's: an all-reduce, or with ZeRO its two halves (FSDP: and one gather more)."""
+    width = GRADIENT_BYTES[strategy.gradient_precision]
     if not strategy.zero:
         rest = (index, elements, 2 * (size - 1), size, inner, tensors)
-        return [Transfer("gradients", "all-reduce", "update", *rest)]
+        return [Transfer("gradients", "all-reduce", "update", *rest, width)]
     rest = (index, elements, size - 1, size, inner, tensors)
-    transfers = [Transfer("gradients", "reduce-scatter", "backward", *rest)]
+    transfers = [Transfer("gradients", "reduce-scatter", "backward", *rest, width)]
     if strategy.zero < 3:
         return [*transfers, Transfer("weights", "all-gather", "update", *rest)]
     phases = ("forward", "backward")
@@ -219,9 +252,11 @@ def _buffers(tensors: list[tuple[int, float]], strategy: Strategy) -> list[list[
 def stage_transfers(network: LayerNetwork, strategy: Strategy, last: int) -> tuple[Transfer, ...]:
     """What one microbatch hands from the stage that ends with layer ``last`` on, and back."""
     samples = strategy.busiest_samples / strategy.microbatches
-    elements = samples * sum(network.layers[i].out_elements for i in crossing(network, last))
-    count = len(crossing(network, last))
+    demand, handed = demand_of(network, strategy.precision), crossing(network, last)
+    counts = [samples * network.layers[i].out_elements for i in handed]
+    size = sum(count * demand.out_width[i] for count, i in zip(counts, handed, strict=True))
+    rest = (last, sum(counts), len(handed), 2, True)
     return tuple(
-        Transfer("stage", "p2p", phase, last, elements, count, 2, True)
+        Transfer("stage", "p2p", phase, *rest, width=size / sum(counts))
         for phase in ("forward", "backward")
     )

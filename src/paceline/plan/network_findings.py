@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from paceline.networks.demand import Array
+from paceline.networks.split_memory import paging
+from paceline.networks.terms import Machine, work_shares
 from paceline.networks.traffic import ELEMENT_BYTES
 from paceline.plan.network_step import NetworkPrediction
 
-#: Row of Table 6 -> the terms that it is made of.
+#: Row of Table 6, or of ours, -> the terms that it is made of.
 ROWS = (
     ("gradient exchange", ("gradients", "gradients.inside", "gradients.calls", "gradients.hops")),
     ("layer-wise collectives", ("layers.inside", "layers.between", "layers.hops", "norms")),
@@ -18,6 +23,7 @@ ROWS = (
     ("network congestion", ("skew",)),
     ("weight update", ("update",)),
     ("split overhead", ("split", "tiles")),
+    ("reordering for channels first", ("layout",)),
     ("pipeline's fill and drain", ("bubble",)),
 )
 _LEAST_SHARE = 0.01  # of a step; less is not worth a line
@@ -28,7 +34,7 @@ class NetworkFinding:
     """One limitation or bottleneck.
 
     Attributes:
-        what: the row of Table 6.
+        what: of ``ROWS``, or what has no seconds.
         seconds: of a step; None where it is bytes or a count.
         size_bytes: of one GPU's memory; None where not.
         text: for people.
@@ -44,17 +50,78 @@ def findings(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
     """Of one prediction, the costliest first, then memory and limits."""
     step, rows = prediction.step_time_s, []
     for what, names in ROWS:
-        seconds = sum(prediction.breakdown.get(name, 0.0) for name in names)
+        seconds = float(sum(prediction.breakdown.get(name, 0.0) for name in names))
         if seconds >= _LEAST_SHARE * step:
             text = f"{what}: {seconds:.3g} s, {seconds / step:.0%} of the step"
             rows.append(NetworkFinding(what, seconds, None, text))
-    stages = prediction.stages
-    if stages is not None and stages.busiest_s > stages.mean_s * (1 + _LEAST_SHARE):
-        seconds = stages.busiest_s - stages.mean_s
-        text = f"workload balancing: the busiest stage computes {seconds:.3g} s more than the mean"
-        rows.append(NetworkFinding("workload balancing", seconds, None, text))
+    if not prediction.limits:
+        rows += [
+            row
+            for row in (*_imbalance(prediction), *_repeated(prediction))
+            if (row.seconds or 0.0) >= _LEAST_SHARE * step
+        ]
     rows.sort(key=lambda row: -(row.seconds or 0.0))
-    return (*rows, *_redundant(prediction), *_limits(prediction))
+    return (*rows, *_redundant(prediction), *_beyond(prediction), *_limits(prediction))
+
+
+def _imbalance(prediction: NetworkPrediction) -> list[NetworkFinding]:
+    """What the busiest stage, replica or part of a sample computes above the mean (5.3.3)."""
+    strategy, stages = prediction.strategy, prediction.stages
+    surplus = {}
+    if stages is not None:
+        surplus["stage"] = stages.busiest_s - stages.mean_s
+    busiest = strategy.busiest_samples
+    surplus["replica"] = _computation(prediction) * (1 - strategy.samples / busiest)
+    work, share = _work(prediction)
+    uneven = np.where(share < 1, share - 1 / strategy.split, 0.0)
+    surplus["part"] = _computation(prediction) * float((work * uneven).sum() / (work * share).sum())
+    return [
+        NetworkFinding(
+            "workload balancing",
+            seconds,
+            None,
+            f"workload balancing: the busiest {unit} computes {seconds:.3g} s more than the mean",
+        )
+        for unit, seconds in surplus.items()
+    ]
+
+
+def _repeated(prediction: NetworkPrediction) -> list[NetworkFinding]:
+    """Layers that each GPU of a split computes for whole samples, as all others of it do."""
+    strategy = prediction.strategy
+    if strategy.split == 1 or strategy.is_pipeline:
+        return []
+    work, share = _work(prediction)
+    whole = np.where(share < 1, 0.0, work)
+    saved = float(whole.sum() / (work * share).sum()) * (1 - 1 / strategy.split)
+    seconds = _computation(prediction) * saved
+    name = prediction.network.layers[int(np.argmax(whole))].name
+    text = (
+        f"repeated computation: {seconds:.3g} s of layers that each of {strategy.split} GPUs "
+        f"computes for whole samples, most of it {name}"
+    )
+    return [NetworkFinding("repeated computation", seconds, None, text)]
+
+
+def _work(prediction: NetworkPrediction) -> tuple[Array, Array]:
+    """([layer] seconds of a whole sample's computation, share of the busiest GPU)."""
+    strategy = prediction.strategy
+    machine = Machine(prediction.cluster)
+    forward, backward = machine.layer_seconds(prediction.network, 1.0, strategy)
+    return forward + backward, work_shares(prediction.network, strategy)
+
+
+def _computation(prediction: NetworkPrediction) -> float:
+    """Seconds of the layers' own work in the step."""
+    return sum(prediction.breakdown.get(name, 0.0) for name in ("products", "memory", "layout"))
+
+
+def _beyond(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
+    """Bytes that one GPU lacks."""
+    capacity = prediction.cluster.gpu.memory_bytes
+    text = paging(prediction.memory, capacity)
+    lacking = prediction.memory_bytes - capacity
+    return (NetworkFinding("memory", None, lacking, text),) if text else ()
 
 
 def _redundant(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:

@@ -9,20 +9,20 @@ import math
 from dataclasses import replace
 
 from paceline.errors import PlanError
+from paceline.networks.compute import update_seconds
+from paceline.networks.demand import demand_of
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.paradl import PaperLayer, PaperMachine, project
 from paceline.networks.regions import backward_halo, forward_halo
 from paceline.networks.strategy import Strategy
 from paceline.networks.terms import Machine
-from paceline.networks.work import update_elements, work_of
-from paceline.plan.network_pipeline import layer_seconds
 from paceline.plan.network_step import NetworkPrediction
 
 #: Two segments' all-reduces share an adapter (ParaDL, 5.2).
 _PHI = 2.0
 
 
-def paradl_prediction(prediction: NetworkPrediction, precision: str = "fp32") -> NetworkPrediction:
+def paradl_prediction(prediction: NetworkPrediction) -> NetworkPrediction:
     """``prediction`` with the paper's step and memory in place of our own.
 
     Raises:
@@ -31,7 +31,7 @@ def paradl_prediction(prediction: NetworkPrediction, precision: str = "fp32") ->
     network, strategy, cluster = prediction.network, prediction.strategy, prediction.cluster
     if prediction.limits:
         raise PlanError("; ".join(prediction.limits))
-    machine = Machine(cluster, precision)
+    machine = Machine(cluster)
     between = cluster.nodes(strategy.gpus) > 1
     inside = 1 < strategy.split <= cluster.node.gpus
     rate = cluster.network.node_bandwidth if between else cluster.node.bandwidth
@@ -44,7 +44,7 @@ def paradl_prediction(prediction: NetworkPrediction, precision: str = "fp32") ->
     )
     stages: tuple[int, ...] = ()
     if prediction.stages is not None:
-        products = work_of(network).is_product
+        products = demand_of(network, strategy.precision).products
         ends = [int(products[: end + 1].sum()) for end in prediction.stages.ends]
         stages = tuple(end - start for start, end in zip((0, *ends), ends, strict=False))
     layers = paper_layers(network, strategy, machine)
@@ -63,10 +63,11 @@ def paper_layers(network: LayerNetwork, strategy: Strategy, machine: Machine) ->
 
     Norms, activations and pools belong to the product before them, in time and not in |x| and |y|.
     """
-    work = work_of(network)
-    forward, backward = layer_seconds(network, 1, machine)
-    update = update_elements(1.0, strategy.optimizer) / machine.element_rate
-    products = [i for i in range(len(network.layers)) if work.is_product[i]]
+    demand, gpu = demand_of(network, strategy.precision), machine.cluster.gpu
+    forward, backward = machine.layer_seconds(network, 1, strategy)
+    update = update_seconds(demand, gpu, strategy.optimizer, constants=machine.constants)
+    update_s = update * demand.weights / max(1.0, demand.parameters)
+    products = [int(i) for i in demand.products.nonzero()[0]]
     following = [*products[1:], len(network.layers)]
     layers: list[PaperLayer] = []
     for i, end in zip(products, following, strict=True):
@@ -85,16 +86,16 @@ def paper_layers(network: LayerNetwork, strategy: Strategy, machine: Machine) ->
         layers.append(
             PaperLayer(
                 name=layer.name,
-                x=float(work.in_elements[i]),
-                y=float(work.out_elements[i]),
+                x=float(network.in_elements(i)),
+                y=float(layer.out_elements),
                 w=float(weights),
-                bias=float(work.parameters[i] - weights),
+                bias=float(layer.parameter_count - weights),
                 filters=layer.filters,
                 channels=inside[0],
                 extents=inside[1:],
                 forward_s=float(forward[own].sum()),
                 backward_s=float(backward[own].sum()),
-                update_s=float(work.parameters[own].sum()) * update,
+                update_s=float(update_s[own].sum()),
                 halo_x=halos[0],
                 halo_dy=halos[1],
             )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.errors import PlanError
+from paceline.networks.demand import Array
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.strategy import Strategy
-from paceline.networks.terms import HOST_S, Machine
-from paceline.networks.traffic import ELEMENT_BYTES, stage_transfers
-from paceline.networks.work import Array, work_of
+from paceline.networks.terms import MESSAGE_S, STAGED, Machine
+from paceline.networks.traffic import stage_transfers
 from paceline.plan.pipeline import pipeline_times
 
 
@@ -35,17 +35,6 @@ class Stages:
     mean_s: float
     hand_over_s: float
     step_s: float
-
-
-def layer_seconds(network: LayerNetwork, samples: float, machine: Machine) -> tuple[Array, Array]:
-    """[layer] seconds forward and backward of ``samples``."""
-    work = work_of(network)
-    by_bytes = work.product_elements / machine.element_rate
-    products = np.maximum(work.flops / machine.flop_rate, by_bytes) * samples
-    moved = work.moved_elements * samples / machine.element_rate
-    host = work.kernels * HOST_S
-    forward = products[0] + 0.4 * moved + host / 3
-    return forward, products[1] + products[2] + 0.6 * moved + host * 2 / 3
 
 
 def best_cut(seconds: Array, stages: int) -> tuple[int, ...]:
@@ -80,7 +69,7 @@ def pipeline(network: LayerNetwork, strategy: Strategy, machine: Machine) -> Sta
     """The best cut and its simulated step."""
     count, micro = strategy.split, strategy.microbatches
     samples = strategy.busiest_samples / micro
-    forward, backward = layer_seconds(network, samples, machine)
+    forward, backward = machine.layer_seconds(network, samples, strategy)
     if strategy.recompute:
         backward = backward + forward
     ends = best_cut(forward + backward, count)
@@ -89,8 +78,10 @@ def pipeline(network: LayerNetwork, strategy: Strategy, machine: Machine) -> Sta
     stage_backward = np.add.reduceat(backward, starts)
     hand_over = np.zeros(count)
     for place, end in enumerate(ends[:-1]):
-        size = stage_transfers(network, strategy, end)[0].elements * ELEMENT_BYTES
-        hand_over[place] = _send(size, place, machine)
+        transfer = stage_transfers(network, strategy, end)[0]
+        hand_over[place] = _send(
+            transfer.elements * transfer.width, place, strategy.library, machine
+        )
     (step,) = pipeline_times(
         strategy.schedule,
         count,
@@ -110,9 +101,10 @@ def pipeline(network: LayerNetwork, strategy: Strategy, machine: Machine) -> Sta
     )
 
 
-def _send(size: float, place: int, machine: Machine) -> float:
+def _send(size: float, place: int, library: str, machine: Machine) -> float:
     from paceline.model.network import Fabric
 
     node = machine.cluster.node.gpus
     stride = node if (place + 1) % node == 0 else 1
-    return Fabric(machine.cluster).p2p(size, stride, senders_per_node=1)
+    seconds = Fabric(machine.cluster).p2p(size, stride, senders_per_node=1)
+    return max(seconds, size / STAGED + MESSAGE_S) if library == "mpi" else seconds

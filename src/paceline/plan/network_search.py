@@ -5,11 +5,13 @@ Paper: ParaDL, 4.1 ("suggesting the best strategy for a given CNN, dataset and r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import PlanError
 from paceline.model.cluster import Cluster
+from paceline.networks.compute import ComputeConstants
 from paceline.networks.factors import Factors
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.limits import spatial_end, violations
@@ -74,25 +76,39 @@ def search_networks(
     batch_per_gpu: int | None = None,
     global_batch: int | None = None,
     factors: Factors | None = None,
-    precision: str = "fp32",
-    optimizer: str = "momentum",
+    software: ComputeConstants | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> NetworkSearch:
     """Predict every strategy and split, and keep what fits.
+
+    Args:
+        network: its layers.
+        cluster: the machines.
+        gpus: counts of them.
+        batch_per_gpu: samples of a GPU in a step; or
+        global_batch: of all.
+        factors: of a calibration.
+        software: constants of its kernels; None = those of the GPU.
+        options: fields of ``Strategy`` that all candidates have: precision, optimizer, ...
 
     Raises:
         PlanError: no batch, or nothing fits; the message says why.
     """
-    if (batch_per_gpu is None) == (global_batch is None):
+    for name, value in (("per GPU", batch_per_gpu), ("of a step", global_batch)):
+        if value is not None and value < 1:
+            raise PlanError(f"a batch {name} has 1 sample at least, not {value}")
+    samples = global_batch if batch_per_gpu is None else batch_per_gpu
+    if samples is None or None not in (batch_per_gpu, global_batch):
         raise PlanError("give either a batch per GPU or a global batch")
     rows: list[NetworkPrediction] = []
     refused: dict[str, str] = {}
     for count in thinned(gpus):
-        batch = global_batch or (batch_per_gpu or 1) * count
-        for strategy in candidates(network, count, batch, optimizer):
+        batch = samples if batch_per_gpu is None else samples * count
+        for strategy in candidates(network, count, batch, options or {}):
             reasons = violations(network, strategy)
             if not reasons:
                 row = predict_network(
-                    network, strategy, cluster, factors=factors, precision=precision
+                    network, strategy, cluster, factors=factors, software=software
                 )
                 if row.fits:
                     rows.append(row)
@@ -116,7 +132,9 @@ def thinned(gpus: Sequence[int]) -> list[int]:
     return [n for n in counts if n in (counts[0], counts[-1]) or not n & (n - 1)]
 
 
-def candidates(network: LayerNetwork, gpus: int, batch: int, optimizer: str) -> Iterator[Strategy]:
+def candidates(
+    network: LayerNetwork, gpus: int, batch: int, options: Mapping[str, Any]
+) -> Iterator[Strategy]:
     """Strategies on ``gpus`` that the batch allows, pure ones first."""
     splits = [n for n in divisors(gpus) if 1 < n < gpus and n <= _LARGEST_SPLIT]
     for name in STRATEGIES:
@@ -124,20 +142,20 @@ def candidates(network: LayerNetwork, gpus: int, batch: int, optimizer: str) -> 
             continue
         for split in (0,) if name in PURE else splits:
             group = {"data": 1}.get(name, split or gpus)
-            if batch < gpus // group:
+            uneven = name.endswith("pipeline") and batch % (gpus // group)
+            if batch < gpus // group or uneven:
                 continue
             for until in _ends(network, group) if name.endswith("spatial") else (None,):
-                yield Strategy(
-                    name=name,
-                    gpus=gpus,
-                    global_batch=batch,
-                    split=split,
-                    spatial_until=until,
-                    optimizer=optimizer,
-                    microbatches=_microbatches(batch // (gpus // group)) if "pipe" in name else 1,
-                    gradients="buckets" if name.startswith("data") else "packed",
-                    exchange="tree",
-                )
+                fields = {
+                    "split": split,
+                    "spatial_until": until,
+                    "microbatches": _microbatches(batch // (gpus // group))
+                    if name.endswith("pipeline")
+                    else 1,
+                    "gradients": "buckets" if name.startswith("data") else "packed",
+                    "exchange": "ring" if options.get("library") == "mpi" else "tree",
+                }
+                yield Strategy(name=name, gpus=gpus, global_batch=batch, **{**fields, **options})
 
 
 def _microbatches(samples: int) -> int:

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
-from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from paceline.errors import PlanError
 from paceline.model.cluster import Cluster
+from paceline.networks.compute import ComputeConstants
 from paceline.networks.factors import Factors
 from paceline.networks.layer import LayerNetwork
+from paceline.networks.layer_profile import LayerProfile
 from paceline.networks.limits import violations
-from paceline.networks.memory import MemoryConstants, NetworkMemory, network_memory
-from paceline.networks.saved import saved_bytes
-from paceline.networks.strategy import OPTIMIZERS, Strategy
+from paceline.networks.split_memory import OF_SAMPLES, step_memory
+from paceline.networks.strategy import Strategy
 from paceline.networks.terms import COMPUTE, Machine, step_terms
-from paceline.networks.traffic import ELEMENT_BYTES, last_spatial, split_products, traffic
-from paceline.networks.work import Array, Shared, work_of
-from paceline.plan.network_pipeline import Stages, layer_seconds, pipeline
+from paceline.networks.traffic import traffic
+from paceline.plan.network_pipeline import Stages, pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,8 @@ def predict_network(
     cluster: Cluster,
     *,
     factors: Factors | None = None,
-    precision: str = "fp32",
+    software: ComputeConstants | None = None,
+    profile: LayerProfile | None = None,
 ) -> NetworkPrediction:
     """Predict one step.
 
@@ -100,12 +98,13 @@ def predict_network(
         strategy: how it is shared out.
         cluster: the machines.
         factors: of a calibration; None = datasheets and published microbenchmarks.
-        precision: of the products; all else is fp32.
+        software: constants of its kernels; None = those of the GPU, fitted where runs were.
+        profile: measured seconds of its operators.
 
     Raises:
         ModelError: the GPU lacks the precision.
     """
-    machine = Machine(cluster, precision)
+    machine = Machine(cluster, software, profile)
     terms = step_terms(network, strategy, machine)
     stages = None
     reasons = violations(network, strategy)
@@ -116,25 +115,46 @@ def predict_network(
     if strategy.gradients == "buckets":
         terms = _overlapped(terms, network, strategy, machine)
     breakdown = {name: seconds for name, seconds in terms.items() if seconds > 0}
+    memory = step_memory(network, strategy, () if stages is None else stages.ends)
     return NetworkPrediction(
         network=network,
         strategy=strategy,
         cluster=cluster,
         step_time_s=sum(breakdown.values()),
         breakdown=breakdown,
-        memory=step_memory(network, strategy, stages),
+        memory=memory,
         limits=reasons,
         stages=stages,
+        notes=tuple(note for note in (_modelled(network, profile),) if note),
+    )
+
+
+def _modelled(network: LayerNetwork, profile: LayerProfile | None) -> str:
+    """Which operators a profile does not have; "" where it has all, or there is none."""
+    if profile is None:
+        return ""
+    known = profile.times(network)[1]
+    names = [
+        layer.name
+        for layer, measured in zip(network.layers, known, strict=True)
+        if not measured and layer.kind != "view"
+    ]
+    if not names:
+        return f"operators timed on {profile.device}"
+    listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"operators timed on {profile.device}, but for {len(names)} of {len(network.layers)} "
+        f"layers, which are modelled ({listed})"
     )
 
 
 def _piped(terms: dict[str, float], stages: Stages, strategy: Strategy) -> dict[str, float]:
     """Computation of the busiest stage, and what the pipeline adds to it: fill, drain, waits."""
-    compute = sum(terms[name] for name in ("products", "memory", "host"))
+    layers = ("products", "memory", "layout", "host")
+    compute = sum(terms[name] for name in layers)
     scale = stages.busiest_s / compute if compute else 0.0
     terms = {
-        name: seconds * scale if name in ("products", "memory", "host") else seconds
-        for name, seconds in terms.items()
+        name: seconds * scale if name in layers else seconds for name, seconds in terms.items()
     }
     terms["update"] /= strategy.split
     waits = stages.step_s - stages.busiest_s
@@ -156,8 +176,9 @@ def _overlapped(
         return terms
     buckets = [t for t in traffic(network, strategy) if t.what == "gradients"]
     elements = sum(bucket.elements for bucket in buckets)
-    _, backward = layer_seconds(network, strategy.busiest_samples, machine)
-    compute = sum(terms[name] for name in COMPUTE if name != "update") * 2 / 3
+    forward, backward = machine.layer_seconds(network, strategy.busiest_samples, strategy)
+    share = backward.sum() / (forward.sum() + backward.sum())
+    compute = sum(terms[name] for name in COMPUTE if name != "update") * share
     remaining = backward[::-1].cumsum()[::-1] / backward.sum() * compute
     end = 0.0
     for bucket in buckets:
@@ -170,55 +191,6 @@ def _overlapped(
     }
 
 
-def step_memory(
-    network: LayerNetwork, strategy: Strategy, stages: Stages | None = None
-) -> dict[str, float]:
-    """Bytes of the fullest GPU: ``networks.memory`` of the whole network, shared out.
-
-    What filters and channels split are weights: each GPU gathers whole activations.
-    """
-    work, samples = work_of(network), strategy.busiest_samples
-    whole, saved = memory_of(network)
-    weights, kept = work.parameters.copy(), np.ones(len(saved))
-    passing = 1.0
-    if strategy.splits_weights and strategy.split > 1:
-        weights[split_products(network, strategy)] /= strategy.split
-    if strategy.is_spatial and strategy.split > 1:
-        kept[: last_spatial(network, strategy) + 1] /= strategy.split
-        passing = 1 / strategy.split
-    if stages is not None:
-        starts = [0, *(end + 1 for end in stages.ends[:-1])]
-        weights = np.add.reduceat(weights, starts).max(keepdims=True)
-        share = np.add.reduceat(saved, starts).max() / saved.sum()
-        # Recomputed, one microbatch's activations are alive at a time.
-        kept *= share / (strategy.microbatches if strategy.recompute else 1)
-        passing = 1 / strategy.microbatches
-    activations = whole.saved * samples * float((saved * kept).sum() / saved.sum())
-    transient = whole.transient * samples * passing
-    constants = MemoryConstants()
-    parameters = float(weights.sum()) * ELEMENT_BYTES
-    shards = strategy.replicas if strategy.zero else 1
-    return {
-        "weights": parameters / (shards if strategy.zero == 3 else 1),
-        "gradients": parameters / (shards if strategy.zero >= 2 else 1),
-        "optimizer": parameters * OPTIMIZERS[strategy.optimizer] / shards,
-        "activations": activations,
-        "transient": transient,
-        "reserved": constants.reserved_bytes + (constants.overhead - 1) * (activations + transient),
-    }
-
-
-def memory_of(network: LayerNetwork) -> tuple[NetworkMemory, Array]:
-    """One sample's memory, and what each layer saves of it [layer], bytes; computed once."""
-    return _memory_of(Shared(network))
-
-
-@lru_cache(maxsize=64)
-def _memory_of(shared: Shared) -> tuple[NetworkMemory, Array]:
-    saved = np.asarray(saved_bytes(shared.network, "fp32"), dtype=float)
-    return network_memory(shared.network, 1), saved
-
-
 def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -> int:
     """Most samples of a replica that fit.
 
@@ -226,10 +198,8 @@ def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -
         PlanError: one does not.
     """
     stages = pipeline(network, strategy, Machine(cluster)) if strategy.is_pipeline else None
-    memory = step_memory(network, strategy, stages)
-    constants = MemoryConstants()
-    states = memory["weights"] + memory["gradients"] + memory["optimizer"]
-    fixed = states + constants.reserved_bytes
+    memory = step_memory(network, strategy, () if stages is None else stages.ends)
+    fixed = sum(size for name, size in memory.items() if name not in OF_SAMPLES)
     one = (sum(memory.values()) - fixed) / strategy.busiest_samples
     room = cluster.gpu.memory_bytes - fixed
     if room < one:

@@ -18,6 +18,7 @@ def prediction_lines(prediction: NetworkPrediction) -> list[str]:
     gpu, step = prediction.cluster.gpu, prediction.step_time_s
     lines = [
         f"{prediction.network.name}, {prediction.strategy.describe()}, {gpu.name}",
+        *(f"it CANNOT RUN: {reason}; if it could:" for reason in prediction.limits),
         f"step: {step:.4g} s, {prediction.samples_per_s:,.0f} samples/s",
     ]
     for name, seconds in sorted(prediction.breakdown.items(), key=lambda item: -item[1]):
@@ -48,6 +49,11 @@ def prediction_mapping(prediction: NetworkPrediction) -> dict[str, Any]:
             "global_batch": strategy.global_batch,
             "spatial_until": strategy.spatial_until,
             "microbatches": strategy.microbatches,
+            "precision": strategy.precision,
+            "channels_last": strategy.channels_last,
+            "gradient_precision": strategy.gradient_precision,
+            "library": strategy.library,
+            "sync_batchnorm": strategy.sync_batchnorm,
         },
         "gpu": prediction.cluster.gpu.name,
         "step_time_s": prediction.step_time_s,

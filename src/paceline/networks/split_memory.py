@@ -1,0 +1,247 @@
+"""Memory of the fullest GPU that trains a network by a strategy, counted tensor by tensor.
+
+Paper: ParaDL, 4.2 and Table 3; what its formula leaves out (halos, gathered tensors, buffers of the
+exchange, uneven parts, microbatches in flight) is counted here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from paceline.networks.demand import Array, demand_of
+from paceline.networks.layer import LayerNetwork, Shared
+from paceline.networks.memory import MemoryConstants, cast_bytes, gradient_bytes
+from paceline.networks.regions import largest_share
+from paceline.networks.saved import saved_bytes
+from paceline.networks.strategy import GRADIENT_BYTES, OPTIMIZERS, Strategy
+from paceline.networks.traffic import (
+    ELEMENT_BYTES,
+    crossing,
+    last_spatial,
+    split_products,
+    traffic,
+)
+
+#: Parts that grow with the samples of a GPU; the others do not.
+OF_SAMPLES = ("activations", "transient", "halos", "gathers")
+#: FSDP gathers the parameters of the next layer while one computes.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """One sample of the whole network, on one GPU.
+
+    Attributes:
+        saved: [layer] bytes that each layer saves.
+        gradients: [layer] bytes of gradients of results alive in its backward pass.
+        casts: bytes of half-precision weights.
+    """
+
+    saved: Array
+    gradients: Array
+    casts: float
+
+
+def step_memory(
+    network: LayerNetwork, strategy: Strategy, ends: Sequence[int] = ()
+) -> dict[str, float]:
+    """Bytes of the fullest GPU at the peak of a step, by what takes them.
+
+    Args:
+        network: its layers.
+        strategy: how it is shared out.
+        ends: last layer (index) of each stage of a pipeline.
+
+    Returns:
+        weights, gradients, optimizer, casts, activations (saved by autograd), transient (gradients
+        of results), halos and gathers (copies of what others have), buckets (of the exchange),
+        parameters (gathered by FSDP), reserved.
+    """
+    if not ends:
+        return _memory_of_part(network, strategy, (0, len(network.layers)), 1)
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    parts = zip(starts, [end + 1 for end in ends], strict=True)
+    count, microbatches = len(starts), strategy.microbatches
+    by_stage = [
+        _memory_of_part(
+            network,
+            strategy,
+            part,
+            microbatches if strategy.schedule == "gpipe" else min(count - number, microbatches),
+        )
+        for number, part in enumerate(parts)
+    ]
+    return max(by_stage, key=lambda memory: sum(memory.values()))
+
+
+def _memory_of_part(
+    network: LayerNetwork, strategy: Strategy, part: tuple[int, int], in_flight: int
+) -> dict[str, float]:
+    """Of the layers ``part``; a pipeline's stage has ``in_flight`` microbatches at a time."""
+    whole, rows = whole_network(network, strategy.precision), slice(*part)
+    samples = strategy.busiest_samples / strategy.microbatches
+    weights = demand_of(network, strategy.precision).weights.copy()
+    if strategy.splits_weights and strategy.split > 1:
+        weights[split_products(network, strategy)] /= strategy.split
+    saved_share, gradient_share = _shares(network, strategy)
+    left = np.cumsum((whole.saved * saved_share)[rows])
+    live = (whole.gradients * gradient_share)[rows]
+    peak = int(np.argmax(left + live))
+    activations = float(left[peak]) * samples
+    if in_flight > 1:  # of all microbatches but the one that is on its way back, all is saved
+        earlier = (
+            _handed_over(network, strategy, part[0]) if strategy.recompute else float(left[-1])
+        )
+        activations += (in_flight - 1) * samples * earlier
+    memory = {
+        **_states(strategy, float(weights[rows].sum())),
+        "casts": whole.casts * float(weights[rows].sum()) / max(1, network.parameters),
+        "activations": activations,
+        "transient": float(live[peak]) * samples,
+        **_copies(network, strategy),
+        **_buffers(network, strategy, weights[rows]),
+        "reserved": MemoryConstants().reserved_bytes,
+    }
+    return {name: float(size) for name, size in memory.items()}
+
+
+def _states(strategy: Strategy, parameters: float) -> dict[str, float]:
+    """Weights, gradients and the optimizer's tensors."""
+    weights = parameters * ELEMENT_BYTES
+    shards = strategy.replicas if strategy.zero else 1
+    return {
+        "weights": weights / (shards if strategy.zero == 3 else 1),
+        "gradients": weights / (shards if strategy.zero >= 2 else 1),
+        "optimizer": weights * OPTIMIZERS[strategy.optimizer] / shards,
+    }
+
+
+def _shares(network: LayerNetwork, strategy: Strategy) -> tuple[Array, Array]:
+    """[layer] what the largest part has of the inputs, and of the results, of each layer."""
+    count = len(network.layers)
+    inputs, results = np.ones(count), np.ones(count)
+    if not (strategy.is_spatial and strategy.split > 1):
+        return inputs, results
+    for index in range(last_spatial(network, strategy) + 1):
+        shapes = (network.in_shapes(index)[0], network.layers[index].out_shape)
+        for shares, shape in zip((inputs, results), shapes, strict=True):
+            extents = shape[1:]
+            whole = math.prod(extents)
+            if whole:
+                parts = strategy.parts(len(extents))
+                shares[index] = largest_share(extents, parts) / whole
+    return inputs, results
+
+
+def _copies(network: LayerNetwork, strategy: Strategy) -> dict[str, float]:
+    """Copies of what other GPUs have, bytes of all samples of the busiest GPU."""
+    if strategy.split == 1 or strategy.is_pipeline:
+        return {}
+    if strategy.is_spatial:
+        return {"halos": _halos(network, strategy), "gathers": _gathered(network, strategy)}
+    return {"gathers": _parts_of_products(network, strategy)}
+
+
+def _halos(network: LayerNetwork, strategy: Strategy) -> float:
+    """What layers with a window save beside their own rows.
+
+    A part and its halo are joined into a tensor of their own. Where another layer has saved the
+    part already, the part is there twice.
+    """
+    saved = whole_network(network, strategy.precision).saved
+    demand, shares = demand_of(network, strategy.precision), _shares(network, strategy)[0]
+    total = 0.0
+    for transfer in traffic(network, strategy):
+        if (transfer.what, transfer.phase) != ("halo", "forward"):
+            continue
+        index = transfer.layer
+        total += transfer.elements * transfer.width
+        whole = network.in_elements(index) * float(demand.in_width[index])
+        if saved[index] < whole:
+            total += whole * shares[index] * strategy.busiest_samples
+    return total
+
+
+def _gathered(network: LayerNetwork, strategy: Strategy) -> float:
+    """Whole tensors where a spatial split ends; the layers behind it save them."""
+    demand, last = demand_of(network, strategy.precision), last_spatial(network, strategy)
+    elements = (
+        network.layers[index].out_elements * demand.out_width[index]
+        for index in crossing(network, last)
+        if last + 1 < len(network.layers)
+    )
+    return float(sum(elements)) * strategy.busiest_samples
+
+
+def _parts_of_products(network: LayerNetwork, strategy: Strategy) -> float:
+    """Filters: a part of a result until it is gathered. Channels: slices of inputs are saved.
+
+    A slice along the channels of a batch is not contiguous, so convolutions take a copy of it.
+    """
+    demand, samples = demand_of(network, strategy.precision), strategy.busiest_samples
+    products = split_products(network, strategy)
+    if not len(products):
+        return 0.0
+    if strategy.splits_weights == "filter":
+        sizes = [network.layers[i].out_elements * demand.out_width[i] for i in products]
+        return float(max(sizes)) * samples / strategy.split
+    sizes = [network.in_elements(i) * demand.in_width[i] for i in products]
+    return float(sum(sizes)) * samples / strategy.split
+
+
+def _buffers(network: LayerNetwork, strategy: Strategy, weights: Array) -> dict[str, float]:
+    """Of the exchange: a packed copy, DDP's buckets, what FSDP gathers.
+
+    DDP's buckets are a second copy of all gradients (``gradient_as_bucket_view=False``, the default
+    of torch 2.13: torch/nn/parallel/distributed.py).
+    """
+    buffers = {}
+    exchanged = float(weights.sum()) * GRADIENT_BYTES[strategy.gradient_precision]
+    if strategy.replicas > 1 and strategy.gradients in ("packed", "buckets"):
+        is_sharded = strategy.zero >= 2
+        buffers["buckets"] = (
+            min(exchanged, 2.0 * strategy.bucket_bytes) if is_sharded else exchanged
+        )
+    if strategy.zero == 3 and strategy.replicas > 1:
+        buffers["parameters"] = _AHEAD * ELEMENT_BYTES * float(weights.max(initial=0.0))
+    return buffers
+
+
+def _handed_over(network: LayerNetwork, strategy: Strategy, start: int) -> float:
+    """Bytes of a sample that a stage keeps of a microbatch that it computes again."""
+    demand = demand_of(network, strategy.precision)
+    if start == 0:
+        return float(math.prod(network.input_shape)) * ELEMENT_BYTES
+    entering = crossing(network, start - 1)
+    return float(sum(network.layers[i].out_elements * demand.out_width[i] for i in entering))
+
+
+def whole_network(network: LayerNetwork, precision: str) -> _Whole:
+    """One sample of the network on one GPU; computed once."""
+    return _whole(Shared(network), precision)
+
+
+@lru_cache(maxsize=64)
+def _whole(shared: Shared, precision: str) -> _Whole:
+    network = shared.network
+    casts = float(cast_bytes(network)) if precision == "amp" else 0.0
+    return _Whole(saved_bytes(network, precision), gradient_bytes(network, precision), casts)
+
+
+def paging(memory: Mapping[str, float], capacity: float) -> str:
+    """Why a step runs only where memory is paged to the host; "" where it fits."""
+    total = sum(memory.values())
+    if total <= capacity:
+        return ""
+    most = max(memory, key=lambda name: memory[name])
+    beyond = (total - capacity) / 1e9
+    return (
+        f"fits memory only by paging: {total / 1e9:.1f} GB a GPU, {beyond:.1f} GB too much; "
+        f"{memory[most] / 1e9:.1f} GB are {most}"
+    )
