@@ -36,6 +36,18 @@ def even(layers, chunks):
     return tuple(counts)
 
 
+_MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3-mtp")
+#: Mixtures whose MXFP8 recipe captures whole steps as CUDA graphs and fuses the experts' kernels
+#: (Megatron-Bridge 067f987, ``perf_recipes``), which came in June 2026 (pull requests 3983, 4173,
+#: 4211, 4226, 4249): release 26.06.
+_FUSED = {
+    "DGX-GB200": _MIXTURES,
+    "DGX-GB300": _MIXTURES,
+    "DGX-B200": ("qwen3-235b-a22b",),
+    "DGX-B300": ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v3-mtp"),
+}
+
+
 def published_job(row):
     """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
 
@@ -63,6 +75,9 @@ def published_job(row):
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,
         layers_per_stage=even(llm.layers, pp * vpp),
+        fused_experts=_release(row) >= "26.06"
+        and row["precision"] == "MXFP8"
+        and llm.name in _FUSED.get(row["system"], ()),
         adapter_rank=32 if row.get("section", "").startswith("LoRA") else 0,
     )
     release = _release(row)

@@ -30,7 +30,7 @@ OVERLAP = 0.25  # share of hidden traffic that comes back as slower compute
 def cluster(**efficiency):
     shares = {
         "launch_s": 0.0, "kernel_s": 0.0, "collective_s": 0.0, "intra": 1.0, "inter": 1.0,
-        "overlap": OVERLAP,
+        "overlap": OVERLAP, "expert_kernel_s": 0.0,
     }  # fmt: skip
     return Cluster(
         name="hand",
@@ -53,6 +53,20 @@ def model(llm=GPT, cost=lambda op: 0.0, **efficiency):
 def seconds(row):
     """part -> seconds of one pass."""
     return dict(zip(PARTS, row.tolist(), strict=True))
+
+
+def test_routing_and_experts_wait_for_the_host_unless_they_are_fused():
+    """4 experts, each with a product up and down: 8 kernels, and as many in bf16's activations."""
+    kind = layer_kind(MIXED, 1)
+    waits = model(MIXED, expert_kernel_s=0.5)
+    forward, backward = waits.layer(kind, plan())[0]
+    # router, its sort (8), permute (4), products up and down (4 + 4), activation, unpermute (2)
+    assert seconds(forward)["launch"] == 0.5 * (1 + 8 + 4 + 8 + 1 + 2)
+    # two gradients a product
+    assert seconds(backward)["launch"] == 0.5 * (2 + 8 + 4 + 16 + 1 + 2)
+    assert waits.layer(layer_kind(MIXED, 0), plan())[0][:, PARTS.index("launch")].sum() == 0
+    fused = plan(precision="fp8", fused_experts=True)
+    assert waits.layer(kind, fused)[0][:, PARTS.index("launch")].sum() == 0
 
 
 def gemms(op):

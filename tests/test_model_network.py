@@ -8,7 +8,7 @@ from paceline.errors import ModelError
 from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.efficiency import Efficiency
 from paceline.model.nccl import AllReduceTable, Curve
-from paceline.model.network import Fabric, Group
+from paceline.model.network import Fabric, Group, places_visited
 
 GB = 1e9
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -83,6 +83,22 @@ def test_all_to_all_is_bound_by_the_adapters():
     # Each of 16 ranks sends half of its GB to the other node; 8 of them share 80 GB/s.
     assert fabric().all_to_all(GB, Group(16, 1)) == pytest.approx(0.5 * 8 / 80)
     assert fabric().all_to_all(GB, Group(8, 1)) == pytest.approx(7 / 8 / 100)
+
+
+def test_a_token_crosses_the_network_once_for_each_node():
+    """Two nodes of 8: of two random ranks, a token visits 16 (1 - (15/16)^2) on average."""
+    visited = 16 * (1 - (15 / 16) ** 2)
+    assert places_visited(16, 2) == pytest.approx(visited)
+    size = GB * visited  # a GB of tokens, one copy a rank
+    # The other node has one of the two experts with chance 3/4; 8 ranks share 80 GB/s.
+    assert fabric().dispatch(size, Group(16, 1), 2) == pytest.approx(0.75 * 8 / 80)
+    # As long as all tokens stay in a node, nothing is saved.
+    assert fabric().dispatch(size, Group(8, 1), 2) == fabric().all_to_all(size, Group(8, 1))
+    assert fabric().dispatch(0.0, Group(16, 1), 2) == 0.0
+    # The copies for the other ranks of a node go over its links: 7/8 of them at 1 GB/s.
+    cluster = fabric().cluster
+    slow = replace(cluster, node=replace(cluster.node, bandwidth=GB))
+    assert Fabric(slow).dispatch(size, Group(16, 1), 2) == pytest.approx(visited * 7 / 8)
 
 
 def test_a_message_uses_one_adapter_or_its_share():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.errors import PlanError
 from paceline.model.costs import _ADAM_BYTES
 from paceline.model.llm import LLM, LatentAttention, MoE
 from paceline.model.memory_rules import OPTIMIZER_BYTES
@@ -392,6 +393,27 @@ def test_a_router_sorts_in_eight_kernels():
     assert ops["expert-activation"].bytes == 4 * 2 * 4 * (16 + 8)
 
 
+def test_fused_experts_share_one_kernel_a_product():
+    """Casts and activation between the products are theirs; what enters is cast block by block."""
+    eager = layer(MOE, replace(ONE, precision="fp8"))
+    fused = layer(MOE, replace(ONE, precision="fp8", fused_experts=True))
+    products = {name for name in eager if name.startswith(("expert-up", "expert-down"))}
+    products -= {name for name in products if "cast" in name}
+    for name in products:
+        assert fused[name] == eager[name]._replace(kernels=1)
+        assert eager[name].kernels == 4
+    # 16 tokens in experts of hidden width 16: read in 2 bytes, written in 1 and transposed in 1
+    assert fused["expert-up-cast"].bytes == fused["expert-down-cast-backward"].bytes == 16 * 16 * 4
+    assert eager["expert-up-cast"].bytes == 16 * 16 * 6
+    gone = {"expert-activation", "expert-down-cast", "expert-up-cast-backward"}
+    gone |= {"expert-activation-backward"}
+    assert set(eager) - set(fused) == gone
+    same = set(fused) - products - {"expert-up-cast", "expert-down-cast-backward"}
+    assert all(fused[name] == eager[name] for name in same)
+    with pytest.raises(PlanError, match="need fp8 or nvfp4, not bf16"):
+        replace(ONE, fused_experts=True)
+
+
 def test_shared_experts_run_beside_the_routed():
     ops = layer(MOE)
     assert (ops["shared-up"].n, ops["shared-down"].k) == (2 * 12, 12)
@@ -416,9 +438,10 @@ def test_expert_parallel_ranks_exchange_tokens_four_times():
     work = layer_work(MOE, layer_kind(MOE, 0), plan)
     size = TENSOR * 2 * 0.75
     assert collectives(work) == [
-        [(name, "all_to_all", size, "") for name in ("dispatch", "combine")],
-        [(f"{name}-backward", "all_to_all", size, "") for name in ("dispatch", "combine")],
+        [(name, "dispatch", size, "") for name in ("dispatch", "combine")],
+        [(f"{name}-backward", "dispatch", size, "") for name in ("dispatch", "combine")],
     ]
+    assert work.forward[[w.name for w in work.forward].index("combine")].visits == 2
     # 2 experts here, each with the tokens of both ranks: 16 x 2 / 4
     assert operators(work)["expert-up"].batch == 2
     assert operators(work)["expert-up"].m == 8

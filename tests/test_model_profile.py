@@ -413,11 +413,11 @@ def test_time_that_is_over_leaves_the_rest_out(torch: Any) -> None:
 
 def test_what_does_not_fit_is_left_out(torch: Any) -> None:
     from paceline.model.profile_operators import Case, Tensors
-    from paceline.model.profiler import Effort, _Clock, made_up, measure
+    from paceline.model.profiler import Clock, Effort, made_up, measure
 
     gpt = made_up(64, 32)[0]
     case = Case(Operator("norm-mlp", "memory", 0.0, 1e12), gpt, Plan(global_batch=1))
-    clock = _Clock(torch, "cpu", Effort())
+    clock = Clock(torch, "cpu", Effort())
     assert measure(case, Tensors(torch, "cpu", "fp32"), clock, 1e9) == (
         "norm-mlp: needs about 3725 GiB"
     )
@@ -427,7 +427,7 @@ def test_a_gpu_is_timed_by_events_around_queued_runs() -> None:
     """The clock's arithmetic and order of calls; no GPU is needed."""
     from types import SimpleNamespace
 
-    from paceline.model.profiler import Effort, _Clock
+    from paceline.model.profiler import Clock, Effort
 
     calls: list[str] = []
 
@@ -449,7 +449,7 @@ def test_a_gpu_is_timed_by_events_around_queued_runs() -> None:
         synchronize=lambda: calls.append("synchronize"),
         _sleep=lambda cycles: calls.append("hold"),
     )
-    clock = _Clock(SimpleNamespace(cuda=cuda), "cuda", Effort(repeats=2, most=2, warmup=1))
+    clock = Clock(SimpleNamespace(cuda=cuda), "cuda", Effort(repeats=2, most=2, warmup=1))
     thunks = [lambda: calls.append("run")] * 2
     assert clock.samples(thunks) == [4e-3, 4e-3]
     one = ["hold", "record", "run", "run", "record", "wait"]

@@ -28,9 +28,9 @@ from paceline.model.profile_cost import (
 )
 from paceline.model.profile_operators import _BUILDERS, Case, Tensors, thunk_of
 from paceline.model.profiler import (
+    Clock,
     Effort,
     Shapes,
-    _Clock,
     choose_device,
     made_up,
     measure,
@@ -234,7 +234,7 @@ def test_each_operator_is_timed_once():
 
 
 def clock(repeats, most, operator_s, warmup=3):
-    return _Clock(
+    return Clock(
         torch, "cpu", Effort(repeats=repeats, most=most, operator_s=operator_s, warmup=warmup)
     )
 

@@ -118,3 +118,23 @@ def test_real_a100_runs():
     unseen = error_table(measured, cross_validate(jobs, measured, cluster, folds(len(runs), 2)))
     assert unseen["mape"] < 0.07
     assert unseen["median"] < 0.04
+
+
+def test_a_calibration_on_few_gpus_holds_on_many():
+    """Shared MLPerf runs on H100: fitted to 64 to 768 GPUs, predicted for 2,048 to 8,192."""
+    table = read_runs(requires.data("llm", "mlperf_llm_runs.csv"), skip_errors=True)
+    gpu = {line: row["gpu"] for line, row in zip(table.lines, table.rows, strict=True)}
+    runs = [
+        run
+        for run in table.runs
+        if gpu[run.line] == "h100" and run.plan.precision == "fp8" and not run.plan.adapter_rank
+    ]
+    cluster = cluster_preset("h100")
+    few = [run for run in runs if run.plan.gpus <= 768]
+    many = [run for run in runs if run.plan.gpus > 768]
+    assert (len(few), len(many)) == (8, 4)
+    fit = calibrate([(run.llm, run.plan) for run in few], [run.measured_s for run in few], cluster)
+    assert {"partial", "inter", "attention"} <= set(fit.calibration.fixed)
+    for run in many:
+        predicted = predict(run.llm, run.plan, fit.cluster).step_time_s
+        assert predicted == pytest.approx(run.measured_s, rel=0.08)

@@ -15,6 +15,8 @@ from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.model.compute import ComputeCost
     from paceline.model.job_yaml import PlannedJob
     from paceline.plan.explain import Explanation
@@ -37,6 +39,8 @@ PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("grad_bytes", "bucket_bytes"),
 )
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 
 #: Whole-numbered limits: option, what it bounds.
 LIMITS = (
@@ -74,7 +78,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
-    add_space(parser)
+    add_space(parser, more_precisions=("tf32", "amp"))
     add_memory(parser)
     add_engine(parser.add_argument_group("who searches"))
     wish = parser.add_argument_group("what is wanted")
@@ -121,7 +125,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.set_defaults(run=run)
 
 
-def add_space(parser: argparse.ArgumentParser) -> None:
+def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = ()) -> None:
     """What plans are tried, for all commands that search."""
     space = parser.add_argument_group("what is tried")
     for option, text in LIMITS:
@@ -137,7 +141,7 @@ def add_space(parser: argparse.ArgumentParser) -> None:
     space.add_argument(
         "--even", action="store_true", help="only plans with as many layers on every stage"
     )
-    space.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8"), help="of all plans")
+    space.add_argument("--precision", choices=(*_PRECISIONS, *more_precisions), help="of all plans")
     space.add_argument("--no-flash", action="store_true", help="attention is not fused")
     space.add_argument(
         "--schedule",
@@ -151,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, print, write; or serve the page that searches."""
     if network_predict.is_network(args.job_yaml):
         return network_predict.plan(args)
+    network_predict.refuse_options(args)
     from paceline.errors import PlanError
     from paceline.plan.search import search
     from paceline.report import search_folder

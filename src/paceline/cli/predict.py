@@ -46,6 +46,7 @@ DEGREES = (
 SWITCHES = (
     ("--sequence-parallel", "sequence_parallel", True, "split norms and residuals over tp"),
     ("--no-flash", "flash", False, "attention is not fused"),
+    ("--fused-experts", "fused_experts", True, "one kernel a product for all experts, CUDA graphs"),
     ("--no-overlap-dp", "overlap_dp", False, "gradients are reduced after the backward pass"),
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
@@ -83,7 +84,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, text in DEGREES:
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
-    plan.add_argument("--precision", choices=("fp32", "fp16", "bf16", "fp8", "nvfp4"))
+    plan.add_argument(
+        "--precision",
+        choices=("fp32", "tf32", "fp16", "bf16", "amp", "fp8", "nvfp4"),
+        help="tf32 and amp: of networks, whose amp is in fp16 or bf16",
+    )
     plan.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),

@@ -70,7 +70,7 @@ def _whole_layer(
     mask = s.tokens * llm.hidden if s.dropout else 0.0
     blocks = len(kind.blocks)
     # Inputs of the norms and of the blocks, masks of the residual dropouts.
-    full = (blocks * s.wide + blocks * s.input + blocks * mask) / s.split
+    full = (blocks * llm.block_norms * s.wide + blocks * s.input + blocks * mask) / s.split
     if "*" in kind.blocks:
         full += _attention(llm, s, plan)
     mlp, act = 0.0, 0.0

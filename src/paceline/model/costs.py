@@ -52,6 +52,8 @@ BUCKET_ELEMENTS = 40_000_000
 #: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
 #: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
 TP_OVERLAP_TOKENS = 4096
+#: What names the kernels that wait for the host: how many tokens an expert gets is known late.
+_OF_EXPERTS = ("expert-", "router", "permute", "unpermute")
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class CostModel:
         """
         seconds = dict.fromkeys(PARTS, 0.0)
         by_name: dict[str, float] = {}
-        kernels = 0
+        kernels = waits = 0
         hidden: list[tuple[Collective, float]] = []
         for entry in work:
             if isinstance(entry, Operator):
@@ -247,6 +249,8 @@ class CostModel:
                 seconds[entry.part] += duration_s
                 by_name[entry.name] = by_name.get(entry.name, 0.0) + duration_s
                 kernels += entry.kernels
+                if entry.name.startswith(_OF_EXPERTS):
+                    waits += entry.kernels
             elif entry.hidden_behind:
                 hidden.append((entry, self._collective_s(entry, plan)))
             else:
@@ -261,6 +265,8 @@ class CostModel:
             seconds[entry.part] += duration_s - under + self.efficiency.overlap * under
         busy = sum(seconds.values())
         seconds["launch"] += max(0.0, kernels * self.efficiency.launch_s - busy)
+        if waits and not plan.fused_experts:
+            seconds["launch"] += waits * self.efficiency.expert_kernel_s
         return np.array(list(seconds.values()))
 
     def _collective_s(self, collective: Collective, plan: Plan) -> float:
@@ -271,6 +277,8 @@ class CostModel:
         }[collective.part]
         if collective.op == "p2p":
             return self._neighbour_s(collective.bytes, size, stride)
+        if collective.op == "dispatch":
+            return self.fabric.dispatch(collective.bytes, Group(size, stride), collective.visits)
         call = getattr(self.fabric, collective.op)
         return float(call(collective.bytes, Group(size, stride)))
 
@@ -468,6 +476,7 @@ def _layer_key(plan: Plan) -> tuple[object, ...]:
         plan.sequence_parallel,
         plan.precision,
         plan.flash,
+        plan.fused_experts,
         plan.overlap_tp,
         plan.grad_bytes,
         plan.adapter_rank > 0,

@@ -13,6 +13,12 @@ from types import MappingProxyType
 
 from paceline.errors import ModelError
 
+#: How long a GPU waits for each kernel of routing and experts. The host learns how many tokens each
+#: expert gets only when the router has run, so it cannot launch ahead; its time is Python's, 2 to 3
+#: times ``launch_s``. Fitted to the shared published mixtures (``benchmarks/fit_experts.py``):
+#: 22 us, with one model left out 20 to 24; rounded to 20.
+EXPERT_KERNEL_S = 20e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -52,6 +58,8 @@ class Efficiency:
             is exposed whatever room there is (``SHARED_FIT``).
         layer_s: seconds of each pass of a layer besides its kernels (``SHARED_FIT``): waits between
             streams. In fp8 alone, whose software was measured.
+        expert_kernel_s: idle seconds of the GPU before each kernel of routing and experts, unless
+            they are fused (``EXPERT_KERNEL_S``).
         fixed_s: seconds of a step that no operator accounts for.
         compute: factor on every kernel's speed; 1 = as the other constants say. Fitted where just
             one number per GPU is.
@@ -72,6 +80,7 @@ class Efficiency:
     overlap: float = 0.2
     hidden_dp: float = 1.0
     layer_s: float = 0.0
+    expert_kernel_s: float = EXPERT_KERNEL_S
     fixed_s: float = 0.0
     compute: float = 1.0
 

@@ -422,6 +422,90 @@ def _nemotron_h(config: _Config) -> dict[str, Any]:
     }
 
 
+def _windows(config: _Config, default: int) -> dict[str, Any]:
+    """Sliding windows on all layers but every n-th, as ``layer_types`` lists them."""
+    window, kinds = config.whole("sliding_window"), config.values.get("layer_types")
+    if not window:
+        return {}
+    layers, every = (
+        config.whole("num_hidden_layers"),
+        config.whole("sliding_window_pattern", default),
+    )
+    if isinstance(kinds, list) and "full_attention" in kinds:
+        every = kinds.index("full_attention") + 1
+    pattern = [
+        "full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layers)
+    ]
+    config.refuse(kinds is None or kinds == pattern, "another order of layer_types")
+    return {"window": window, "full_every": every}
+
+
+def _gemma2(config: _Config) -> dict[str, Any]:
+    return {**_gemma(config), **_windows(config, 2), "post_norms": True}
+
+
+def _gemma3(config: _Config) -> dict[str, Any]:
+    return {**_gemma(config), **_windows(config, 6), "post_norms": True, "qk_norm": True}
+
+
+def _olmo2(config: _Config) -> dict[str, Any]:
+    return {**_modern(config), "qk_norm": True, "qk_norm_wide": True}
+
+
+def _olmo3(config: _Config) -> dict[str, Any]:
+    return {**_olmo2(config), **_windows(config, 4)}
+
+
+def _phi3(config: _Config) -> dict[str, Any]:
+    fields = _modern(config)
+    context = config.whole("original_max_position_embeddings") or fields["context"]
+    return {**fields, "context": context, "window": config.whole("sliding_window") or None}
+
+
+def _glm4_moe(config: _Config) -> dict[str, Any]:
+    config.need("num_key_value_heads")
+    bias = config.flag("attention_bias", False)  # of queries, keys and values alone
+    fields = _modern(_Config({**config.values, "attention_bias": False}))
+    moe = _moe(
+        config,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        shared_experts=config.whole("n_shared_experts"),
+        dense_layers=config.whole("first_k_dense_replace"),
+    )
+    return {
+        **fields,
+        "head_dim": fields["head_dim"] or fields["hidden"] // max(1, fields["heads"]),
+        "qkv_bias": bias,
+        "qk_norm": config.flag("use_qk_norm", False),
+        "moe": moe,
+        "mtp_layers": config.whole("num_nextn_predict_layers"),
+    }
+
+
+def _minimax_m2(config: _Config) -> dict[str, Any]:
+    config.need("num_key_value_heads", "head_dim")
+    kinds = config.values.get("attn_type_list")
+    config.refuse(not kinds or set(kinds) == {1}, "linear attention in attn_type_list")
+    norm = config.flag("use_qk_norm", True)
+    moe = _moe(config, "num_local_experts", "intermediate_size")
+    return {**_modern(config), "qk_norm": norm, "qk_norm_wide": norm, "moe": moe}
+
+
+def _llama4(config: _Config) -> dict[str, Any]:
+    config.need("num_key_value_heads", "head_dim", "intermediate_size_mlp")
+    chunk, every = config.whole("attention_chunk_size"), config.whole("no_rope_layer_interval", 4)
+    moe = _moe(
+        config,
+        "num_local_experts",
+        "intermediate_size",
+        shared_experts=1,
+        every=config.whole("interleave_moe_layer_step", 1),
+    )
+    chunks = {"window": chunk, "full_every": every, "chunked": True} if chunk else {}
+    return {**_modern(config), "ffn": config.whole("intermediate_size_mlp"), "moe": moe, **chunks}
+
+
 _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "GPT2LMHeadModel": _gpt2,
     "OPTForCausalLM": _opt,
@@ -436,6 +520,14 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "DeepseekV3ForCausalLM": _deepseek,
     "GptOssForCausalLM": _gpt_oss,
     "GemmaForCausalLM": _gemma,
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3,
+    "Olmo2ForCausalLM": _olmo2,
+    "Olmo3ForCausalLM": _olmo3,
+    "Phi3ForCausalLM": _phi3,
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "MiniMaxM2ForCausalLM": _minimax_m2,
+    "Llama4ForCausalLM": _llama4,
     "NemotronHForCausalLM": _nemotron_h,
 }
 
@@ -453,5 +545,13 @@ _MODEL_TYPES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
 }

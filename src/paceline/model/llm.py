@@ -6,6 +6,7 @@ matrix products alone, two per multiply-add.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from paceline.model.mamba import Mamba, check_pattern
 
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
+
+_SWITCHES = (
+    *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
+    "sinks",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +129,15 @@ class LLM:
         bias: every linear layer but the output projection has a bias.
         qkv_bias: queries, keys and values have one even where ``bias`` is False; True with it.
         qk_norm: a norm over the head width on queries and on keys (Qwen3).
+        qk_norm_wide: that norm spans all heads (OLMo 2, MiniMax-M2).
+        post_norms: a norm behind each block, too (Gemma 2 and 3).
         window: tokens that a sliding-window layer attends to, itself included; None = all.
         window_every: layers 0, n, 2n, ... use the window, the others see all (1 = all use it;
             GPT-OSS alternates: 2).
+        full_every: layers n - 1, 2n - 1, ... see all and the others use the window (Gemma 3: 6);
+            0 = by ``window_every``.
+        chunked: the window is a chunk of the sequence, of which a token sees what is before it
+            (Llama 4), instead of the tokens right before each.
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
@@ -157,8 +169,12 @@ class LLM:
     bias: bool = True
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_wide: bool = False
+    post_norms: bool = False
     window: int | None = None
     window_every: int = 1
+    full_every: int = 0
+    chunked: bool = False
     sinks: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
@@ -174,11 +190,11 @@ class LLM:
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
             check_whole_number(self, field, 1, where)
-        for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers"):
+        for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers", "full_every"):
             check_whole_number(self, field, 0, where)
         if self.window is not None:
             check_whole_number(self, "window", 1, where)
-        for field in ("gated", "tied", "bias", "qkv_bias", "qk_norm", "sinks"):
+        for field in _SWITCHES:
             if not isinstance(getattr(self, field), bool):
                 text = reprlib.repr(getattr(self, field))
                 raise ModelError(
@@ -226,6 +242,20 @@ class LLM:
                 f"{where}: seq_len {self.seq_len} exceeds max_positions {self.max_positions}, the "
                 "rows of its learned positions",
                 fields=("seq_len", "max_positions"),
+            )
+        if (self.full_every or self.chunked) and self.window is None:
+            raise ModelError(
+                f"{where}: full_every and chunked say where a window is used; give window",
+                fields=("window", "full_every", "chunked"),
+            )
+        if self.full_every and self.window_every > 1:
+            raise ModelError(
+                f"{where}: give window_every or full_every, not both",
+                fields=("window_every", "full_every"),
+            )
+        if self.qk_norm_wide and not self.qk_norm:
+            raise ModelError(
+                f"{where}: qk_norm_wide needs qk_norm", fields=("qk_norm", "qk_norm_wide")
             )
         if self.pattern or self.mamba is not None:
             self._agree_with_pattern(where)
@@ -290,7 +320,13 @@ class LLM:
 
     def layer_window(self, i: int) -> int | None:
         """Tokens that layer ``i`` attends to at most; None = all before it."""
-        return None if i % self.window_every else self.window
+        if self.full_every and (i + 1) % self.full_every == 0:
+            return None
+        if not self.chunked or self.window is None or self.window >= self.seq_len:
+            return None if i % self.window_every else self.window
+        # The window w with which as many keys are seen: w (1 - w / 2s) is half a chunk.
+        s = self.seq_len
+        return round(s * (1 - math.sqrt(1 - self.window / s)))
 
     # Widths of the attention products.
 
@@ -332,7 +368,8 @@ class LLM:
             return count + self._norm_size * ((self.latent.q_rank or 0) + self.latent.kv_rank)
         if self.qkv_bias:
             count += (self.heads + 2 * self.kv_heads) * self.head_dim
-        return count + (2 * self._norm_size * self.head_dim if self.qk_norm else 0)
+        normed = self.heads + self.kv_heads if self.qk_norm_wide else 2
+        return count + (normed * self._norm_size * self.head_dim if self.qk_norm else 0)
 
     @property
     def dense_ffn_parameters(self) -> int:
@@ -366,8 +403,13 @@ class LLM:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one layer's norms: before the attention and the MLP, or of a block."""
-        return (1 if self.pattern else 2) * self.final_norm_parameters
+        """Parameters of one layer's norms: of the attention and the MLP, or of a block."""
+        return (1 if self.pattern else 2) * self.block_norms * self.final_norm_parameters
+
+    @property
+    def block_norms(self) -> int:
+        """Norms of one block: before it, and with ``post_norms`` behind it."""
+        return 2 if self.post_norms else 1
 
     @property
     def final_norm_parameters(self) -> int:
@@ -489,11 +531,11 @@ class LLM:
         return (into + 1) * self.hidden * width + bias
 
     def _block_parameters(self, letter: str) -> int:
-        """Parameters of a block and of the norm before it."""
+        """Parameters of a block and of its norms."""
         if letter == "*":
             count = self.attention_parameters
         elif letter == "M" and self.mamba is not None:
             count = self.mamba.parameters(self.hidden)
         else:
             count = self.moe_ffn_parameters if letter == "E" else self.dense_ffn_parameters
-        return count + self.final_norm_parameters
+        return count + self.block_norms * self.final_norm_parameters

@@ -65,7 +65,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
 
 def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
     """(shared by all DP ranks, of experts) on one GPU of a layer of these blocks."""
-    norms = len(blocks) * llm.final_norm_parameters
+    norms = len(blocks) * llm.block_norms * llm.final_norm_parameters
     dense = _attention_share(llm, plan, norms) if "*" in blocks else float(norms)
     if "M" in blocks and llm.mamba is not None:
         dense += llm.mamba.parameters(llm.hidden) / plan.tp

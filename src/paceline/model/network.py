@@ -43,6 +43,11 @@ class Group(NamedTuple):
         return max(1.0, node_gpus / self.per_node(node_gpus))
 
 
+def places_visited(places: int, visits: int) -> float:
+    """Of equally likely places, how many ``visits`` independent ones go to, on average."""
+    return places * (1 - (1 - 1 / places) ** visits)
+
+
 class _Path(NamedTuple):
     """What a group's traffic meets: byte/s and seconds per hop, inside a node and between."""
 
@@ -131,6 +136,26 @@ class Fabric:
         # All members of a node send at once through its adapters.
         across = size * (n - path.per_node) / n * path.per_node / path.outer
         return max(within, across) + path.outer_s + fixed
+
+    def dispatch(self, size: float, group: Group, visits: int) -> float:
+        """Seconds to bring tokens to the ranks of their experts, or to collect the results.
+
+        The network carries a token once to each node, whose links pass it on to the ranks that
+        want it (DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.2.2; HybridEP does the same).
+
+        Args:
+            size: bytes that each rank sends, one copy a rank that a token visits.
+            group: the expert-parallel ranks.
+            visits: experts that each token visits.
+        """
+        path = self._path(group)
+        if path.nodes == 1 or size == 0:
+            return self.all_to_all(size, group)
+        copies = size / places_visited(group.size, visits)
+        remote = places_visited(path.nodes, visits) * (path.nodes - 1) / path.nodes
+        within = size * (path.per_node - 1) / path.per_node / path.inner
+        across = copies * remote * path.per_node / path.outer
+        return max(within, across) + path.outer_s + self.cluster.efficiency.collective_s
 
     def broadcast(self, size: float, group: Group) -> float:
         """Seconds until each rank has the ``size`` bytes of one (pipelined along a chain)."""

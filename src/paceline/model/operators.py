@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.model.llm import LLM
+from paceline.model.network import places_visited
 from paceline.model.plan import Plan
 
 
@@ -45,9 +46,10 @@ class Collective(NamedTuple):
     Attributes:
         name: which.
         part: "tp", "cp" or "ep": the ranks that take part.
-        op: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
-        bytes: of the whole tensor (``all_to_all``: what each rank sends).
+        op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "dispatch".
+        bytes: of the whole tensor (``all_to_all`` and ``dispatch``: what each rank sends).
         hidden_behind: name of the operators whose time it overlaps with; "" = none.
+        visits: experts that each token of a ``dispatch`` goes to.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Collective(NamedTuple):
     op: str
     bytes: float
     hidden_behind: str = ""
+    visits: int = 0
 
 
 Work = Operator | Collective
@@ -127,6 +130,8 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
             else:
                 maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
             maker.leave(f"{name}-out")
+        if llm.post_norms:
+            maker.norm(f"norm-{name}-behind")
         maker.residual(f"residual-{name}")
     work = maker.work
     if plan.recompute == "full":
@@ -253,14 +258,18 @@ class _Maker:
         """A product y = x w: one product forward, two backward (gradients of x and of w).
 
         A batch is that of experts, for each of which the host launches its own kernels
-        (Transformer Engine's GroupedLinear).
+        (Transformer Engine's GroupedLinear), but where they are fused.
         """
+        fused = name.startswith("expert-") and self.plan.fused_experts
+        kernels = 1 if fused else batch
         precision = precision or self.plan.precision
         quantised = precision == self.plan.precision and self.plan.quantised
         input_bytes = self.plan.input_bytes if quantised else self.element
         flops = 2.0 * m * n * k * batch
         x, w, y = m * k * batch, k * n * batch, m * n * batch
-        if quantised:
+        if quantised and fused:
+            self._cast_fused(name, x, y)
+        elif quantised:
             # Read to find the largest, read to scale and cast, write that, once more transposed.
             # NVFP4 with a Hadamard transform has as many passes (Transformer Engine d0067d0,
             # ``NVFP4Quantizer::quantize_impl``).
@@ -277,7 +286,7 @@ class _Maker:
                 n,
                 k,
                 batch,
-                batch,
+                kernels,
                 precision,
             )
         )
@@ -291,7 +300,7 @@ class _Maker:
                 k,
                 n,
                 batch,
-                batch,
+                kernels,
                 precision,
             )
         )
@@ -307,10 +316,21 @@ class _Maker:
                 n,
                 m,
                 batch,
-                batch,
+                kernels,
                 precision,
             )
         )
+
+    def _cast_fused(self, name: str, x: int, y: int) -> None:
+        """What enters fused experts is cast at once; in between, products write what is cast.
+
+        Block scales need no maximum of the whole: one read, two writes.
+        """
+        passes = self.element + 2 * self.plan.input_bytes
+        if name.endswith("-up"):
+            self.memory(f"{name}-cast", passes * x, 0.0)
+        else:
+            self.memory(f"{name}-cast", 0.0, passes * y)
 
     def adapter(self, name: str, n: int, k: int) -> None:
         """A LoRA adapter beside a product: down to its rank, up again, and an addition.
@@ -458,8 +478,9 @@ class _Maker:
         llm = self.llm
         up = 2 * width if llm.gated else width
         self.linear(f"{name}-up", tokens, up, llm.hidden, batch=batch)
-        through = 2.0 * tokens * batch
-        self.memory(f"{name}-activation", through * (up + width), through * (2 * up + width))
+        if name != "expert" or not self.plan.fused_experts:
+            through = 2.0 * tokens * batch
+            self.memory(f"{name}-activation", through * (up + width), through * (2 * up + width))
         self.linear(f"{name}-down", tokens, llm.hidden, width, batch=batch)
 
     def experts(self) -> None:
@@ -477,12 +498,11 @@ class _Maker:
         self.memory("permute", 4 * elements, 4 * elements, kernels=4)
         if plan.ep > 1:
             # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
-            ranks = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.top_k)
-            size = self.element * local * llm.hidden * ranks
+            size = self.element * local * llm.hidden * places_visited(plan.ep, moe.top_k)
             for name in ("dispatch", "combine"):
                 self.collective(
-                    Collective(name, "ep", "all_to_all", size),
-                    Collective(f"{name}-backward", "ep", "all_to_all", size),
+                    Collective(name, "ep", "dispatch", size, visits=moe.top_k),
+                    Collective(f"{name}-backward", "ep", "dispatch", size, visits=moe.top_k),
                 )
         here = moe.experts // plan.ep
         per_expert = max(1, round(routed * plan.ep / moe.experts))

@@ -22,7 +22,10 @@ SPLIT_SCHEDULES = MappingProxyType({"zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualp
 OVERLAPPING = ("dualpipev", "dualpipe")
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "global_batch")
-_SWITCHES = ("sequence_parallel", "flash", "overlap_dp", "overlap_tp", "overlap_pp")
+_SWITCHES = (
+    *("sequence_parallel", "flash", "fused_experts"),
+    *("overlap_dp", "overlap_tp", "overlap_pp"),
+)
 _WORDS = (
     ("schedule", get_args(Schedule)),
     ("recompute", get_args(Recompute)),
@@ -66,6 +69,9 @@ class Plan:
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
+        fused_experts: all experts of a GPU share one kernel a product, with activation and casts in
+            it, and CUDA graphs of whole steps launch it (Transformer Engine d0067d0,
+            ``ops/fused/grouped_mlp.py``: MXFP8 and NVFP4 on Blackwell).
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
@@ -95,6 +101,7 @@ class Plan:
     sequence_parallel: bool = False
     precision: Precision = "bf16"
     flash: bool = True
+    fused_experts: bool = False
     overlap_dp: bool = True
     overlap_tp: bool = False
     overlap_pp: bool = False
@@ -143,6 +150,11 @@ class Plan:
             raise PlanError(
                 f"the plan's adapter_rank must be a whole number >= 0, not {reprlib.repr(rank)}",
                 fields=("adapter_rank",),
+            )
+        if self.fused_experts and not self.quantised:
+            raise PlanError(
+                f"fused experts need fp8 or nvfp4, not {self.precision}",
+                fields=("fused_experts", "precision"),
             )
         if rank and self.zero > 1:
             raise PlanError(

@@ -160,13 +160,14 @@ def _key(op: Operator) -> object:
 # Clocks.
 
 
-class _Clock:
+class Clock:
     """Seconds of one run on the device."""
 
     def __init__(self, torch: Any, device: str, effort: Effort) -> None:
         self.torch, self.device, self.effort = torch, device, effort
 
     def sync(self) -> None:
+        """Wait until the device has done what was asked of it."""
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
@@ -208,7 +209,7 @@ class _Clock:
         return float(first.elapsed_time(last)) / 1e3 / len(thunks)
 
 
-def measure(case: Case, make: Tensors, clock: _Clock, room_bytes: float) -> Timing | str:
+def measure(case: Case, make: Tensors, clock: Clock, room_bytes: float) -> Timing | str:
     """The timing of one operator, or why there is none."""
     # Inputs, outputs, gradients, temporaries; the optimizer moves all it holds at least once.
     needed = (1 if case.op.name == "optimizer" else 4) * case.op.bytes
@@ -261,7 +262,7 @@ def launch_seconds(torch: Any, device: str) -> float:
     return statistics.median(samples)
 
 
-def bandwidth(torch: Any, device: str, clock: _Clock) -> float:
+def bandwidth(torch: Any, device: str, clock: Clock) -> float:
     """byte/s of a copy from one large buffer to another, read and written bytes counted."""
     size = 1 << (30 if device == "cuda" else 27)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
@@ -324,7 +325,7 @@ def take_profile(
     device = choose_device(torch, device)
     effort = effort or Effort()
     cases = necessary(shapes)
-    make, clock = Tensors(torch, device, shapes.precision), _Clock(torch, device, effort)
+    make, clock = Tensors(torch, device, shapes.precision), Clock(torch, device, effort)
     memory, room = _memory(torch, device)
     begin = time.monotonic()
     timings: list[Timing] = []
@@ -344,7 +345,7 @@ def take_profile(
     if not products:
         raise ModelError(f"nothing could be measured: {'; '.join(left_out)[:400]}")
     return OperatorProfile(
-        device=_name(torch, device),
+        device=device_name(torch, device),
         device_kind=device,
         memory_bytes=memory,
         processors=_processors(torch, device),
@@ -377,7 +378,8 @@ def _memory(torch: Any, device: str) -> tuple[float, float]:
     return float(total), 0.25 * total
 
 
-def _name(torch: Any, device: str) -> str:
+def device_name(torch: Any, device: str) -> str:
+    """The GPU's or the CPU's name."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
     try:

@@ -68,7 +68,7 @@ EVIDENCE = MappingProxyType(
         "quantised": Evidence(0.84, 1.19, 64, 24, f"fp8 steps of dense models {_NVIDIA}"),
         "nvfp4": Evidence(0.84, 1.28, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
         "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
-        "moe": Evidence(0.87, 1.57, 92, 27, "steps of mixtures of experts published by NVIDIA"),
+        "moe": Evidence(0.81, 1.34, 92, 27, "steps of mixtures of experts published by NVIDIA"),
     }
 )
 

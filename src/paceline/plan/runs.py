@@ -33,6 +33,7 @@ OPTIONAL = (
     *(
         "software",
         "adapter_rank",
+        "fused_experts",
         "overlap_tp",
         "overlap_dp",
         "layers_per_chunk",
@@ -330,6 +331,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         precision=_word(row, "precision", "fp16"),
         zero=row.whole("zero", 0),
         flash=bool(row.whole("flash", 0 if unfused else 1)),
+        fused_experts=bool(row.whole("fused_experts", 0)),
         overlap_dp=bool(row.whole("overlap_dp", 0 if unfused else 1)),
         overlap_tp=bool(row.whole("overlap_tp", 0)) and row.whole("tp") > 1,
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
