@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sqlalchemy.event import listen
 
 from paceline.diagnose import diagnose, forward_backward_correlation
 from paceline.graph import from_trace
+from paceline.monitor.alerts.settings import Settings
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, FileBlobs, result_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
@@ -137,6 +139,7 @@ class Monitor:
         self.blobs = FileBlobs(folder / "blobs")
         self.steps = StepFiles(folder / "steps")
         self.bus, self.clock = Bus(), clock
+        self.alerts = SimpleNamespace(settings=Settings(()))
 
     def add_job(self, name: str, **columns: Any) -> int:
         """A job; returns its number."""

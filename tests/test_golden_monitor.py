@@ -126,9 +126,11 @@ def test_series(path, tmp_path):
     files.path(1).mkdir(parents=True)
     shutil.copy(path, files.path(1) / NAME)
     assert read_rows(files.path(1))["max_s"].tolist() == [2.0, 3.0, 2.5]
-    series = files.series(1)  # of the last start
-    assert (series.step.tolist(), series.at.tolist()) == ([0], [20.0])
-    assert (series.median_s.tolist(), series.slowest.tolist()) == ([1.25], [1])
+    series = files.series(1)
+    assert series.start.tolist() == [0, 0, 1]
+    last = series.start == 1
+    assert (series.step[last].tolist(), series.at[last].tolist()) == ([0], [20.0])
+    assert (series.median_s[last].tolist(), series.slowest[last].tolist()) == ([1.25], [1])
 
 
 def store_of(path, folder):

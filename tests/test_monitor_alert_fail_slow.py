@@ -148,7 +148,7 @@ def test_a_fail_slow_has_a_gain_and_the_hosts_of_its_ranks(world):
     world.happened("onset", 100, ranks=(3, 4))
     (row,) = world.rows()
     assert row["place"] == "ranks 3, 4; host node-0, node-1"
-    assert row["gain"] == "replace or repair what is slow (gain 33.3%)"
+    assert row["gain"].startswith("33.3% of each step; paceline validate")
 
 
 def test_the_end_of_a_job_ends_its_fail_slow(world):

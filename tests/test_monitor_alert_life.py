@@ -215,3 +215,19 @@ def test_a_store_that_comes_late_is_waited_for(world, monkeypatch):
     world.alerts.start()
     eventually(lambda: len(calls) == 3)
     world.alerts.stop()
+
+
+def test_the_end_of_a_job_ends_its_alerts_and_none_begins_later(world):
+    world.session(1.3)
+    world.session(1.3)
+    assert world.firing() == ["slow-job"]
+    jobs.end(world.engine, world.job.id, world.now)
+    world.pass_time(engine.AGAIN_S)
+    (row,) = world.rows()
+    assert (row["status"], row["ended_at"]) == ("resolved", world.now)
+    assert row["headline"].endswith(" The job has ended.")
+    world.session(1.4)  # of its last steps, analysed late
+    assert world.firing() == []
+    world.set_job(status="running")  # it goes on
+    world.session(1.4)
+    assert world.firing() == ["slow-job"]

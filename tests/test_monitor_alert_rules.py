@@ -46,7 +46,7 @@ def test_gpu_hours_at_stake():
     assert gpu_hours_at_stake(64, 1.5, 24) == pytest.approx(64 * 24 / 3)
     assert gpu_hours_at_stake(64, 0.5, 24) == 0
     assert gpu_hours_at_stake(None, 1.5, 24) is None
-    onset = {"factor": 1.5, "text": "slower", "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
+    onset = {"factor": 1.5, "since_step": 7, "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
     rule = RULES["fail-slow"]
     alarm = judge(rule, facts(onset=onset))
     assert "512 GPU-hours are at stake in the next 24 hours" in alarm.headline

@@ -7,6 +7,7 @@ import requires
 requires.installed("starlette")
 
 from paceline.errors import MonitorError
+from paceline.monitor.alerts.notice import Notice
 from paceline.monitor.alerts.settings import load_settings
 
 
@@ -47,7 +48,7 @@ channels:
         ("rules: {slow-job: {sessions: 500}}", "sessions must be 200 at most"),
         ("rules: {slow-job: {importance: huge}}", "importance must be one of"),
         ("rules: {slow-job: 3}", "or false to remove the rule"),
-        ("rools: {}", "did you mean rules?"),
+        ("ruels: {}", "did you mean rules?"),
         ("channels: {a: {type: pager}}", "type: must be one of webhook, slack"),
         ("channels: {a: {type: slack}}", "url is missing"),
         (
@@ -78,3 +79,24 @@ def test_what_is_wrong_in_the_file_is_said_with_its_line(tmp_path, text, words):
     with pytest.raises(MonitorError, match="line 1: ") as error:
         load_settings(str(path), 900)
     assert words in str(error.value)
+
+
+def test_runbooks_are_links_by_cause(tmp_path):
+    path = tmp_path / "alerts.yaml"
+    path.write_text("runbooks: {worker: 'https://wiki/gpu', default: 'https://wiki/all'}\n")
+    settings = load_settings(str(path), 900.0)
+    assert settings.runbook("worker") == "https://wiki/gpu"
+    assert settings.runbook("gc") == settings.runbook(None) == "https://wiki/all"
+    assert load_settings("", 900.0).runbook("worker") == ""
+    for text, problem in (("wrker: https://x", "is no cause"), ("gc: wiki", "must be a URL")):
+        path.write_text(f"runbooks: {{{text}}}\n")
+        with pytest.raises(MonitorError, match=problem):
+            load_settings(str(path), 900.0)
+
+
+def test_a_notice_has_its_runbook():
+    usual = {"id": 1, "rule": "slow-job", "importance": "warning", "project": "p", "job": "j"}
+    usual |= {"headline": "slow", "cause": "worker", "place": None, "gain": None, "url": "u"}
+    notice = Notice(status="firing", started_at=0.0, runbook="https://wiki/gpu", **usual)
+    assert notice.lines() == ["slow", "Cause: worker", "Runbook: https://wiki/gpu", "u"]
+    assert notice.to_mapping()["runbook"] == "https://wiki/gpu"

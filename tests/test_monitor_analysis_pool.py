@@ -21,7 +21,8 @@ from monitor_web import eventually, monitor
 from paceline.monitor import analysis_pool
 from paceline.monitor import bus as module
 from paceline.monitor.analysis_pool import Analyses
-from paceline.monitor.blobs import FileBlobs, open_blobs
+from paceline.monitor.blobs import FileBlobs
+from paceline.monitor.bucket import open_blobs
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
 from paceline.monitor.store import jobs, sessions

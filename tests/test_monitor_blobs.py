@@ -7,7 +7,7 @@ import requires
 requires.installed("starlette")
 
 from paceline.errors import PacelineError
-from paceline.monitor.blobs import open_blobs
+from paceline.monitor.bucket import open_blobs
 
 
 class TestBlobs:

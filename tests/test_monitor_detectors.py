@@ -127,6 +127,23 @@ class TestDetectors:
         site.stop()
         assert [kind for kind, *_ in site.events()] == kinds
 
+    @pytest.mark.parametrize("factor", [1.06, 1.01])
+    def test_a_run_that_is_slow_from_its_first_step_is_told_once(self, site, factor):
+        for number in range(3):
+            site.job = jobs.register(site.engine, "default", f"run-{number}", 1.0)
+            for one in story(seed=number, steps=60, slow=slice(0, 0)):
+                site.push(one)
+        site.job = jobs.register(site.engine, "default", "now", 1.0, labels={"like": "run-*"})
+        site.stop()
+        site.start()
+        for one in story(seed=9, steps=70, slow=slice(0, 0)):
+            site.push(replace(one, durations_s=one.durations_s * factor))
+        site.crash()
+        site.start()
+        site.stop()
+        told = [event for event in site.events() if event[0] == "slow-start"]
+        assert told == ([("slow-start", 0, (0, 1, 2, 3))] if factor > 1.04 else [])
+
     @pytest.mark.parametrize(
         ("ranks", "words"),
         [
@@ -247,7 +264,9 @@ class TestDetectors:
         site.stop()
         row = site.row()
         assert (row["last_step"], row["seen_at"]) == (49, 1089.0)
-        assert site.files.series(site.job.id, points=0).step.tolist() == list(range(10, 50))
+        series = site.files.series(site.job.id, points=0)
+        assert series.step[series.start == 1].tolist() == list(range(10, 50))
+        assert series.step[~series.lost].tolist() == list(range(50))
 
     def test_a_stop_does_not_wait_for_ever_and_the_next_start_reads_on(self, site, monkeypatch):
         monkeypatch.setattr("paceline.monitor.detectors.STOP_S", 0.0)
@@ -277,8 +296,28 @@ class TestDetectors:
         site.stop()  # nobody works on it
         site.detectors.feed(site.job, of_step(0, [1.0] * 4))
         with pytest.raises(Refusal) as refused:
-            site.detectors.check_room()
+            site.detectors.check_room("default")
         assert (refused.value.status, refused.value.retry_s) == (429, 5)
+
+    def test_a_flood_of_one_project_does_not_have_the_others_refused(self, site, monkeypatch):
+        from paceline.monitor.refusal import Refusal
+
+        monkeypatch.setattr(module, "MAX_WAITING", 8)
+        site.stop()  # nobody works on it
+        for step in range(3):
+            site.detectors.check_room("default")
+            site.detectors.feed(site.job, of_step(step, [1.0] * 4))
+        with pytest.raises(Refusal):
+            site.detectors.check_room("default")
+        other = replace(site.job, id=site.job.id + 1, project="vision")
+        site.detectors.check_room("vision")
+        site.detectors.feed(other, of_step(0, [1.0] * 4))
+        site.detectors.check_room("vision")  # half of the room is its
+        site.detectors.feed(other, of_step(1, [1.0] * 4))
+        with pytest.raises(Refusal):
+            site.detectors.check_room("vision")
+        site.detectors.check_room("a third one")
+        assert site.detectors.n_waiting == 20
 
 
 def test_a_pulse_is_overdue_after_three_steps_and_thirty_seconds_more_than_usual():

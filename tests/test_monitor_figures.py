@@ -171,7 +171,7 @@ def series(steps, times, healthy):
     rows = np.zeros(len(steps), ROW)
     rows["step"], rows["max_s"], rows["healthy_s"], rows["slowest"] = steps, times, healthy, 3
     rows["at"] = NOW
-    return Series(**{name: rows[name] for name in ROW.names if name != "start"})
+    return Series(**{name: rows[name] for name in ROW.names}, lost=np.zeros(len(rows), bool))
 
 
 def event(kind, step, at=NOW + 9):
@@ -196,6 +196,25 @@ def test_step_times_with_events_where_they_began():
     assert ["fail-slow begins", "onset at 7"] in [stop["lines"] for stop in spec["stops"]]
     assert [stop["x"] for stop in spec["stops"]] == sorted(stop["x"] for stop in spec["stops"])
     assert charts.steps_chart(series([], [], []), []) is None
+
+
+def test_starts_are_marked_and_steps_run_again_are_apart():
+    rows = replace(
+        series([5, 6, 7, 6, 7, 8], [1.0, 1.0, 2.0, 1.0, 1.0, 1.0], [1.0] * 6),
+        start=np.array([0, 0, 0, 1, 1, 1]),
+        lost=np.array([False, True, True, False, False, False]),
+    )
+    spec = charts.steps_chart(rows, [])
+    curves = {one["label"]: one for one in spec["series"]}
+    assert curves["run again after a restart"]["points"] == [[6, 1.0], [7, 2.0]]
+    actual = curves["slowest rank"]
+    assert actual["points"] == [[5, 1.0], [6, 1.0], [7, 1.0], [8, 1.0]]
+    assert actual["breaks"] == [1]
+    assert [x for x, _ in curves["restarts"]["points"]] == [6, 6]
+    lines = [stop["lines"] for stop in spec["stops"]]
+    assert ["restart 1, from step 6 on"] in lines
+    assert ["step 7: 2.000 s (rank 3); run again later"] in lines
+    assert spec["xRange"] == [5, 8]
 
 
 def test_a_slowdown_needs_two_sessions_to_be_a_curve():

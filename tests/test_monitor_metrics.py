@@ -9,6 +9,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from monitor_web import monitor
+from paceline.errors import MonitorError
+from paceline.monitor.config import Config
 from paceline.monitor.store import jobs
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -91,3 +93,17 @@ def test_the_registry_of_the_process_stays_as_it_is(site):
     ask(site)
     assert set(prometheus_client.REGISTRY._names_to_collectors) == before
     assert not any(name.startswith("paceline") for name in before)
+
+
+def test_labels_of_jobs_are_in_the_metrics_where_the_settings_say_so(tmp_path):
+    with monitor(tmp_path, metric_labels="team, queue") as site:
+        engine, now = site.service.engine, site.service.clock()
+        labels = {"team": "vision", "secret": "x"}
+        jobs.register(engine, "default", "job", now, labels=labels)
+        text = ask(site).text
+    (info,) = [line for line in text.splitlines() if line.startswith("paceline_job_info{")]
+    assert 'label_team="vision"' in info
+    assert "queue" not in info
+    assert "secret" not in text
+    with pytest.raises(MonitorError, match="metric_labels are names"):
+        Config(metric_labels="team,a b")

@@ -15,8 +15,9 @@ requires.installed("starlette")
 
 from starlette.routing import Route
 
-from monitor_web import monitor
+from monitor_web import eventually, monitor
 from paceline.monitor.blobs import RESULT, result_key
+from paceline.monitor.step_series import read_rows
 from paceline.monitor.store import jobs, tables
 from paceline.monitor.web.app import create_app
 from paceline.monitor.web.ops import openapi_json
@@ -101,8 +102,12 @@ def test_the_service_gives_it_to_everybody(site, document):
         ("GET", "/api/v1/jobs", "read"),
         ("GET", "/api/v1/jobs/x", "read"),
         ("GET", "/api/v1/jobs/x/steps", "read"),
+        ("GET", "/api/v1/jobs/x/goodput", "read"),
         ("GET", "/api/v1/jobs/x/sessions", "read"),
         ("GET", "/api/v1/sessions/1", "read"),
+        ("POST", "/api/v1/sessions/1/analyse", "push"),
+        ("DELETE", "/api/v1/sessions/1", "admin"),
+        ("DELETE", "/api/v1/jobs/x", "admin"),
         ("GET", "/api/v1/sessions/1/result", "read"),
         ("GET", "/api/v1/sessions/1/report", "read"),
         ("GET", "/api/v1/sessions/1/perfetto", "read"),
@@ -172,8 +177,10 @@ def filled(site, tmp_path_factory):
     service.alerts.judge(job.id, now)
     answer = site.ask("POST", "/api/v1/silences", token=site.token(), body={"hours": 1})
     assert answer.status == 200
-    batch = {"source": "a", "batch": 1, "samples": [[n, 0, 1.0] for n in range(5)]}
+    samples = [[n, 0, 1.0] for n in range(5)]
+    batch = {"source": "a", "batch": 1, "world": 1, "samples": samples}
     assert site.ask("POST", "/api/v1/jobs/full/steps", token=site.token(), body=batch).status == 200
+    eventually(lambda: len(read_rows(service.steps.path(job.id))) == 5)
     return session
 
 
@@ -185,6 +192,7 @@ def filled(site, tmp_path_factory):
         ("/api/v1/jobs/full/sessions", "sessions", "Session"),
         ("/api/v1/sessions/{}", None, "Session"),
         ("/api/v1/jobs/full/steps", None, "Series"),
+        ("/api/v1/jobs/full/goodput", None, "Goodput"),
         ("/api/v1/events", "events", "Event"),
         ("/api/v1/alerts", "alerts", "Alert"),
         ("/api/v1/silences", "silences", "Silence"),
@@ -210,6 +218,22 @@ def test_the_metrics_have_the_degrees_of_the_job(site, filled):
     assert 'dp="8"' in info
 
 
+def test_a_level_is_accepted_only_where_a_job_is_slow(site, filled):
+    service, token = site.service, site.token()
+    path = "/api/v1/jobs/full/accept"
+    assert site.ask("POST", path, token=token).status == 409
+    row = {"job_id": jobs.find(service.engine, "default", "full").id, "seen_at": service.clock()}
+    row |= {"last_step": 4, "step_s": 1.5, "healthy_s": 1.0, "slow_since_step": 2}
+    jobs.update_live(service.engine, [row])
+    button = "Accept this level as healthy"
+    page = site.ask("GET", "/jobs/full?project=default", token=token)
+    assert button in page.text
+    assert button not in site.ask("GET", "/jobs/full", token=site.token("read")).text
+    assert site.ask("POST", path, token=site.token("read")).status == 403
+    answer = site.ask("POST", path, token=token)
+    assert (answer.status, answer.json) == (200, {"status": "accepted"})
+
+
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_headers_conformance,response_schema_conformance,negative_data_rejection,"
@@ -218,7 +242,10 @@ CHECKS = (
 
 
 def test_schemathesis_finds_nothing(site, filled, tmp_path):
-    """For some seconds; PACELINE_SCHEMATHESIS_S=600 looks longer."""
+    """For some seconds; PACELINE_SCHEMATHESIS_S=600 looks longer.
+
+    It removes jobs, so it is the last.
+    """
     tool = Path(sys.executable).with_name("schemathesis")
     if not tool.exists():
         pytest.skip(f"schemathesis is not installed: {requires.how_to_install('schemathesis')}")
@@ -240,19 +267,3 @@ def test_schemathesis_finds_nothing(site, filled, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert re.search(r"Tested: +[1-9]\d", done.stdout), done.stdout[-2000:]
-
-
-def test_a_level_is_accepted_only_where_a_job_is_slow(site, filled):
-    service, token = site.service, site.token()
-    path = "/api/v1/jobs/full/accept"
-    assert site.ask("POST", path, token=token).status == 409
-    row = {"job_id": jobs.find(service.engine, "default", "full").id, "seen_at": service.clock()}
-    row |= {"last_step": 4, "step_s": 1.5, "healthy_s": 1.0, "slow_since_step": 2}
-    jobs.update_live(service.engine, [row])
-    button = "Accept this level as healthy"
-    page = site.ask("GET", "/jobs/full?project=default", token=token)
-    assert button in page.text
-    assert button not in site.ask("GET", "/jobs/full", token=site.token("read")).text
-    assert site.ask("POST", path, token=site.token("read")).status == 403
-    answer = site.ask("POST", path, token=token)
-    assert (answer.status, answer.json) == (200, {"status": "accepted"})

@@ -40,6 +40,17 @@ def test_the_list_is_worst_first_and_unknown_last(store):
     assert names(read(store, queries.list_jobs, "*", order="name")) == ["a", "b", "c", "d"]
 
 
+def test_jobs_that_have_ended_are_shown_to_those_who_ask(store):
+    for name, status in (("a", "running"), ("b", "ended"), ("c", "silent"), ("d", "new")):
+        store.add_job(name, status=status)
+    page = read(store, queries.list_jobs, "*", order="name")
+    assert (names(page), page.n_found, page.n_all) == (["a", "c", "d"], 3, 4)
+    asked = {"ended": ["b"], "running": ["a"], queries.ANY: ["a", "b", "c", "d"]}
+    for status, expected in asked.items():
+        page = read(store, queries.list_jobs, "*", order="name", status=status)
+        assert names(page) == expected
+
+
 def test_a_fail_slow_that_goes_on_counts_as_waste(store):
     slow = {"slow_since_step": 9, "step_s": 1.5, "healthy_s": 1.0}
     store.add_job("healthy", waste=0.0)
@@ -188,3 +199,34 @@ def test_the_fleet_has_the_facts_of_the_latest_analysed_session(store):
         ("a", {"m_w": numbers[1]}),
         ("b", None),
     ]
+
+
+def test_the_list_begins_with_what_is_at_stake_in_the_next_day(store):
+    """A day of a large job's small waste is more than a small job's large one."""
+    store.add_job("large", waste=0.05, gpus=4096, status="running")
+    store.add_job("small", waste=0.4, gpus=8, status="running")
+    slow = {"slow_since_step": 9, "step_s": 1.25, "healthy_s": 1.0}
+    store.add_job("slow", gpus=512, status="running", **slow)
+    store.add_job("unknown size", waste=0.5, gpus=None, status="running")
+    page = read(store, queries.list_jobs, "*")
+    assert names(page) == ["large", "slow", "small", "unknown size"]
+    stakes = [row["stake_gpu_hours"] for row in page.rows]
+    assert stakes[:3] == pytest.approx([4096 * 24 * 0.05, 512 * 24 * 0.2, 8 * 24 * 0.4])
+    assert stakes[3] is None
+
+
+def test_the_list_tells_the_most_important_alert(store):
+    job, other = store.add_job("a"), store.add_job("b")
+    for rule, importance, at, status in (
+        ("slow-job", "warning", NOW - 9, "firing"),
+        ("fail-slow", "critical", NOW - 5, "firing"),
+        ("job-silent", "critical", NOW - 50, "resolved"),
+    ):
+        store.add(
+            alerts, fingerprint=rule, rule=rule, job_id=job, project="default", headline="x",
+            importance=importance, started_at=at, updated_at=at, status=status, labels={},
+        )  # fmt: skip
+    rows = {row["name"]: row for row in read(store, queries.list_jobs, "*").rows}
+    assert rows["a"]["alert"]["rule"] == "fail-slow"
+    assert rows["b"]["alert"] is None
+    assert other != job

@@ -64,14 +64,15 @@ class TestFile:
             file.close()
             shutil.rmtree(folder)
 
-    def test_a_flipped_bit_ends_the_file_there(self, tmp_path):
+    def test_a_flipped_bit_costs_its_block(self, tmp_path):
         blocks = [encode(batch(n, [n], [0])) for n in range(3)]
         for at in range(len(blocks[1])):
             damaged = bytearray(blocks[1])
             damaged[at] ^= 4
             (tmp_path / "00000000.steps").write_bytes(blocks[0] + bytes(damaged) + blocks[2])
             file = StepFile(tmp_path)
-            assert [one.number for one in file.read()] == ["0"]
+            assert [one.number for one in file.read()] == ["0", "2"]
+            assert file.damaged_bytes == len(damaged)
             file.close()
 
     def test_old_segments_go_and_the_newest_stay(self, tmp_path, monkeypatch):
@@ -197,7 +198,13 @@ class TestSeries:
         assert series.step[-1] == 9999
         assert read_series(tmp_path, first=5, last=7).step.tolist() == [5, 6, 7]
 
-    def test_only_the_last_start_is_shown(self, tmp_path):
-        append_rows(tmp_path, self.rows([1, 2, 3]))
-        append_rows(tmp_path, self.rows([2, 3], start=1))
-        assert read_series(tmp_path).step.tolist() == [2, 3]
+    def test_all_starts_are_shown_and_steps_that_were_run_again_are_told(self, tmp_path):
+        append_rows(tmp_path, self.rows([1, 2, 3, 4, 5]))
+        append_rows(tmp_path, self.rows([4, 5, 6], start=1))
+        append_rows(tmp_path, self.rows([3, 4], start=2))
+        series = read_series(tmp_path)
+        assert series.step.tolist() == [1, 2, 3, 4, 5, 4, 5, 6, 3, 4]
+        assert series.start.tolist() == [0] * 5 + [1] * 3 + [2] * 2
+        assert series.lost.tolist() == [False, False, *[True] * 6, False, False]
+        assert read_series(tmp_path, first=5).start.tolist() == [0, 1, 1]
+        assert read_series(tmp_path, first=9).step.tolist() == []

@@ -122,7 +122,7 @@ class TestUpgrade:
         engine = database.open_database(url)
         with engine.connect() as connection:
             rows = connection.execute(select(tables.jobs).order_by("name")).mappings().all()
-            found = queries.list_jobs(connection, "*").rows
+            found = queries.list_jobs(connection, "*", status=queries.ANY).rows
         assert [(row["name"], row["slowdown"], row["trend"]) for row in rows] == [
             ("emptied", None, []),
             ("kept", 1.5, [1.5]),
@@ -206,6 +206,8 @@ def series(n, healthy=1.0):
         median_s=times,
         max_s=times,
         slowest=np.arange(n) % 4,
+        start=np.zeros(n, int),
+        lost=np.zeros(n, bool),
         healthy_s=np.full(n, healthy, "f4"),
     )
 

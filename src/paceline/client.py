@@ -208,6 +208,18 @@ class Client:
         """What ``paceline analyze --json`` says of a session's trace."""
         return self._json("GET", f"/api/v1/sessions/{session}/result")
 
+    def analyse_again(self, session: int) -> None:
+        """Queue a session that is over."""
+        self._json("POST", f"/api/v1/sessions/{session}/analyse", {})
+
+    def remove_session(self, session: int) -> None:
+        """Remove a session and its results."""
+        self._json("DELETE", f"/api/v1/sessions/{session}")
+
+    def remove_job(self, name: str) -> None:
+        """Remove a job with all that is its."""
+        self._json("DELETE", f"/api/v1/jobs/{_quote(name)}")
+
     def events(self, name: str = "") -> Iterator[dict[str, Any]]:
         """Events of the step times, of a job or of all, the newest first."""
         return self._pages("/api/v1/events", "events", {"job": name} if name else {})

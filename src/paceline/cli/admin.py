@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from paceline.cli import monitor_config
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from paceline.client import Client
     from paceline.monitor.store.tokens import Token
 
 EPILOG = """\
@@ -20,10 +22,15 @@ examples:
   paceline admin token revoke 3
   paceline admin backup /backups/monitor.tar
   paceline admin restore /backups/monitor.tar --data /srv/paceline
+  paceline admin check
   paceline admin grafana -o paceline-dashboard.json
+  paceline admin session analyse 412 --to http://host:8765
+  paceline admin job remove job-17 --to http://host:8765
 
-They work on the store itself, so give the --config, --store or --data of paceline serve; beside a
-running service or without one. Only restore and gc need it stopped (it clears up by itself).
+session and job ask the running service (PACELINE_MONITOR stands for --to, the token is
+PACELINE_TOKEN: scope push to analyse, admin to remove). The others work on the store itself, so
+give the --config, --store or --data of paceline serve; beside a running service or without one.
+Only restore and gc need it stopped (it clears up by itself).
 """
 
 DAY_S = 86_400.0
@@ -41,6 +48,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_token(actions)
     _add_files(actions)
+    _add_service(actions)
     parser.set_defaults(run=run)
 
 
@@ -69,13 +77,27 @@ def _add_files(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     restore = actions.add_parser("restore", help="make a monitor of a backup, in an empty place")
     restore.add_argument("file", type=file_name, help="tar file that backup wrote")
     gc = actions.add_parser("gc", help="remove now what is too old, too much, or nobody's")
-    for action, act in ((backup, _backup), (restore, _restore), (gc, _gc)):
+    check = actions.add_parser("check", help="read all that is on disk; exit code 1 if damaged")
+    for action, act in ((backup, _backup), (restore, _restore), (gc, _gc), (check, _check)):
         monitor_config.add_arguments(action)
         action.set_defaults(act=act)
     grafana = actions.add_parser("grafana", help="the Grafana dashboard for /metrics (JSON)")
     grafana.add_argument("-o", "--out", metavar="FILE", type=file_name, help="write it here")
     grafana.add_argument("--force", action="store_true", help="replace the file if it exists")
     grafana.set_defaults(act=_grafana)
+
+
+def _add_service(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    session = actions.add_parser("session", help="analyse a session again, or remove it")
+    session.add_argument("verb", choices=("analyse", "remove"))
+    session.add_argument("id", type=int, help="its number")
+    job = actions.add_parser("job", help="remove a job with all that is its")
+    job.add_argument("verb", choices=("remove",))
+    job.add_argument("name")
+    job.add_argument("--project", default="", help="where a token has several")
+    for action, act in ((session, _session), (job, _job)):
+        action.add_argument("--to", metavar="URL", help="the service (default: $PACELINE_MONITOR)")
+        action.set_defaults(act=act)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -166,6 +188,45 @@ def _gc(args: argparse.Namespace) -> int:
         f"{done.strays:,} stray files; emptied {done.emptied:,} sessions; "
         f"freed {done.freed_bytes / 1e6:,.1f} MB"
     )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.check import problems
+
+    lines = list(problems(config, monitor_config.engine_of(config)))
+    for line in lines:
+        print(line)
+    if not lines:
+        print("nothing is damaged")
+    return 1 if lines else 0
+
+
+def _client(args: argparse.Namespace, project: str = "") -> Client:
+    from paceline.client import Client
+    from paceline.errors import MonitorError
+
+    url = args.to or os.environ.get("PACELINE_MONITOR", "")
+    if not url:
+        raise MonitorError("say where the service is: --to http://host:8765, or PACELINE_MONITOR")
+    return Client(url, project=project, patience_s=30.0)
+
+
+def _session(args: argparse.Namespace) -> int:
+    client = _client(args)
+    if args.verb == "analyse":
+        client.analyse_again(args.id)
+        print(f"session {args.id} waits for its analysis")
+    else:
+        client.remove_session(args.id)
+        print(f"session {args.id} is removed")
+    return 0
+
+
+def _job(args: argparse.Namespace) -> int:
+    _client(args, args.project).remove_job(args.name)
+    print(f"{args.name} is removed")
     return 0
 
 

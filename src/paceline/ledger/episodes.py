@@ -55,13 +55,27 @@ def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Chang
     return changes
 
 
-def given(events: Iterable[Mapping[str, Any]], last: Ints, where: str) -> list[Change]:
+def given(
+    events: Iterable[Mapping[str, Any]], last: Ints, where: str, ends: Sequence[int] = ()
+) -> list[Change]:
     """Changes of events as ``paceline detect --json`` prints them.
+
+    Groups of ranks that are slow at a time cost what the slowest of them costs. A later event
+    takes the place of a group if it names at least half of its ranks.
+
+    Args:
+        events: in their order. With ``start``, the number of the job's start that they are of;
+            without, they are of the last start that has their step.
+        last: [sample] step numbers.
+        where: of what, in errors.
+        ends: [start] behind its last sample.
 
     Raises:
         DetectError: an event lacks a number.
     """
     changes = []
+    slow: list[tuple[frozenset[int], float]] = []
+    latest_start: Any = None
     for event in events:
         kind = event.get("kind")
         if kind not in (*SLOW_KINDS, "relief", "faster"):
@@ -71,7 +85,16 @@ def given(events: Iterable[Mapping[str, Any]], last: Ints, where: str) -> list[C
             factor = float(event["factor"]) if kind in SLOW_KINDS else 1.0
         except (KeyError, TypeError, ValueError):
             raise DetectError(f"{where}: an event needs numbers for since_step, factor") from None
-        changes.append(Change(_row_of(last, since, len(last) - 1), max(factor, 1.0)))
+        start = event.get("start")
+        if start != latest_start:
+            slow, latest_start = [], start
+        ranks = frozenset(event.get("ranks") or ())
+        slow = [group for group in slow if 2 * len(group[0] & ranks) < len(group[0])]
+        if factor > 1:
+            slow.append((ranks, factor))
+        end = ends[start] if isinstance(start, int) and start < len(ends) else len(last)
+        level = max((factor for _, factor in slow), default=1.0)
+        changes.append(Change(_row_of(last, since, end - 1), level))
     return changes
 
 

@@ -47,7 +47,7 @@ _FOUND = (
     "--events of paceline detect --like or with a workload column tells them apart"
 )
 _NO_CLOCK = "the log has no dates"
-_NOT_RECORDED = "not in this log"
+_NOT_RECORDED = "not recorded"
 _NO_ANALYSIS = "takes the S of a trace's analysis (--slowdown)"
 _LATE_LOG = "the log begins at step {:,}: what came before is not in it"
 
@@ -178,7 +178,7 @@ def ledger_of(
     changes = (
         episodes.detected(samples.last, samples.per_step_s, samples.breaks)
         if events is None
-        else episodes.given(events, samples.last, "the events")
+        else episodes.given(events, samples.last, "the events", samples.ends)
     )
     samples.share_out(seconds, changes or [], slowdown or 1.0)
     total = sum(seconds.values())

@@ -30,7 +30,7 @@ class Samples:
         self.net_s = np.concatenate([covered.net_s for covered in covers])
         sizes = [len(start.steps) for start in starts]
         self.firsts = [int(n) for n in np.cumsum([0, *sizes[:-1]])]
-        self._ends = [first + size for first, size in zip(self.firsts, sizes, strict=True)]
+        self.ends = [first + size for first, size in zip(self.firsts, sizes, strict=True)]
         # Rounded times can be 0, which no step is.
         self.per_step_s = np.maximum(self.net_s / self.count, 1e-9)
         self._lost = self._lost_share(starts)
@@ -46,7 +46,7 @@ class Samples:
         lost = np.zeros(len(self.last))
         again = math.inf
         for number in reversed(range(len(starts))):
-            rows = slice(self.firsts[number], self._ends[number])
+            rows = slice(self.firsts[number], self.ends[number])
             beyond = self.last[rows] - (again - 1)
             lost[rows] = np.clip(beyond / self.count[rows], 0.0, 1.0)
             if len(starts[number].steps):
@@ -61,7 +61,7 @@ class Samples:
         kept_s = self.net_s * (1 - self._lost)
         seconds["lost_steps"] += float((self.net_s * self._lost).sum())
         excess_s = np.zeros(len(self.last))
-        for first, end in zip(self.firsts, self._ends, strict=True):
+        for first, end in zip(self.firsts, self.ends, strict=True):
             compile_s, long_s = self._excess(first, end, level[first:end])
             excess_s[first:end] = long_s
             seconds["unknown"] += float((long_s * (1 - self._lost[first:end])).sum())

@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.monitor.analysis_process import SETTINGS, SUMMARY, UNWRITABLE
-from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
+from paceline.monitor.blobs import RESULTS, Blobs, BlobsAway, result_key, trace_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
@@ -159,7 +159,7 @@ class Analyses:
             return
         except Exception as error:  # the disk is full, for example: not the trace's doing
             self._tried[row["id"]] += 1
-            passes = isinstance(error, OSError | SQLAlchemyError)
+            passes = isinstance(error, OSError | SQLAlchemyError | BlobsAway)
             if self._tried[row["id"]] < _ATTEMPTS or (
                 passes and not isinstance(error, FileNotFoundError)
             ):

@@ -6,14 +6,13 @@ A key is made here, of a SHA-256 or a session's number; nothing that a client se
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from paceline.errors import MonitorError
 from paceline.files import sync
+from paceline.monitor.refusal import Refusal
 
 RESULT, REPORT, PERFETTO = "result.json", "report.html", "ideal.json.gz"
 RESULTS = (RESULT, REPORT, PERFETTO)
@@ -30,7 +29,24 @@ def result_key(session_id: int, name: str) -> str:
 
 
 class Blobs(Protocol):
-    """A place for large things."""
+    """A place for large things; its methods raise :class:`BlobsAway` where a bucket is away."""
+
+    @property
+    def problem(self) -> str:
+        """Why a bucket cannot be used; "" where it can."""
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(blobs, bytes) that wait here for a bucket."""
+
+    def claim(self, store: str) -> None:
+        """See that a bucket is this store's alone; MonitorError where it is not."""
+
+    def start(self) -> None:
+        """Begin to move what waits."""
+
+    def stop(self) -> None:
+        """End that; what waits is moved after the next start."""
 
     def take(self, path: Path, key: str) -> None:
         """Move a file in; on disk (or in the bucket) when it returns, whole or not at all."""
@@ -60,6 +76,25 @@ class FileBlobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def problem(self) -> str:
+        """None: there is no bucket."""
+        return ""
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """None: there is no bucket."""
+        return 0, 0
+
+    def claim(self, store: str) -> None:
+        """They lie in the data folder, which has the store's name itself."""
+
+    def start(self) -> None:
+        """Nothing waits."""
+
+    def stop(self) -> None:
+        """Nothing waits."""
 
     def take(self, path: Path, key: str) -> None:
         """Move a file in."""
@@ -122,69 +157,8 @@ class FileBlobs:
                 yield path.relative_to(self.folder).as_posix(), stat.st_size, stat.st_mtime
 
 
-class BucketBlobs:
-    """Blobs in what an fsspec URL names, such as s3://bucket/paceline."""
+class BlobsAway(Refusal):
+    """The bucket does not answer, or is another store's."""
 
-    def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-
-            self._fs, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise MonitorError(f"blobs cannot be kept at {url}: {reason}") from None
-
-    def take(self, path: Path, key: str) -> None:
-        """Copy a file in and remove it here; a bucket shows an object only when it is whole."""
-        self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(path), self._path(key))
-        path.unlink()
-
-    def exists(self, key: str) -> bool:
-        """Whether there is one."""
-        return bool(self._fs.exists(self._path(key)))
-
-    def open(self, key: str) -> BinaryIO:
-        """Its bytes."""
-        file: BinaryIO = self._fs.open(self._path(key), "rb")
-        return file
-
-    def size(self, key: str) -> int:
-        """Bytes."""
-        try:
-            return int(self._fs.size(self._path(key)) or 0)
-        except FileNotFoundError:
-            return 0
-
-    def delete(self, key: str) -> None:
-        """Remove it."""
-        if self.exists(key):
-            self._fs.rm_file(self._path(key))
-
-    @contextmanager
-    def local(self, key: str) -> Iterator[Path]:
-        """A copy, for as long as the context lasts."""
-        with tempfile.TemporaryDirectory(prefix="paceline-blob-") as folder:
-            path = Path(folder) / key.rpartition("/")[2]
-            self._fs.get_file(self._path(key), str(path))
-            yield path
-
-    def listed(self) -> Iterator[tuple[str, int, float]]:
-        """(key, bytes, time of change) of all."""
-        root = self._root.rstrip("/") + "/"
-        for path, info in self._fs.find(self._root, detail=True).items():
-            changed = info.get("LastModified") or info.get("mtime") or info.get("created") or 0.0
-            seconds = changed.timestamp() if hasattr(changed, "timestamp") else float(changed)
-            yield path.removeprefix(root), int(info.get("size") or 0), seconds
-
-    def _path(self, key: str) -> str:
-        return f"{self._root.rstrip('/')}/{key}"
-
-
-def open_blobs(url: str, data: Path) -> Blobs:
-    """The blobs that the settings name: "" = files in ``data``.
-
-    Raises:
-        MonitorError: the URL is none, or its kind of bucket is not installed.
-    """
-    return BucketBlobs(url) if url else FileBlobs(data / "blobs")
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"traces and results are away: {reason}", retry_s=10)

@@ -16,6 +16,8 @@ MIB = 1 << 20
 DAY_S = 86_400.0
 #: With less address space the libraries of an analysis do not always load.
 LEAST_ANALYSIS_MIB = 512
+#: What Prometheus takes as a label.
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,60}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Config:
         keep_days: sessions, events and step times older than this are removed; 0 = never.
         keep_gib: blobs beyond this are removed, oldest first; 0 = no limit.
         silent_after_s: time without a step after which a running job is silent.
+        metric_labels: names of jobs' labels that ``paceline_job_info`` has, too, with commas.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
         log_level: debug, info, warning or error.
     """
@@ -65,6 +68,7 @@ class Config:
     keep_days: float = 90.0
     keep_gib: float = 0.0
     silent_after_s: float = 900.0
+    metric_labels: str = ""
     alerts: str = ""
     log_level: str = "info"
 
@@ -90,6 +94,9 @@ class Config:
         _require(good, f"base_url must be like https://host, not {self.base_url!r}", "base_url")
         good = bool(self.tls_cert) == bool(self.tls_key)
         _require(good, "give both tls_cert and tls_key", "tls_cert", "tls_key")
+        good = all(_LABEL.fullmatch(name) for name in self.labels_of_metrics)
+        message = "metric_labels are names such as team, queue, with letters, digits and _"
+        _require(good, f"{message}, not {self.metric_labels!r}", "metric_labels")
         levels = ("debug", "info", "warning", "error")
         _require(
             self.log_level in levels, f"log_level must be one of {', '.join(levels)}", "log_level"
@@ -105,6 +112,11 @@ class Config:
         good = bool(colon and host) and port.isdecimal() and int(port) < 65536
         _require(good, f"bind must be host:port, not {self.bind!r}", "bind")
         return host.strip("[]"), int(port)
+
+    @property
+    def labels_of_metrics(self) -> tuple[str, ...]:
+        """Names of ``metric_labels``."""
+        return tuple(name.strip() for name in self.metric_labels.split(",") if name.strip())
 
     @property
     def store_url(self) -> str:

@@ -7,16 +7,19 @@ import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from paceline.detect.event import LEVEL_KINDS
+from paceline.detect.limits import WARM_UP
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
-from paceline.monitor.earlier_runs import find_earlier_runs
+from paceline.monitor.earlier_runs import find_earlier_runs, slow_start_of
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
@@ -24,14 +27,14 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
 from paceline.monitor.step_files import Batch, StepFile, StepFiles
-from paceline.monitor.step_series import append_rows, last_row, read_series
+from paceline.monitor.step_series import append_rows, last_row, read_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, is_running, update_live
 from paceline.monitor.turns import Turns, Work
 
-#: Samples that wait for the detectors; beyond, pushes are answered 429.
+#: Samples that wait for the detectors, shared by projects; beyond, pushes are answered 429.
 MAX_WAITING = 5_000_000
 #: How long a stop works on what waits.
 STOP_S = 10.0
@@ -49,6 +52,8 @@ _MAX_BYTES = 512 << 20
 
 #: In place of a batch: the job's current level is healthy.
 _ACCEPT = "accept"
+#: In place of a batch: the job is removed.
+_FORGET = "forget"
 _News = Batch | str | None
 
 
@@ -75,7 +80,7 @@ class Detectors:
         self._on_event = on_event
         self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
-        self._n_waiting = 0
+        self._waiting: Counter[str] = Counter()  # samples of each project
         self._live: dict[int, LiveJob] = {}
         self._turns = Turns()
         self._n_loading = 0
@@ -94,25 +99,43 @@ class Detectors:
         if self._thread is not None:
             self._thread.join()
 
-    def check_room(self) -> None:
-        """Refuse more samples while too many wait."""
-        if self._n_waiting > MAX_WAITING:
-            raise Refusal(429, "too many samples wait; come again", retry_s=5)
+    def check_room(self, project: str) -> None:
+        """Refuse more samples of a project while too many of its own wait.
+
+        The room is shared by the projects that have some waiting: a flood of one does not have the
+        others' refused.
+        """
+        with self._count_lock:
+            sharing = len(self._waiting.keys() | {project})
+            is_full = self._waiting[project] > MAX_WAITING / sharing
+        if is_full:
+            raise Refusal(429, "too many samples of this project wait; come again", retry_s=5)
 
     @property
     def n_waiting(self) -> int:
         """Samples that wait."""
-        return self._n_waiting
+        with self._count_lock:
+            return self._waiting.total()
+
+    def _count(self, job: JobKey, samples: int) -> None:
+        """Add to what waits, or take from it."""
+        with self._count_lock:
+            self._waiting[job.project] += samples
+            if self._waiting[job.project] <= 0:
+                del self._waiting[job.project]
 
     def feed(self, job: JobKey, batch: Batch) -> None:
         """Take a batch that is stored."""
-        with self._count_lock:
-            self._n_waiting += len(batch.steps)
+        self._count(job, len(batch.steps))
         self._queue.put((job, batch))
 
     def accept(self, job: JobKey) -> None:
         """Call a job's current level healthy, once what waits is taken."""
         self._queue.put((job, _ACCEPT))
+
+    def forget(self, job: JobKey) -> None:
+        """Let go of a job that is removed."""
+        self._queue.put((job, _FORGET))
 
     def resume(self, jobs: Iterable[JobKey]) -> None:
         """Look at what these jobs' files hold beyond what was saved."""
@@ -154,7 +177,9 @@ class Detectors:
         """Look at a batch, or at what the job's file holds, until it is done."""
         try:
             live = self._live.get(job.id)
-            if isinstance(batch, str):
+            if batch == _FORGET:
+                self._live.pop(job.id, None)
+            elif isinstance(batch, str):
                 yield from self._accept(job, live)
             elif live is None:
                 if batch is not None or not self._is_saved(job):
@@ -169,8 +194,7 @@ class Detectors:
             _say("step times", error)
         finally:
             if isinstance(batch, Batch):
-                with self._count_lock:
-                    self._n_waiting -= len(batch.steps)
+                self._count(job, -len(batch.steps))
 
     def _accept(self, job: JobKey, live: LiveJob | None) -> Work:
         if live is None:
@@ -215,7 +239,9 @@ class Detectors:
             live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
             with self._files.of(job.id) as file:
                 last = last_row(folder)
-                live.latest_s = read_series(folder, points=0).max_s[-LATEST:].tolist()
+                latest = read_rows(folder)[-LATEST:]
+                latest = latest[latest["start"] == latest["start"][-1:]]
+                live.latest_s = latest["max_s"].tolist()
                 if is_unfit and last is not None:
                     live.replayed_to = int(last["start"]), int(last["step"])
                 for batch in self._batches_behind(live, file, is_unfit=is_unfit):
@@ -282,9 +308,19 @@ class Detectors:
                 are_all = False
                 break
         if rows:
-            append_rows(self._files.path(live.job.id), np.array(rows))
+            folder = self._files.path(live.job.id)
+            append_rows(folder, np.array(rows))
+            self._look_at_first_steps(live, folder, len(rows))
         self._store_events(live)
         return are_all
+
+    def _look_at_first_steps(self, live: LiveJob, folder: Path, new: int) -> None:
+        """Compare a job's first steps with earlier runs, once there are enough of them."""
+        series = read_rows(folder)
+        if len(series) - new < WARM_UP <= len(series):
+            slow = slow_start_of(series, live.stream.earlier)
+            if slow is not None:
+                live.note_slow_start(slow, series)
 
     def _store_events(self, live: LiveJob) -> None:
         """Store events in their order; what the store does not take now waits for the next tick."""

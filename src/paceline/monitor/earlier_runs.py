@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Engine
 
+from paceline.detect.limits import WARM_UP
+from paceline.detect.slow_start import SlowStart, slow_start
 from paceline.monitor.step_series import read_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey
@@ -50,17 +52,33 @@ class EarlierRuns:
 
 def find_earlier_runs(engine: Engine, job: JobKey, path_of: Callable[[int], Path]) -> EarlierRuns:
     """The runs that a job's label names, the latest ones."""
-    rows = jobs.with_labels(engine, job.project)
-    label = next((row["labels"].get(LIKE) for row in rows if row["id"] == job.id), None)
+    row = jobs.by_id(engine, job.id)
+    label = None if row is None else row["labels"].get(LIKE)
     if not isinstance(label, str) or not label:
         return EarlierRuns()
     alike = [
         row["id"]
-        for row in rows
+        for row in jobs.names_and_labels(engine, job.project)
         if row["id"] < job.id
         and (fnmatch.fnmatchcase(row["name"], label) or row["labels"].get(LIKE) == label)
     ]
     return EarlierRuns([read_rows(path_of(number)) for number in alike[:MOST_RUNS]])
+
+
+def slow_start_of(rows: npt.NDArray[Any], earlier: EarlierRuns) -> SlowStart | None:
+    """Whether the first steps of a job took longer than the same steps of earlier runs.
+
+    Args:
+        rows: of its series.
+        earlier: runs of the same job.
+    """
+    first = rows[:WARM_UP]
+    # One that goes on from a checkpoint has other steps to compare.
+    if len(first) < WARM_UP or first["start"].any() or int(first["step"][0]) > WARM_UP:
+        return None
+    if not _is_dense(first["step"]):
+        return None
+    return slow_start(first["median_s"], earlier.since(int(first["step"][0])))
 
 
 def _first_start(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

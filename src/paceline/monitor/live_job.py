@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
+from paceline.detect.limits import WARM_UP
+from paceline.detect.slow_start import SlowStart
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
@@ -82,6 +85,16 @@ class LiveJob:
         hang = self.stream.take_hang(now)
         if hang is not None:
             self.events.append(self._event_row(hang, now, self.start, hang.explain()))
+
+    def note_slow_start(self, slow: SlowStart, rows: npt.NDArray[Any]) -> None:
+        """Note that the first steps took longer than those of earlier runs."""
+        last, nan = rows[WARM_UP - 1], float("nan")
+        lost_s = (1 - 1 / slow.factor) * float(np.nansum(rows["median_s"][:WARM_UP]))
+        first, ranks = int(rows["step"][0]), tuple(self.stream.ranks.tolist())
+        event = JobEvent(
+            "slow-start", int(last["step"]), first, ranks, len(ranks), slow.factor, lost_s, nan
+        )
+        self.events.append(self._event_row(event, float(last["at"]), 0, slow.explain()))
 
     def accept(self, now: float) -> None:
         """Call the current level healthy."""

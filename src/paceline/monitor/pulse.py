@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
-#: A step hangs when nothing came for so many typical steps, and so many seconds, more than usual.
-STEPS, SECONDS = 3, 30.0
+from paceline.detect.hang import is_overdue
+
 #: Times between batches whose median is usual, and how many are needed to say.
 _GAPS, _LEAST_GAPS = 10, 3
 
@@ -35,11 +34,11 @@ class Pulse:
             now: seconds since 1970.
             step_s: what a step takes; nan where it is not known.
         """
-        if self._told or len(self._gaps_s) < _LEAST_GAPS or not math.isfinite(step_s):
+        if self._told or len(self._gaps_s) < _LEAST_GAPS:
             return None
         waited_s = now - self._at
         usual_s = statistics.median(self._gaps_s)
-        return waited_s if waited_s > usual_s + STEPS * step_s + SECONDS else None
+        return waited_s if is_overdue(waited_s, usual_s, step_s) else None
 
     def tell(self) -> None:
         """What is overdue was told; it is not told again until a batch comes."""

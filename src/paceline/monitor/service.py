@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +18,12 @@ import numpy as np
 from paceline.files import make_folder
 from paceline.monitor.alerts.engine import Alerts
 from paceline.monitor.analysis_pool import Analyses
-from paceline.monitor.blobs import Blobs, open_blobs
+from paceline.monitor.blobs import Blobs
+from paceline.monitor.bucket import open_blobs
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.detectors import Detectors
+from paceline.monitor.identity import StoreIdentity
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.otlp_steps import step_times
@@ -31,7 +34,7 @@ from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
-from paceline.monitor.uploads import Uploads
+from paceline.monitor.uploads import SPARE_BYTES, SPARE_SHARE, Uploads
 
 #: How often the service looks at silent jobs and alerts, and how often at what is too old.
 TICK_S, RETENTION_S = 5.0, 600.0
@@ -62,7 +65,8 @@ class Service:
         """Open the store and the data folder.
 
         Raises:
-            MonitorError: the store cannot be used, or another service uses it or the data folder.
+            MonitorError: the store cannot be used, another service uses it or the data folder, or
+                they belong to different stores.
             OutputError: the data folder cannot be written.
         """
         self.config, self.clock = config, clock
@@ -80,6 +84,13 @@ class Service:
             os.close(self._lock)
             raise
         self.steps = StepFiles(config.data / "steps")
+        self.identity = StoreIdentity(self.engine, config.data, self.steps)
+        try:
+            self.identity.claim(clock())
+            self.blobs.claim(self.identity.name)
+        except BaseException:
+            self._release()
+            raise
         self.bus = Bus()
         self.uploads = Uploads(config, self.engine, self.blobs)
         self.spans = SpanFiles(
@@ -92,7 +103,12 @@ class Service:
             config, self.engine, self.blobs, self.steps, self.uploads, self.spans
         )
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paceline-service", daemon=True)
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("paceline-service", self._run), ("paceline-retention", self._clear))
+        ]
+        self._problems: list[str] = []
+        self._has_cleared = False
         self.running = False
         self.started_at = clock()
 
@@ -100,6 +116,7 @@ class Service:
         """Take up what the last end left, and work."""
         self.started_at = self.clock()
         self.uploads.remove_strays()
+        self.blobs.start()
         self.alerts.start()
         self.detectors.start()
         self.detectors.resume(jobs.seen_since(self.engine, self.clock() - DAY_S))
@@ -107,7 +124,8 @@ class Service:
         self._safely("spans", self.spans.start, self.clock())
         for job_id, session_id in sessions.recently_done(self.engine, self.clock() - _AGAIN_S):
             self._session(job_id, session_id)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         self.running = True
 
     def stop(self) -> None:
@@ -117,17 +135,22 @@ class Service:
         self.running = False
         self._stop.set()
         self.bus.close()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.blobs.stop()
+        if self._threads[0].ident is not None:
+            self._threads[0].join()
             self.analyses.stop()
             self.detectors.stop()
             self.alerts.stop()
         self.spans.stop()
         self.steps.close()
+        self._release()
+        log(logging.INFO, "stopped")
+
+    def _release(self) -> None:
+        """Let go of the store and the data folder."""
         self.engine.dispose()
         self._store_lock.close()
         os.close(self._lock)
-        log(logging.INFO, "stopped")
 
     def take_steps(self, job: JobKey, batch: Batch) -> bool:
         """Store step times and show them to the detector; False where they are there already.
@@ -139,6 +162,12 @@ class Service:
         if new:
             self.detectors.feed(job, batch)
         return new
+
+    def end_job(self, job: JobKey) -> None:
+        """A job is over: it is not silent, and its alerts end."""
+        now = self.clock()
+        jobs.end(self.engine, job.id, now)
+        self._safely("alerts", self.alerts.judge, job.id, now)
 
     def accept_level(self, job: JobKey) -> None:
         """Call a job's current step times healthy: nobody will change them.
@@ -177,17 +206,39 @@ class Service:
         number = self.uploads.adopt(job.id, path, "spans.jsonl", dict(meta), self.clock())
         self.tell_session(job, number)
 
+    @property
+    def problems(self) -> list[str]:
+        """What does not work at present, and will by itself once somebody makes room, or waits."""
+        problems = [f"traces and results are away: {away}"] if (away := self.blobs.problem) else []
+        disk = shutil.disk_usage(self.config.data)
+        if disk.free < min(SPARE_BYTES, SPARE_SHARE * disk.total):
+            problems.append(f"the disk of the data folder is full: {disk.free / 1e6:,.0f} MB free")
+        return problems
+
+    def _clear(self) -> None:
+        """Remove what is too old; in a thread of its own, for a bucket may take its time."""
+        while not self._stop.wait(RETENTION_S if self._has_cleared else TICK_S):
+            self._has_cleared = True
+            self._safely("retention", self.retention.run, self.clock())
+
+    def _tell_problems(self) -> None:
+        problems = self.problems
+        if problems != self._problems:
+            self._problems = problems
+            level = logging.ERROR if problems else logging.INFO
+            log(
+                level, "problems" if problems else "no problem any more", reason="; ".join(problems)
+            )
+
     def _run(self) -> None:
-        cleaned = 0.0
         while not self._stop.wait(TICK_S):
             now = self.clock()
             self._safely("the store's lock", self._store_lock.keep)
+            self._safely("the store's name", self.identity.beat, now)
             self._safely("silent jobs", self._find_silent, now)
             self._safely("alerts", self.alerts.tick, now)
             self._safely("spans", self.spans.tick, now)
-            if not 0 <= now - cleaned < RETENTION_S:
-                cleaned = now
-                self._safely("retention", self.retention.run, now)
+            self._safely("disk and bucket", self._tell_problems)
 
     def _find_silent(self, now: float) -> None:
         quiet_s = self.config.silent_after_s

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
+import shutil
 import struct
 import threading
 import zlib
@@ -24,6 +26,7 @@ import numpy.typing as npt
 
 from paceline.errors import OutputError
 from paceline.files import sync
+from paceline.monitor.log import log
 from paceline.monitor.step_series import Series, read_series
 
 #: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
@@ -84,6 +87,8 @@ class StepFile:
         self._size = self._synced = 0
         self._fresh: list[bytes] = []  # written, not known to be on disk
         self._failures = 0  # of fsync: what waited for one then is not on disk
+        #: Of blocks that cannot be read any more; known once the segments were read.
+        self.damaged_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._recover()
@@ -161,10 +166,18 @@ class StepFile:
             for begin, end in blocks_of(data):
                 keys.add(decode_key(data[begin:end]))
                 intact = end
-            if intact < len(data):
+            damaged = damaged_bytes(data)
+            if damaged:
+                self.damaged_bytes += damaged
+                what = {"file": str(self._path(number)), "bytes": damaged}
+                log(logging.ERROR, "step times damaged", **what)
+            if intact < len(data) and not damaged:
                 os.truncate(self._path(number), intact)
+                size = intact
+            else:
+                size = len(data)
             self._keys[number] = keys
-            self._segment, self._size = number, intact
+            self._segment, self._size = number, size
         self._open(self._segment)
 
     def _open(self, number: int) -> None:
@@ -252,6 +265,8 @@ class StepFiles:
         self._lock = threading.Lock()
         self._open: dict[int, StepFile] = {}
         self._in_use: dict[int, int] = {}
+        #: Job -> bytes of its step times that cannot be read, of the jobs opened so far.
+        self.damaged_bytes: dict[int, int] = {}
 
     @contextlib.contextmanager
     def of(self, job_id: int) -> Iterator[StepFile]:
@@ -259,6 +274,8 @@ class StepFiles:
         with self._lock:
             file = self._open.pop(job_id, None) or StepFile(self.path(job_id))
             self._open[job_id] = file  # now the last of the order
+            if file.damaged_bytes:
+                self.damaged_bytes[job_id] = file.damaged_bytes
             self._in_use[job_id] = self._in_use.get(job_id, 0) + 1
             self._close_some()
         try:
@@ -286,6 +303,14 @@ class StepFiles:
             return 0
         with self.of(job_id) as file:
             return file.remove_older(before)
+
+    def remove(self, job_id: int) -> None:
+        """Remove all of a job; a batch that comes at the same time makes its folder again."""
+        with self._lock:
+            file = self._open.pop(job_id, None)
+            if file is not None:
+                file.close()
+        shutil.rmtree(self.path(job_id), ignore_errors=True)
 
     def written_at(self, job_id: int, choose: Callable[[Iterable[float]], float] = max) -> float:
         """When the last (``min``: the first) of a job's segments was written to; 0 = none is."""
@@ -357,12 +382,37 @@ def _key(source: str, number: str) -> bytes:
 
 
 def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the whole blocks from the start on, up to the first that is not."""
+    """(begin, end) of the whole blocks; what lies between them is damaged."""
     at = 0
-    while at + _BLOCK.size <= len(data):
-        mark, length, crc = _BLOCK.unpack_from(data, at)
-        begin, end = at + _BLOCK.size, at + _BLOCK.size + length
-        if mark != _MARK or end > len(data) or zlib.crc32(data[begin:end]) != crc:
-            return
-        yield at, end
-        at = end
+    while at >= 0:
+        end = _end_of_block(data, at)
+        if end:
+            yield at, end
+        at = end or data.find(_MARK, at + 1)
+
+
+def _end_of_block(data: bytes, at: int) -> int:
+    """Where the block that begins at ``at`` ends; 0 where none does, or a damaged one."""
+    if at + _BLOCK.size > len(data):
+        return 0
+    mark, length, crc = _BLOCK.unpack_from(data, at)
+    begin, end = at + _BLOCK.size, at + _BLOCK.size + length
+    whole = mark == _MARK and end <= len(data) and zlib.crc32(data[begin:end]) == crc
+    return end if whole else 0
+
+
+def damaged_bytes(data: bytes) -> int:
+    """Bytes of a segment that belong to no whole block, but for a torn end.
+
+    A crash leaves a part of a block at the end, which was not acknowledged.
+    """
+    intact = damaged = 0
+    for begin, end in blocks_of(data):
+        damaged += begin - intact
+        intact = end
+    tail = data[intact:]
+    if len(tail) >= _BLOCK.size:
+        mark, length, _ = _BLOCK.unpack_from(tail)
+        is_torn = mark == _MARK and _BLOCK.size + length > len(tail)
+        damaged += 0 if is_torn else len(tail)
+    return damaged

@@ -31,7 +31,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Step times of a job, [row] each, in the order of the steps (of the last start).
+    """Step times of a job, [row] each, in the order of the job's starts and of their steps.
 
     Attributes:
         step: numbers.
@@ -40,7 +40,9 @@ class Series:
         median_s: median of the ranks, seconds.
         max_s: of the slowest rank, seconds.
         slowest: that rank.
+        start: which start of the job, from 0.
         healthy_s: what a healthy step takes, as known then; nan before the detector knows.
+        lost: whether a later start ran the step again.
     """
 
     step: npt.NDArray[np.int64]
@@ -49,7 +51,9 @@ class Series:
     median_s: npt.NDArray[np.float32]
     max_s: npt.NDArray[np.float32]
     slowest: npt.NDArray[np.int32]
+    start: npt.NDArray[np.int32]
     healthy_s: npt.NDArray[np.float32]
+    lost: npt.NDArray[np.bool_]
 
     def to_mapping(self) -> dict[str, list[Any]]:
         """As JSON knows it."""
@@ -58,8 +62,11 @@ class Series:
             name: [round(float(x), 7) for x in getattr(self, name)]
             for name in ("median_s", "max_s")
         }
-        integers = {name: getattr(self, name).tolist() for name in ("step", "at", "samples")}
-        return {**integers, **seconds, "slowest": self.slowest.tolist(), "healthy_s": healthy}
+        integers = {
+            name: getattr(self, name).tolist()
+            for name in ("step", "at", "samples", "slowest", "start", "lost")
+        }
+        return {**integers, **seconds, "healthy_s": healthy}
 
 
 def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
@@ -94,23 +101,34 @@ def row_from(folder: Path, at: float) -> Any:
 def read_series(
     folder: Path, *, first: int | None = None, last: int | None = None, points: int = 2000
 ) -> Series:
-    """The steps of the last start, from ``first`` to ``last``; of many, evenly spread ``points``.
+    """The steps from ``first`` to ``last`` of all starts; of many, evenly spread ``points``.
 
     The newest step is always among them, and of the steps between two points the slowest is shown.
     """
     rows = read_rows(folder)
-    if len(rows):
-        start = int(rows["start"][-1])
-        rows = rows[np.searchsorted(rows["start"], start) :]
-        low = 0 if first is None else int(np.searchsorted(rows["step"], first))
-        high = len(rows) if last is None else int(np.searchsorted(rows["step"], last, "right"))
-        rows = rows[low:high]
+    lost = _lost(rows)
+    if first is not None or last is not None:
+        low, high = (-np.inf if first is None else first), (np.inf if last is None else last)
+        asked = (rows["step"] >= low) & (rows["step"] <= high)
+        rows, lost = rows[asked], lost[asked]
     if len(rows) > points > 0:
         edges = np.linspace(0, len(rows), points + 1).astype(np.int64).tolist()
         selected = [a + int(np.argmax(rows["max_s"][a:b])) for a, b in pairwise(edges)]
         selected[-1] = len(rows) - 1
-        rows = rows[selected]
-    return Series(**{name: np.array(rows[name]) for name in ROW.names or () if name != "start"})
+        rows, lost = rows[selected], lost[selected]
+    return Series(**{name: np.array(rows[name]) for name in ROW.names or ()}, lost=lost)
+
+
+def _lost(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """[row] whether a later start began at this step or before it."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_)
+    begins = np.flatnonzero(np.diff(rows["start"], prepend=-1))
+    later = np.append(
+        np.minimum.accumulate(rows["step"][begins][::-1])[::-1][1:], np.iinfo("i8").max
+    )
+    sizes = np.diff(np.append(begins, len(rows)))
+    return np.asarray(rows["step"] >= np.repeat(later, sizes), dtype=np.bool_)
 
 
 def remove_older_rows(folder: Path, before: float) -> None:

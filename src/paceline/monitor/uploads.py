@@ -49,10 +49,18 @@ class Uploads:
     def begin(
         self, job_id: int, project: str, trace: Mapping[str, Any], now: float
     ) -> dict[str, Any]:
-        """{"session"} where the job has that trace already, else {"upload", "offset"}."""
+        """{"session"} where the job has that trace already, else {"upload", "offset"}.
+
+        A session that failed is analysed again, with its trace where that is still here.
+        """
         session = sessions.find(self._engine, job_id, trace["sha256"])
         if session is not None:
-            return {"session": session}
+            number, status = session
+            has_failed = status == "failed"
+            if not has_failed or self._blobs.exists(trace_key(trace["sha256"])):
+                if has_failed:
+                    sessions.requeue(self._engine, number)
+                return {"session": number}
         with self._beginning:
             row = rows.under_way(self._engine, job_id, trace["sha256"])
             if row is None:

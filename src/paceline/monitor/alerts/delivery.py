@@ -166,6 +166,7 @@ class Courier(threading.Thread):
             started_at=row["started_at"],
             ended_at=row["ended_at"] if row["status"] == RESOLVED else None,
             labels=labels,
+            runbook=self._service.alerts.settings.runbook(row["cause"]),
             **{name: _sayable(row[name]) for name in names},
         )
 

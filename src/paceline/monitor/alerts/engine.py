@@ -27,6 +27,7 @@ from paceline.monitor.alerts.rules import (
     judge,
 )
 from paceline.monitor.alerts.settings import load_settings
+from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
@@ -159,12 +160,15 @@ class Alerts:
             facts = Facts(job, latest, onset, now, relieved_at(job, events), since)
             fingerprints = [f"{rule.name}/{job_id}" for rule in self.settings.rules]
             fires = store.firing_of(self._service.engine, fingerprints)
+            has_ended = job["status"] == "ended"  # nobody can mend it
             for rule in self.settings.rules:
                 covers = rule.covers(job["project"], job["name"], job["labels"])
-                alarm = judge(rule, facts) if covers else None
+                alarm = judge(rule, facts) if covers and not has_ended else None
                 alert = fires.get(rule.name)
                 if alarm is not None and not _says(alert, alarm):
                     self._fire(rule, alarm, facts)
+                elif alarm is None and alert and has_ended:
+                    self._resolve(alert["fingerprint"], job, now, "The job has ended.")
                 elif alarm is None and alert and not (covers and holds(rule, facts)):
                     self._resolve(alert["fingerprint"], job, now)
 
@@ -199,9 +203,9 @@ class Alerts:
         if done["new"]:
             self._tell(job, rule.name, "firing", done["id"])
 
-    def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float) -> None:
+    def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float, why: str = "") -> None:
         wait_s = self.settings.group_wait_s
-        ended = store.resolve(self._service.engine, fingerprint, now, now + wait_s)
+        ended = store.resolve(self._service.engine, fingerprint, now, now + wait_s, why)
         if ended is not None:
             self._tell(job, ended["rule"], "resolved", ended["id"])
 
@@ -218,7 +222,7 @@ class Alerts:
             return None, None
         try:
             report = read_report(self._service.blobs, alarm.session_id, _MAX_RESULT_BYTES)
-        except OSError as error:
+        except (OSError, BlobsAway) as error:
             log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
             return None, None
         return (None, None) if report is None else (cause_place(report, alarm.cause), gain(report))

@@ -24,6 +24,7 @@ class Notice:
         url: page of the job (or of the session).
         started_at, ended_at: seconds since 1970.
         labels: of the rule and the job.
+        runbook: URL of what to do about the cause; "" where nobody named one.
     """
 
     id: int
@@ -40,6 +41,7 @@ class Notice:
     started_at: float
     ended_at: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    runbook: str = ""
 
     @property
     def key(self) -> str:
@@ -49,6 +51,7 @@ class Notice:
     def lines(self) -> list[str]:
         """The notice in words."""
         pairs = [("Cause", self.cause), ("Where", self.place), ("Best fix", self.gain)]
+        pairs.append(("Runbook", self.runbook))
         details = [f"{name}: {text}" for name, text in pairs if text] if self.is_firing else []
         return [self.headline, *details, self.url]
 

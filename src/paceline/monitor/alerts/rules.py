@@ -196,11 +196,15 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     else:
         cost = f"{at_stake:,.0f} GPU-hours are at stake in the next {rule.horizon_h:g} hours"
     ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
+    slower = (
+        f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
+    )
     return Alarm(
-        f"Fail-slow: {onset['text']}; {cost}.",
+        f"{slower}; {cost}.",
         "fail-slow",
         _ranks(ranks),
-        gain=f"replace or repair what is slow (gain {share:.1%})",
+        # Step times do not say who is slow: all ranks wait for it.
+        gain=f"{share:.1%} of each step; paceline validate, or a trace, says who is slow",
         ranks=tuple(ranks),
     )
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section, read_marked
 from paceline.monitor.alerts.channels import Alertmanager, Channel, Email, Slack, Webhook
-from paceline.monitor.alerts.rules import IMPORTANCES, Rule, default_rules, rules_of
+from paceline.monitor.alerts.rules import IMPORTANCES, KINDS, Rule, default_rules, rules_of
+from paceline.results.words.names import CAUSES
 
 #: Alerts of one rule that begin within this time are told in one message.
 GROUP_WAIT_S = 10.0
@@ -53,11 +54,17 @@ class Settings:
         rules: in order.
         routes: the channels.
         group_wait_s: how long a message waits for others of its rule.
+        runbooks: cause -> URL of what to do; "default" for all others.
     """
 
     rules: tuple[Rule, ...]
     routes: tuple[Route, ...] = ()
     group_wait_s: float = GROUP_WAIT_S
+    runbooks: Mapping[str, str] = field(default_factory=dict)
+
+    def runbook(self, cause: str | None) -> str:
+        """URL of what to do about a cause; "" where nobody named one."""
+        return self.runbooks.get(cause or "", self.runbooks.get("default", ""))
 
 
 def load_settings(path: str, silent_after_s: float) -> Settings:
@@ -69,7 +76,7 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     if not path:
         return Settings(default_rules(silent_after_s))
     section = read_marked(Path(path), MonitorError)
-    section.allow(("rules", "channels", "group_wait_s"))
+    section.allow(("rules", "channels", "group_wait_s", "runbooks"))
     wait_s = GROUP_WAIT_S
     if "group_wait_s" in section:
         wait_s = _seconds(section, "group_wait_s")
@@ -77,7 +84,18 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     channels = section.section("channels")
     names = [rule.name for rule in rules]
     routes = tuple(_route(channels, name, names) for name in channels.nodes)
-    return Settings(rules, routes, wait_s)
+    return Settings(rules, routes, wait_s, _runbooks(section.section("runbooks")))
+
+
+def _runbooks(section: Section) -> dict[str, str]:
+    """Cause -> URL."""
+    known = (*CAUSES, *KINDS, "default")
+    for cause in section.nodes:
+        if cause not in known:
+            section.fail(cause, f"is no cause; known are {', '.join(known)}")
+        if not section.text(cause).startswith(("http://", "https://")):
+            section.fail(cause, "must be a URL with http:// or https://")
+    return {cause: section.text(cause) for cause in section.nodes}
 
 
 def _route(channels: Section, name: str, rule_names: Sequence[str]) -> Route:

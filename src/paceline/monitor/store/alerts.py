@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from sqlalchemy import Engine, Select, delete, desc, func, insert, or_, select, 
 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
+from paceline.monitor.log import log
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
 
@@ -50,8 +52,12 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
         return {"id": key[0], "new": True}
 
 
-def resolve(engine: Engine, fingerprint: str, now: float, next_at: float) -> Row | None:
+def resolve(
+    engine: Engine, fingerprint: str, now: float, next_at: float, why: str = ""
+) -> Row | None:
     """End an alert, and from ``next_at`` on tell those who were or will be told of it.
+
+    ``why`` is added to its headline.
 
     None if it does not fire.
     """
@@ -62,7 +68,12 @@ def resolve(engine: Engine, fingerprint: str, now: float, next_at: float) -> Row
         connection.execute(
             update(alerts)
             .where(alerts.c.id == row["id"])
-            .values(status="resolved", updated_at=now, ended_at=now)
+            .values(
+                status="resolved",
+                updated_at=now,
+                ended_at=now,
+                headline=f"{row['headline']} {why}".rstrip(),
+            )
         )
         notified = select(deliveries.c.channel).where(
             deliveries.c.alert_id == row["id"],
@@ -192,6 +203,7 @@ def add_silence(
     until: float,
     comment: str,
     now: float,
+    who: str = "",
 ) -> int:
     """Tell nobody of alerts of a rule and job (None = any) until then; returns its number.
 
@@ -202,9 +214,12 @@ def add_silence(
         raise MonitorError("the silence would be over already, or never; give another time")
     values = {"project": project, "rule": rule, "job": job, "until": until, "comment": comment}
     with engine.begin() as connection:
-        done = connection.execute(insert(silences).values(**values, created_at=now))
+        row = {**values, "who": who or None, "created_at": now}
+        done = connection.execute(insert(silences).values(**row))
         assert done.inserted_primary_key is not None
-        return int(done.inserted_primary_key[0])
+        number = int(done.inserted_primary_key[0])
+    log(logging.INFO, "silence", who=who, project=project, rule=rule, job=job, until=until)
+    return number
 
 
 def list_silences(engine: Engine, project: str, now: float) -> list[Row]:

@@ -12,6 +12,8 @@ from paceline.errors import MonitorError
 
 #: Seconds that a writer waits for another one.
 _BUSY_S = 30.0
+#: What SQLite says of a file that something else has written to.
+_DAMAGED = ("malformed", "not a database", "disk I/O error")
 
 
 def open_database(url: str) -> Engine:
@@ -46,6 +48,8 @@ def open_database(url: str) -> Engine:
     except (SQLAlchemyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         public_url = parsed.set(query={}).render_as_string(hide_password=True)
+        if any(word in reason for word in _DAMAGED):
+            reason += "; its file is damaged: restore a backup (paceline admin restore)"
         raise MonitorError(f"the store {public_url} cannot be used: {reason}") from None
     return engine
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, desc, or_, select, update
 
+from paceline.detect.event import LEVEL_KINDS
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import events, jobs
 
@@ -73,6 +74,14 @@ def list_events(
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(desc(events.c.id)).limit(limit)).mappings()
         return [dict(row) for row in rows]
+
+
+def level_events(engine: Engine, job_id: int) -> list[Row]:
+    """Changes of a job's level, in their order."""
+    query = select(events).where(events.c.job_id == job_id, events.c.kind.in_(LEVEL_KINDS))
+    query = query.order_by(events.c.start.nulls_first(), events.c.step, events.c.id)
+    with engine.connect() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def remove_older(engine: Engine, before: float) -> int:

@@ -6,19 +6,21 @@ from typing import Any
 
 from sqlalchemy import Engine, func, select
 
+from paceline.monitor.store.queries import STAKE
 from paceline.monitor.store.tables import jobs, sessions, uploads
 
 Row = dict[str, Any]
 
 _COLUMNS = (
-    *("project", "name", "gpus", "degrees", "status", "seen_at", "last_step", "step_s"),
+    *("project", "name", "gpus", "degrees", "labels", "status", "seen_at", "last_step", "step_s"),
     *("healthy_s", "slow_since_step", "slowdown", "waste", "cause", "gpu_hours_lost", "n_sessions"),
 )
 
 
 def seen_jobs(engine: Engine, project: str, since: float) -> list[Row]:
     """Jobs of a project ("*" = of all) that were seen since then."""
-    query = select(*(jobs.c[name] for name in _COLUMNS)).where(jobs.c.seen_at >= since)
+    columns = (*(jobs.c[name] for name in _COLUMNS), STAKE.label("stake_gpu_hours"))
+    query = select(*columns).where(jobs.c.seen_at >= since)
     if project != "*":
         query = query.where(jobs.c.project == project)
     with engine.connect() as connection:

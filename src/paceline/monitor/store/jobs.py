@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
-from paceline.monitor.store.tables import jobs, sessions
+from paceline.monitor.store.tables import jobs, sessions, stores
 
 #: Sessions whose slowdown a job's row keeps, for its sparkline.
 TREND = 20
@@ -38,9 +38,18 @@ def register(
     details = {"gpus": gpus, "degrees": degrees, "labels": labels}
     changes = {key: value for key, value in details.items() if value}
     with engine.begin() as connection:
-        new = insert_new(engine, jobs).values(
-            **{"project": project, "name": name, "created_at": now, "seen_at": now, **changes}
-        )
+        row: dict[str, Any] = {
+            "project": project,
+            "name": name,
+            "created_at": now,
+            "seen_at": now,
+            **changes,
+        }
+        if engine.dialect.name == "sqlite":  # it would give the largest number away again
+            removed = select(func.coalesce(func.max(stores.c.last_job), 0)).scalar_subquery()
+            largest = select(func.coalesce(func.max(jobs.c.id), 0)).scalar_subquery()
+            row["id"] = func.max(largest, removed) + 1
+        new = insert_new(engine, jobs).values(**row)
         connection.execute(new)
         job_id = connection.execute(select(jobs.c.id).where(_has_name(project, name))).scalar_one()
         if changes:
@@ -81,12 +90,12 @@ def is_running(engine: Engine, job: JobKey) -> bool:
     return row is not None and row["status"] == "running"
 
 
-def with_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
-    """(id, name, labels) of the jobs of a project that have labels, the newest first."""
+def names_and_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
+    """(id, name, labels) of the jobs of a project, the newest first."""
     query = select(jobs.c.id, jobs.c.name, jobs.c.labels).where(jobs.c.project == project)
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(desc(jobs.c.id))).mappings()
-        return [dict(row) for row in rows if row["labels"]]
+        return [dict(row) for row in rows]
 
 
 def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:

@@ -33,9 +33,14 @@ _FIRST_MONDAY_S = 4 * 86_400.0  # 5 January 1970; 1 January was a Thursday
 _SLOW = case((jobs.c.slow_since_step.is_not(None), 1 - jobs.c.healthy_s / jobs.c.step_s))
 _WORST = case((func.coalesce(jobs.c.waste, 0.0) < _SLOW, _SLOW), else_=jobs.c.waste)
 
-#: What jobs can be sorted by; True: large ones first. ``waste`` counts fail-slows that go on.
+#: GPU-hours that the next day loses if a running job goes on like this.
+STAKE = case((jobs.c.status == "running", jobs.c.gpus * 24.0 * _WORST))
+
+#: What jobs can be sorted by; True: large ones first. ``waste`` and ``stake`` count fail-slows
+#: that go on.
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     {
+        "stake": (STAKE, True),
         "waste": (_WORST, True),
         "slowdown": (jobs.c.slowdown, True),
         "lost": (jobs.c.gpu_hours_lost, True),
@@ -47,6 +52,8 @@ ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     }
 )
 STATUSES = ("new", "running", "silent", "ended")
+#: Status that asks for jobs of any.
+ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,9 @@ class JobsPage:
     """One page of the list of jobs.
 
     Attributes:
-        rows: the jobs; ``latest`` is the status and the reason of the latest session, or None.
+        rows: the jobs. ``latest`` is the status, the reason and ``best_gain`` of the latest
+            session, or None; ``alert`` the most important alert that fires, or None;
+            ``stake_gpu_hours`` what the next day loses, or None where that is not known.
         n_found: how many there are that match.
         n_all: how many there are.
         page, n_pages: this page from 1, and how many there are.
@@ -73,7 +82,7 @@ def list_jobs(
     *,
     search: str = "",
     status: str = "",
-    order: str = "waste",
+    order: str = "stake",
     page: int = 1,
 ) -> JobsPage:
     """A page of jobs, the worst first.
@@ -82,21 +91,25 @@ def list_jobs(
         connection: to the store.
         project: whose jobs.
         search: words that a job has in its name, labels, cause or headline, all of them.
-        status: only jobs of this status; "" = any.
+        status: only jobs of this status; "" = all that have not ended, :data:`ANY` = all.
         order: one of :data:`ORDERS`; jobs without a value come last.
         page: from 1; the last one for a larger number.
     """
     mine = _of_project(select(func.count()).select_from(jobs), project)
     n_all = int(connection.execute(mine).scalar_one())
     conditions = [_matches(word) for word in search.split()[:8]]
-    conditions += [jobs.c.status == status] if status else []
+    if not status:
+        conditions.append(jobs.c.status != "ended")
+    elif status != ANY:
+        conditions.append(jobs.c.status == status)
     n_found = int(connection.execute(mine.where(*conditions)).scalar_one()) if conditions else n_all
     n_pages = max(1, -(-n_found // PAGE))
     page = min(max(page, 1), n_pages)
     column, largest_first = ORDERS[order]
     ordered = column.desc() if largest_first else column.asc()
-    query = _of_project(select(jobs), project).where(*conditions)
-    query = query.order_by(ordered.nulls_last(), jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
+    query = _of_project(select(jobs, STAKE.label("stake_gpu_hours")), project).where(*conditions)
+    orders = [ordered.nulls_last(), *([_WORST.desc().nulls_last()] if order == "stake" else [])]
+    query = query.order_by(*orders, jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
     rows = _with_latest(connection, _rows(connection, query))
     return JobsPage(rows, n_found, n_all, page, n_pages)
 
@@ -104,10 +117,26 @@ def list_jobs(
 def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
     mine = sessions.c.job_id.in_([row["id"] for row in rows])
     newest = select(func.max(sessions.c.id)).where(mine).group_by(sessions.c.job_id)
-    query = select(sessions.c.job_id, sessions.c.status, sessions.c.reason)
+    columns = ("job_id", "status", "reason", "best_gain")
+    query = select(*(sessions.c[name] for name in columns))
     latest_rows = _rows(connection, query.where(sessions.c.id.in_(newest)))
     latest = {row["job_id"]: row for row in latest_rows}
-    return [{**row, "latest": latest.get(row["id"])} for row in rows]
+    alerts_of = _worst_alerts(connection, [row["id"] for row in rows])
+    return [
+        {**row, "latest": latest.get(row["id"]), "alert": alerts_of.get(row["id"])} for row in rows
+    ]
+
+
+def _worst_alerts(connection: Connection, job_ids: list[int]) -> dict[int, Row]:
+    """Job -> the most important of its alerts that fire, the oldest of these."""
+    firing = alerts.c.job_id.in_(job_ids) & (alerts.c.status == "firing")
+    rank = case({"critical": 0, "warning": 1}, value=alerts.c.importance, else_=2)
+    columns = ("id", "job_id", "rule", "importance", "place", "gain", "started_at")
+    query = select(*(alerts.c[name] for name in columns)).where(firing)
+    worst: dict[int, Row] = {}
+    for row in _rows(connection, query.order_by(rank, alerts.c.started_at, alerts.c.id)):
+        worst.setdefault(row["job_id"], row)
+    return worst
 
 
 def _matches(word: str) -> Any:
@@ -198,6 +227,16 @@ def list_alerts(connection: Connection, project: str, status: str = "") -> list[
     fires = case((alerts.c.status == "firing", 0), else_=1)
     query = query.order_by(fires, alerts.c.started_at.desc(), alerts.c.id.desc())
     return _rows(connection, query.limit(MAX_ALERTS))
+
+
+def find_alert(connection: Connection, project: str, number: int) -> Row | None:
+    """An alert with its ``job``; None where it is another project's."""
+    query = select(alerts, jobs.c.name.label("job")).join(jobs, jobs.c.id == alerts.c.job_id)
+    query = query.where(alerts.c.id == number)
+    if project != ALL:
+        query = query.where(alerts.c.project == project)
+    rows = _rows(connection, query)
+    return rows[0] if rows else None
 
 
 def active_silences(connection: Connection, project: str, now: float) -> list[Row]:

@@ -67,6 +67,16 @@ def shares_trace(engine: Engine, row: Held) -> bool:
         return any(connection.execute(query.limit(1)).first() for query in (others, pending))
 
 
+def has_trace(engine: Engine, sha256: str) -> bool:
+    """Whether any session or upload has this trace."""
+    tables = (sessions, uploads)
+    with engine.connect() as connection:
+        return any(
+            connection.execute(select(t.c.id).where(t.c.sha256 == sha256).limit(1)).first()
+            for t in tables
+        )
+
+
 def references(engine: Engine) -> tuple[set[str], set[str]]:
     """(SHA-256 of traces, numbers of sessions as text) that are there."""
     with engine.connect() as connection:

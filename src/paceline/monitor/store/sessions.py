@@ -12,14 +12,16 @@ from paceline.monitor.store.jobs import summarise
 from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
+#: Of a session that is to be analysed as if it were new.
+_WAITS = {"status": "queued", "attempts": 0, "reason": None}
 
 
-def find(engine: Engine, job_id: int, sha256: str) -> int | None:
-    """The session of a job with that trace."""
+def find(engine: Engine, job_id: int, sha256: str) -> tuple[int, str] | None:
+    """(number, status) of the session of a job with that trace."""
+    query = select(sessions.c.id, sessions.c.status).where(_of(job_id, sha256))
     with engine.connect() as connection:
-        return connection.execute(
-            select(sessions.c.id).where(_of(job_id, sha256))
-        ).scalar_one_or_none()
+        row = connection.execute(query).first()
+    return None if row is None else (int(row[0]), row[1])
 
 
 def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -> int:
@@ -39,6 +41,9 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
                 **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
             )
         )
+        # One that failed has its trace again.
+        again = update(sessions).where(_of(job_id, sha256) & (sessions.c.status == "failed"))
+        connection.execute(again.values(**_WAITS))
         number = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
         connection.execute(
             delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
@@ -55,6 +60,13 @@ def waiting(engine: Engine) -> int:
     query = select(func.count()).select_from(sessions).where(sessions.c.status == "queued")
     with engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
+
+
+def requeue(engine: Engine, session_id: int) -> bool:
+    """Let a session that is over wait again; False where it waits or runs."""
+    over = (sessions.c.id == session_id) & sessions.c.status.in_(("done", "failed"))
+    with engine.begin() as connection:
+        return bool(connection.execute(update(sessions).where(over).values(**_WAITS)).rowcount)
 
 
 def requeue_running(engine: Engine, but: Collection[int] = ()) -> int:

@@ -28,6 +28,16 @@ metadata = MetaData(
     }
 )
 
+#: One row: the store's name, and a number that grows while a service runs.
+stores = Table(
+    "stores",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("last_job", BigInteger),  # largest number of a job that was removed
+    Column("created_at", Float, nullable=False),
+)
+
 #: Who may do what: only the SHA-256 of a token is kept. scope: push, read or admin.
 tokens = Table(
     "tokens",
@@ -177,6 +187,7 @@ silences = Table(
     Column("job", Text),  # name; None: any
     Column("until", Float, nullable=False),
     Column("comment", Text, nullable=False, default=""),
+    Column("who", Text),  # the token's name; None: an older version's
     Column("created_at", Float, nullable=False),
 )
 

@@ -74,6 +74,7 @@ def routes(service: Any) -> list[Route]:
                 until=now + silence.hours * 3600,
                 comment=comment,
                 now=now,
+                who=principal.name,
             )
         )
         return JSONResponse({"id": number, "until": now + silence.hours * 3600})

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.errors import OutputError, TraceError
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.config import MIB
+from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
@@ -72,6 +73,10 @@ class Api:
         self._body_bytes = service.config.max_body_mib * MIB
         self._job_cache: dict[tuple[str, str], JobKey] = {}
 
+    def forget_job(self, project: str, name: str) -> None:
+        """A job of that name has another number from now on."""
+        self._job_cache.pop((project, name), None)
+
     async def register(self, request: Request) -> Response:
         """POST /api/v1/jobs."""
         principal = require(request, "push")
@@ -96,7 +101,7 @@ class Api:
         """POST /api/v1/jobs/{name}/end."""
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
-        await run_in_threadpool(jobs.end, self.service.engine, job.id, self.service.clock())
+        await run_in_threadpool(self.service.end_job, job)
         message = {"job": job.name, "job_id": job.id, "status": "ended"}
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
@@ -149,7 +154,7 @@ class Api:
         """POST /api/v1/jobs/{name}/steps."""
         principal = require(request, "push")
         service = self.service
-        service.detectors.check_room()
+        service.detectors.check_room(writes_to(request, principal))
         parse = functools.partial(batch_of, clock=service.clock)
         batch = await read_body(request, self._body_bytes, parse)
         job = await self._own_job(request, principal)
@@ -197,6 +202,15 @@ class Api:
             lambda: steps.series(job.id, first=first, last=last, points=points).to_mapping()
         )
         return JSONResponse(finite(series))
+
+    async def goodput(self, request: Request) -> Response:
+        """GET /api/v1/jobs/{name}/goodput."""
+        job = await self._readable(request)
+        service = self.service
+        ledger = await run_in_threadpool(stored_ledger, service.engine, service.steps, job.id)
+        if ledger is None:
+            raise HTTPException(404, "the job has told no step times")
+        return JSONResponse(finite(ledger.to_mapping()))
 
     async def show_session(self, request: Request) -> Response:
         """GET /api/v1/sessions/{id}."""
@@ -350,9 +364,8 @@ def _rows(key: str, rows: list[dict[str, Any]], limit: int) -> Response:
     return JSONResponse({key: finite(rows), "next": following})
 
 
-def routes(service: Service) -> list[Route]:
+def routes(service: Service, api: Api) -> list[Route]:
     """The API's routes."""
-    api = Api(service)
 
     def blob(name: str) -> Handler:
         return functools.partial(api.blob, name=name)
@@ -367,6 +380,7 @@ def routes(service: Service) -> list[Route]:
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
+        ("GET", f"{v1}/jobs/{{name}}/goodput", api.goodput),
         ("GET", f"{v1}/jobs/{{name}}/sessions", api.list_sessions),
         ("GET", f"{v1}/uploads/{{id}}", api.show_upload),
         ("PUT", f"{v1}/uploads/{{id}}", api.put_upload),

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from paceline.monitor.web import alerts_api, api, login, ops, otlp_api, pages
+from paceline.monitor.blobs import BlobsAway
+from paceline.monitor.web import alerts_api, api, login, ops, otlp_api, pages, upkeep_api
 from paceline.monitor.web.answers import error_response
 from paceline.monitor.web.bodies import AT_A_TIME
 from paceline.monitor.web.envelope import Envelope, HttpCounts
@@ -37,13 +38,15 @@ def create_app(service: Any) -> Starlette:
     sessions = Sessions(service)
     failures = Rates(WRONG_TOKENS_PER_MINUTE).take
     counts = HttpCounts()
+    handlers = api.Api(service)
     app = Starlette(
         routes=[
             *ops.routes(service),
             *login.routes(service, sessions, failures),
-            *api.routes(service),
+            *api.routes(service, handlers),
             *otlp_api.routes(service),
             *alerts_api.routes(service),
+            *upkeep_api.routes(service),
             *pages.routes(service),
         ],
         middleware=[
@@ -51,11 +54,12 @@ def create_app(service: Any) -> Starlette:
             Middleware(Authentication, service=service, sessions=sessions, failures=failures),
             Middleware(Limits, service=service),
         ],
-        exception_handlers={HTTPException: _answer},
+        exception_handlers={HTTPException: _answer, BlobsAway: _away},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would believe the Host of whoever asks
     app.state.service, app.state.counts = service, counts
+    app.state.forget_job = handlers.forget_job
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
     app.state.unpacking = CapacityLimiter(AT_A_TIME)
     return app
@@ -66,6 +70,12 @@ async def _answer(request: Request, error: Exception) -> Response:
     if error.status_code == 405:  # a route knows its own methods only, and a path has several
         error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return error_response(request.scope, error)
+
+
+async def _away(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BlobsAway)
+    headers = {"Retry-After": str(int(error.retry_s or 0))}
+    return error_response(request.scope, HTTPException(error.status, str(error), headers))
 
 
 def _methods(request: Request) -> set[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 from anyio import to_thread
@@ -24,6 +25,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 MOST_VALUES = 2_000_000
 #: Bodies that are unpacked and decoded at a time.
 AT_A_TIME = 2
+#: Bytes of a form of the pages.
+_MAX_FORM_BYTES = 8192
 
 
 def bad(message: str, status: int = 400) -> HTTPException:
@@ -180,3 +183,16 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form of the pages; bytes in their texts are UTF-8."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_FORM_BYTES:
+            raise HTTPException(413, "this form is short")
+    try:
+        return dict(parse_qsl(body.decode("ascii"), max_num_fields=8))
+    except ValueError:
+        raise HTTPException(400, "this is no form of ours") from None

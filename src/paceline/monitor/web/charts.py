@@ -9,6 +9,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from paceline.monitor.step_series import Series
@@ -105,8 +107,7 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
 
     Args:
         series: of the job, thinned to at most :data:`MAX_POINTS`.
-        events: rows of the table, in any order; those outside of the series and those of an
-            earlier start, which had the same step numbers, are left out.
+        events: rows of the table, in any order; those outside of the series are left out.
     """
     steps, times_s = series.step.tolist(), series.max_s.tolist()
     if not steps:
@@ -117,38 +118,71 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
         if math.isfinite(value)
     ]
     low, high = _range([*times_s, *(value for _, value in healthy)])
-    curves: list[Spec] = [
-        {
-            "label": "slowest rank",
-            "name": "c-actual thin",
-            "points": [[s, _digits(t)] for s, t in zip(steps, times_s, strict=True)],
-        }
-    ]
+    curves = [_curve(series, "slowest rank", "c-actual thin", ~series.lost)]
+    if series.lost.any():
+        curves.append(_curve(series, "run again after a restart", "c-lost thin", series.lost))
     if healthy:
         curves.append({"label": "healthy", "name": "c-ideal", "points": healthy})
     stops = [
-        {"x": s, "y": _digits(t), "lines": [f"step {s:,}: {seconds(t)} (rank {rank})"]}
-        for s, t, rank in zip(steps, times_s, series.slowest.tolist(), strict=True)
+        {
+            "x": s,
+            "y": _digits(t),
+            "lines": [f"step {s:,}: {seconds(t)} (rank {rank}){'; run again later' * lost}"],
+        }
+        for s, t, rank, lost in zip(
+            steps, times_s, series.slowest.tolist(), series.lost.tolist(), strict=True
+        )
     ]
-    begin = float(series.at[0])
-    visible = [e for e in events if steps[0] <= e["since_step"] <= steps[-1] and e["at"] >= begin]
+    begin, first, last = float(series.at[0]), min(steps), max(steps)
+    visible = [e for e in events if first <= e["since_step"] <= last and e["at"] >= begin]
+    restarts = np.flatnonzero(np.diff(series.start)) + 1
+    if len(restarts):
+        begins = [steps[row] for row in restarts]
+        curves.append(_marks("restarts", "c-start", begins, low, high))
+        stops += [
+            {"x": step, "y": high, "lines": [f"restart {n}, from step {step:,} on"]}
+            for n, step in enumerate(begins, start=1)
+        ]
     for kind, label in EVENT_KINDS.items():
         marks = [e for e in visible if e["kind"] == kind]
         if not marks:
             continue
-        points = [[e["since_step"], y] for e in marks for y in (low, high)]
-        breaks = list(range(2, len(points), 2))
-        curves.append({"label": label, "name": f"c-{kind}", "points": points, "breaks": breaks})
+        places = [e["since_step"] for e in marks]
+        curves.append(_marks(label, f"c-{kind}", places, low, high))
         stops += [{"x": e["since_step"], "y": high, "lines": [label, e["text"]]} for e in marks]
     return {
         "label": "Step times of the slowest rank, with the detector's events; arrow keys move",
         "xLabel": "step",
         "yLabel": "seconds",
         "yRange": [low, high],
-        "xRange": [steps[0], max(steps[-1], steps[0] + 1)],
+        "xRange": [first, max(last, first + 1)],
         "series": curves,
         "stops": sorted(stops, key=lambda stop: stop["x"]),
         "table": _parts_table(series),
+    }
+
+
+def _curve(series: Series, label: str, name: str, rows: npt.NDArray[np.bool_]) -> Spec:
+    """The times of some rows, broken where others lie between them."""
+    places = np.flatnonzero(rows)
+    points = [[int(series.step[i]), _digits(float(series.max_s[i]))] for i in places]
+    breaks = (np.flatnonzero(np.diff(places) > 1) + 1).tolist()
+    return {
+        "label": label,
+        "name": name,
+        "points": points,
+        **({"breaks": breaks} if breaks else {}),
+    }
+
+
+def _marks(label: str, name: str, places: Sequence[int], low: float, high: float) -> Spec:
+    """A line from bottom to top at each place."""
+    points = [[x, y] for x in places for y in (low, high)]
+    return {
+        "label": label,
+        "name": name,
+        "points": points,
+        "breaks": list(range(2, len(points), 2)),
     }
 
 
@@ -188,6 +222,7 @@ EVENT_KINDS: Mapping[str, str] = {
     "partial-relief": "partly relieved",
     "relief": "healthy again",
     "faster": "faster for good",
+    "slow-start": "slow from the first step",
     "hang": "a step does not end",
     "silent": "a rank falls silent",
     "clock-jump": "a clock jumps",

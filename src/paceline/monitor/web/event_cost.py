@@ -23,7 +23,7 @@ def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
     """
     gpus = event.get("gpus", gpus)
     lost_s, factor = event["lost_s"], event["factor"]
-    is_slow = event["kind"] in SLOW_KINDS and factor is not None
+    is_slow = event["kind"] in (*SLOW_KINDS, "slow-start") and factor is not None
     return {
         **event,
         "lost_gpu_hours": None if lost_s is None or gpus is None else lost_s * gpus / 3600,

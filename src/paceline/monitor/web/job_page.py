@@ -23,11 +23,13 @@ class SessionView:
     Attributes:
         sections: its tables and figures; None where the result is gone.
         has_report, has_perfetto: these files are there.
+        away: why nobody knows at present; "" where it is known.
     """
 
     sections: Sections | None
     has_report: bool
     has_perfetto: bool
+    away: str = ""
 
 
 def session_view(session_id: int, blobs: Blobs) -> SessionView:

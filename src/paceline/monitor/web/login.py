@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from paceline.monitor.store.tokens import find_token
 from paceline.monitor.web.answers import local_path
+from paceline.monitor.web.bodies import form_of
 from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refusal
 from paceline.monitor.web.templating import render
-
-_MAX_FORM_BYTES = 4096
 
 
 def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
@@ -33,7 +31,7 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 
     async def enter(request: Request) -> Response:
         check_origin(request, service.config.url)
-        form = await _form_of(request)
+        form = await form_of(request)
         secret, to = form.get("token", "").strip(), local_path(form.get("next", "/"))
         now = service.clock()
         token = await run_in_threadpool(find_token, service.engine, secret, now)
@@ -78,15 +76,3 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 def _form(request: Request, to: str, problem: str = "", status: int = 200) -> Response:
     fields = {"title": "Log in", "problem": problem, "next": to}
     return render(request, "login.html", code=status, **fields)
-
-
-async def _form_of(request: Request) -> dict[str, str]:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_FORM_BYTES:
-            raise HTTPException(413, "this form is short")
-    try:
-        return dict(parse_qsl(body.decode("ascii"), max_num_fields=8))
-    except ValueError:
-        raise HTTPException(400, "this is no form of ours") from None

@@ -6,7 +6,8 @@ stands in ``paceline_job_info``, to be joined. Jobs not seen for a week are left
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -71,7 +72,8 @@ class _Metrics(Collector):
     def _families(self) -> Iterator[Metric]:
         service, project = self.service, self.principal.project
         yield _family("paceline_build_info", "gauge", "Version.", [({"version": self.version}, 1)])
-        yield from _jobs(figures.seen_jobs(service.engine, project, service.clock() - _SEEN_S))
+        seen = figures.seen_jobs(service.engine, project, service.clock() - _SEEN_S)
+        yield from _jobs(seen, service.config.labels_of_metrics)
         fires, sent = alerts.counts(service.engine)
         names = ("project", "rule", "importance")
         mine = [row for row in fires if self.principal.sees(row["project"])]
@@ -82,20 +84,26 @@ class _Metrics(Collector):
             yield from _http(self.counts)
 
 
-def _jobs(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+def _jobs(rows: list[dict[str, Any]], labels: Sequence[str]) -> Iterator[Metric]:
     keys = [{"project": row["project"], "job": row["name"]} for row in rows]
     pairs = list(zip(keys, rows, strict=True))
-    info = [({**key, **_description(row)}, 1.0) for key, row in pairs]
+    info = [({**key, **_description(row, labels)}, 1.0) for key, row in pairs]
     yield _family("paceline_job_info", "gauge", "What the job is.", info)
     slow = [(key, float(row["slow_since_step"] is not None)) for key, row in pairs]
     yield _family("paceline_job_fail_slow", "gauge", "1 while a fail-slow goes on.", slow)
+    text = "Median time of the latest steps over that of healthy ones: S where no trace is."
+    over = [(key, _ratio(row["step_s"], row["healthy_s"])) for key, row in pairs]
+    yield _family("paceline_job_step_slowdown_ratio", "gauge", text, over)
+    text = "GPU-hours that the next day loses if a running job goes on like this."
+    stakes = [(key, row["stake_gpu_hours"]) for key, row in pairs]
+    yield _family("paceline_job_stake_gpu_hours", "gauge", text, stakes)
     for kind, table in (("gauge", _OF_JOB), ("counter", _TOTALS)):
         for name, column, text, factor in table:
             samples = [(key, _times(row[column], factor)) for key, row in pairs]
             yield _family(f"paceline_job_{name}", kind, text, samples)
 
 
-def _description(row: Mapping[str, Any]) -> dict[str, Any]:
+def _description(row: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
     sizes = {name.removesuffix("_size"): size for name, size in row["degrees"].items()}
     degrees = {name: sizes.get(name, "") for name in ("dp", "pp", "tp")}
     return {
@@ -103,6 +111,7 @@ def _description(row: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": row["gpus"] or "",
         "cause": row["cause"] or "",
         **degrees,
+        **{f"label_{name}": str(row["labels"].get(name, ""))[:200] for name in labels},
     }
 
 
@@ -116,6 +125,14 @@ def _service(service: Any, sent: list[dict[str, Any]]) -> Iterator[Metric]:
     text = "Step samples that wait for the detectors."
     waiting = service.detectors.n_waiting
     yield _family("paceline_step_samples_waiting", "gauge", text, [({}, waiting)])
+    n_blobs, n_bytes = service.blobs.waiting
+    text = "Traces and results that wait for the bucket."
+    yield _family("paceline_blobs_waiting", "gauge", text, [({}, n_blobs)])
+    yield _family("paceline_blobs_waiting_bytes", "gauge", text, [({}, n_bytes)])
+    text = "1 while traces and results can be read."
+    yield _family("paceline_blobs_up", "gauge", text, [({}, float(not service.blobs.problem))])
+    free = shutil.disk_usage(service.config.data).free
+    yield _family("paceline_disk_free_bytes", "gauge", "Of the data folder.", [({}, free)])
     rows = [({name: row[name] for name in ("channel", "state")}, row["n"]) for row in sent]
     yield _family("paceline_alert_messages", "gauge", "Messages by channel and state.", rows)
 
@@ -146,6 +163,10 @@ def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Metri
             texts = {key: str(label) for key, label in labels.items() if label != ""}
             family.add_sample(name, texts, value)
     return family
+
+
+def _ratio(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None
 
 
 def _times(value: float | None, factor: float) -> float | None:

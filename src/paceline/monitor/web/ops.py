@@ -40,7 +40,8 @@ def routes(service: Any) -> list[Route]:
             return _not_ready("starting or stopping")
         if not await run_in_threadpool(store.answers):
             return _not_ready("the store does not answer")
-        return JSONResponse({"status": "ready"})
+        problems = await run_in_threadpool(lambda: service.problems)
+        return JSONResponse({"status": "ready", **({"problems": problems} if problems else {})})
 
     async def metrics(request: Request) -> Response:
         principal = require(request, "read")

@@ -35,7 +35,7 @@ def routes(service: Service) -> list[Route]:
         """POST /v1/traces."""
         principal = require(request, "push")
         project = writes_to(request, principal)
-        service.detectors.check_room()
+        service.detectors.check_room(project)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (_PROTOBUF, _JSON):
             raise bad(f"Content-Type should be {_PROTOBUF} or {_JSON}", 415)

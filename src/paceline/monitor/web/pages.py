@@ -12,13 +12,20 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from paceline.ledger.categories import CATEGORIES
+from paceline.ledger.ledger import Ledger
+from paceline.monitor import upkeep
+from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
+from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
+from paceline.monitor.store.alerts import add_silence
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
+from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.bodies import checked_name, form_of
 from paceline.monitor.web.event_cost import cost_text, with_cost
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
@@ -26,6 +33,8 @@ from paceline.monitor.web.templating import render
 
 #: Results that are kept as the job page shows them; each takes up to two megabytes.
 _MAX_VIEWS = 64
+#: How old the ledger of a job may be.
+_MINUTE_S = 60.0
 
 
 def routes(service: Any) -> list[Route]:
@@ -46,8 +55,17 @@ def routes(service: Any) -> list[Route]:
         Route(path, _in_thread(page), methods=["GET"], name=page.__name__)
         for path, page in paths.items()
     ]
-    accept = Route("/jobs/{name}/accept", _in_thread(pages.accept, "push"), methods=["POST"])
-    return [*page_routes, accept, *assets.routes(), *server_events.routes(service)]
+    buttons = (
+        ("/jobs/{name}/accept", pages.accept, "push"),
+        ("/jobs/{name}/sessions/{id}/analyse", pages.analyse_again, "push"),
+        ("/jobs/{name}/sessions/{id}/remove", pages.remove_session, "admin"),
+        ("/jobs/{name}/remove", pages.remove_job, "admin"),
+    )
+    button_routes = [
+        Route(path, _in_thread(act, scope), methods=["POST"]) for path, act, scope in buttons
+    ]
+    silence = Route("/alerts/{id}/silence", pages.silence, methods=["POST"])
+    return [*page_routes, *button_routes, silence, *assets.routes(), *server_events.routes(service)]
 
 
 def _in_thread(page: Callable[[Request], Response], scope: str = "read") -> Any:
@@ -65,14 +83,15 @@ class Pages:
     def __init__(self, service: Any) -> None:
         self.service = service
         self._views: ResultCache[job_page.SessionView] = ResultCache(_MAX_VIEWS)
+        self._ledgers: ResultCache[Ledger | None] = ResultCache(_MAX_VIEWS)
 
     def jobs(self, request: Request) -> Response:
         """The list of jobs, the worst first."""
         query = request.query_params
-        order, status = query.get("sort", "waste"), query.get("status", "")
+        order, status = query.get("sort", "stake"), query.get("status", "")
         search = query.get("q", "").replace("\0", "")[:200]
-        order = order if order in queries.ORDERS else "waste"
-        status = status if status in queries.STATUSES else ""
+        order = order if order in queries.ORDERS else "stake"
+        status = status if status in (*queries.STATUSES, queries.ANY) else ""
         with self.service.engine.connect() as connection:
             page = queries.list_jobs(
                 connection,
@@ -142,25 +161,87 @@ class Pages:
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             keep_days=self.service.config.keep_days,
+            damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
+            ledger=self._ledger_of(job),
+            categories=CATEGORIES,
         )
 
     def accept(self, request: Request) -> Response:
         """The button of a job's page: its current step times are healthy."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
-        try:
-            self.service.accept_level(JobKey(job["id"], job["project"], job["name"]))
-        except Refusal as refusal:
-            raise HTTPException(refusal.status, str(refusal)) from None
-        address = quote(job["name"], safe="")
-        return RedirectResponse(f"/jobs/{address}?{urlencode({'project': job['project']})}", 303)
+        _refused(self.service.accept_level, _key(job))
+        return _to_job(job)
+
+    def analyse_again(self, request: Request) -> Response:
+        """The button of a session: analyse it again."""
+        job, session = self._job_and_session(request)
+        _refused(upkeep.analyse_again, self.service, _key(job), session["id"], session["sha256"])
+        return _to_job(job, session=session["id"])
+
+    def remove_session(self, request: Request) -> Response:
+        """The button of a session: remove it."""
+        job, session = self._job_and_session(request)
+        who = request.state.principal.name
+        upkeep.remove_session(self.service, _key(job), session["id"], who)
+        return _to_job(job)
+
+    def remove_job(self, request: Request) -> Response:
+        """The button of a job's page: remove it."""
+        with self.service.engine.connect() as connection:
+            job = self._job(request, connection)
+        upkeep.remove_job(self.service, _key(job), request.state.principal.name)
+        request.app.state.forget_job(job["project"], job["name"])
+        return RedirectResponse("/", 303)
+
+    async def silence(self, request: Request) -> Response:
+        """The button of an alert: tell nobody of it for some hours."""
+        principal = require(request, "admin")
+        form = await form_of(request)
+        hours, why = _number(form.get("hours", "")), form.get("why", "").strip()[:1000]
+        if not 1 <= hours <= _MAX_SILENCE_H or "\0" in why:
+            raise HTTPException(400, f"hours must be from 1 to {_MAX_SILENCE_H}")
+        await run_in_threadpool(self._silence, request, hours, why, principal.name)
+        return RedirectResponse("/alerts", 303)
+
+    def _silence(self, request: Request, hours: int, why: str, who: str) -> None:
+        engine, now = self.service.engine, self.service.clock()
+        with engine.connect() as connection:
+            number = _number(request.path_params["id"])
+            alert = _or_404(queries.find_alert(connection, _project(request), number))
+        add_silence(
+            engine,
+            alert["project"],
+            rule=alert["rule"],
+            job=alert["job"],
+            until=now + 3600.0 * hours,
+            comment=why,
+            now=now,
+            who=who,
+        )
+
+    def _job_and_session(self, request: Request) -> tuple[Any, Any]:
+        with self.service.engine.connect() as connection:
+            job = self._job(request, connection)
+            number = _number(request.path_params["id"])
+            return job, _or_404(queries.job_session(connection, job["id"], number))
 
     def _view_of(self, session: Mapping[str, Any]) -> job_page.SessionView | None:
         if session["status"] != "done":
             return None
-        return self._views.get(
-            (session["id"], session["finished_at"]),  # which changes when it is analysed anew
-            lambda: job_page.session_view(session["id"], self.service.blobs),
+        try:
+            return self._views.get(
+                (session["id"], session["finished_at"]),  # which changes when it is analysed anew
+                lambda: job_page.session_view(session["id"], self.service.blobs),
+            )
+        except BlobsAway as away:
+            return job_page.SessionView(None, has_report=False, has_perfetto=False, away=str(away))
+
+    def _ledger_of(self, job: Mapping[str, Any]) -> Ledger | None:
+        minute = int(self.service.clock() / _MINUTE_S)
+        return self._ledgers.get(
+            (job["id"], job["status"], minute),
+            lambda: stored_ledger(self.service.engine, self.service.steps, job["id"]),
         )
 
     def compare(self, request: Request) -> Response:
@@ -235,7 +316,8 @@ class Pages:
             title="Alerts",
             active="Alerts",
             firing=firing,
-            rows=rows,
+            groups=grouped(rows),
+            runbook=self.service.alerts.settings.runbook,
             silences=silences,
             status=status,
             link=lambda status: _address(
@@ -261,8 +343,10 @@ class Pages:
 
 #: Kinds of news that change a page about jobs.
 _ALL = "job session event alert steps"
+#: Longest silence by a click.
+_MAX_SILENCE_H = 168
 #: What needs not be said in the address of the list.
-_USUAL = (("sort", "waste"), ("page", 1))
+_USUAL = (("sort", "stake"), ("page", 1))
 
 
 def _address(path: str, query: Mapping[str, Any]) -> str:
@@ -284,6 +368,26 @@ def _asked_project(request: Request) -> str:
 def _number(text: str | None) -> int:
     """A number of a query; 0 for what is none."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
+
+
+def _key(job: Mapping[str, Any]) -> JobKey:
+    return JobKey(job["id"], job["project"], job["name"])
+
+
+def _to_job(job: Mapping[str, Any], **query: Any) -> Response:
+    """Back to a job's page."""
+    asked = urlencode({"project": job["project"], **query})
+    return RedirectResponse(f"/jobs/{quote(job['name'], safe='')}?{asked}", 303)
+
+
+def _refused(act: Callable[..., None], *args: Any) -> None:
+    """Do it; what is refused is an answer."""
+    try:
+        act(*args)
+    except BlobsAway:
+        raise
+    except Refusal as refusal:
+        raise HTTPException(refusal.status, str(refusal)) from None
 
 
 def _or_404(row: Any) -> Any:

@@ -1,0 +1,75 @@
+"""Whether what a monitor has on disk can still be read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Engine, select, text
+
+from paceline.monitor.blobs import BlobsAway, trace_key
+from paceline.monitor.bucket import open_blobs
+from paceline.monitor.config import Config
+from paceline.monitor.step_files import SUFFIX, StepFiles, damaged_bytes
+from paceline.monitor.store.tables import jobs, sessions
+
+_BLOCK = 1 << 20
+
+
+def problems(config: Config, engine: Engine) -> Iterator[str]:
+    """What is damaged or missing, a line each: database, step times, traces.
+
+    Reads all of it, beside a running service, too.
+    """
+    yield from _of_database(engine)
+    yield from _of_steps(StepFiles(config.data / "steps"), engine)
+    yield from _of_traces(config, engine)
+
+
+def _of_database(engine: Engine) -> Iterator[str]:
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.connect() as connection:
+        for (line,) in connection.execute(text("PRAGMA integrity_check(20)")):
+            if line != "ok":
+                yield f"database: {line}"
+
+
+def _of_steps(files: StepFiles, engine: Engine) -> Iterator[str]:
+    with engine.connect() as connection:
+        rows = connection.execute(select(jobs.c.id, jobs.c.project, jobs.c.name))
+        names = {row.id: f"{row.project}/{row.name}" for row in rows}
+    for job_id in sorted(files.job_ids()):
+        if job_id not in names:
+            yield f"step times of job {job_id}, which the database does not know"
+        for path in sorted(files.path(job_id).glob(f"*{SUFFIX}")):
+            damaged = damaged_bytes(path.read_bytes())
+            if damaged:
+                name = names.get(job_id, f"job {job_id}")
+                yield f"step times of {name}: {damaged:,} bytes of {path} cannot be read"
+
+
+def _of_traces(config: Config, engine: Engine) -> Iterator[str]:
+    blobs = open_blobs(config.blobs, config.data)
+    query = select(sessions.c.sha256).distinct()
+    with engine.connect() as connection:
+        hashes = sorted(connection.execute(query).scalars())
+    for sha256 in hashes:
+        try:
+            with blobs.local(trace_key(sha256)) as path:
+                if path.exists() and _digest(path) != sha256:
+                    yield f"trace {sha256[:12]}: its content is not what was pushed"
+        except FileNotFoundError:  # removed to make room
+            continue
+        except BlobsAway as away:
+            yield str(away)
+            return
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""Where a job's wall time went, of the step times that the monitor has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Engine
+
+from paceline.ledger.ledger import Ledger, ledger_of
+from paceline.monitor.step_files import StepFiles
+from paceline.monitor.step_series import read_rows
+from paceline.monitor.store import jobs
+from paceline.monitor.store.events import level_events
+from paceline.sources.run_logs.timeline import Start, Steps, Timeline
+
+#: Steps that take longer than the time in which they came, by more than this share, were sent
+#: after the event: there is no clock.
+_MOST_OVERLAP = 0.05
+
+_SENT_LATE = "steps were sent after the event: time between them, and restarts, are not known"
+_MISSING = "{:,} steps between the first and the last are missing: their time is in unknown"
+
+
+def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | None:
+    """The ledger of a job of the store; None where it has told no step times."""
+    row = jobs.by_id(engine, job_id)
+    if row is None:
+        return None
+    return job_ledger(
+        read_rows(files.path(job_id)),
+        level_events(engine, job_id),
+        gpus=row["gpus"],
+        slowdown=row["slowdown"],
+        has_ended=row["status"] == "ended",
+    )
+
+
+def job_ledger(
+    rows: npt.NDArray[Any],
+    events: Sequence[Mapping[str, Any]],
+    *,
+    gpus: int | None = None,
+    slowdown: float | None = None,
+    has_ended: bool = False,
+) -> Ledger | None:
+    """The ledger of a job from its first step to its latest.
+
+    Args:
+        rows: [step] of its series, ``step_series.ROW`` each.
+        events: of its detector, in their order, with kind, start, since_step, factor and ranks.
+        gpus: of the job, for GPU-hours.
+        slowdown: S of its latest analysis; None leaves stragglers unknown.
+        has_ended: whether the job ended of its own accord.
+
+    Returns:
+        None before the first step.
+    """
+    timed = rows[np.isfinite(rows["max_s"]) & (rows["max_s"] > 0)] if len(rows) else rows
+    if not len(timed):
+        return None
+    timeline = _timeline(timed, has_ended=has_ended)
+    numbers = {int(number): place for place, number in enumerate(np.unique(timed["start"]))}
+    placed = [
+        {**event, "start": numbers[start]}
+        for event in events
+        if (start := event["start"] or 0) in numbers and _has_level(event)
+    ]
+    # A session of S below 1 says that nothing straggles.
+    return ledger_of(
+        timeline,
+        events=placed,
+        slowdown=None if slowdown is None else max(slowdown, 1.0),
+        gpus=gpus,
+    )
+
+
+def _has_level(event: Mapping[str, Any]) -> bool:
+    """Whether an event says a level: the factor of one that a restart ended is not known."""
+    return event["factor"] is not None or event["kind"] in ("relief", "faster")
+
+
+def _timeline(rows: npt.NDArray[Any], *, has_ended: bool) -> Timeline:
+    numbers = np.unique(rows["start"])
+    parts = [rows[rows["start"] == number] for number in numbers]
+    timed = [_as_they_came(part) for part in parts]
+    has_clock = all(map(_has_clock, parts)) and all(
+        before.end_s[-1] <= after.begin_s[0] for before, after in pairwise(timed)
+    )
+    if not has_clock:
+        timed = _back_to_back(parts)
+    starts = [
+        Start(float(steps.begin_s[0]), float(steps.end_s[-1]), steps, has_ended=has_ended)
+        for steps in timed
+    ]
+    starts[:-1] = [replace(start, has_ended=False) for start in starts[:-1]]
+    missing = sum(int(part["step"][-1] - part["step"][0]) + 1 - len(part) for part in parts)
+    notes = [] if has_clock else [_SENT_LATE]
+    notes += [_MISSING.format(missing)] if missing and has_clock else []
+    return Timeline("step times", tuple(starts), frozenset(), has_clock, tuple(notes))
+
+
+def _has_clock(rows: npt.NDArray[Any]) -> bool:
+    """Whether steps came as they ended."""
+    between_s = float(rows["at"][-1] - rows["at"][0])
+    # Those that came with the first may have run at any time before.
+    behind = rows["at"] > rows["at"][0]
+    return float(rows["max_s"][behind].sum()) <= between_s * (1 + _MOST_OVERLAP)
+
+
+def _as_they_came(rows: npt.NDArray[Any]) -> Steps:
+    """Steps as late as they may have ended: before they came, and before the next one began."""
+    until = np.cumsum(rows["max_s"], dtype=np.float64)
+    slack = np.minimum.accumulate((rows["at"] - until)[::-1])[::-1]
+    return _steps(rows, until + slack)
+
+
+def _back_to_back(parts: Sequence[npt.NDArray[Any]]) -> list[Steps]:
+    timed, begin_s = [], 0.0
+    for rows in parts:
+        timed.append(_steps(rows, begin_s + np.cumsum(rows["max_s"], dtype=np.float64)))
+        begin_s = float(timed[-1].end_s[-1])
+    return timed
+
+
+def _steps(rows: npt.NDArray[Any], end_s: npt.NDArray[np.float64]) -> Steps:
+    ones = np.ones(len(rows), dtype=np.int64)
+    return Steps(rows["step"].astype(np.int64), ones, end_s - rows["max_s"], end_s)
