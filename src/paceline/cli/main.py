@@ -32,6 +32,7 @@ from paceline.cli import (
     import_,
     layers,
     mitigate,
+    nccl,
     optimal,
     otlp,
     plan,
@@ -44,6 +45,7 @@ from paceline.cli import (
     remedy,
     serve,
     synth,
+    telemetry,
     timeline,
     times,
     validate,
@@ -55,9 +57,9 @@ from paceline.errors import PacelineError
 #: ``run(args)``, which returns the exit code.
 COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
-    *(detect, validate, hosts, goodput, mitigate),
+    *(detect, validate, hosts, telemetry, goodput, mitigate),
     *(layers, predict, plan, optimal, queue, profile, calibrate),
-    *(record, watch, push, otlp, demo, serve, alerts, admin, completion),
+    *(record, nccl, watch, push, otlp, demo, serve, alerts, admin, completion),
 )
 
 DESCRIPTION = """\
