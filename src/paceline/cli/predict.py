@@ -51,6 +51,7 @@ SWITCHES = (
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
+_OTHERS = ("recompute", "precision", "schedule", "adapter_rank", "offload_layers")
 _WORST = 5
 
 
@@ -105,6 +106,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="R",
         type=int,
         help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
+    plan.add_argument(
+        "--offload-layers",
+        metavar="N",
+        type=int,
+        help="layers whose activations wait in the host's memory for the backward",
     )
     plan.add_argument(
         "--software",
@@ -211,10 +218,7 @@ def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of the plan that the options give."""
     names = [option[2:].replace("-", "_") for option, _ in DEGREES]
     names += [field for _, field, _, _ in SWITCHES]
-    fields = {
-        name: getattr(args, name)
-        for name in (*names, "recompute", "precision", "schedule", "adapter_rank")
-    }
+    fields = {name: getattr(args, name) for name in (*names, *_OTHERS)}
     fields["layers_per_stage"] = args.layers
     return {name: value for name, value in fields.items() if value is not None}
 

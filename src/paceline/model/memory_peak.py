@@ -42,6 +42,10 @@ NCCL_BYTES = 16 * 2 * (4 * 2**20 + 120 * 640 * 8 * 8 + 512 * 8 * 8 * 16)
 #: (``get_cublas_workspace_size_bytes``).
 CUBLAS_BYTES = 5 * 32 * 2**20
 
+#: Layers whose activations are on the GPU beside those that are not offloaded: while a layer is at
+#: work, one that it waits for is copied (Transformer Engine d0067d0, ``cpu_offload.py``).
+OFFLOAD_BUFFERS = 1
+
 #: Products of a layer whose tensor-parallel exchange Transformer Engine overlaps, each with a
 #: buffer of a microbatch's whole residual stream: forward and input gradient of qkv, projection,
 #: fc1 and fc2 (``initialize_ub``), and one that both weight gradients share.
@@ -217,6 +221,10 @@ def place_activations(
                 of_kind[kind] = kept, again + backward_work(llm, kind, plan)
             kept_bytes[place] += of_kind[kind][0]
             work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
+            if i < plan.offload_layers:
+                kept_bytes[place] -= of_kind[kind][0]
+    if plan.offload_layers:
+        kept_bytes[0] += OFFLOAD_BUFFERS * max(kept for kept, _ in of_kind.values())
     if llm.mtp_layers:
         kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
     return kept_bytes, work_bytes

@@ -81,6 +81,8 @@ class Plan:
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
         adapter_rank: rank of LoRA adapters (Hu et al. 2021) on the attention's products, over
             weights that are frozen; 0 = all weights are trained.
+        offload_layers: layers whose activations are kept in the host's memory between forward and
+            backward (Megatron-Core d98e8a6, ``cpu_offloading_num_layers``).
 
     Raises:
         PlanError: a value is out of its range whatever the model; ``check`` says what the model
@@ -109,6 +111,7 @@ class Plan:
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
     adapter_rank: int = 0
+    offload_layers: int = 0
 
     def __post_init__(self) -> None:
         for field in _DEGREES:
@@ -145,18 +148,19 @@ class Plan:
                 f"the plan's bucket_bytes must be a positive number or nothing, not {text}",
                 fields=("bucket_bytes",),
             )
-        rank = self.adapter_rank
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise PlanError(
-                f"the plan's adapter_rank must be a whole number >= 0, not {reprlib.repr(rank)}",
-                fields=("adapter_rank",),
-            )
+        for field in ("adapter_rank", "offload_layers"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                text = reprlib.repr(value)
+                raise PlanError(
+                    f"the plan's {field} must be a whole number >= 0, not {text}", fields=(field,)
+                )
         if self.fused_experts and not self.quantised:
             raise PlanError(
                 f"fused experts need fp8 or nvfp4, not {self.precision}",
                 fields=("fused_experts", "precision"),
             )
-        if rank and self.zero > 1:
+        if self.adapter_rank and self.zero > 1:
             raise PlanError(
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
@@ -290,6 +294,7 @@ class Plan:
         words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
         words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
         words += [self.recompute] if self.recompute != "none" else []
+        words += [f"offload{self.offload_layers}"] if self.offload_layers else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
         words += ["sp"] if self.sequence_parallel else []
         words += [self.precision] if self.precision != "bf16" else []
@@ -316,6 +321,7 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _sequence_problems(plan, llm)
     reasons += _pipeline_problems(plan, llm)
     reasons += _expert_problems(plan, llm)
+    reasons += _offload_problems(plan, llm)
     if plan.adapter_rank and llm.latent is not None:
         reasons.append("adapters on multi-head latent attention are not modelled")
     if plan.adapter_rank and llm.pattern:
@@ -406,6 +412,20 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
             f"zero 2 with pp {plan.pp}: no framework shards gradients alone under a pipeline; use "
             "zero 1, or zero 3 (FSDP2, which keeps both whole over the step)"
         )
+    return reasons
+
+
+def _offload_problems(plan: Plan, llm: LLM) -> list[str]:
+    """What offloading needs in Megatron-Core (d98e8a6, ``transformer_config.py``)."""
+    if not plan.offload_layers:
+        return []
+    reasons = []
+    if plan.offload_layers >= llm.layers:
+        reasons.append(f"offload_layers {plan.offload_layers} must be below layers {llm.layers}")
+    if plan.pp > 1:
+        reasons.append(f"offload_layers needs pp 1, not {plan.pp}")
+    if plan.recompute != "none":
+        reasons.append(f"offload_layers beside recompute {plan.recompute}; use recompute none")
     return reasons
 
 

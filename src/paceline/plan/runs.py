@@ -34,6 +34,7 @@ OPTIONAL = (
         "software",
         "adapter_rank",
         "fused_experts",
+        "offload_layers",
         "overlap_tp",
         "overlap_dp",
         "layers_per_chunk",
@@ -337,6 +338,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
         layers_per_stage=_layers_per_chunk(row),
         adapter_rank=_adapter_rank(row),
+        offload_layers=row.whole("offload_layers", 0),
     )
     if row.text("software"):
         name = row.text("software")

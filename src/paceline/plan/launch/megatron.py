@@ -58,6 +58,8 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
     if plan.sequence_parallel:
         flags.append(("sequence-parallel", ""))
     flags += _sharding(plan) + _recomputation(llm, plan) + _precision(plan)
+    if plan.offload_layers:
+        flags.append(("cpu-offloading-num-layers", str(plan.offload_layers)))
     flags.append(("attention-backend", "flash" if plan.flash else "unfused"))
     if plan.overlap_tp and plan.tp > 1:
         flags.append(("tp-comm-overlap", ""))
@@ -192,6 +194,11 @@ def bridge_overrides(llm: LLM, plan: Plan) -> Flags:
         fields["ddp.use_megatron_fsdp"] = True
         strategy = "optim_grads_params" if zero == 3 else "optim_grads"
         fields["ddp.data_parallel_sharding_strategy"] = strategy
+    if plan.offload_layers:
+        fields |= {
+            "model.cpu_offloading": True,
+            "model.cpu_offloading_num_layers": plan.offload_layers,
+        }
     if plan.layers_per_stage is not None:
         fields["model.pipeline_model_parallel_layout"] = f"'{_layout(llm, plan)}'"
     if plan.recompute == "full":

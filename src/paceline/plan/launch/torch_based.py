@@ -57,7 +57,9 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     )
     _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
-    _refuse(TORCHTITAN, f"precision {plan.precision}", plan.precision in ("fp16", "fp32"))
+    _refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
+    unknown = plan.precision in ("fp16", "fp32", "nvfp4")
+    _refuse(TORCHTITAN, f"precision {plan.precision}", unknown)
     sharded = plan.zero >= 2
     parallelism: Table = {
         "data_parallel_replicate_degree": 1 if sharded else plan.dp,
@@ -121,7 +123,8 @@ def deepspeed_keys(plan: Plan) -> Table:
     _refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
     _refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
     _refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
-    _refuse(DEEPSPEED, "fp8 in its configuration", plan.precision == "fp8")
+    _refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
+    _refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
     keys: Table = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -164,6 +167,8 @@ def accelerate_keys(plan: Plan) -> Table:
     _refuse(ACCELERATE, "pp > 1", plan.pp > 1)
     _refuse(ACCELERATE, "ep > 1", plan.ep > 1)
     _refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
+    _refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
+    _refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
     _refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
     precision = {"fp32": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}[plan.precision]
     if plan.zero == 0 and plan.tp == plan.cp == 1:
