@@ -51,7 +51,7 @@ SWITCHES = (
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
-_OTHERS = ("recompute", "precision", "schedule", "adapter_rank", "offload_layers")
+_OTHERS = ("recompute", "precision", "schedule", "adapter_rank", "offload_layers", "shards")
 _WORST = 5
 
 
@@ -106,6 +106,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="R",
         type=int,
         help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
+    plan.add_argument(
+        "--shards",
+        metavar="N",
+        type=int,
+        help="with --zero 3: ranks that share one copy of the parameters (HSDP; default: all)",
     )
     plan.add_argument(
         "--offload-layers",

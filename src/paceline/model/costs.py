@@ -349,8 +349,16 @@ class CostModel:
 
     def groups(self, plan: Plan) -> tuple[Group, Group]:
         """Ranks that share the dense parameters, and those that share one rank's experts."""
-        ranks = plan.dp * plan.cp * plan.copies
+        ranks = plan.shard_ranks
         return Group(ranks, plan.tp), Group(max(1, ranks * plan.tp // plan.ep), plan.ep)
+
+    def _reduced_s(self, plan: Plan, count: float, group: Group) -> float:
+        """Seconds of reducing ``count`` gradients to shards, over HSDP's copies, too."""
+        size = plan.grad_bytes * count
+        copies = plan.dp * plan.cp * plan.copies // plan.shard_ranks
+        others = Group(copies, plan.tp * plan.shard_ranks)
+        within = self.fabric.reduce_scatter(size, group)
+        return within + self.fabric.all_reduce(size / group.size, others)
 
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
@@ -361,7 +369,7 @@ class CostModel:
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
         sizes = self.trained(plan, work)
         for group, parameters in zip(self.groups(plan), sizes, strict=True):
-            if group.size == 1:
+            if group.size == 1 and not plan.shards:
                 continue
             for count in set(parameters.tolist()) - {0.0}:
                 where = parameters == count
@@ -370,7 +378,7 @@ class CostModel:
                     continue
                 once = plan.zero == 1 or (plan.zero == 3 and plan.pp > 1)
                 if once:
-                    reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                    reduce[where] += self._reduced_s(plan, count, group)
                 if once or plan.zero == 2:
                     gather[where] += self.fabric.all_gather(weight * count, group)
         return gather, reduce
@@ -414,18 +422,19 @@ class CostModel:
 
         ZeRO-2 keeps gradients in shards, so that each backward ends in a reduction; ZeRO-3 keeps
         the parameters so, too, and gathers them ahead of their use in both passes (Rajbhandari et
-        al. 2020, 5 and 7). Under a pipeline FSDP2 does both once a step, as torchtitan sets it.
+        al. 2020, 5 and 7). HSDP sums the shards of gradients over its copies in each backward.
+        Under a pipeline FSDP2 does all of it once a step, as torchtitan sets it.
         """
         repeated = np.zeros((2, plan.chunks))
         if plan.zero < 2 or plan.pp > 1:
             return repeated
         weight = plan.element_bytes
         for parameters, group in zip((dense, expert), self.groups(plan), strict=True):
-            if group.size == 1:
+            if group.size == 1 and not plan.shards:
                 continue
             for count in set(parameters.tolist()) - {0.0}:
                 where = parameters == count
-                repeated[1, where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                repeated[1, where] += self._reduced_s(plan, count, group)
                 if plan.zero == 3:
                     repeated[:, where] += self.fabric.all_gather(weight * count, group)
         return repeated

@@ -161,6 +161,7 @@ def framework_bytes(llm: LLM, plan: Plan) -> float:
     """
     groups = [plan.tp, plan.cp, plan.dp, plan.dp * plan.cp * (plan.cp > 1), plan.ep]
     groups += [plan.pp, plan.expert_dp * (plan.ep > 1)]
+    groups += [plan.shards, plan.dp * plan.cp // plan.shards] if plan.shards else []
     symmetric = plan.overlap_tp and plan.tp > 1 and is_fsdp(plan)
     communicators = (1 + sum(n > 1 for n in groups)) * (plan.gpus > 1)
     shared = _stream_bytes(llm, plan) * symmetric
@@ -239,7 +240,7 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     reduced. Under a pipeline all of a stage stays gathered.
     """
     whole = np.zeros((len(MOMENTS), plan.pp))
-    if not is_fsdp(plan) or plan.dp * plan.cp == 1:
+    if not is_fsdp(plan) or plan.shard_ranks == 1:
         return whole
     places = [len(held) for held in plan.chunk_layers(llm)]
     ends_of = {llm.layer_blocks(i) for i in (0, llm.layers - 1)} | set(llm.pattern)

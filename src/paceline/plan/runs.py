@@ -35,6 +35,7 @@ OPTIONAL = (
         "adapter_rank",
         "fused_experts",
         "offload_layers",
+        "shards",
         "overlap_tp",
         "overlap_dp",
         "layers_per_chunk",
@@ -339,6 +340,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         layers_per_stage=_layers_per_chunk(row),
         adapter_rank=_adapter_rank(row),
         offload_layers=row.whole("offload_layers", 0),
+        shards=row.whole("shards", 0),
     )
     if row.text("software"):
         name = row.text("software")
