@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.detect.state import State
 from paceline.errors import StateError
@@ -28,7 +27,7 @@ _DAMAGE = (
 )
 
 
-def write_state(path: Path, about: State, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def write_state(path: Path, about: State, arrays: Mapping[str, Any]) -> None:
     """Write the file anew; on disk when this returns."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
