@@ -247,7 +247,7 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
 
 SLOWER = (
     "step 1,604: rank 11: 1.35x slower since step 1,600; why: unknown, run paceline validate; "
-    "2.8 s lost so far"
+    "2.8 s lost by 2026-09-21 13:08 UTC"
 )
 
 
@@ -340,7 +340,7 @@ def add_alerts(monitor: Monitor, job_id: int, session_id: int, made: Analysis) -
         fingerprint="b",
         rule="fail-slow",
         importance="warning",
-        headline=f"Fail-slow: {SLOWER}; 99 GPU-hours are at stake in the next 24 hours.",
+        headline=f"Fail-slow: {SLOWER}; 99 GPU-hours are at stake in 24 hours at this level.",
         status="resolved",
         started_at=NOW - 2 * DAY_S,
         updated_at=NOW - DAY_S,

@@ -21,6 +21,7 @@ from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store.jobs import JobKey
+from paceline.units import moment
 
 #: Steps whose median is a job's step time.
 LATEST = 15
@@ -80,9 +81,9 @@ class LiveJob:
             rows.append(row)
             if row["samples"]:
                 self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
-        self.changed = True
+        self.changed, at = True, float(row["at"])
         self.events += [
-            self._event_row(event, float(row["at"]), self.start, event.explain())
+            self._event_row(event, at, self.start, event.explain(f"by {moment(at)} UTC"))
             for event in self._merge_events(step.events)
         ]
         return rows

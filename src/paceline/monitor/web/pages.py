@@ -27,7 +27,7 @@ from paceline.monitor.web import assets, charts, comparison, fleet, job_page, se
 from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name, form_of
-from paceline.monitor.web.event_cost import cost_text, with_cost
+from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
@@ -163,6 +163,7 @@ class Pages:
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
+            lost_by_now=lost_by_now(job, events),
             keep_days=self.service.config.keep_days,
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),
