@@ -1,5 +1,6 @@
 """The reference that `make docs` writes has every command, option, exported name and exception."""
 
+import argparse
 import importlib.util
 import re
 from pathlib import Path
@@ -39,7 +40,8 @@ def test_each_command_has_a_page_with_all_its_options(reference, pages):
     for name, command in commands.items():
         for parser in parsers(reference, command):
             assert re.search(rf"^#+ {parser.prog}$", pages[name], re.M)
-            options = [option for action in parser._actions for option in action.option_strings]
+            shown = [a for a in parser._actions if a.help != argparse.SUPPRESS]
+            options = [option for action in shown for option in action.option_strings]
             assert [o for o in options if f"`{o}" not in pages[name]] == []
 
 
