@@ -30,3 +30,4 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"Paceline {release}"
 html_copy_source = False
+html_extra_path = ["_gallery/site"]  # docs/make_gallery.py
