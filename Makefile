@@ -12,7 +12,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaff
 
 GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
 
-.PHONY: native demo docs test services quick stress install clean lint types
+.PHONY: native demo docs packages test services quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -55,6 +55,11 @@ services: $(VENV)/installed-dev  ## the tests that need a browser or a PostgreSQ
 
 docs: $(VENV)/installed-dev  ## the site of docs/, in docs/_build/html
 	@$(GATE) docs
+
+packages:  ## sdist and a wheel made of it, in dist/, both checked; needs `pip install build twine`
+	rm -rf dist
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
 
 quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds
 	@$(GATE) quick

@@ -20,7 +20,16 @@ PAGES = [
     for path in sorted(DOCS.rglob("*.md"))
     if not is_generated(path) and not {"_build", "_gallery"} & set(path.parts)
 ]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+TOP = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "CODE_OF_CONDUCT.md",
+    )
+]
 
 
 def prose(path: Path) -> str:
