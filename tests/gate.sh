@@ -50,7 +50,7 @@ types() { "$BIN/mypy" --strict src; }
 
 docs() { # the whole site anew: what a build keeps, it does not warn of again
   "$BIN/python" docs/make_gallery.py &&
-    "$BIN/python" -m sphinx --fail-on-warning --keep-going -q -E -a -j 2 -b html docs docs/_build/html &&
+    "$BIN/python" -m sphinx --fail-on-warning --keep-going -q -E -a -b html docs docs/_build/html &&
     echo "the site: docs/_build/html/index.html"
 }
 

@@ -177,7 +177,9 @@ def directive(name: str, value: object) -> str:
             from paceline.fleet import run
 
             return f".. autofunction:: {run.__name__}.{name}"
-        return f".. automodule:: paceline.{name}\n   :members:"
+        # Members that are imported when first used need packages that may not be here.
+        lazy = any(member not in vars(value) for member in value.__all__)
+        return f".. automodule:: paceline.{name}\n" + ("" if lazy else "   :members:")
     if inspect.isclass(value):
         only_here = "   :no-index:\n" if issubclass(value, errors.PacelineError) else ""
         return f".. autoclass:: paceline.{name}\n   :members:\n{only_here}"
