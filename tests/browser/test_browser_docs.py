@@ -1,4 +1,4 @@
-"""The site of `make docs` in a browser: pages fit a phone, search finds, nothing is from outside."""
+"""The site of `make docs` in a browser: it fits a phone, search finds, nothing comes from afar."""
 
 from pathlib import Path
 
