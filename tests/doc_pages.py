@@ -2,7 +2,7 @@
 
 A ``sh`` block of the tutorial or of a how-to runs in a test as it is written; a ``console`` block
 needs a cluster or a service of somebody's, and is only parsed. A comment before a block says more:
-``<!-- file: NAME -->`` (the reader saves it under this name), ``<!-- needs: MODULES; port: N -->``.
+``<!-- file: NAME -->`` (the reader saves it under this name), ``<!-- needs: MODULES; port: N; shows: WORDS | WORDS -->``, what the output then has.
 """
 
 import re
@@ -31,6 +31,12 @@ class Block:
     def needs(self) -> list[str]:
         """Modules that it needs beyond the base install."""
         return self.notes.get("needs", "").split()
+
+    @property
+    def shows(self) -> list[str]:
+        """Phrases of what it prints."""
+        phrases = self.notes.get("shows", "").split("|")
+        return [phrase.strip() for phrase in phrases if phrase.strip()]
 
 
 def blocks(text: str) -> list[Block]:

@@ -57,6 +57,9 @@ def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
     }
     status, out = run("\n".join([*script, "wait"]), tmp_path, environment)
     assert status == 0, out[-5000:]
+    said = " ".join(out.split())
+    phrases = [phrase for block in LESSONS[name] for phrase in block.shows]
+    assert [phrase for phrase in phrases if phrase not in said] == [], out[-5000:]
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
