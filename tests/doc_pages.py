@@ -2,7 +2,8 @@
 
 A ``sh`` block of the tutorial or of a how-to runs in a test as it is written; a ``console`` block
 needs a cluster or a service of somebody's, and is only parsed. A comment before a block says more:
-``<!-- file: NAME -->`` (the reader saves it under this name), ``<!-- needs: MODULES; port: N; shows: WORDS | WORDS -->``, what the output then has.
+``<!-- file: NAME -->``, the reader saves it under this name, or
+``<!-- needs: MODULES; port: N; shows: WORDS | WORDS -->``: what its commands need and print.
 """
 
 import re
