@@ -4,6 +4,7 @@ Looked up, not imported: torch alone would cost each process that collects the t
 """
 
 import os
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +81,17 @@ def data(*below: str, origin: str = "") -> Path:
     if not path.exists():
         pytest.skip(absent(path) + f"; it is {origin}" * bool(origin), allow_module_level=True)
     return path
+
+
+def source(repository: str, revision: str, path: str) -> str:
+    """The text of a file of a public repository at a revision; skips where no clone is there."""
+    clone = shared_data.CLONES / repository.replace("/", "+") / "repo"
+    command = ["git", "-C", str(clone), "show", f"{revision}:{path}"]
+    shown = subprocess.run(command, capture_output=True, check=False)
+    if shown.returncode:
+        where = f"github.com/{repository} with {path} at {revision}"
+        pytest.skip(f"no {clone}: clone {where} there, or set PACELINE_CLONES")
+    return shown.stdout.decode()
 
 
 def absent(path: Path) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
+from paceline.sources import nccl_ras
 from paceline.sources.call_logs import flight_recorder, nccl_inspector, nccl_profiler, xpu_timer
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names
 from paceline.sources.devices.xpu_timer import matches as is_timeline
-from paceline.sources.json_stream import head
 from paceline.trace.calls import CallLog
 
 #: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for
@@ -77,11 +77,15 @@ def _format(path: Path) -> str:
             "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
             "NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
-    # NCCL 2.30.7, src/ras/client_support.cc: jsonWriteHeader.
-    if '"communicators_count"' in head(path):
+    if nccl_ras.matches(path):
         raise TraceError(
-            f"{path} is a status of NCCL RAS: how many calls each rank made, and which ranks are "
-            "missing, without a time; give a log of NCCL Inspector or a flight recorder's dump"
+            f"{path} is a status of NCCL RAS: how many calls each rank made, without a time; give "
+            "it to paceline detect --collectives, without logs of calls"
+        )
+    if nccl_ras.is_text(path):
+        raise TraceError(
+            f"{path} is what ncclras prints for people: it leaves out most ranks, and every "
+            "release has another form; ask NCCL 2.28.7 or later for JSON: ncclras -f json"
         )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
