@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from paceline.errors import TraceError
+from paceline.sources.devices.sqlite_file import SqliteFile, is_sqlite, whole_column
 from paceline.sources.devices.table import Devices, DeviceTable
 from paceline.sources.kineto.device import RankFile, Work, work_of
 
-if TYPE_CHECKING:
-    from sqlite3 import Connection
-
-_MAGIC = b"SQLite format 3\0"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES, _SETS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -49,11 +43,8 @@ STEP_NAME = re.compile(
 def matches(path: Path) -> bool:
     """Whether the file is an SQLite database with Nsight Systems' tables."""
     try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return False
-        return "StringIds" in _Export(path).columns
-    except (OSError, TraceError):
+        return is_sqlite(path) and "StringIds" in _Export(path).columns
+    except TraceError:
         return False
 
 
@@ -87,43 +78,13 @@ def read_devices(path: Path) -> Devices:
     return Devices(tuple(ranks), (note,))
 
 
-class _Export:
-    """An open export, asked for what it has; errors of SQLite name the file."""
+class _Export(SqliteFile):
+    """An open export, asked for what it has."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        #: Table -> its columns. Views are left out: they are none of the tool's.
-        self.columns: dict[str, set[str]] = {
-            table: {str(row[1]) for row in self.rows(f'pragma table_info("{table}")')}
-            for (table,) in self.rows("select name from sqlite_master where type = 'table'")
-            if isinstance(table, str) and table.replace("_", "").isalnum()
-        }
-
-    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query.
-
-        Raises:
-            TraceError: SQLite cannot read the file.
-        """
-        import sqlite3
-
-        try:
-            with closing(self._connect()) as connection:
-                yield from connection.execute(query, values)
-        except (sqlite3.Error, ValueError, OverflowError, TypeError) as error:
-            raise TraceError(
-                f"{self.path} is no export of Nsight Systems, or damaged ({error}); export it "
-                "again with nsys export --type sqlite"
-            ) from None
-
-    def _connect(self) -> Connection:
-        import sqlite3
-
-        # immutable: nothing is written beside the file, and no lock is taken.
-        where = f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1"
-        connection = sqlite3.connect(where, uri=True)
-        connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-        return connection
+        super().__init__(
+            path, "no export of Nsight Systems", "export it again with nsys export --type sqlite"
+        )
 
     def places(self) -> list[tuple[int, int]]:
         """(process id, device number) of what ran; process 0 where the export does not say."""
@@ -201,7 +162,7 @@ class _Export:
         if columns is None:
             return
         wanted = ("start", "end", "streamId", "correlationId", what)
-        numbers = ", ".join(_number(column, columns) for column in wanted)
+        numbers = ", ".join(whole_column(column, columns) for column in wanted)
         yield from self.rows(
             f"select {numbers} from {table} where cast(deviceId as int) = ? and "
             f"{self._process(table)} = ?",
@@ -213,7 +174,7 @@ class _Export:
         columns = self.columns.get(_CALLS)
         if columns is not None:
             numbers = ", ".join(
-                _number(name, columns) for name in ("start", "end", "correlationId")
+                whole_column(name, columns) for name in ("start", "end", "correlationId")
             )
             of = f"{self._process(_CALLS)} = ?" if "globalTid" in columns else "? >= 0"
             yield from self.rows(f"select {numbers} from {_CALLS} where {of}", process)
@@ -232,8 +193,8 @@ class _Export:
         of = f"{self._process(_RANGES)} = ?" if "globalTid" in columns else "? >= 0"
         # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
         rows = self.rows(
-            f"select {_number('start', columns)}, {_number('end', columns)}, label from (select *, "
-            f"coalesce({', '.join(texts)}, '') as label from {_RANGES}) where {of} and "
+            f"select {whole_column('start', columns)}, {whole_column('end', columns)}, label "
+            f"from (select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}) where {of} and "
             f"eventType in ({types}) and (label like '%step%' or label like '%iter%')",
             process,
         )
@@ -241,8 +202,3 @@ class _Export:
             match = STEP_NAME.fullmatch(str(text).strip())
             if match:
                 yield low, high, int(match[1])
-
-
-def _number(column: str, columns: set[str]) -> str:
-    """SQL of a column as a whole number; -1 where there is none."""
-    return f'ifnull(cast("{column}" as int), -1)' if column in columns else "-1"
