@@ -40,6 +40,7 @@ from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
 from ras_files import communicator, missing, rank, saved
 from recordings import record_trace
+from rocpd_files import write_rocpd
 from rocprof_files import write_csv, write_json
 from xpu_timer_files import one_rank
 
@@ -177,6 +178,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
     ),
     "rocprofv3's CSV": (
         lambda folder: [write_csv(folder)],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
+    "rocprofv3's database": (
+        lambda folder: [write_rocpd(folder / "a.db")],
         lambda paths: rank_report(paths).to_mapping(),
     ),
     "xpu_timer": (

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from paceline.errors import TraceError
 from paceline.sources import kineto, ndtimeline, otlp, recording
 from paceline.sources.call_logs import flight_recorder, nccl_inspector
-from paceline.sources.devices import TOOLS, nsight, rocprof
+from paceline.sources.devices import TOOLS, nsight
 from paceline.sources.imported import Imported
 from paceline.trace import Job
 
@@ -80,11 +80,6 @@ _NO_TRACE = (
         "a report of Nsight Systems",
         nsight.is_report,
         "which only nsys can read: nsys export --type sqlite {path}",
-    ),
-    (
-        "a database of rocprofv3 (rocpd)",
-        rocprof.is_database,
-        "which is not read: profile with rocprofv3 --output-format json",
     ),
 )
 

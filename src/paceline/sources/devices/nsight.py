@@ -192,10 +192,11 @@ class _Export(SqliteFile):
         types = ", ".join(map(str, _RANGE_TYPES))
         of = f"{self._process(_RANGES)} = ?" if "globalTid" in columns else "? >= 0"
         # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
+        named = f"select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}"
         rows = self.rows(
             f"select {whole_column('start', columns)}, {whole_column('end', columns)}, label "
-            f"from (select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}) where {of} and "
-            f"eventType in ({types}) and (label like '%step%' or label like '%iter%')",
+            f"from ({named}) where {of} and eventType in ({types}) "
+            "and (label like '%step%' or label like '%iter%')",
             process,
         )
         for low, high, text in rows:

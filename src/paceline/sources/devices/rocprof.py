@@ -22,25 +22,12 @@ from paceline.sources.json_stream import head, lines
 _JSON = re.compile(rf'\s*\{{\s*"{TOP}"\s*:')
 _TIMES = ("Start_Timestamp", "End_Timestamp")
 
-#: Tables are made before rows are put into them, so their names stand in front.
-_SCHEMA_BYTES = 1 << 18
-
 
 def matches(path: Path) -> bool:
     """Whether the file is rocprofv3's JSON, or its CSV of kernels."""
     start = head(path, 1 << 12)
     first = start.partition("\n")[0]
     return bool(_JSON.match(start)) or all(name in first for name in ("Kernel_Name", *_TIMES))
-
-
-def is_database(path: Path) -> bool:
-    """Whether the file is rocpd's: SQLite, with tables ``rocpd_...`` (``rocpd_tables.sql``)."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(_SCHEMA_BYTES)
-    except OSError:
-        return False
-    return start.startswith(b"SQLite format 3\0") and b"rocpd_" in start
 
 
 def read_devices(path: Path) -> Devices:

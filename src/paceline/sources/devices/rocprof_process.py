@@ -29,6 +29,11 @@ class RocprofProcess:
         self._calls: list[tuple[int, int, int]] = []
         self._steps: list[tuple[int, int, int]] = []
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether any was added."""
+        return bool(self._tables)
+
     def kernel(
         self, gpu: str, name: str, start_ns: int, end_ns: int, stream: int, number: int
     ) -> None:
