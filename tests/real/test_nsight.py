@@ -60,3 +60,33 @@ def test_communication_is_told_by_its_kernels() -> None:
     assert first.communication_s == pytest.approx(9.99e-3, abs=1e-5)
     assert second.communication_s == pytest.approx(23.8e-3, abs=1e-4)
     assert sum(kernel.count for kernel in first.kernels if "SendRecv" in kernel.name) == 31
+
+
+def test_ranges_where_kernels_were_not_recorded(tmp_path: Path) -> None:
+    """The tables of CUDA are taken out of a real export, as without ``--trace cuda``."""
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(real("h100_2gpu_1s.sqlite").read_bytes())
+    text = "coalesce(text, (select value from StringIds where id = textId))"
+    outer = "not exists (select 1 from NVTX_EVENTS o where o.globalTid = n.globalTid and o.rowid"
+    outer += " != n.rowid and o.start <= n.start and o.end >= n.end)"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("drop table CUPTI_ACTIVITY_KIND_KERNEL")
+        connection.execute("create index by_thread on NVTX_EVENTS (globalTid, start)")
+        rows = connection.execute(
+            f"select {text}, (globalTid >> 24) & 16777215, end - start from NVTX_EVENTS n "
+            f"where {outer}"
+        ).fetchall()
+    total_ns: dict[tuple[int, str], int] = {}
+    for name, process, lasted_ns in rows:
+        key = (process, name.partition(", ")[0])
+        total_ns[key] = total_ns.get(key, 0) + lasted_ns
+    ranks = rank_report(path).ranks
+    reported = {
+        (int(rank.label.removeprefix("process ")), operator.name): operator.total_s
+        for rank in ranks
+        for operator in rank.operators
+    }
+    assert len(ranks) == 2
+    assert reported.keys() == total_ns.keys()
+    for key, seconds in reported.items():
+        assert seconds == pytest.approx(total_ns[key] * 1e-9, abs=1e-9)

@@ -3,7 +3,8 @@
 Schema: NVIDIA's "SQLite Export Schema Reference" (Nsight Systems 2021.5 to 2026.2, export schema
 3.25), held against exports of Nsight Systems 2026.2.1. Times are nanoseconds of one clock; a
 ``globalTid`` holds the process id in its bits 24 to 47, a ``globalPid`` the same with no thread.
-Tables and columns are there only where something filled them, so all but the kernels may lack.
+Tables and columns are there only where something filled them. Without kernels there are the NVTX
+ranges of the host, its steps among them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ STEP_NAME = re.compile(
 )
 
 
+_NOTE = "Nsight Systems does not say global ranks; devices are listed by process and number"
+_HOST_NOTE = "Nsight Systems does not say global ranks; processes are listed by number"
+
+#: What torch adds to a range's name (``getNvtxStr``, torch/csrc/profiler/util.cpp of 2.13).
+_ADDED = re.compile(r", (?:seq|op_id|sizes|input_op_ids|inputs) = .*", re.DOTALL)
+
+
 def matches(path: Path) -> bool:
     """Whether the file is an SQLite database with Nsight Systems' tables."""
     try:
@@ -54,17 +62,12 @@ def is_report(path: Path) -> bool:
 
 
 def read_devices(path: Path) -> Devices:
-    """Read an export; some 60 bytes per kernel and 24 per call of the host stay.
+    """Read an export; some 60 bytes per kernel, 24 per call of the host and 20 per range stay.
 
     Raises:
-        TraceError: it is damaged, or has no kernels.
+        TraceError: it is damaged, or has neither kernels nor NVTX ranges.
     """
     export = _Export(path)
-    if _KERNELS not in export.columns:
-        raise TraceError(
-            f"{path} has no kernels (no table {_KERNELS}); profile with nsys profile --trace "
-            "cuda,nvtx and export with nsys export --type sqlite"
-        )
     gpus = export.gpus()
     places = export.places()
     several = len({process for process, _ in places}) > 1
@@ -72,10 +75,15 @@ def read_devices(path: Path) -> Devices:
     for process, device in places:
         name = f"{gpus.get(device, 'GPU')} {device}"
         ranks.append(export.rank(process, device, name + f" of process {process}" * several))
-    if not ranks:
-        raise TraceError(f"{path} has no kernels; was anything run while it was profiled?")
-    note = "Nsight Systems does not say global ranks; devices are listed by process and number"
-    return Devices(tuple(ranks), (note,))
+    if ranks:
+        return Devices(tuple(ranks), (_NOTE,))
+    hosts = tuple(host for process in export.processes() if (host := export.host(process)))
+    if not hosts:
+        raise TraceError(
+            f"{path} has no kernels (in {_KERNELS}) and no ranges (in {_RANGES}); profile with "
+            "nsys profile --trace cuda,nvtx and export with nsys export --type sqlite"
+        )
+    return Devices(hosts, (_HOST_NOTE,))
 
 
 class _Export(SqliteFile):
@@ -97,6 +105,8 @@ class _Export(SqliteFile):
             )
             if isinstance(device, int) and isinstance(process, int)
         }
+        if _KERNELS not in self.columns:
+            return []
         kernels = {
             device
             for (device,) in self.rows(f"select distinct cast(deviceId as int) from {_KERNELS}")
@@ -179,8 +189,36 @@ class _Export(SqliteFile):
             of = f"{self._process(_CALLS)} = ?" if "globalTid" in columns else "? >= 0"
             yield from self.rows(f"select {numbers} from {_CALLS} where {of}", process)
 
+    def processes(self) -> list[int]:
+        """Ids of processes with NVTX ranges; process 0 where the export does not say."""
+        if _RANGES not in self.columns:
+            return []
+        rows = self.rows(f"select distinct {self._process(_RANGES)} from {_RANGES}")
+        return sorted(process for (process,) in rows if isinstance(process, int))
+
+    def host(self, process: int) -> RankFile | None:
+        """The ranges of a process on the host; None where it has none."""
+        table, steps, n = DeviceTable(self.path), [], 0
+        for low, high, thread, text in self._named_ranges(process):
+            match = STEP_NAME.fullmatch(text.strip())
+            if match:
+                steps.append((low, high, int(match[1])))
+            else:
+                table.operator(_ADDED.sub("", text)[:200], low, high, thread)
+            n += 1
+        return table.finish(f"process {process}", steps) if n else None
+
     def _steps(self, process: int) -> Iterator[tuple[int, int, int]]:
         """(start, end in ns, number) of the process' NVTX ranges that name a step."""
+        # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
+        named = " and (label like '%step%' or label like '%iter%')"
+        for low, high, _, text in self._named_ranges(process, named):
+            match = STEP_NAME.fullmatch(text.strip())
+            if match:
+                yield low, high, int(match[1])
+
+    def _named_ranges(self, process: int, also: str = "") -> Iterator[tuple[int, int, int, str]]:
+        """(start, end in ns, thread, name) of the process' NVTX ranges; ``also`` is further SQL."""
         columns = self.columns.get(_RANGES)
         if columns is None or not {"start", "end", "eventType"} <= columns:
             return
@@ -191,15 +229,12 @@ class _Export(SqliteFile):
             return
         types = ", ".join(map(str, _RANGE_TYPES))
         of = f"{self._process(_RANGES)} = ?" if "globalTid" in columns else "? >= 0"
-        # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
-        named = f"select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}"
+        labelled = f"select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}"
+        numbers = ", ".join(whole_column(name, columns) for name in ("start", "end", "globalTid"))
         rows = self.rows(
-            f"select {whole_column('start', columns)}, {whole_column('end', columns)}, label "
-            f"from ({named}) where {of} and eventType in ({types}) "
-            "and (label like '%step%' or label like '%iter%')",
+            f"select {numbers}, label from ({labelled}) "
+            f"where {of} and eventType in ({types}){also}",
             process,
         )
-        for low, high, text in rows:
-            match = STEP_NAME.fullmatch(str(text).strip())
-            if match:
-                yield low, high, int(match[1])
+        for low, high, thread, text in rows:
+            yield low, high, thread, str(text)
