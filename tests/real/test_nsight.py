@@ -67,19 +67,19 @@ def test_ranges_where_kernels_were_not_recorded(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     path.write_bytes(real("h100_2gpu_1s.sqlite").read_bytes())
     text = "coalesce(text, (select value from StringIds where id = textId))"
-    outer = "not exists (select 1 from NVTX_EVENTS o where o.globalTid = n.globalTid and o.rowid"
-    outer += " != n.rowid and o.start <= n.start and o.end >= n.end)"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("drop table CUPTI_ACTIVITY_KIND_KERNEL")
-        connection.execute("create index by_thread on NVTX_EVENTS (globalTid, start)")
         rows = connection.execute(
-            f"select {text}, (globalTid >> 24) & 16777215, end - start from NVTX_EVENTS n "
-            f"where {outer}"
+            f"select globalTid, start, end, {text} from NVTX_EVENTS "
+            "order by globalTid, start, end desc"
         ).fetchall()
     total_ns: dict[tuple[int, str], int] = {}
-    for name, process, lasted_ns in rows:
-        key = (process, name.partition(", ")[0])
-        total_ns[key] = total_ns.get(key, 0) + lasted_ns
+    inside: tuple[int, int] = (0, 0)
+    for thread, start, end, name in rows:
+        if (thread, start) >= inside or thread != inside[0]:
+            inside = (thread, end)
+            key = ((thread >> 24) & 0xFFFFFF, name.partition(", ")[0])
+            total_ns[key] = total_ns.get(key, 0) + end - start
     ranks = rank_report(path).ranks
     reported = {
         (int(rank.label.removeprefix("process ")), operator.name): operator.total_s
