@@ -75,7 +75,8 @@ def _format(path: Path) -> str:
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
             "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
-            "NCCL_INSPECTOR_DUMP_VERBOSE=1"
+            "NCCL_INSPECTOR_DUMP_VERBOSE=1; or give paceline detect Prometheus' range JSON of "
+            "nccl_collective_exec_time_microseconds"
         )
     if nccl_ras.matches(path):
         raise TraceError(
