@@ -22,6 +22,7 @@ import requires
 import test_sources_chakra
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
+import test_sources_torchcomms
 from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
@@ -201,6 +202,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda paths: otlp.check_request(protobuf_encoding.decode(paths[0].read_bytes(), "a"), "a"),
     ),
     "nccl inspector": (inspector, load_call_log),
+    "torchcomms' clog": (test_sources_torchcomms.job, load_call_log),
     "nccl ras": (
         lambda folder: [
             saved(

@@ -9,7 +9,13 @@ import numpy as np
 
 from paceline.errors import TraceError
 from paceline.sources import nccl_ras
-from paceline.sources.call_logs import flight_recorder, nccl_inspector, nccl_profiler, xpu_timer
+from paceline.sources.call_logs import (
+    flight_recorder,
+    nccl_inspector,
+    nccl_profiler,
+    torchcomms,
+    xpu_timer,
+)
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names
 from paceline.sources.devices.xpu_timer import matches as is_timeline
@@ -21,7 +27,7 @@ MAX_APART_S = 60.0
 
 
 def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]]:
-    """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, xpu_timer, tables.
+    """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, and others.
 
     Args:
         paths: files of one format, or folders of them; ranks apart or together.
@@ -71,6 +77,8 @@ def _format(path: Path) -> str:
         return "flight-recorder"
     if is_timeline(path):
         return "xpu-timer"
+    if torchcomms.matches(path):
+        return "torchcomms"
     if nccl_inspector.is_metrics(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
@@ -97,6 +105,10 @@ def _read_recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 
 def _read_timelines(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     return _joined([xpu_timer.read(path) for path in paths], paths)
+
+
+def _read_clogs(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    return _joined([torchcomms.read(path) for path in paths], paths)
 
 
 def _joined(
@@ -127,6 +139,7 @@ _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]]
     "nccl-inspector": _read_inspected,
     "nccl-profiler": _read_profiled,
     "table": _tables,
+    "torchcomms": _read_clogs,
     "xpu-timer": _read_timelines,
 }
 
