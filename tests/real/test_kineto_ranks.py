@@ -16,6 +16,7 @@ from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import RankReport, rank_report
 from paceline.sources import kineto
+from paceline.sources.kineto import complete_events
 
 Captured = pytest.CaptureFixture[str]
 REAL = requires.data("real")
@@ -267,3 +268,11 @@ def test_hta_itself_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) ->
     kinds = ("idle_time(us)", "compute_time(us)", "non_compute_time(us)", "kernel_time(us)")
     ours = breakdown_us(report_of(f"hta/{name}", last_step=False))
     assert ours == pytest.approx([row[kind] for kind in kinds], abs=1)
+
+
+def test_values_that_are_passed_over_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is the same where all values of each event are made."""
+    path = REAL / "hta/nccl_parser_config/nccl_data.json.gz"
+    report = rank_report(path).to_mapping()
+    monkeypatch.setattr(complete_events, "shaped_decoder", lambda *_: None)
+    assert rank_report(path).to_mapping() == report

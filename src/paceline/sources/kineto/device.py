@@ -50,6 +50,8 @@ _OTHER = re.compile(
 _COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "hip_runtime", "xpu_runtime")
 _OPERATORS = ("cpu_op", "operator")
+#: What is read of an event's ``args``.
+_ARGS = ("correlation", "stream")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,7 @@ def read_device(path: Path) -> RankFile:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
     """
     reader = _Reader()
-    header = hand_out(path, reader.takers, 1.0)
+    header = hand_out(path, reader.takers, 1.0, _ARGS)
     return reader.finish(path, header)
 
 
