@@ -16,10 +16,12 @@ import requires
 from paceline.detect.not_arrived import NotArrived, not_arrived
 from paceline.sources import nccl_ras
 
+FOLDER = "python/ray/train/v2/tests"
+
 
 def constant(name: str) -> str:
-    origin = "python/ray/train/v2/tests/test_nccl_ras_callback.py of ray-project/ray, at 0365b56"
-    path = requires.data("real", "ray", "test_nccl_ras_callback.py", origin=origin)
+    file = f"{FOLDER}/test_nccl_ras_callback.py"
+    path = requires.public("ray-project/ray", "0365b56", file, "ray")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
             return str(ast.literal_eval(node.value))
@@ -34,8 +36,8 @@ def read(folder: Path, text: str) -> NotArrived:
 
 
 def test_the_rank_that_was_held_back_is_behind() -> None:
-    origin = "below python/ray/train/v2/tests/data/health of ray-project/ray, commit e9aa0dd"
-    path = requires.data("real", "ray", "ncclras_a10g_mismatch.json", origin=origin)
+    file = f"{FOLDER}/data/health/ncclras_a10g_mismatch.json"
+    path = requires.public("ray-project/ray", "e9aa0dd", file, "ray")
     result = not_arrived([nccl_ras.read(path), nccl_ras.read(path)])
     ((lag,),) = (standing.lags for standing in result.standings)
     assert (lag.rank, lag.behind, lag.launched) == (1, {"AllReduce": 1}, 0)

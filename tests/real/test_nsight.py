@@ -18,8 +18,7 @@ FILES = {"h100_2gpu_1s.sqlite": (111, 112), "mfu_2gpu_after.sqlite": (148, 149)}
 
 
 def real(name: str) -> Path:
-    origin = f"tests/fixtures/{name} of GindaChen/nsys-ai, commit ab196ea"
-    return requires.data("real", "nsys-ai", name, origin=origin)
+    return requires.public("GindaChen/nsys-ai", "ab196ea", f"tests/fixtures/{name}", "nsys-ai")
 
 
 def busy_ns(path: Path, device: int, *tables: str) -> int:

@@ -25,8 +25,8 @@ SCHEMA_COMMIT = "1b1610fc2b2ab32af71e6e04e4d4a6a4ae597992"
 
 
 def recorded() -> Path:
-    origin = "tests/rocprof/908_results.json.gz of AMD-AGI/TraceLens, commit 171dd74"
-    return requires.data("real", "tracelens", "908_results.json.gz", origin=origin)
+    path = "tests/rocprof/908_results.json.gz"
+    return requires.public("AMD-AGI/TraceLens", "171dd74", path, "tracelens")
 
 
 def schema() -> str:
