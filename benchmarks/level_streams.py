@@ -6,11 +6,19 @@ median, and blocks of 64 steps are drawn from it.
 
 from __future__ import annotations
 
+import os
+import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).absolute().parents[2] / "shared"))
+SERIES = SHARED / "data" / "step-series" / "step_series.npz"
+
 BLOCK, BEFORE, STEPS = 64, 129, 2400
+#: Rules are chosen on one half of the groups and judged on the other; a group is one job's runs.
+HALVES = ("develop", "unseen", "all")
 CASES = (
     "worsening", "partial relief", "overlap", "faster", "workload", "repeat", "flapping", "small",
     "ramp", "restart", "planned",
@@ -37,12 +45,19 @@ class Stream:
     planned: int | None = None
 
 
-def residuals(series, rng, runs=150):
+def in_half(group, half):
+    """Whether a group of runs belongs to a half of the series."""
+    return half == "all" or HALVES[zlib.crc32(str(group).encode()) % 2] == half
+
+
+def residuals(series, rng, half, runs=150):
     """Noise of stages of real runs, in which the workload stays: [step] each, around 1."""
     offsets, seconds = series["offsets"], series["duration_s"]
     work = series["tokens"].astype(np.int64) * 10_000 + series["window"]
     noise = []
     for run in rng.permutation(len(offsets) - 1):
+        if not in_half(series["group"][run], half):
+            continue
         rows = slice(offsets[run] + 60, offsets[run + 1])
         cuts = np.flatnonzero(np.diff(work[rows])) + 1
         stages = np.split(seconds[rows].astype(float), cuts)
