@@ -320,6 +320,8 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     count = first_of(True, window, y, min(n, w[AGE]), threshold, level)
     if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
+    if middle_mean(y[:count]) < level * (1 + threshold):
+        return False
     recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     return not recent or count > w[BURST_LEN] + 2
 
