@@ -52,7 +52,7 @@ PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
 #: Samples of a new level at least.
-FEWEST = 3
+FEWEST = 4
 #: Samples in which a ramp shows, the share that it rises in them, and samples that end it.
 RAMP, RISE, RAMP_OVER = 24, 0.04, 20
 #: Samples of a level up to which it is young, and its bar wider.
