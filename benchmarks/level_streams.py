@@ -35,6 +35,8 @@ class Stream:
         workload: [step] tokens, or None.
         like: earlier runs.
         restart: the step at which it goes back to a checkpoint, or None.
+        planned: the step from which on plan makes steps longer, or None.
+        ramp: the level at each step where it rises slowly, or None.
     """
 
     x: np.ndarray
@@ -43,6 +45,7 @@ class Stream:
     like: list = field(default_factory=list)
     restart: int | None = None
     planned: int | None = None
+    ramp: np.ndarray | None = None
 
 
 def in_half(group, half):
@@ -131,7 +134,8 @@ def stream(case, noise, rng):
     if case == "ramp":
         a, length = rng.uniform(1.3, 1.8), int(rng.integers(20, 100))
         level[at:] = np.interp(np.arange(len(x) - at), [0, length], [1, a])
-        return Stream(x * level, [(at + int(np.argmax(level[at:] > 1.12)), "onset", a)])
+        change = (at + int(np.argmax(level[at:] > 1.12)), "onset", a)
+        return Stream(x * level, [change], ramp=level)
     a = rng.uniform(1.15, 1.6)
     level[at:] = a
     level[at : at + 6] *= np.linspace(1.8, 1.1, 6)
