@@ -78,9 +78,12 @@ def score(job, events, within):
 
 def brief(event):
     """An event's kind, steps and factors."""
-    return event.kind, event.since_step, event.step, *np.round(
-        [event.factor, event.before_factor], 3
-    ).tolist()
+    return (
+        event.kind,
+        event.since_step,
+        event.step,
+        *np.round([event.factor, event.before_factor], 3).tolist(),
+    )
 
 
 def shown(name, count, found_bar, kind_bar=95):
@@ -90,8 +93,8 @@ def shown(name, count, found_bar, kind_bar=95):
     print(
         f"{name:15s} found {100 * count['found'] / changes:5.1f}% of {count['changes']} "
         f"(bar {found_bar}), kind {100 * count['kind'] / found:5.1f}% (bar {kind_bar}), "
-        f"factor's median error {np.median(errors):.1f}% (bar {6 if name == 'ramp' else 2}), within "
-        f"2% {100 * np.mean(errors < 2):.0f}% of the time, false per 10,000 "
+        f"factor's median error {np.median(errors):.1f}% (bar {6 if name == 'ramp' else 2}), "
+        f"within 2% {100 * np.mean(errors < 2):.0f}% of the time, false per 10,000 "
         f"{1e4 * count['false'] / count['steps']:.2f} (bar 0.3), "
         f"planned flagged {count['planned']} of {count['plans']} (bar 2%)",
         flush=True,
