@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import requires
 
+import requires
 from paceline.detect.slow_start import comparable, slow_run, slow_start
 
 WARMING = np.concatenate([[9.0, 3.0, 2.0], np.ones(57)])
