@@ -139,6 +139,17 @@ def test_machine_code_tells_the_same(monkeypatch):
         assert one.factor == pytest.approx(other.factor, rel=1e-3)
 
 
+def test_where_many_steps_are_to_come_the_first_one_is_judged_by_machine_code(monkeypatch):
+    calls = []
+    monkeypatch.setattr(levels, "compiled_advance", lambda: lambda *given: calls.append(given) or 0)
+    detector = Detector()
+    detector.update(0, [1.0])
+    assert not calls
+    detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
+    detector.update(1, [1.0])
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("at", range(600, 616))
 def test_a_job_that_is_slow_after_a_restart_is_told_wherever_it_settles(at):
     x = noise(700, cov=0.005)

@@ -334,10 +334,13 @@ def _update(
 def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
     """All events of a table of step times, with its own numbers of ranks."""
     from paceline.detect.accept import NEAR_STEPS, Accepted
+    from paceline.detect.detector import Detector
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
+    if isinstance(detector, Detector):
+        detector.expected_steps = n_steps
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
             row, workload = times.duration_s[i], times.workload_of(i)
