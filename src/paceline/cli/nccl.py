@@ -1,4 +1,4 @@
-"""``paceline nccl``: the profiler plugin that NCCL loads into a job."""
+"""``paceline nccl``: the profiler plugin that NCCL loads into a job, and the pause of that job."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ examples:
   export NCCL_PROFILER_PLUGIN=$(paceline nccl path) PACELINE_RECORD=runs/job-17
   torchrun ... train.py
   paceline detect --collectives runs/job-17
+  paceline nccl pause runs/job-17 --for 20s
+  paceline nccl pause runs/job-17 --validate
 
-NCCL 2.27 and later load it. docs/nccl.md says what each version tells.
+NCCL 2.27 and later load it. docs/nccl.md says what each version tells, docs/pause.md how a job is
+paused.
 """
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
+    from paceline.cli import nccl_pause
+
     parser = subparsers.add_parser(
         "nccl",
-        help="the profiler plugin for NCCL: records collectives of any framework",
-        description="Print where the profiler plugin is that NCCL loads into a job.",
+        help="the profiler plugin for NCCL: records collectives of any framework, pauses the job",
+        description="Where the profiler plugin is that NCCL loads into a job; pause that job.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("path",), help="print the path of the plugin")
-    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    path = actions.add_parser("path", help="print the path of the plugin")
+    path.set_defaults(run=run)
+    nccl_pause.add(actions)
 
 
 def run(args: argparse.Namespace) -> int:

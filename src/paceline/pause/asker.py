@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +26,13 @@ from paceline.pause.records import (
     read_slot,
     write_in_place,
 )
-from paceline.pause.rules import Phase, judge, stop_number, undisturbed
+from paceline.pause.rules import ENDED, Phase, judge, stop_number, undisturbed
 
-#: How often the asker looks and beats.
+#: How often the asker looks, and how often it beats, in a thread of its own.
 _LOOK_S: Final = 0.05
+_BEAT_S: Final = 0.2
+#: Slots are read by as many threads: each is a round trip to a network file system.
+_READERS: Final = 16
 #: How long the rate of collectives is measured, by which the margin is chosen.
 _RATE_S: Final = 0.3
 _ATTEMPTS: Final = 3
@@ -106,7 +110,18 @@ class Pause:
 Work = Callable[[Sequence[Slot], Callable[[], bool]], object]
 
 
-def pause(folder: Path, times: Times, work: Work | None = None, *, margin: int = 8) -> Pause:
+#: Called before anyone stops; what it raises ends the pause.
+Accept = Callable[[Sequence[Slot]], None]
+
+
+def pause(
+    folder: Path,
+    times: Times,
+    work: Work | None = None,
+    *,
+    accept: Accept = lambda slots: None,
+    margin: int = 8,
+) -> Pause:
     """Stop the job of a folder, let ``work`` run, and let the job go on.
 
     Without ``work`` all stand ``hold_s``. With it they go on when it returns, at most ``hold_s``
@@ -125,12 +140,7 @@ def pause(folder: Path, times: Times, work: Work | None = None, *, margin: int =
     with _alone(place / CONTROL):
         for attempt in range(_ATTEMPTS):
             asker = _Asker(place, times, margin * 4**attempt)
-            try:
-                result = asker.run(work)
-            except BaseException:
-                with contextlib.suppress(PauseError):
-                    asker.say("cancel")
-                raise
+            result = asker.run(work, accept)
             if result.held or not any(one.state == "missed" for one in result.ranks):
                 break
     return result
@@ -173,21 +183,35 @@ class _Asker:
         self.slots: dict[Path, Slot] = {}
         self.moved_at: dict[Path, float] = {}
         self.why, self.held_s, self.held = "", 0.0, False
+        self._writing, self._over = threading.Lock(), threading.Event()
+        self._failure: PauseError | None = None
 
-    def run(self, work: Work | None) -> Pause:
+    def run(self, work: Work | None, accept: Accept) -> Pause:
         """All phases, one after the other."""
-        self._ask()
-        if self._wait():
-            self._hold(work)
-        return self._finish()
+        beating = threading.Thread(target=self._beat_on, daemon=True)
+        with ThreadPoolExecutor(_READERS) as self._readers:
+            try:
+                self.beat()
+                beating.start()
+                self._ask(accept)
+                if self._wait():
+                    self._hold(work)
+                return self._finish()
+            except BaseException:
+                with contextlib.suppress(PauseError):
+                    self.say("cancel")
+                raise
+            finally:
+                self._over.set()
 
     # One look.
 
     def say(self, phase: Phase, *, communicator: int | None = None, number: int = 0) -> None:
         """Write a phase; what was decided stays."""
-        self.control = replace(self.control, phase=phase)
-        if communicator is not None:
-            self.control = replace(self.control, communicator=communicator, number=number)
+        with self._writing:
+            self.control = replace(self.control, phase=phase)
+            if communicator is not None:
+                self.control = replace(self.control, communicator=communicator, number=number)
         self.beat()
 
     def beat(self) -> None:
@@ -197,50 +221,63 @@ class _Asker:
             PauseError: the file is another's by now, or cannot be written.
         """
         path = self.place / CONTROL
-        try:
-            found = read_control(path.read_bytes())
-            if self.control.beat and found and found.pause != self.control.pause:
-                raise PauseError("another pause was asked at the same time; this one is given up")
-            self.control = replace(self.control, beat=self.control.beat + 1)
-            write_in_place(path, self.control.to_bytes())
-        except OSError as error:
-            raise PauseError(f"{path} cannot be written: {error.strerror}") from None
+        with self._writing:
+            try:
+                found = read_control(path.read_bytes())
+                if self.control.beat and found and found.pause != self.control.pause:
+                    raise PauseError(
+                        "another pause was asked at the same time; this one is given up"
+                    )
+                self.control = replace(self.control, beat=self.control.beat + 1)
+                write_in_place(path, self.control.to_bytes())
+            except OSError as error:
+                raise PauseError(f"{path} cannot be written: {error.strerror}") from None
+
+    def _beat_on(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            try:
+                self.beat()
+            except PauseError as error:
+                self._failure = error
+                return
 
     def look(self) -> list[Slot]:
-        """Beat, and read all slots that answer this pause."""
-        self.beat()
-        now = time.monotonic()
+        """Read all slots that answer this pause.
+
+        Raises:
+            PauseError: the heartbeat failed.
+        """
+        if self._failure:
+            raise self._failure
         asked = self.control.phase == "ask"
-        for path in sorted(self.place.glob(SLOTS)) if asked else self.slots:
-            try:
-                slot = read_slot(path)
-            except OSError:
-                continue
+        paths = sorted(self.place.glob(SLOTS)) if asked else list(self.slots)
+        for path, slot in zip(paths, self._readers.map(_try_read, paths), strict=True):
             if slot is None or slot.pause != self.control.pause:
                 continue
             if path not in self.slots or self.slots[path].beat != slot.beat:
-                self.moved_at[path] = now
+                self.moved_at[path] = time.monotonic()
             self.slots[path] = slot
         return list(self.slots.values())
 
     # The phases.
 
-    def _ask(self) -> None:
+    def _ask(self, accept: Accept) -> None:
         """Ask, and decide where to stop.
 
         Raises:
             PauseError: not all ranks answer, or they cannot stop together.
         """
         began = time.monotonic()
-        self.beat()
         while True:
             slots = self.look()
             chosen = common_communicator(slots)
             if chosen is not None:
                 break
-            if time.monotonic() - began > self.times.answer_s:
+            refused = any(slot.place.state == "refused" for slot in slots)
+            if refused or time.monotonic() - began > self.times.answer_s:
                 raise PauseError(_why_not(self.place, slots))
             time.sleep(_LOOK_S)
+        accept(slots)
         answered_s = time.monotonic() - began
         first = _counts(slots, chosen)
         time.sleep(_RATE_S)
@@ -306,7 +343,8 @@ class _Asker:
             self.say("cancel")
         until = time.monotonic() + self.times.answer_s
         while time.monotonic() < until:
-            if all(slot.place.state in ("left", "missed", "refused") for slot in self.look()):
+            waiting = [slot for slot in self.look() if slot.place.state not in ENDED]
+            if all(self._is_silent(slot.path) for slot in waiting):
                 break
             time.sleep(_LOOK_S)
         slots = self.slots.values()
@@ -337,10 +375,17 @@ class _Asker:
 
     def _silent(self) -> Slot | None:
         """A process whose file has not moved: it died, or its file system hangs."""
-        now, most_s = time.monotonic(), self.times.silent_s + 1.0
-        for path, slot in self.slots.items():
-            if now - self.moved_at[path] > most_s:
-                return slot
+        silent = (slot for path, slot in self.slots.items() if self._is_silent(path))
+        return next(silent, None)
+
+    def _is_silent(self, path: Path) -> bool:
+        return time.monotonic() - self.moved_at[path] > self.times.silent_s + 1.0
+
+
+def _try_read(path: Path) -> Slot | None:
+    try:
+        return read_slot(path)
+    except OSError:
         return None
 
 
@@ -381,8 +426,7 @@ def _why_not(place: Path, slots: Sequence[Slot]) -> str:
         if slot.place.state == "refused" and slot.place.reason == "longer than allowed":
             return (
                 f"{_name(slot)} allows pauses of at most {slot.allowed_s:g} s, arrival included: a "
-                f"third of its timeout ({slot.timeout_from}); ask for less, or tell it the job's "
-                "timeout by PACELINE_NCCL_TIMEOUT_S"
+                f"third of its timeout ({slot.timeout_from}); ask for less (docs/pause.md)"
             )
         if slot.place.state != "published":
             return f"{_name(slot)} cannot stop: {slot.place.reason or slot.place.state}"

@@ -6,13 +6,16 @@ The exhaustive search over all interleavings (``tests/pause_model.py``) calls th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Phase = Literal["none", "ask", "stop", "held", "go", "cancel"]
 
 #: What a process says of itself: it waits for a decision, waits for its collective, stands still,
 #: had passed the number, is done, cannot.
 State = Literal["idle", "published", "armed", "arrived", "missed", "left", "refused"]
+
+#: A process of such a state takes no more part.
+ENDED: Final = ("missed", "left", "refused")
 
 
 class Place(NamedTuple):
@@ -44,7 +47,7 @@ def judge(phase: Phase, places: Sequence[Place]) -> Phase:
     """
     if phase not in ("stop", "held"):
         return phase
-    if any(place.state in ("missed", "left", "refused") for place in places):
+    if any(place.state in ENDED for place in places):
         return "cancel"
     if phase == "held" or any(place.state != "arrived" for place in places):
         return phase
