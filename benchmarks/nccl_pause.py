@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/nccl_pause.py model
     PYTHONPATH=src python benchmarks/nccl_pause.py stress --from 0 --to 1000
 
-``stress`` starts eight processes of ``tests/native/harness.c`` with the plugin for each pause, kills
-a rank or the asker at a random moment in half of them, and slows the file system in half of them.
-It ends with an error where two ranks stopped at different collectives, or one stood for ever.
+``stress`` starts eight processes of ``tests/native/harness.c`` with the plugin for each pause,
+kills a rank or the asker at a random moment in half of them, and slows the file system in half of
+them. It ends with an error where two ranks stopped at different collectives, or one stood for ever.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def main() -> None:
             seen[(outcome.killed or "nobody", outcome.name, outcome.slow_ms)] += 1
     for (killed, name, slow_ms), n in sorted(seen.items()):
         print(f"killed {killed:7s} slow {slow_ms:4d} ms  {name:14s} {n:5d}")
-    print(
-        f"{seen.total():,} pauses, no split, nobody stood for ever, {time.monotonic() - began:.0f} s"
-    )
+    spent_s = time.monotonic() - began
+    print(f"{seen.total():,} pauses, no split, nobody stood for ever, {spent_s:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/bin/sh
 # The plugin under the sanitizers of CC, in all modes and versions: sh tests/native/sanitize.sh
+# With PYTHON (one that has paceline) the pause, too.
 set -eu
 cd "$(dirname "$0")/../.."
 OUT=$(mktemp -d)
@@ -14,7 +15,27 @@ for kind in address,undefined thread; do
       rm -rf "$OUT/run"
       # The leak checker hangs now and then in a child of fork, so it is off in that mode alone.
       case $mode in fork) leaks=0 ;; *) leaks=1 ;; esac
-      echo "$kind v$version $mode: $(ASAN_OPTIONS=detect_leaks=$leaks PACELINE_RECORD=$OUT/run "$OUT/harness" "$OUT/plugin.so" $version $mode | tr '\n' ' ')"
+      echo "$kind v$version $mode: $(ASAN_OPTIONS=detect_leaks=$leaks PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version $mode | tr '\n' ' ')"
     done
+  done
+  # A pause that is held, one whose asker is killed, and an end in the middle of one.
+  [ -n "${PYTHON:-}" ] || continue
+  for ending in held killed ended; do
+    rm -rf "$OUT/run"
+    PACELINE_RECORD=$OUT/run "$OUT/harness" "$OUT/plugin.so" 6 pause 600000 >"$OUT/said" &
+    job=$!
+    sleep 2
+    "$PYTHON" tests/pause_asker.py "$OUT/run" \
+      '{"hold_s": 3, "arrive_s": 10, "answer_s": 10, "silent_s": 1}' >"$OUT/asked" &
+    asker=$!
+    case $ending in
+      held) wait $asker; grep -q '"undisturbed": true' "$OUT/asked" ;;
+      killed) sleep 2; kill -9 $asker; sleep 3 ;;
+      ended) sleep 2 ;;
+    esac
+    kill -TERM $job
+    wait $job
+    wait $asker || true
+    echo "$kind pause, $ending: $(grep -c '^rank' "$OUT/said") ranks ended"
   done
 done

@@ -35,6 +35,7 @@ struct order {
 };
 
 static atomic_int asked; /* all that NCCL's threads read while there is no pause */
+static atomic_int forked; /* in a child the lock may be held by a thread that is not there */
 static struct counted table[COUNTED];
 static _Thread_local struct queued last __attribute__((tls_model("initial-exec")));
 
@@ -53,10 +54,17 @@ static struct {
   char signature[96];
 } me = {.reason = ""};
 static unsigned generation;
-static char control_path[3200], slot_path[3300], host[65];
+static char host[65];
 static int rank;
-static int64_t begun_ns, allowed_ms, idle_ms;
+static int64_t begun_ns, allowed_ms;
 static const char *timeout_from;
+
+/* A helper's own: an older one may still hang in a call. */
+struct helper {
+  unsigned generation;
+  int64_t idle_ms;
+  char control[3200], slot[3300];
+};
 
 static int64_t now_ms(void) {
   struct timespec now;
@@ -143,10 +151,10 @@ void pause_point(void) {
 
 /* On the helper's thread. */
 
-static int read_order(struct order *order) {
+static int read_order(const char *path, struct order *order) {
   char text[CONTROL_BYTES + 1], magic[16] = "";
   unsigned crc;
-  int version, length = 0, file = open(control_path, O_RDONLY | O_CLOEXEC);
+  int version, length = 0, file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return 0;
   ssize_t n = pread(file, text, CONTROL_BYTES, 0);
   close(file);
@@ -270,8 +278,8 @@ static void print_slot(char *slot, unsigned beat) {
   memcpy(slot + SLOT_BYTES - 9, text, 9);
 }
 
-static void write_slot(const char *slot) {
-  int file = open(slot_path, O_WRONLY | O_CLOEXEC);
+static void write_slot(const char *path, const char *slot) {
+  int file = open(path, O_WRONLY | O_CLOEXEC);
   if (file < 0) return;
   ssize_t done = pwrite(file, slot, SLOT_BYTES, 0);
   (void)done; /* the checksum tells the asker of half a write */
@@ -285,16 +293,17 @@ static void nap(int64_t ms) {
 
 /* Alone with the files: where they hang, only this thread does. */
 static void *help(void *given) {
-  unsigned mine = (unsigned)(uintptr_t)given, beat = 0;
+  struct helper *mine = given;
+  unsigned beat = 0;
   enum state told = REFUSED;
   unsigned long long told_id = 0;
   int64_t written_ms = 0;
   char slot[SLOT_BYTES];
   for (;;) {
     struct order order;
-    int whole = read_order(&order);
+    int whole = read_order(mine->control, &order);
     pthread_mutex_lock(&lock);
-    int over = generation != mine, busy = 0, write = 0;
+    int over = generation != mine->generation, busy = 0, write = 0;
     if (!over) {
       react(whole ? &order : NULL);
       busy = active();
@@ -303,10 +312,12 @@ static void *help(void *given) {
       if (write) print_slot(slot, ++beat), told = me.state, told_id = me.id;
     }
     pthread_mutex_unlock(&lock);
-    if (over) return NULL;
-    if (write) write_slot(slot), written_ms = now_ms();
-    nap(busy && idle_ms > ACTIVE_MS ? ACTIVE_MS : idle_ms);
+    if (over) break;
+    if (write) write_slot(mine->slot, slot), written_ms = now_ms();
+    nap(busy && mine->idle_ms > ACTIVE_MS ? ACTIVE_MS : mine->idle_ms);
   }
+  free(mine);
+  return NULL;
 }
 
 /* In init and finalize. */
@@ -319,7 +330,7 @@ static int64_t seconds_of(const char *name, int64_t otherwise, int64_t factor) {
 
 /* A third of the smallest timeout that the environment tells of: docs/pause.md names the sources. */
 static void know_timeouts(void) {
-  const char *monitoring = getenv("TORCH_NCCL_ENABLE_MONITORING"), *poll = getenv("PACELINE_NCCL_POLL_MS");
+  const char *monitoring = getenv("TORCH_NCCL_ENABLE_MONITORING");
   int64_t given = seconds_of("PACELINE_NCCL_TIMEOUT_S", 0, 1), smallest = given ? given : 600;
   int64_t deepspeed = seconds_of("DEEPSPEED_TIMEOUT", 0, 60);
   int64_t heartbeat = seconds_of("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", 480, 1);
@@ -328,26 +339,39 @@ static void know_timeouts(void) {
   if (!(monitoring && !strcmp(monitoring, "0")) && heartbeat < smallest)
     smallest = heartbeat, timeout_from = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC";
   allowed_ms = smallest * 1000 / 3;
-  idle_ms = poll && atoi(poll) > 0 ? atoi(poll) : IDLE_MS;
 }
 
 /* The control file is there from the start: a new name is seen late on a network file system. */
-static int make_files(const char *folder, int64_t at_ns) {
+static int make_files(const char *folder, struct helper *helper) {
   int file, n = 0;
-  snprintf(control_path, sizeof control_path, "%s/pause", folder);
-  mkdir(control_path, 0777);
-  snprintf(control_path, sizeof control_path, "%s/pause/control", folder);
-  file = open(control_path, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
+  snprintf(helper->control, sizeof helper->control, "%s/pause", folder);
+  mkdir(helper->control, 0777);
+  snprintf(helper->control, sizeof helper->control, "%s/pause/control", folder);
+  file = open(helper->control, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0) return -1;
   close(file);
   do {
-    snprintf(slot_path, sizeof slot_path, "%s/pause/%s-%d-%d.slot", folder, host, (int)getpid(), n++);
-    file = open(slot_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    snprintf(helper->slot, sizeof helper->slot, "%s/pause/%s-%d-%d.slot", folder, host,
+             (int)getpid(), n++);
+    file = open(helper->slot, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   } while (file < 0 && errno == EEXIST && n < 1000);
   if (file < 0) return -1;
   close(file);
-  begun_ns = at_ns;
   return 0;
+}
+
+static void start_helper(const char *folder) {
+  const char *poll = getenv("PACELINE_NCCL_POLL_MS");
+  struct helper *helper = malloc(sizeof *helper);
+  pthread_attr_t detached;
+  pthread_t thread;
+  if (!helper) return;
+  helper->generation = ++generation;
+  helper->idle_ms = poll && atoi(poll) > 0 ? atoi(poll) : IDLE_MS;
+  pthread_attr_init(&detached);
+  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  if (make_files(folder, helper) || pthread_create(&thread, &detached, help, helper)) free(helper);
+  pthread_attr_destroy(&detached);
 }
 
 static void setup_once(void) {
@@ -360,25 +384,20 @@ static void setup_once(void) {
 
 void pause_begin(const char *folder, const char *host_name, int64_t at_ns) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_attr_t detached;
-  pthread_t thread;
   pthread_once(&once, setup_once);
   pthread_mutex_lock(&lock);
   snprintf(host, sizeof host, "%s", host_name);
   know_timeouts();
   const char *given = getenv("RANK");
   rank = given && *given >= '0' && *given <= '9' ? atoi(given) : -1;
+  begun_ns = at_ns;
   me.state = IDLE, me.reason = "";
-  generation++;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  if (!make_files(folder, at_ns))
-    pthread_create(&thread, &detached, help, (void *)(uintptr_t)generation);
-  pthread_attr_destroy(&detached);
+  start_helper(folder);
   pthread_mutex_unlock(&lock);
 }
 
 void pause_end(void) {
+  if (atomic_load(&forked)) return;
   pthread_mutex_lock(&lock);
   generation++;
   if (active()) to(LEFT, "the process ends");
@@ -386,7 +405,7 @@ void pause_end(void) {
 }
 
 void pause_opened(const struct communicator *given, int even) {
-  if (given->number < 1 || given->number > COUNTED) return;
+  if (given->number < 1 || given->number > COUNTED || atomic_load(&forked)) return;
   pthread_mutex_lock(&lock);
   struct counted *one = &table[given->number - 1];
   one->is = *given, one->open = 1, one->even = even;
@@ -394,11 +413,14 @@ void pause_opened(const struct communicator *given, int even) {
 }
 
 void pause_closed(uint32_t number) {
-  if (number < 1 || number > COUNTED) return;
+  if (number < 1 || number > COUNTED || atomic_load(&forked)) return;
   pthread_mutex_lock(&lock);
   table[number - 1].open = 0;
   if (active() && me.where == &table[number - 1]) to(LEFT, "the communicator was destroyed");
   pthread_mutex_unlock(&lock);
 }
 
-void pause_forked(void) { atomic_store(&asked, 0); }
+void pause_forked(void) {
+  atomic_store(&asked, 0);
+  atomic_store(&forked, 1);
+}

@@ -186,10 +186,12 @@ static int start_writer(void) {
   sigfillset(&all); /* the job's signals are for the job's threads */
   pthread_sigmask(SIG_BLOCK, &all, &before);
   running = !pthread_create(&thread, NULL, write_all, NULL);
+  if (running) {
+    atomic_store(&recording, 1);
+    pause_begin(folder, host, begun_ns);
+  }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!running) return -1;
-  atomic_store(&recording, 1);
-  pause_begin(folder, host, begun_ns);
   return 0;
 }
 
