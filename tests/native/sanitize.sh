@@ -10,6 +10,14 @@ for kind in address,undefined thread; do
   ${CC:-cc} $FLAGS -fvisibility=hidden -shared -fPIC -Wl,-z,nodelete -o "$OUT/plugin.so" \
     src/paceline/native/*.c
   ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/harness" tests/native/harness.c -ldl
+  # The shim is linked in: a preloaded one would come before the sanitizer.
+  N=src/paceline/native
+  ${CC:-cc} -std=c11 -I$N -shared -fPIC -o "$OUT/libnccl.so.2" tests/native/fake_nccl.c
+  ${CC:-cc} $FLAGS -I$N -DLINKED -o "$OUT/shimmed" tests/native/shim_job.c \
+    tests/native/framework.c $N/shim/shim.c $N/crc.c $N/pause.c $N/ring.c $N/writer.c \
+    -L"$OUT" -l:libnccl.so.2 -Wl,-rpath,"$OUT" -ldl
+  echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
+  rm -rf "$OUT/shim"
   for version in 4 5 6; do
     for mode in job "threads 20000" "communicators 1000" fork "cost 20"; do
       rm -rf "$OUT/run"

@@ -15,7 +15,7 @@
 #include "crc.h"
 
 /* Sizes as pause/records.py has them. */
-enum { CONTROL_BYTES = 192, SLOT_BYTES = 2048, COUNTED = 1024, TOLD = 8, ENDED_IDS = 8 };
+enum { CONTROL_BYTES = 192, SLOT_BYTES = 2048, COUNTED = 1024, TOLD = 8, ENDED_IDS = 8, GROUPED = 8 };
 enum { IDLE_MS = 500, ACTIVE_MS = 50, BEAT_MS = 500, SILENT_MOST_MS = 30000 };
 
 enum state { IDLE, PUBLISHED, ARMED, ARRIVED, MISSED, LEFT, REFUSED };
@@ -24,8 +24,11 @@ static const char *const state_names[] = {"idle",   "published", "armed",  "arri
 
 struct counted {
   atomic_uint_fast64_t count, boundary; /* collectives queued; at the end of the last group */
+  _Atomic(const char *) func, datatype; /* of the last collective */
+  atomic_uint_fast64_t elements, seq;
   struct communicator is;
-  int open, even;
+  int open;
+  atomic_int even;
 };
 
 struct order {
@@ -37,7 +40,10 @@ struct order {
 static atomic_int asked; /* all that NCCL's threads read while there is no pause */
 static atomic_int forked; /* in a child the lock may be held by a thread that is not there */
 static struct counted table[COUNTED];
-static _Thread_local struct queued last __attribute__((tls_model("initial-exec")));
+/* Communicators of the group that this thread queues now. */
+static _Thread_local struct {
+  uint32_t n, numbers[GROUPED];
+} grouped __attribute__((tls_model("initial-exec")));
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static pthread_cond_t changed;
@@ -89,10 +95,20 @@ static int active(void) { return me.state == PUBLISHED || me.state == ARMED || m
 
 /* On NCCL's threads. */
 
-void pause_count(struct queued queued) {
-  if (queued.communicator < 1 || queued.communicator > COUNTED) return;
-  last = queued;
-  atomic_fetch_add_explicit(&table[queued.communicator - 1].count, 1, memory_order_relaxed);
+void pause_count(uint32_t communicator, struct queued queued) {
+  if (communicator < 1 || communicator > COUNTED) return;
+  struct counted *where = &table[communicator - 1];
+  atomic_fetch_add_explicit(&where->count, 1, memory_order_relaxed);
+  atomic_store_explicit(&where->func, queued.func, memory_order_relaxed);
+  atomic_store_explicit(&where->datatype, queued.datatype, memory_order_relaxed);
+  atomic_store_explicit(&where->elements, queued.count, memory_order_relaxed);
+  atomic_store_explicit(&where->seq, queued.seq, memory_order_relaxed);
+  for (uint32_t i = 0; i < grouped.n; i++)
+    if (grouped.numbers[i] == communicator) return;
+  if (grouped.n < GROUPED)
+    grouped.numbers[grouped.n++] = communicator;
+  else
+    atomic_store_explicit(&where->even, 0, memory_order_relaxed); /* its end would not be seen */
 }
 
 static void wait_until(int64_t at_ms) {
@@ -116,7 +132,7 @@ static void stand(void) {
   }
 }
 
-static void look(struct counted *where, struct queued queued) {
+static void look(struct counted *where) {
   pthread_mutex_lock(&lock);
   uint64_t before = atomic_load_explicit(&where->boundary, memory_order_relaxed);
   uint64_t after = atomic_load_explicit(&where->count, memory_order_relaxed);
@@ -126,9 +142,10 @@ static void look(struct counted *where, struct queued queued) {
       to(MISSED, "passed the number");
     } else if (after >= me.order.number) {
       me.number = after;
-      snprintf(me.signature, sizeof me.signature, "%.31s %llu %.31s %llu",
-               queued.func ? queued.func : "", (unsigned long long)queued.count,
-               queued.datatype ? queued.datatype : "", (unsigned long long)queued.seq);
+      const char *func = atomic_load(&where->func), *datatype = atomic_load(&where->datatype);
+      snprintf(me.signature, sizeof me.signature, "%.31s %llu %.31s %llu", func ? func : "",
+               (unsigned long long)atomic_load(&where->elements), datatype ? datatype : "",
+               (unsigned long long)atomic_load(&where->seq));
       to(ARRIVED, "");
       stand();
     }
@@ -137,16 +154,16 @@ static void look(struct counted *where, struct queued queued) {
 }
 
 void pause_point(void) {
-  struct queued queued = last;
-  if (!queued.communicator) return;
-  struct counted *where = &table[queued.communicator - 1];
-  last.communicator = 0;
-  if (atomic_load_explicit(&asked, memory_order_relaxed)) {
-    look(where, queued);
-    return;
+  for (uint32_t i = 0; i < grouped.n; i++) {
+    struct counted *where = &table[grouped.numbers[i] - 1];
+    if (atomic_load_explicit(&asked, memory_order_relaxed)) {
+      look(where);
+      continue;
+    }
+    uint64_t count = atomic_load_explicit(&where->count, memory_order_relaxed);
+    atomic_store_explicit(&where->boundary, count, memory_order_relaxed);
   }
-  uint64_t count = atomic_load_explicit(&where->count, memory_order_relaxed);
-  atomic_store_explicit(&where->boundary, count, memory_order_relaxed);
+  grouped.n = 0;
 }
 
 /* On the helper's thread. */
@@ -169,18 +186,23 @@ static int read_order(const char *path, struct order *order) {
          crc == crc_more(0, text, (size_t)length);
 }
 
+static int can_stop(const struct counted *one) {
+  return one->open && atomic_load_explicit(&one->even, memory_order_relaxed);
+}
+
 static const char *unable(const struct order *order) {
+  int any = 0, able = 0;
   if (!atomic_load(&recording)) return "the plugin is off";
   if (order->silent_ms < 1 || order->silent_ms > SILENT_MOST_MS) return "silent out of range";
   if ((int64_t)order->hold_ms + order->arrive_ms > allowed_ms) return "longer than allowed";
   for (int i = 0; i < COUNTED; i++) {
-    if (!table[i].open) continue;
-    if (!table[i].even) return "events 1 and 6 are not both recorded";
-    for (int k = 0; k < i; k++)
-      if (table[k].open && table[k].is.id == table[i].is.id && table[k].is.rank != table[i].is.rank)
+    any |= table[i].open, able |= can_stop(&table[i]);
+    for (int k = 0; k < i && can_stop(&table[i]); k++)
+      if (can_stop(&table[k]) && table[k].is.id == table[i].is.id &&
+          table[k].is.rank != table[i].is.rank)
         return "several ranks in one process";
   }
-  return NULL;
+  return any && !able ? "its counts may differ from other ranks' (events 1 and 6 are needed)" : NULL;
 }
 
 static int is_ended(unsigned long long id) {
@@ -205,7 +227,7 @@ static void begin(const struct order *order) {
 
 static void arm(const struct order *order) {
   for (int i = 0; i < COUNTED && !me.where; i++)
-    if (table[i].open && table[i].is.id == order->communicator) me.where = &table[i];
+    if (can_stop(&table[i]) && table[i].is.id == order->communicator) me.where = &table[i];
   me.order = *order;
   if (!me.where)
     to(REFUSED, "no such communicator: a pause of another job");
@@ -245,7 +267,7 @@ static int print_communicators(char *text, size_t room) {
     for (int i = 0; i < COUNTED; i++) {
       int known = 0;
       for (int k = 0; k < n; k++) known |= told[k] == i;
-      if (known || !table[i].open) continue;
+      if (known || !can_stop(&table[i])) continue;
       int more = best < 0 ? 1 : table[i].is.ranks - table[best].is.ranks;
       if (more > 0 || (more == 0 && atomic_load(&table[i].count) > atomic_load(&table[best].count)))
         best = i;
@@ -408,7 +430,8 @@ void pause_opened(const struct communicator *given, int even) {
   if (given->number < 1 || given->number > COUNTED || atomic_load(&forked)) return;
   pthread_mutex_lock(&lock);
   struct counted *one = &table[given->number - 1];
-  one->is = *given, one->open = 1, one->even = even;
+  one->is = *given, one->open = 1;
+  atomic_store(&one->even, even);
   pthread_mutex_unlock(&lock);
 }
 

@@ -7,15 +7,14 @@
 
 #include "writer.h"
 
-/* The last collective that a thread queued: by it the asker sees that all stand at the same one. */
+/* A collective as the asker compares it between ranks; texts that never go away. */
 struct queued {
-  uint32_t communicator; /* 0: none since the last end of a group */
-  const char *func, *datatype; /* texts that never go away */
+  const char *func, *datatype;
   uint64_t count, seq;
 };
 
 /* On NCCL's threads. */
-void pause_count(struct queued queued);
+void pause_count(uint32_t communicator, struct queued queued);
 /* All of a group is queued. No lock and no system call while no pause is asked. */
 void pause_point(void);
 

@@ -1,7 +1,5 @@
 /* What NCCL calls. Each call writes at most one record: no lock, no allocation, no system call. */
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "nccl_abi.h"
 #include "pause.h"
@@ -29,16 +27,6 @@ static const struct version {
     [5] = {COMMON, ~0ULL},
     [6] = {COMMON | BIT(EV_CE_COLL), ~0ULL},
 };
-
-static void copy_text(char *to, const char *from, size_t room) {
-  for (size_t i = 0; from && i + 1 < room && from[i]; i++) to[i] = from[i];
-}
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now); /* answered in user space, by the vDSO */
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 static void fill_coll(struct record *record, const struct coll *coll, int on_sms) {
   record->a = coll->seq;
@@ -94,17 +82,6 @@ static void fill(struct record *record, int type, const struct descriptor *event
   }
 }
 
-/* A record of the thread's ring, cleared, with its time; NULL where there is no room. */
-static struct record *next(struct ring *ring, int what, int type) {
-  struct record *record = ring ? ring_slot(ring) : (ring_count_drop(), NULL);
-  if (!record) return NULL;
-  memset(record, 0, sizeof *record);
-  record->time_ns = now_ns();
-  record->what = (uint8_t)what;
-  record->type = (uint16_t)type;
-  return record;
-}
-
 static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
 static int start(void *context, void **handle, struct descriptor *event, int version) {
@@ -114,10 +91,11 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
   if (type > EV_LAST) return 0;
   if (is_coll(type))
-    pause_count((struct queued){(uint32_t)(uintptr_t)context, event->coll.func,
-                                event->coll.datatype, event->coll.count, event->coll.seq});
+    pause_count((uint32_t)(uintptr_t)context,
+                (struct queued){event->coll.func, event->coll.datatype, event->coll.count,
+                                event->coll.seq});
   struct ring *ring = ring_mine();
-  struct record *record = next(ring, START, type);
+  struct record *record = ring_record(ring, START, type);
   if (!record) {
     if (is_coll(type)) *handle = (void *)(uintptr_t)(DROPPED << 48 | (uint64_t)type);
     return 0;
@@ -139,7 +117,7 @@ static int later(void *handle, int what, int state, uint64_t value) {
     return 0;
   }
   struct ring *ring = ring_mine();
-  struct record *record = next(ring, what, type);
+  struct record *record = ring_record(ring, what, type);
   if (!record) return 0;
   record->handle = (uint64_t)(uintptr_t)handle;
   record->state = (uint8_t)state;
