@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 # What the shared parts depend on, within one shape of pipeline.
 _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
 _HELD = (*_LAYER, "zero")
-_SHARDS = ("tp", "cp", "ep", "dp", "zero")
+_SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
 _HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
 _ENDS = ("tp", "cp", "micro_batch", "sequence_parallel", "zero")
 _FLIGHT = ("dp", "micro_batch")

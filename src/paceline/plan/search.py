@@ -136,6 +136,8 @@ class SearchResult:
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.legal.columns[name][self.rows] for name in names}
+        if self.legal.columns["shards"].any():
+            columns["shards"] = self.legal.columns["shards"][self.rows]
         recompute = self.legal.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
         columns["even_layers"] = self.legal.columns["layout"][self.rows] == 0
