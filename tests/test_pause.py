@@ -12,6 +12,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_a_control_file_of_another_job_stops_nobody(job: Job) -> None:
     while any(slot.place.state != "refused" for slot in job.slots()):
         time.sleep(0.02)
     assert all("another job" in slot.place.reason for slot in job.slots())
+
+
+def test_an_asker_whose_file_another_takes_gives_up_and_all_go_on(job: Job) -> None:
+    path = job.folder / FOLDER / CONTROL
+
+    def take_over(slots: object, still: object) -> None:
+        write_in_place(path, Control(78, "ask", 1, 300, 1000, 500).to_bytes())
+
+    with pytest.raises(PauseError, match="another pause was asked at the same time"):
+        pause(job.folder, replace(PATIENT, hold_s=60.0, arrive_s=10.0), take_over)
+    while any(slot.place.state != "left" for slot in job.slots()):
+        time.sleep(0.02)
+    assert {slot.pause for slot in job.slots()} == {78}
+    assert {slot.place.reason for slot in job.slots()} == {"asker silent"}
 
 
 def test_half_a_control_file_is_none() -> None:
