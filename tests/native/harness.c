@@ -21,7 +21,7 @@
     if (!(what)) fprintf(stderr, "line %d: %s\n", __LINE__, #what), exit(1); \
   } while (0)
 
-enum { RANKS = 8, STEPS = 60, SLOW = 5, THREADS = 4, CHANNELS = 2 };
+enum { RANKS = 8, STEPS = 60, LONG = 140, ONSET = 90, SLOW = 5, THREADS = 4, CHANNELS = 2 };
 
 static int version;
 static struct profiler_v4 *old;
@@ -107,19 +107,20 @@ static void *proxy(void *given) {
   return NULL;
 }
 
-/* Calls of a step: the SLOW rank comes 8 ms late to the first; all leave each together. */
-static void job_rank(int rank) {
+/* Calls of a step: from `onset` on the SLOW rank comes 8 ms late to the first; all leave each
+ * together. */
+static void job_rank(int rank, int steps, int onset) {
   static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
   int mask = 0;
   void *context = init(0xabc, RANKS, rank, &mask);
   CHECK(context && mask & (1 << EV_COLL) && mask & (1 << EV_KERNEL));
   uint64_t clock = 1700000000000000000ULL;
-  for (int step = 0; step < STEPS; step++) {
+  for (int step = 0; step < steps; step++) {
     struct call calls[4];
     pthread_t thread;
     for (int i = 0; i < 4; i++) {
       uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
-      uint64_t late = i == 0 ? 8000000u : 0;
+      uint64_t late = i == 0 && step >= onset ? 8000000u : 0;
       uint64_t from = clock + work + (rank == SLOW ? late : 0);
       clock += 9000000u + late;
       void *group = begin(context, (struct descriptor){0}, EV_GROUP);
@@ -140,10 +141,10 @@ static void job_rank(int rank) {
   finalize(context);
 }
 
-static void job(void) {
+static void job(int steps, int onset) {
   int failed = 0, status;
   for (int rank = 0; rank < RANKS; rank++)
-    if (!fork()) job_rank(rank), exit(0);
+    if (!fork()) job_rank(rank, steps, onset), exit(0);
   for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
   CHECK(!failed);
 }
@@ -300,7 +301,8 @@ int main(int argc, char **argv) {
   int n = argc > 4 ? atoi(argv[4]) : 0;
   version = atoi(argv[2]);
   load(argv[1]);
-  if (!strcmp(mode, "job")) job();
+  if (!strcmp(mode, "job")) job(STEPS, 0);
+  if (!strcmp(mode, "onset")) job(LONG, ONSET);
   if (!strcmp(mode, "threads")) threads(n);
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
