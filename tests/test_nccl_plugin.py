@@ -131,8 +131,12 @@ def test_a_healthy_start_is_watched_and_names_nobody(job: Path) -> None:
     assert [one.kind for one in CallsWatch(job).look()] == ["watching"]
 
 
-def test_watch_reads_a_folder_of_the_plugin(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(job), "--once"]) == 0
+def test_watch_reads_a_folder_of_the_plugin(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    assert main(["watch", str(tmp_path), "--once"]) == 0
     assert f"{RANKS} ranks" in capsys.readouterr().out
 
 
