@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,9 +22,10 @@ import pytest
 
 from paceline.cli.main import run as main
 from paceline.errors import PauseError
-from paceline.pause.asker import Times, common_communicator, pause
+from paceline.pause.asker import Times, _why_cancelled, common_communicator, pause
 from paceline.pause.events import EVENTS
-from paceline.pause.records import CONTROL, FOLDER, Control, read_control, write_in_place
+from paceline.pause.records import CONTROL, FOLDER, Control, Slot, read_control, write_in_place
+from paceline.pause.rules import Place, State
 from pause_stress import RANKS, Built, Job, ask, build, interleaving
 
 CC = shutil.which(os.environ.get("CC", "cc"))
@@ -109,6 +113,37 @@ def test_what_the_job_does_not_allow_is_refused(job: Job, words: str) -> None:
     assert all(slot.place.number == 0 for slot in job.slots())
 
 
+def test_a_rank_that_hangs_after_it_answered_is_named(job: Job) -> None:
+    stopped = []
+
+    def stop_one(slots: Sequence[Slot]) -> None:
+        stopped.append(slots[0].pid)
+        os.kill(slots[0].pid, signal.SIGSTOP)
+
+    try:
+        times = replace(PATIENT, silent_s=1.0, answer_s=10.0)
+        result = pause(job.folder, times, accept=stop_one)
+    finally:
+        os.kill(stopped[0], signal.SIGCONT)
+    assert not result.held
+    assert "no longer answers" in result.why or "did not stop" in result.why
+    assert result.held_s == 0.0
+
+
+def test_why_nobody_was_held_is_said() -> None:
+    def slot(state: State, reason: str) -> Slot:
+        place = Place(state, 7, "", reason)
+        return Slot(Path("a"), 1, place, "node-1", 42, 0, 160.0, "", 0.0, {}, 1)
+
+    times = Times(arrive_s=10.0)
+    late = _why_cancelled([slot("arrived", ""), slot("left", "deadline")], times)
+    assert "stood 10 s and not all came" in late
+    assert "--arrive" in late
+    missed = _why_cancelled([slot("missed", "passed the number")], times)
+    assert missed == "process 42 on node-1 did not stop: passed the number"
+    assert "different collectives" in _why_cancelled([slot("arrived", "")] * 2, times)
+
+
 def test_a_control_file_of_another_job_stops_nobody(job: Job) -> None:
     path = job.folder / FOLDER / CONTROL
     other = Control(77, "ask", 1, 300, 1000, 30000)
@@ -120,6 +155,30 @@ def test_a_control_file_of_another_job_stops_nobody(job: Job) -> None:
     while any(slot.place.state != "refused" for slot in job.slots()):
         time.sleep(0.02)
     assert all("another job" in slot.place.reason for slot in job.slots())
+
+
+@pytest.mark.parametrize("job", [{"PACELINE_NCCL_TIMEOUT_S": "3"}], indirect=True)
+def test_an_asker_gone_mad_holds_nobody_longer_than_allowed(job: Job) -> None:
+    rng = random.Random(5)
+    path, phases = job.folder / FOLDER / CONTROL, ("none", "ask", "stop", "stop", "held", "cancel")
+    for beat in range(400):
+        told = Control(
+            pause=rng.randrange(1, 4) + beat // 40 * 10,
+            phase=rng.choice(phases),
+            beat=beat,
+            hold_ms=rng.choice([0, 500, 2**32 - 1]),
+            arrive_ms=rng.choice([0, 100, 2**32 - 1]),
+            silent_ms=rng.choice([0, 300, 2**32 - 1]),
+            communicator=rng.choice([0xABC, 0xDEF, 2**64 - 1]),
+            number=rng.choice([0, 50, 500, 5000, 2**64 - 1]),
+        )
+        data = told.to_bytes()
+        write_in_place(path, rng.choice([data, data, data, bytes(192), rng.randbytes(192)]))
+        time.sleep(0.005)
+    time.sleep(1.0)
+    longest = [int(ms) for ms in re.findall(r"longest (\d+) ms", job.end())]
+    assert len(longest) == RANKS
+    assert max(longest) < 20_000, "a second is allowed; a busy machine adds to it"
 
 
 def test_an_asker_whose_file_another_takes_gives_up_and_all_go_on(job: Job) -> None:

@@ -298,7 +298,7 @@ class _Asker:
             if phase == "held":
                 return True
             if phase == "cancel":
-                self.why = "not all ranks could stop at the same collective"
+                self.why = _why_cancelled(list(self.slots.values()), self.times)
                 return False
             if (silent := self._silent()) is not None:
                 self.why = f"{_name(silent)} no longer answers"
@@ -411,6 +411,18 @@ def common_communicator(slots: Sequence[Slot]) -> int | None:
 def _counts(slots: Sequence[Slot], name: int) -> dict[int, int]:
     members = [slot.communicators[name] for slot in slots if name in slot.communicators]
     return {member.rank: member.count for member in members}
+
+
+def _why_cancelled(slots: Sequence[Slot], times: Times) -> str:
+    for slot in slots:
+        if slot.place.state == "left" and slot.place.reason == "deadline":
+            return (
+                f"{_name(slot)} stood {times.arrive_s:g} s and not all came; let the first wait as "
+                "long as a step takes (--arrive)"
+            )
+        if slot.place.state in ENDED:
+            return f"{_name(slot)} did not stop: {slot.place.reason}"
+    return "ranks stood after different collectives: they do not queue them in the same order"
 
 
 def _name(slot: Slot) -> str:
