@@ -15,6 +15,7 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import TraceError
 from paceline.sources.nccl_ras import Communicator, MissingRank, Process, RankStatus, RasStatus
+from paceline.units import count
 
 #: Processes that are listed by name for each reason; NCCL's own limit is 10.
 _LISTED = 10
@@ -188,8 +189,8 @@ class NotArrived:
         last = self.statuses[-1]
         n_level = sum(standing.is_level for standing in self.standings)
         head = (
-            f"{last.at}: NCCL {last.nccl_version}, {len(last.processes):,} processes, "
-            f"{len(self.standings):,} communicators, {n_level:,} of them level"
+            f"{last.at}: NCCL {last.nccl_version}, {count(len(last.processes), 'process', 'processes')}, "
+            f"{count(len(self.standings), 'communicator')}, {n_level:,} of them level"
         )
         lines = [head]
         if self.moves is not None:
