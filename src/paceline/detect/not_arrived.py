@@ -188,8 +188,9 @@ class NotArrived:
         """All of it, a line for each communicator where there is something to say."""
         last = self.statuses[-1]
         n_level = sum(standing.is_level for standing in self.standings)
+        processes = count(len(last.processes), "process", "processes")
         head = (
-            f"{last.at}: NCCL {last.nccl_version}, {count(len(last.processes), 'process', 'processes')}, "
+            f"{last.at}: NCCL {last.nccl_version}, {processes}, "
             f"{count(len(self.standings), 'communicator')}, {n_level:,} of them level"
         )
         lines = [head]
