@@ -6,10 +6,10 @@ import pytest
 
 from paceline.errors import ModelError, PlanError
 from paceline.model.activations import backward_work, layer_activations
+from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.hf import from_hf
-from paceline.model.llm import MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.memory import stage_parameters

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
 MAX_NAME = 60  # characters of a model's name that are kept

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 from paceline.errors import ModelError, PlanError
 from paceline.marked_yaml import Section, read_marked
+from paceline.model.blocks import LatentAttention, MoE
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import cluster_from_section, load_cluster
 from paceline.model.hf import from_hf
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.plan import Plan

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
 

@@ -1,0 +1,88 @@
+"""Blocks of a language model that have fields of their own: experts, latent attention."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+
+from paceline.errors import ModelError
+from paceline.model.field_checks import check_whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """The mixture-of-experts blocks of a model.
+
+    Attributes:
+        experts: routed experts of one layer.
+        top_k: experts that each token visits.
+        ffn: inner width of one expert.
+        shared_experts: experts that every token visits.
+        shared_ffn: total inner width of the shared experts; 0 = ``shared_experts * ffn``.
+        dense_layers: leading layers that stay dense.
+        every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
+        capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
+            evenly loaded.
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    shared_experts: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    every: int = 1
+    capacity: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("experts", "top_k", "ffn", "every"):
+            check_whole_number(self, field, 1, "the mixture of experts")
+        for field in ("shared_experts", "shared_ffn", "dense_layers"):
+            check_whole_number(self, field, 0, "the mixture of experts")
+        if self.top_k > self.experts:
+            raise ModelError(
+                f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
+                "more experts than there are",
+                fields=("top_k", "experts"),
+            )
+        if self.shared_ffn and not self.shared_experts:
+            raise ModelError(
+                f"shared_ffn is {self.shared_ffn} but shared_experts is 0; give both or neither",
+                fields=("shared_ffn", "shared_experts"),
+            )
+        if self.capacity is not None and not (
+            isinstance(self.capacity, int | float)
+            and not isinstance(self.capacity, bool)
+            and 0 < self.capacity < float("inf")
+        ):
+            raise ModelError(
+                f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}",
+                fields=("capacity",),
+            )
+        if not self.shared_ffn:
+            object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values from one low-rank latent (DeepSeek-V2, 2.1).
+
+    Attributes:
+        q_rank: rank of the queries' down-projection; None = queries are projected in one product.
+        kv_rank: rank of the latent that keys and values are expanded from.
+        nope_dim: per head, the part of queries and keys without positions.
+        rope_dim: per head, the part with rotary positions (one key for all heads).
+        value_dim: per head, the width of the values.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        if self.q_rank is not None:
+            check_whole_number(self, "q_rank", 1, "the latent attention")
+        for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
+            check_whole_number(self, field, 1, "the latent attention")
