@@ -36,6 +36,19 @@ def even(layers, chunks):
     return tuple(counts)
 
 
+def layers_per_chunk(llm, chunks):
+    """Layers of each chunk; Kimi K2's recipes give the last chunk what the others leave.
+
+    Megatron-Bridge 067f987, ``recipes/kimi/h100/kimi_k2.py`` and, of 32 chunks, ``perf_recipes``.
+    """
+    if llm.name != "kimi-k2" or chunks == 1:
+        return even(llm.layers, chunks)
+    if chunks == 32:
+        return (1, *30 * (2,), 0)
+    full = -(-llm.layers // chunks)
+    return (*(chunks - 1) * (full,), llm.layers - (chunks - 1) * full)
+
+
 _MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3-mtp")
 #: Mixtures whose MXFP8 recipe captures whole steps as CUDA graphs and fuses the experts' kernels
 #: (Megatron-Bridge 067f987, ``perf_recipes``), which came in June 2026 (pull requests 3983, 4173,
@@ -90,7 +103,7 @@ def published_job(row):
         sequence_parallel=tp > 1,
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,
-        layers_per_stage=even(llm.layers, pp * vpp),
+        layers_per_stage=layers_per_chunk(llm, pp * vpp),
         fused_experts=_release(row) >= "26.06"
         and row["precision"] == "MXFP8"
         and llm.name in _FUSED.get(row["system"], ()),

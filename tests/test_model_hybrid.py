@@ -66,7 +66,11 @@ def test_parameters_by_hand():
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # Counted by torch on its meta device, transformers 5.23.
-    [("nemotron-h-8b", 8_100_852_736), ("Nemotron_3_Nano", 31_577_937_344)],
+    [
+        ("nemotron-h-8b", 8_100_852_736),
+        ("nemotron-h-56b", 56_324_350_464),
+        ("Nemotron_3_Nano", 31_577_937_344),
+    ],
 )
 def test_presets_have_the_parameters_of_transformers(name, parameters):
     llm = llm_preset(name)
@@ -74,7 +78,7 @@ def test_presets_have_the_parameters_of_transformers(name, parameters):
     assert len(llm.pattern) == llm.layers
 
 
-@pytest.mark.parametrize("name", ["nemotron-h-8b", "nemotron-3-nano"])
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "nemotron-h-56b", "nemotron-3-nano"])
 def test_parameters_against_transformers_itself(name):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch")
@@ -89,6 +93,7 @@ def test_parameters_against_transformers_itself(name):
         head_dim=llm.head_dim,
         intermediate_size=llm.ffn,
         mamba_num_heads=llm.mamba.heads,
+        ssm_state_size=llm.mamba.state,
         n_routed_experts=moe.experts,
         num_experts_per_tok=moe.top_k,
         moe_intermediate_size=moe.ffn,

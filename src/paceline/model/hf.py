@@ -291,8 +291,23 @@ def _qwen3(config: _Config) -> dict[str, Any]:
 def _qwen3_moe(config: _Config) -> dict[str, Any]:
     config.refuse(not config.values.get("mlp_only_layers"), "a list of mlp_only_layers")
     step = config.whole("decoder_sparse_step", 1)
-    moe = _moe(config, "num_experts", "moe_intermediate_size", every=step)
+    # transformers 5 saves the number under its general name.
+    experts = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+    moe = _moe(config, experts, "moe_intermediate_size", every=step)
     return {**_qwen3(config), "moe": moe}
+
+
+def _qwen3_vl(config: _Config) -> dict[str, Any]:
+    text = config.values.get("text_config")
+    if not isinstance(text, Mapping):
+        config.need("text_config")
+        raise ModelError("text_config must be a mapping of the language model's fields")
+    # Tied ends are said of the whole model.
+    tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
+    mixture = "Moe" if "Moe" in config.architecture() else ""
+    architecture = f"Qwen3{mixture}ForCausalLM"
+    language = _Config({**text, **tied, "architectures": [architecture]})
+    return {**_READERS[architecture](language), "left_out": "the vision tower"}
 
 
 def _deepseek(config: _Config) -> dict[str, Any]:
@@ -517,8 +532,11 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3VLForConditionalGeneration": _qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": _qwen3_vl,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek,
+    "KimiK2ForCausalLM": _deepseek,
     "GptOssForCausalLM": _gpt_oss,
     "GemmaForCausalLM": _gemma,
     "Gemma2ForCausalLM": _gemma2,
@@ -542,8 +560,11 @@ _MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "KimiK2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

@@ -69,6 +69,8 @@ class LLM:
             "*" attention, "-" MLP, "E" experts (NemotronH's ``hybrid_override_pattern``); "" = all
             layers are attention and MLP, or attention and experts.
         mamba: the Mamba-2 mixers of a hybrid model.
+        left_out: what of the model these fields do not count, such as "the vision tower"; a
+            prediction warns of it.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -103,6 +105,7 @@ class LLM:
     mtp_layers: int = 0
     pattern: str = ""
     mamba: Mamba | None = None
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -130,6 +133,8 @@ class LLM:
                     f"{where}: {field} must be a mapping of its own fields, not {text}",
                     fields=(field,),
                 )
+        if not isinstance(self.left_out, str):
+            raise ModelError(f"{where}: left_out must be a text", fields=("left_out",))
         one_of(self, "norm", get_args(Norm), where)
         one_of(self, "positions", get_args(Positions), where)
         check_pattern(self.pattern, self.layers, where)

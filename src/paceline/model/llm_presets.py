@@ -194,32 +194,56 @@ def _deepseek() -> Iterator[LLM]:
         )
 
 
+def _kimi() -> Iterator[LLM]:
+    # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/moonshotai/Kimi-K2-Instruct.sh; no
+    # multi-token prediction.
+    yield LLM(
+        name="kimi-k2",
+        layers=61,
+        hidden=7168,
+        heads=64,
+        vocab=163840,
+        ffn=18432,
+        seq_len=4096,
+        moe=MoE(experts=384, top_k=8, ffn=2048, shared_experts=1, dense_layers=1),
+        latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        **_MODERN,
+    )
+
+
 def _qwen3() -> Iterator[LLM]:
     # Qwen Team 2025, "Qwen3 technical report", Table 2 and 3.2 (4,096 tokens in the first stage),
-    # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}.
-    shared: dict[str, Any] = {"kv_heads": 4, "head_dim": 128, "vocab": 151936, "seq_len": 4096}
-    yield LLM(
-        name="qwen3-30b-a3b",
-        layers=48,
-        hidden=2048,
-        heads=32,
-        ffn=6144,
-        qk_norm=True,
-        moe=MoE(experts=128, top_k=8, ffn=768),
-        **shared,
+    # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}. The language models of Qwen3-VL are of the
+    # same sizes (text_config of Qwen/Qwen3-VL-{30B-A3B,235B-A22B}-Instruct).
+    shared: dict[str, Any] = {
         **_MODERN,
-    )
-    yield LLM(
-        name="qwen3-235b-a22b",
-        layers=94,
-        hidden=4096,
-        heads=64,
-        ffn=12288,
-        qk_norm=True,
-        moe=MoE(experts=128, top_k=8, ffn=1536),
-        **shared,
-        **_MODERN,
-    )
+        "kv_heads": 4,
+        "head_dim": 128,
+        "vocab": 151936,
+        "seq_len": 4096,
+        "qk_norm": True,
+    }
+    for family, left_out in (("qwen3", ""), ("qwen3-vl", "the vision tower")):
+        yield LLM(
+            name=f"{family}-30b-a3b",
+            layers=48,
+            hidden=2048,
+            heads=32,
+            ffn=6144,
+            moe=MoE(experts=128, top_k=8, ffn=768),
+            left_out=left_out,
+            **shared,
+        )
+        yield LLM(
+            name=f"{family}-235b-a22b",
+            layers=94,
+            hidden=4096,
+            heads=64,
+            ffn=12288,
+            moe=MoE(experts=128, top_k=8, ffn=1536),
+            left_out=left_out,
+            **shared,
+        )
 
 
 def _gpt_oss() -> Iterator[LLM]:
@@ -247,7 +271,8 @@ def _gpt_oss() -> Iterator[LLM]:
 def _nemotron_h() -> Iterator[LLM]:
     # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; what these
     # leave out by its HybridModelProvider (groups, chunks, no positions). Vocabulary: the default
-    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano.
+    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano. 56B:
+    # Megatron-Bridge d9f7643, models/nemotronh/nemotron_h_provider.py.
     shared: dict[str, Any] = {
         **_MODERN,
         "gated": False,  # squared ReLU
@@ -265,6 +290,17 @@ def _nemotron_h() -> Iterator[LLM]:
         ffn=21504,
         pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
         mamba=Mamba(heads=128),
+        **shared,
+    )
+    yield LLM(
+        name="nemotron-h-56b",
+        layers=118,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        ffn=32768,
+        pattern="M-M-M-M*-" + 9 * "M-M-M-M-M*-" + "M-M-M-M-M-",
+        mamba=Mamba(heads=256, state=256),
         **shared,
     )
     yield LLM(
@@ -290,6 +326,7 @@ _FAMILIES = (
     _llama,
     _mixtral,
     _deepseek,
+    _kimi,
     _qwen3,
     _gpt_oss,
     _nemotron_h,
@@ -313,14 +350,24 @@ _ALIASES = {
     "megatron-turing-nlg-530b": "mt-nlg-530b",
     "opt": "opt-175b",
     "llama3-405b": "llama3.1-405b",
+    "llama31-8b": "llama3.1-8b",
+    "llama31-70b": "llama3.1-70b",
+    "llama31-405b": "llama3.1-405b",
     "mixtral": "mixtral-8x7b",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
     "deepseek-v3 (w/o mtp)": "deepseek-v3",
     "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
+    "kimi-k2-base": "kimi-k2",
+    "kimi-k2-instruct": "kimi-k2",
     "qwen3-30b": "qwen3-30b-a3b",
     "qwen3-235b": "qwen3-235b-a22b",
+    "qwen3-vl-30b": "qwen3-vl-30b-a3b",
+    "qwen3-vl-30b-a3b-instruct": "qwen3-vl-30b-a3b",
+    "qwen3-vl-235b": "qwen3-vl-235b-a22b",
+    "qwen3-vl-235b-a22b-instruct": "qwen3-vl-235b-a22b",
     "nemotron-h-8b-base-8k": "nemotron-h-8b",
+    "nemotron-h-56b-base-8k": "nemotron-h-56b",
     "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
     "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
 }

@@ -313,6 +313,8 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
 
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
     warnings = []
+    if llm.left_out:
+        warnings.append(f"{llm.name} is counted without {llm.left_out}")
     if cluster.calibration is not None:
         beyond = cluster.calibration.outside(llm, plan)
         if beyond:
