@@ -47,6 +47,8 @@ PUBLISHED = {
     "mixtral-8x22b": 141.0,
     "deepseek-v3": 671.0,
     "deepseek-v3-mtp": 685.0 - 2 * 129280 * 7168 / 1e9,  # published with a second copy of both ends
+    "deepseek-v3.2": 671.877929216,  # both as transformers builds them (test_model_sparse.py)
+    "glm-5": 743.911199232,
     "kimi-k2": 1026.408209408,  # as transformers builds it (test_model_architectures.py)
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.0,
@@ -129,6 +131,8 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("LLAMA3_8B", "llama3-8b"),
         ("LLAMA31_405B", "llama3.1-405b"),
         ("DeepSeek V3", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("zai-org/GLM-5", "glm-5"),
         ("KIMI_K2", "kimi-k2"),
         ("Kimi K2", "kimi-k2"),
         ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),

@@ -14,6 +14,7 @@ Beyond it, as the sources named in ``memory_rules`` have it:
 
 from __future__ import annotations
 
+from paceline.model.blocks import Indexer, LatentAttention
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
@@ -25,6 +26,7 @@ class _Sizes:
     """Bytes of the tensors of one microbatch on one GPU."""
 
     def __init__(self, llm: LLM, plan: Plan) -> None:
+        self.seq = llm.seq_len
         self.tokens = plan.micro_batch * llm.seq_len / plan.cp
         self.split = plan.tp if plan.sequence_parallel else 1
         self.element = plan.element_bytes
@@ -103,6 +105,8 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
 
 def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     """Queries, keys, values, statistics or scores, and the input of the output projection."""
+    if llm.index is not None and llm.latent is not None:
+        return _sparse_attention(llm.index, llm.latent, s, llm.heads / plan.tp)
     core = s.queries + s.keys + s.values + s.out
     if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
         core += s.queries + s.keys  # the projection, of which the values are a view
@@ -112,6 +116,19 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     if llm.latent is not None:
         core += s.element * s.tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
     return core
+
+
+def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads: float) -> float:
+    """What sparse attention keeps, as ``operators`` runs it.
+
+    Queries before and behind their up-projection, the shared key, the result before and behind its
+    own; of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
+    """
+    key = latent.kv_rank + latent.rope_dim
+    core = heads * (key + latent.kv_rank) + key + (latent.q_rank or 0) + latent.kv_rank
+    small = (index.heads + 1) * index.head_dim
+    own = s.tokens * (s.element * (core + small) + 4 * index.heads + 8 * min(index.top_k, s.seq))
+    return s.queries + s.out * (1 + s.share if s.fp8 else 1) + s.statistics + own
 
 
 def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:

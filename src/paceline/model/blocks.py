@@ -1,4 +1,4 @@
-"""Blocks of a language model that have fields of their own: experts, latent attention."""
+"""Blocks of a language model with fields of their own: experts, latent and sparse attention."""
 
 from __future__ import annotations
 
@@ -86,3 +86,47 @@ class LatentAttention:
             check_whole_number(self, "q_rank", 1, "the latent attention")
         for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
             check_whole_number(self, field, 1, "the latent attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2; Megatron-Core d98e8a6, ``dsa.py``).
+
+    It scores all keys for each query, of which latent attention then meets the best alone.
+
+    Attributes:
+        heads: query heads of the indexer; they share one key.
+        head_dim: width of a head.
+        top_k: keys that a query of the attention keeps.
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        for field in ("heads", "head_dim", "top_k"):
+            check_whole_number(self, field, 1, "the indexer")
+
+    def matmul(self, hidden: int, q_rank: int) -> int:
+        """Elements of one layer's projections: queries from their latent, key, head weights."""
+        return q_rank * self.heads * self.head_dim + hidden * (self.head_dim + self.heads)
+
+    def parameters(self, hidden: int, q_rank: int) -> int:
+        """Parameters of one layer's indexer, its key's LayerNorm included."""
+        return self.matmul(hidden, q_rank) + 2 * self.head_dim
+
+    def model_flops_per_token(self, hidden: int, q_rank: int, pairs: float, kept: float) -> float:
+        """FLOPs of one layer, forward and backward: ``pairs`` keys scored, ``kept`` of them.
+
+        Its inputs are detached, so that projections have no gradients of inputs; its loss looks
+        at the keys that are kept.
+        """
+        scores = 2.0 * self.heads * self.head_dim * (pairs + 2 * kept)
+        return 4.0 * self.matmul(hidden, q_rank) + scores
+
+
+def mean_keys(kept: int, seq_len: int) -> float:
+    """Keys that a query meets on average, of those before it at most ``kept``."""
+    kept = min(kept, seq_len)
+    return kept * (1 - kept / (2 * seq_len))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.errors import ModelError
-from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.blocks import Indexer, LatentAttention, MoE, mean_keys
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.mamba import Mamba, check_pattern
 
@@ -24,6 +24,9 @@ _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
     "sinks",
 )
+
+#: Fields that are records of their own.
+RECORDS = {"moe": MoE, "latent": LatentAttention, "index": Indexer, "mamba": Mamba}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class LLM:
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
+        index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
+            V3.2, GLM-5); None = all keys are met.
         mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
         pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
@@ -102,6 +107,7 @@ class LLM:
     sinks: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
+    index: Indexer | None = None
     mtp_layers: int = 0
     pattern: str = ""
     mamba: Mamba | None = None
@@ -125,7 +131,7 @@ class LLM:
                 raise ModelError(
                     f"{where}: {field} must be true or false, not {text}", fields=(field,)
                 )
-        for field, kind in (("moe", MoE), ("latent", LatentAttention), ("mamba", Mamba)):
+        for field, kind in RECORDS.items():
             value = getattr(self, field)
             if value is not None and not isinstance(value, kind):
                 text = reprlib.repr(value)
@@ -183,6 +189,16 @@ class LLM:
         if self.qk_norm_wide and not self.qk_norm:
             raise ModelError(
                 f"{where}: qk_norm_wide needs qk_norm", fields=("qk_norm", "qk_norm_wide")
+            )
+        if self.index is not None and (self.latent is None or self.latent.q_rank is None):
+            raise ModelError(
+                f"{where}: index needs latent with a q_rank, of which it makes its queries",
+                fields=("index", "latent"),
+            )
+        if self.index is not None and (self.window is not None or self.sinks):
+            raise ModelError(
+                f"{where}: a window and sinks beside index are not modelled",
+                fields=("index", "window", "sinks"),
             )
         if self.pattern or self.mamba is not None:
             self._agree_with_pattern(where)
@@ -292,6 +308,8 @@ class LLM:
         """Parameters of one layer's attention, its own norms and biases included."""
         count = self.attention_matmul + (self.hidden if self.bias else 0)
         if self.latent is not None:
+            if self.index is not None:
+                count += self.index.parameters(self.hidden, self.latent.q_rank or 0)
             return count + self._norm_size * ((self.latent.q_rank or 0) + self.latent.kv_rank)
         if self.qkv_bias:
             count += (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -399,8 +417,8 @@ class LLM:
         it is twice that, as if the masked half were computed too.
         """
         s = self.seq_len if seq_len is None else seq_len
-        w = min(s, self.layer_window(i) or s)
-        mean = w * (1 - w / (2 * s))
+        kept = self.index.top_k if self.index else s
+        mean = mean_keys(min(kept, self.layer_window(i) or s), s)
         return mean if causal else 2 * mean
 
     def model_flops_per_token(self, seq_len: int | None = None, causal: bool = False) -> float:
@@ -413,7 +431,8 @@ class LLM:
         72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
         V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
-        Megatron-LM (:attr:`Mamba.model_flops_per_token`), three times: forward and backward.
+        Megatron-LM (:attr:`Mamba.model_flops_per_token`), three times: forward and backward; an
+        indexer as :meth:`Indexer.model_flops_per_token` says.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -427,6 +446,12 @@ class LLM:
         scans = (
             3.0 * self.block_counts["M"] * self.mamba.model_flops_per_token if self.mamba else 0.0
         )
+        if self.index is not None and self.latent is not None:
+            s = self.seq_len if seq_len is None else seq_len
+            widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
+            met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
+            layers = len(attends) + self.mtp_layers
+            attention += layers * self.index.model_flops_per_token(*widths, *met)
         return 6.0 * self._active_matmul + attention + scans
 
     @property

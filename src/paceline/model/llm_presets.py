@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
@@ -194,6 +194,38 @@ def _deepseek() -> Iterator[LLM]:
         )
 
 
+def _sparse() -> Iterator[LLM]:
+    # transformers 5.23, DeepseekV32Config and GlmMoeDsaConfig, whose defaults are those of
+    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; 4,096 tokens as Megatron-Bridge's recipes of
+    # both families pre-train (067f987). Without multi-token prediction, as that has no class there.
+    yield LLM(
+        name="deepseek-v3.2",
+        layers=61,
+        hidden=7168,
+        heads=128,
+        vocab=129280,
+        ffn=18432,
+        seq_len=4096,
+        moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
+        latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        index=Indexer(heads=64, head_dim=128, top_k=2048),
+        **_MODERN,
+    )
+    yield LLM(
+        name="glm-5",
+        layers=78,
+        hidden=6144,
+        heads=64,
+        vocab=154880,
+        ffn=12288,
+        seq_len=4096,
+        moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
+        latent=LatentAttention(q_rank=2048, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256),
+        index=Indexer(heads=32, head_dim=128, top_k=2048),
+        **_MODERN,
+    )
+
+
 def _kimi() -> Iterator[LLM]:
     # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/moonshotai/Kimi-K2-Instruct.sh; no
     # multi-token prediction.
@@ -326,6 +358,7 @@ _FAMILIES = (
     _llama,
     _mixtral,
     _deepseek,
+    _sparse,
     _kimi,
     _qwen3,
     _gpt_oss,
@@ -358,6 +391,7 @@ _ALIASES = {
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
     "deepseek-v3 (w/o mtp)": "deepseek-v3",
     "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
+    "deepseek-v3.2-exp": "deepseek-v3.2",
     "kimi-k2-base": "kimi-k2",
     "kimi-k2-instruct": "kimi-k2",
     "qwen3-30b": "qwen3-30b-a3b",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from paceline.model.blocks import Indexer, LatentAttention, mean_keys
 from paceline.model.llm import LLM
 from paceline.model.network import places_visited
 from paceline.model.plan import Plan
@@ -253,15 +254,25 @@ class _Maker:
             self.collective(Collective(name, "tp", "all_reduce", size, behind), None)
 
     def linear(
-        self, name: str, m: int, n: int, k: int, *, batch: int = 1, precision: str = ""
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        precision: str = "",
+        detached: bool = False,
     ) -> None:
         """A product y = x w: one product forward, two backward (gradients of x and of w).
 
         A batch is that of experts, for each of which the host launches its own kernels
-        (Transformer Engine's GroupedLinear), but where they are fused.
+        (Transformer Engine's GroupedLinear), but where they are fused; or of heads, in one kernel.
+        A ``detached`` input gets no gradient.
         """
-        fused = name.startswith("expert-") and self.plan.fused_experts
-        kernels = 1 if fused else batch
+        of_experts = name.startswith("expert-")
+        fused = of_experts and self.plan.fused_experts
+        kernels = batch if of_experts and not fused else 1
         precision = precision or self.plan.precision
         quantised = precision == self.plan.precision and self.plan.quantised
         input_bytes = self.plan.input_bytes if quantised else self.element
@@ -290,20 +301,10 @@ class _Maker:
                 precision,
             )
         )
-        self.work.backward.append(
-            Operator(
-                f"{name}-dgrad",
-                "gemm",
-                flops,
-                input_bytes * (y + w) + self.element * x,
-                m,
-                k,
-                n,
-                batch,
-                kernels,
-                precision,
-            )
-        )
+        dgrad = input_bytes * (y + w) + self.element * x
+        shape = (m, k, n, batch, kernels, precision)
+        if not detached:
+            self.work.backward.append(Operator(f"{name}-dgrad", "gemm", flops, dgrad, *shape))
         if self.plan.adapter_rank:  # frozen
             return
         self.work.backward.append(
@@ -362,14 +363,17 @@ class _Maker:
             else:
                 self.linear("q", self.tokens, heads * llm.qk_dim, llm.hidden)
             self.linear("kv-down", local, latent.kv_rank + latent.rope_dim, llm.hidden)
-            expanded = heads * (latent.nope_dim + latent.value_dim)
-            self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
+            if llm.index is None:
+                expanded = heads * (latent.nope_dim + latent.value_dim)
+                self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
             rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
         if llm.positions == "rotary":
             self.memory("rotary", 2 * rotated, 2 * rotated, kernels=2)
         if llm.qk_norm:
             self.memory("qk-norm", 2 * rotated, 3 * rotated, kernels=2)
-        if plan.flash:
+        if llm.index is not None and llm.latent is not None:
+            self._sparse_core(heads, llm.latent, llm.index)
+        elif plan.flash:
             self._fused_core(heads, kv_heads, window)
         else:
             self._unfused_core(heads)
@@ -405,6 +409,52 @@ class _Maker:
             self.collective(
                 Collective("ring", "cp", "p2p", travel, "core-attention"),
                 Collective("ring-backward", "cp", "p2p", 2 * travel, "core-attention-backward"),
+            )
+
+    def _sparse_core(self, heads: int, latent: LatentAttention, index: Indexer) -> None:
+        """The indexer, then attention to the keys it keeps, with kernels of their own.
+
+        As Megatron-Core runs it with fused kernels (d98e8a6, ``dsa.py``, ``absorbed_mla.py``,
+        ``dsa_cudnn_kernels.py``). The indexer is not split over tp. All heads share the latent as
+        their key and value: the up-projections are applied to queries and results instead.
+        The indexer's loss compares its scores of the kept keys with the attention's, which are
+        computed once more; its inputs are detached.
+        """
+        tokens, s, wide = self.tokens, self.llm.seq_len, self.wide
+        seen, kept = mean_keys(s, s), mean_keys(index.top_k, s)
+        inner, key = index.heads * index.head_dim, latent.kv_rank + latent.rope_dim
+        self.linear("index-q", tokens, inner, latent.q_rank or 0, detached=True)
+        self.linear("index-key", tokens, index.head_dim, self.llm.hidden, detached=True)
+        self.linear(
+            "index-weights", tokens, index.heads, self.llm.hidden, precision=wide, detached=True
+        )
+        moved = 4.0 * tokens * (inner + index.head_dim)  # rotated
+        self.memory("index-rotary", moved, moved, kernels=2)
+
+        def run(name: str, flops: float, moved: float, backward: bool = False) -> None:
+            ops = self.work.backward if backward else self.work.forward
+            ops.append(Operator(name, "attention", tokens * flops, tokens * moved, precision=wide))
+
+        reads = self.element * (inner + index.head_dim)
+        run("index-scores", 2.0 * inner * seen, reads + 4 * seen)
+        topk = float(tokens * (4 * seen + 4 * index.top_k))
+        self.work.forward.append(Operator("index-topk", "memory", 0.0, topk, kernels=2))
+        absorbed: Any = {"batch": heads, "precision": wide}
+        self.linear("absorb-key", tokens, latent.kv_rank, latent.nope_dim, **absorbed)
+        widths = self.element * (heads * (key + latent.kv_rank) + key)
+        run("core-attention", 2.0 * heads * kept * (key + latent.kv_rank), widths)
+        run("index-loss", 2.0 * heads * kept * key, self.element * (heads + 1) * key + 8 * kept)
+        self.linear("absorb-value", tokens, latent.value_dim, latent.kv_rank, **absorbed)
+        # Of the five products three are as wide as keys, two as values.
+        flops = 2.0 * heads * kept * (3 * key + 2 * latent.kv_rank)
+        run("core-attention-backward", flops, 2.5 * widths, backward=True)
+        run("index-scores-backward", 6.0 * inner * kept, 2.5 * reads + 8 * kept, backward=True)
+        if self.plan.cp > 1:
+            # Keys of both are gathered: a query may keep any.
+            size = float(self.element * tokens * self.plan.cp * (key + index.head_dim))
+            self.collective(
+                Collective("keys", "cp", "all_gather", size),
+                Collective("keys-backward", "cp", "reduce_scatter", size),
             )
 
     def _unfused_core(self, heads: int) -> None:

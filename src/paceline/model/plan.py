@@ -394,6 +394,8 @@ def _sequence_problems(plan: Plan, llm: LLM) -> list[str]:
         reasons.append(f"seq_len {s} not divisible by 2 x cp {cp}")
     if cp > 1 and not plan.flash:
         reasons.append("cp > 1 needs flash attention")
+    if llm.index is not None and not plan.flash:
+        reasons.append("sparse attention is modelled with its fused kernels alone; use flash")
     if cp > 1 and llm.mamba is not None and llm.mamba.heads % (tp * cp):
         heads = llm.mamba.heads
         reasons.append(f"mamba heads {heads} not divisible by tp {tp} x cp {cp}")

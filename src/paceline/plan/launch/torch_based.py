@@ -56,6 +56,7 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         plan.zero == 1 and plan.dp > 1,
     )
     _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
+    _refuse(TORCHTITAN, "sparse attention", llm.index is not None)
     _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
     _refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
     unknown = plan.precision in ("fp16", "fp32", "nvfp4")
