@@ -57,6 +57,8 @@ PUBLISHED = {
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.83,
     "nemotron-h-56b": 56.0,
+    "nemotron-3-super": 120.668687360,
+    "nemotron-3-super-mtp": 123.611012096,  # and one attention and mixture, counted by hand there
     "nemotron-h-8b": 8.100852736,  # both as transformers builds them (test_model_hybrid.py)
     "nemotron-3-nano": 31.577937344,
 }
@@ -80,6 +82,7 @@ ACTIVE = {
     "kimi-k2": (32.9, 0.5, True),  # the checkpoint's card prints 32B
     "qwen3-30b-a3b": (3.3, 0.06, True),  # 3.35 by its config: cut, not rounded
     "qwen3-235b-a22b": (22.0, 0.5, True),
+    "nemotron-3-super": (12.0, 0.8, True),  # "A12B"; 12.77 as it is built
     "gpt-oss-20b": (3.61, 0.005, False),  # the model card leaves the embedding out
     "gpt-oss-120b": (5.13, 0.005, False),
 }
@@ -143,6 +146,8 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("Nemotron_3_Nano", "nemotron-3-nano"),
         ("Nemotron_H_56B", "nemotron-h-56b"),
         ("nemotronh_56b", "nemotron-h-56b"),
+        ("nemotron_3_super", "nemotron-3-super"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super"),
     ],
 )
 def test_spellings(spelled, name):

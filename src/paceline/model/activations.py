@@ -159,7 +159,9 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
     given = s.element * result * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     # Tokens in the experts' order (an input of products), and what the experts give.
-    tokens = s.element * routed * llm.hidden * (result + 1.0)
+    tokens = s.element * routed * moe.width(llm.hidden) * (result + 1.0)
+    # What is dispatched, and the experts' sum as an input of the projection out of the latent.
+    tokens += s.element * s.tokens / plan.tp * moe.latent * (1.0 + result)
     router = 4 * s.tokens / plan.tp * moe.experts
     return tokens + into + given + router, given
 
@@ -206,7 +208,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     if kind.moe and llm.moe is not None:
         routed = s.tokens / plan.tp * llm.moe.top_k * min(1.0, llm.moe.capacity or 1.0)
         result = s.element * routed * llm.moe.ffn
-        inputs = 2 * s.element * routed * llm.hidden
+        inputs = 2 * s.element * routed * llm.moe.width(llm.hidden)
     else:
         result = s.element * s.tokens * llm.ffn / plan.tp
         inputs = s.wide + (s.input if s.split > 1 else 0.0)

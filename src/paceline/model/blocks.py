@@ -23,6 +23,8 @@ class MoE:
         every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
         capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
             evenly loaded.
+        latent: width that routed experts work in, with one projection into it before tokens are
+            dispatched and one out of it behind (Nemotron 3 Super); 0 = the residual stream's.
     """
 
     experts: int
@@ -33,11 +35,12 @@ class MoE:
     dense_layers: int = 0
     every: int = 1
     capacity: float | None = None
+    latent: int = 0
 
     def __post_init__(self) -> None:
         for field in ("experts", "top_k", "ffn", "every"):
             check_whole_number(self, field, 1, "the mixture of experts")
-        for field in ("shared_experts", "shared_ffn", "dense_layers"):
+        for field in ("shared_experts", "shared_ffn", "dense_layers", "latent"):
             check_whole_number(self, field, 0, "the mixture of experts")
         if self.top_k > self.experts:
             raise ModelError(
@@ -61,6 +64,10 @@ class MoE:
             )
         if not self.shared_ffn:
             object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)
+
+    def width(self, hidden: int) -> int:
+        """Width of the tokens that routed experts work on."""
+        return self.latent or hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,16 +311,16 @@ _BLOCK_OF_TYPE = {
 }
 
 
-def _pattern(config: HFConfig) -> str:
+def _pattern(config: HFConfig, listed: str, letters: str) -> str:
     """Layers as one letter each; newer configs list them by name."""
-    kinds = config.values.get("layers_block_type")
+    kinds = config.values.get(listed)
     if kinds is None:
-        config.need("hybrid_override_pattern")
-        return config.text("hybrid_override_pattern")
+        config.need(letters)
+        return config.text(letters)
     good = isinstance(kinds, list) and all(
         isinstance(kind, str) and kind in _BLOCK_OF_TYPE for kind in kinds
     )
-    config.refuse(good, f"layers_block_type {reprlib.repr(kinds)}")
+    config.refuse(good, f"{listed} {reprlib.repr(kinds)}")
     return "".join(_BLOCK_OF_TYPE[kind] for kind in kinds)
 
 
@@ -329,9 +329,10 @@ def _nemotron_h(config: HFConfig) -> dict[str, Any]:
     for key in ("use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias"):
         config.refuse(not config.flag(key, False), f"{key} true")
     config.refuse(config.flag("use_conv_bias", True), "use_conv_bias false")
-    config.refuse(not config.whole("moe_latent_size"), "moe_latent_size")
-    config.refuse(not config.whole("num_nextn_predict_layers"), "multi-token prediction")
-    pattern, moe = _pattern(config), None
+    pattern, moe = _pattern(config, "layers_block_type", "hybrid_override_pattern"), None
+    mtp, mtp_pattern = config.whole("num_nextn_predict_layers"), ""
+    if mtp:
+        mtp_pattern = _pattern(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     if "E" in pattern:
         shared = config.whole("moe_shared_expert_intermediate_size", 7688)
         # One shared MLP of that width, whatever n_shared_experts says.
@@ -341,6 +342,7 @@ def _nemotron_h(config: HFConfig) -> dict[str, Any]:
             "moe_intermediate_size",
             shared_experts=int(shared > 0),
             shared_ffn=shared,
+            latent=config.whole("moe_latent_size"),
         )
     mamba = Mamba(
         heads=config.whole("mamba_num_heads"),
@@ -364,6 +366,8 @@ def _nemotron_h(config: HFConfig) -> dict[str, Any]:
         "tied": config.flag("tie_word_embeddings", False),
         "bias": False,
         "pattern": pattern,
+        "mtp_layers": mtp,
+        "mtp_pattern": mtp_pattern,
         "mamba": mamba if "M" in pattern else None,
         "moe": moe,
     }

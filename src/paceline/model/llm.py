@@ -22,7 +22,7 @@ Positions = Literal["learned", "rotary", "none"]
 
 _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
-    "sinks",
+    *("sinks", "mtp_shared"),
 )
 
 #: Fields that are records of their own.
@@ -70,6 +70,9 @@ class LLM:
             V3.2, GLM-5); None = all keys are met.
         mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
+        mtp_pattern: the blocks of such a module, in letters of ``pattern``, each behind one norm;
+            "" = those of the last layer.
+        mtp_shared: all modules are one set of weights, run ``mtp_layers`` times.
         pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
             "*" attention, "-" MLP, "E" experts (NemotronH's ``hybrid_override_pattern``); "" = all
             layers are attention and MLP, or attention and experts.
@@ -109,6 +112,8 @@ class LLM:
     latent: LatentAttention | None = None
     index: Indexer | None = None
     mtp_layers: int = 0
+    mtp_pattern: str = ""
+    mtp_shared: bool = False
     pattern: str = ""
     mamba: Mamba | None = None
     left_out: str = ""
@@ -143,7 +148,8 @@ class LLM:
             raise ModelError(f"{where}: left_out must be a text", fields=("left_out",))
         one_of(self, "norm", get_args(Norm), where)
         one_of(self, "positions", get_args(Positions), where)
-        check_pattern(self.pattern, self.layers, where)
+        check_pattern(self.pattern, where)
+        check_pattern(self.mtp_pattern, where, "mtp_pattern")
         self._fill_in(where)
         self._agree(where)
 
@@ -200,6 +206,21 @@ class LLM:
                 f"{where}: a window and sinks beside index are not modelled",
                 fields=("index", "window", "sinks"),
             )
+        if (self.mtp_pattern or self.mtp_shared) and not self.mtp_layers:
+            raise ModelError(
+                f"{where}: mtp_pattern and mtp_shared say what mtp_layers are; give mtp_layers",
+                fields=("mtp_layers", "mtp_pattern", "mtp_shared"),
+            )
+        if self.mtp_layers and self.pattern and not self.mtp_pattern:
+            raise ModelError(
+                f"{where}: mtp_layers beside a pattern need mtp_pattern", fields=("mtp_pattern",)
+            )
+        for letter, field in (("M", "mamba"), ("E", "moe")):
+            if letter in self.mtp_pattern and getattr(self, field) is None:
+                raise ModelError(
+                    f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
+                    fields=("mtp_pattern", field),
+                )
         if self.pattern or self.mamba is not None:
             self._agree_with_pattern(where)
         elif self.moe is not None and not self.moe_layers:
@@ -210,6 +231,11 @@ class LLM:
             )
 
     def _agree_with_pattern(self, where: str) -> None:
+        if self.pattern and len(self.pattern) != self.layers:
+            raise ModelError(
+                f"{where}: pattern has {len(self.pattern)} layers, not {self.layers}",
+                fields=("pattern", "layers"),
+            )
         for letter, field in (("M", "mamba"), ("E", "moe")):
             if (letter in self.pattern) != (getattr(self, field) is not None):
                 raise ModelError(
@@ -218,7 +244,6 @@ class LLM:
                 )
         ordered = self.moe is not None and (self.moe.dense_layers > 0 or self.moe.every > 1)
         beside = {
-            "mtp_layers": self.mtp_layers > 0,
             "window": self.window is not None,
             "moe.dense_layers and moe.every": ordered,
         }
@@ -235,6 +260,11 @@ class LLM:
         if self.pattern:
             return self.pattern[i]
         return "*E" if self.is_moe_layer(i) else "*-"
+
+    @property
+    def mtp_blocks(self) -> str:
+        """The blocks of a multi-token-prediction module."""
+        return self.mtp_pattern or self.layer_blocks(self.layers - 1)
 
     @property
     def block_counts(self) -> Mapping[str, int]:
@@ -324,7 +354,17 @@ class LLM:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert; 0 for a dense model."""
-        return self._mlp_parameters(self.moe.ffn) if self.moe else 0
+        if self.moe is None:
+            return 0
+        return self._mlp_parameters(self.moe.ffn, self.moe.width(self.hidden))
+
+    @property
+    def expert_projection_parameters(self) -> int:
+        """Parameters of one layer's projections into and out of the experts' width."""
+        if self.moe is None or not self.moe.latent:
+            return 0
+        bias = self.hidden + self.moe.latent if self.bias else 0
+        return 2 * self.hidden * self.moe.latent + bias
 
     @property
     def shared_expert_parameters(self) -> int:
@@ -344,7 +384,8 @@ class LLM:
         if self.moe is None:
             return 0
         experts = self.moe.experts * self.expert_parameters
-        return experts + self.shared_expert_parameters + self.router_parameters
+        beside = self.shared_expert_parameters + self.expert_projection_parameters
+        return experts + beside + self.router_parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -381,8 +422,14 @@ class LLM:
         """Parameters of all multi-token-prediction modules: layer, projection and three norms."""
         if not self.mtp_layers:
             return 0
-        layer = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2
-        return self.mtp_layers * (layer + 3 * self.final_norm_parameters)
+        module = sum(self._block_parameters(letter) for letter in self.mtp_blocks)
+        module += 2 * self.hidden**2 + 3 * self.final_norm_parameters
+        return self.mtp_modules * module
+
+    @property
+    def mtp_modules(self) -> int:
+        """Multi-token-prediction modules with weights of their own."""
+        return min(1, self.mtp_layers) if self.mtp_shared else self.mtp_layers
 
     @property
     def parameters(self) -> int:
@@ -397,7 +444,7 @@ class LLM:
         if self.moe is None:
             return self.parameters
         idle = (self.moe.experts - self.moe.top_k) * self.expert_parameters
-        mtp = self.mtp_layers if self.is_moe_layer(self.layers - 1) else 0
+        mtp = self.mtp_modules * self.mtp_blocks.count("E") if self.mtp_layers else 0
         return self.parameters - idle * (self.moe_layers + mtp)
 
     def padded_vocab(self, tp: int, multiple: int = 128) -> int:
@@ -440,24 +487,28 @@ class LLM:
                 so the usual MFU, count all of it.
         """
         attends = [i for i in range(self.layers) if "*" in self.layer_blocks(i)]
+        if self.mtp_layers:
+            attends += self.mtp_layers * self.mtp_blocks.count("*") * [self.layers - 1]
         pairs = sum(self.attention_pairs(i, seq_len, causal) for i in attends)
-        pairs += self.mtp_layers * self.attention_pairs(self.layers - 1, seq_len, causal)
         attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
-        scans = (
-            3.0 * self.block_counts["M"] * self.mamba.model_flops_per_token if self.mamba else 0.0
-        )
+        scans = 3.0 * self._mixers * self.mamba.model_flops_per_token if self.mamba else 0.0
         if self.index is not None and self.latent is not None:
             s = self.seq_len if seq_len is None else seq_len
             widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
             met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
-            layers = len(attends) + self.mtp_layers
-            attention += layers * self.index.model_flops_per_token(*widths, *met)
+            attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
         return 6.0 * self._active_matmul + attention + scans
+
+    @property
+    def _mixers(self) -> int:
+        """Mamba-2 mixers that a token passes."""
+        mtp = self.mtp_layers * self.mtp_blocks.count("M") if self.mtp_layers else 0
+        return self.block_counts["M"] + mtp
 
     @property
     def _active_matmul(self) -> int:
         """Elements of the matrices that one token is multiplied by."""
-        last = sum(self._block_matmul(letter) for letter in self.layer_blocks(self.layers - 1))
+        last = sum(self._block_matmul(letter) for letter in self.mtp_blocks)
         blocks = sum(n * self._block_matmul(b) for b, n in self.block_counts.items() if n)
         head = self.vocab * self.hidden
         return blocks + head + self.mtp_layers * (last + 2 * self.hidden**2 + head)
@@ -469,18 +520,20 @@ class LLM:
         if letter == "M" and self.mamba is not None:
             return self.mamba.matmul(self.hidden)
         if letter == "E" and self.moe is not None:
-            width = self.moe.top_k * self.moe.ffn + self.moe.shared_ffn
-            return matrices * width + self.hidden * self.moe.experts
+            moe = self.moe
+            routed = matrices // self.hidden * moe.width(self.hidden) * moe.top_k * moe.ffn
+            beside = self.hidden * (moe.experts + 2 * moe.latent)
+            return routed + matrices * moe.shared_ffn + beside
         return matrices * self.ffn
 
     @property
     def _norm_size(self) -> int:
         return 2 if self.norm == "layernorm" else 1
 
-    def _mlp_parameters(self, width: int) -> int:
-        into = 2 if self.gated else 1
-        bias = into * width + self.hidden if self.bias else 0
-        return (into + 1) * self.hidden * width + bias
+    def _mlp_parameters(self, width: int, hidden: int = 0) -> int:
+        into, hidden = 2 if self.gated else 1, hidden or self.hidden
+        bias = into * width + hidden if self.bias else 0
+        return (into + 1) * hidden * width + bias
 
     def _block_parameters(self, letter: str) -> int:
         """Parameters of a block and of its norms."""

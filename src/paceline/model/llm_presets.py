@@ -335,6 +335,26 @@ def _nemotron_h() -> Iterator[LLM]:
         mamba=Mamba(heads=256, state=256),
         **shared,
     )
+    # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/nvidia, the file of this name;
+    # "-mtp": Megatron-Bridge 067f987, recipes/nemotronh/h100/nemotron_3_super.py, whose two modules
+    # are one set of weights.
+    modules: dict[str, Any] = {"mtp_layers": 2, "mtp_pattern": "*E", "mtp_shared": True}
+    for name, mtp in (("nemotron-3-super", {}), ("nemotron-3-super-mtp", modules)):
+        yield LLM(
+            name=name,
+            layers=88,
+            hidden=4096,
+            heads=32,
+            kv_heads=2,
+            ffn=2688,
+            pattern="MEMEMEM*EMEMEMEM*EMEMEMEM*" + 4 * "EMEMEMEMEM*" + "EMEMEMEM*EMEMEMEME",
+            mamba=Mamba(heads=128),
+            moe=MoE(
+                experts=512, top_k=22, ffn=2688, shared_experts=1, shared_ffn=5376, latent=1024
+            ),
+            **mtp,
+            **shared,
+        )
     yield LLM(
         name="nemotron-3-nano",
         layers=52,
@@ -402,6 +422,10 @@ _ALIASES = {
     "qwen3-vl-235b-a22b-instruct": "qwen3-vl-235b-a22b",
     "nemotron-h-8b-base-8k": "nemotron-h-8b",
     "nemotron-h-56b-base-8k": "nemotron-h-56b",
+    "nemotron-3-super-120b-a12b": "nemotron-3-super",
+    "nvidia-nemotron-3-super-120b-a12b-bf16": "nemotron-3-super",
+    "nemotron-3-super (w/o mtp)": "nemotron-3-super",
+    "nemotron-3-super (w/ mtp)": "nemotron-3-super-mtp",
     "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
     "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
 }

@@ -6,112 +6,41 @@ named as in Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.model.blocks import Indexer, LatentAttention, mean_keys
 from paceline.model.llm import LLM
 from paceline.model.network import places_visited
+from paceline.model.operator_types import (
+    Collective,
+    LayerKind,
+    LayerWork,
+    Operator,
+    Work,
+    all_operators,
+    is_weight_gradient,
+    layer_kind,
+    mtp_kinds,
+)
 from paceline.model.plan import Plan
 
-
-class Operator(NamedTuple):
-    """Kernels that one GPU runs.
-
-    Attributes:
-        name: of the forward operator ("qkv", "mlp-up", ...), with a suffix in the backward pass.
-        part: "gemm", "attention" or "memory".
-        flops: floating-point operations.
-        bytes: bytes that must move through the GPU's memory.
-        m, n, k, batch: shape of the matrix product (batch of them); 0 where it is none.
-        kernels: kernels that the host launches.
-        precision: of the multiplication.
-    """
-
-    name: str
-    part: str
-    flops: float
-    bytes: float
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    batch: int = 1
-    kernels: int = 1
-    precision: str = "bf16"
-
-
-class Collective(NamedTuple):
-    """A communication that computes of one stage wait for.
-
-    Attributes:
-        name: which.
-        part: "tp", "cp" or "ep": the ranks that take part.
-        op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "dispatch".
-        bytes: of the whole tensor (``all_to_all`` and ``dispatch``: what each rank sends).
-        hidden_behind: name of the operators whose time it overlaps with; "" = none.
-        visits: experts that each token of a ``dispatch`` goes to.
-    """
-
-    name: str
-    part: str
-    op: str
-    bytes: float
-    hidden_behind: str = ""
-    visits: int = 0
-
-
-Work = Operator | Collective
+__all__ = [
+    "Collective",
+    "LayerKind",
+    "LayerWork",
+    "Operator",
+    "Work",
+    "all_operators",
+    "embedding_work",
+    "head_work",
+    "is_weight_gradient",
+    "layer_kind",
+    "layer_work",
+    "mtp_kinds",
+    "mtp_work",
+]
 
 _NORMS_AND_ACTIVATIONS = ("norm-", "mlp-activation", "expert-activation", "shared-activation")
-
-
-@dataclass(frozen=True)
-class LayerWork:
-    """One layer, or one end of the model, for one microbatch on one GPU.
-
-    Attributes:
-        forward: in order.
-        backward: in order, recomputation not included.
-        recompute: forward work that the backward pass repeats.
-    """
-
-    forward: list[Work] = field(default_factory=list)
-    backward: list[Work] = field(default_factory=list)
-    recompute: list[Work] = field(default_factory=list)
-
-    def directions(self) -> tuple[list[Work], list[Work]]:
-        """What runs in the forward and in the backward pass."""
-        return self.forward, [*self.recompute, *self.backward]
-
-    def flops(self) -> tuple[float, float]:
-        """FLOPs of the two passes."""
-        forward, backward = (
-            sum(w.flops for w in work if isinstance(w, Operator)) for work in self.directions()
-        )
-        return forward, backward
-
-
-class LayerKind(NamedTuple):
-    """What tells layers of one model apart.
-
-    Attributes:
-        blocks: letters of its blocks, in order (:meth:`LLM.layer_blocks`).
-        window: tokens attended to at most; 0 = all.
-    """
-
-    blocks: str
-    window: int
-
-    @property
-    def moe(self) -> bool:
-        """Whether it has experts."""
-        return "E" in self.blocks
-
-
-def layer_kind(llm: LLM, i: int) -> LayerKind:
-    """The kind of layer ``i``."""
-    return LayerKind(llm.layer_blocks(i), llm.layer_window(i) or 0)
 
 
 def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
@@ -523,18 +452,22 @@ class _Maker:
                 Collective(f"{name}-backward", "cp", "all_to_all", size),
             )
 
-    def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1) -> None:
+    def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1, hidden: int = 0) -> None:
         """Two linears (three when gated) around the activation; ``batch`` experts at once."""
-        llm = self.llm
+        llm, hidden = self.llm, hidden or self.llm.hidden
         up = 2 * width if llm.gated else width
-        self.linear(f"{name}-up", tokens, up, llm.hidden, batch=batch)
+        self.linear(f"{name}-up", tokens, up, hidden, batch=batch)
         if name != "expert" or not self.plan.fused_experts:
             through = 2.0 * tokens * batch
             self.memory(f"{name}-activation", through * (up + width), through * (2 * up + width))
-        self.linear(f"{name}-down", tokens, llm.hidden, width, batch=batch)
+        self.linear(f"{name}-down", tokens, hidden, width, batch=batch)
 
     def experts(self) -> None:
-        """Router, dispatch, the experts of this rank, combine; shared experts beside them."""
+        """Router, dispatch, the experts of this rank, combine; shared experts beside them.
+
+        Projections into and out of a latent width are not split over tp and lie around all of it
+        (Megatron-Core d98e8a6, ``moe_layer.py``).
+        """
         llm, plan = self.llm, self.plan
         moe = llm.moe
         if moe is None:  # pragma: no cover (a layer kind with experts has them)
@@ -542,13 +475,16 @@ class _Maker:
         local = max(1, self.tokens // plan.tp)  # experts have no tensor parallelism of their own
         self.linear("router", local, moe.experts, llm.hidden, precision=self.wide)
         routed = local * moe.top_k * min(1.0, moe.capacity or 1.0)
-        elements = 2.0 * routed * llm.hidden
+        width = moe.width(llm.hidden)
+        elements = 2.0 * routed * width
+        if moe.latent:
+            self.linear("latent-down", local, moe.latent, llm.hidden)
         # Top-k, indices and sort of the router; copies into and out of the order of the experts.
         self.memory("router-topk", 16.0 * local * moe.experts, 8.0 * local * moe.experts, 8)
         self.memory("permute", 4 * elements, 4 * elements, kernels=4)
         if plan.ep > 1:
             # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
-            size = self.element * local * llm.hidden * places_visited(plan.ep, moe.top_k)
+            size = self.element * local * width * places_visited(plan.ep, moe.top_k)
             for name in ("dispatch", "combine"):
                 self.collective(
                     Collective(name, "ep", "dispatch", size, visits=moe.top_k),
@@ -556,8 +492,10 @@ class _Maker:
                 )
         here = moe.experts // plan.ep
         per_expert = max(1, round(routed * plan.ep / moe.experts))
-        self.mlp("expert", per_expert, moe.ffn, batch=here)
+        self.mlp("expert", per_expert, moe.ffn, batch=here, hidden=width)
         self.memory("unpermute", 4 * elements, 4 * elements, kernels=2)
+        if moe.latent:
+            self.linear("latent-up", local, llm.hidden, moe.latent)
         if plan.tp > 1 and not plan.sequence_parallel:
             # Each rank routed its part of the tokens; all of them need all.
             size_all = float(self.element * self.tokens * llm.hidden)
@@ -571,17 +509,3 @@ class _Maker:
             self.leave("shared-out")
             size = 2.0 * local * llm.hidden
             self.memory("shared-add", 3 * size, 3 * size)
-
-
-def is_weight_gradient(operator: Operator) -> bool:
-    """Whether nothing but the gradient of weights comes of it: a product of a linear, a lookup."""
-    if operator.part == "gemm":
-        return operator.name.endswith("-wgrad")
-    return operator.name in ("embedding-backward", "embedding-positions-backward")
-
-
-def all_operators(work: LayerWork) -> Iterator[Operator]:
-    """The operators of both passes, once each."""
-    for entry in (*work.forward, *work.backward):
-        if isinstance(entry, Operator):
-            yield entry
