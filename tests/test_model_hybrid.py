@@ -60,7 +60,7 @@ def test_parameters_by_hand():
     # What torch counts on its meta device: NemotronHForCausalLM of transformers 5.23.
     assert llm.parameters == 244628
     assert llm.active_parameters == 244628 - 2 * 2 * 64 * 40
-    assert llm.block_counts == {"M": 2, "*": 1, "-": 1, "E": 1}
+    assert llm.block_counts == {"M": 2, "G": 0, "*": 1, "-": 1, "E": 1}
     assert llm.moe_layers == 1
     assert [llm.is_moe_layer(i) for i in range(5)] == [False, False, False, True, False]
 

@@ -52,6 +52,8 @@ PUBLISHED = {
     "kimi-k2": 1026.408209408,  # as transformers builds it (test_model_architectures.py)
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.0,
+    "qwen3-next-80b-a3b": 79.674391296,  # as transformers builds it (test_model_delta_net.py)
+    "qwen3-next-80b-a3b-mtp": 81.3,  # and one more layer of attention and experts
     "qwen3-vl-30b-a3b": 30.532122624,  # the language models alone
     "qwen3-vl-235b-a22b": 235.093634560,
     "gpt-oss-20b": 20.91,
@@ -142,6 +144,8 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("QWEN3_235B_a22B", "qwen3-235b-a22b"),
         ("qwen3_vl_30b_a3b", "qwen3-vl-30b-a3b"),
         ("Qwen3 VL 235B", "qwen3-vl-235b-a22b"),
+        ("qwen3_next_80b_a3b", "qwen3-next-80b-a3b"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-next-80b-a3b"),
         ("GPT_OSS_120B", "gpt-oss-120b"),
         ("Nemotron_3_Nano", "nemotron-3-nano"),
         ("Nemotron_H_56B", "nemotron-h-56b"),

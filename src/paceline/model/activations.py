@@ -15,6 +15,7 @@ Beyond it, as the sources named in ``memory_rules`` have it:
 from __future__ import annotations
 
 from paceline.model.blocks import Indexer, LatentAttention
+from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
@@ -82,6 +83,8 @@ def _whole_layer(
         mlp, act = _dense(llm, s, plan, rules)
     elif "M" in kind.blocks:
         mlp = _mixer(llm, s, plan)
+    if "G" in kind.blocks and llm.delta is not None:
+        full += _delta_net(llm.delta, s, plan)
     full += mlp
     if rules.selective_of(plan) == "core" and plan.flash:
         # Only the products' inputs stay: the output where it is stored once more in fp8 goes.
@@ -103,11 +106,23 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
     return s.element * elements * llm.mamba.projected + 2 * out + out * s.share
 
 
+def _delta_net(delta: DeltaNet, s: _Sizes, plan: Plan) -> float:
+    """What a gated DeltaNet saves.
+
+    The projection (with the gate), the convolution's result, queries and keys behind their norms,
+    the inverse of each chunk's triangle, the rule's result and what the gated norm makes of it.
+    """
+    columns = delta.projected + delta.convolved + 2 * delta.keys + delta.values * (1 + s.share)
+    return s.element * s.tokens / plan.tp * (columns + delta.value_heads * delta.chunk)
+
+
 def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     """Queries, keys, values, statistics or scores, and the input of the output projection."""
     if llm.index is not None and llm.latent is not None:
         return _sparse_attention(llm.index, llm.latent, s, llm.heads / plan.tp)
     core = s.queries + s.keys + s.values + s.out
+    if llm.gated_attention:
+        core += s.queries + s.out  # the gate, and the result before it
     if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
         core += s.queries + s.keys  # the projection, of which the values are a view
     if s.fp8 and plan.flash:
@@ -205,6 +220,13 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
         return s.wide / s.split + s.queries + s.keys + s.values + s.out
     if kind.blocks == "M" and llm.mamba is not None:
         return s.wide / s.split + _mixer_work(llm.mamba, s, plan)
+    if kind.blocks == "G" and llm.delta is not None:
+        delta = llm.delta
+        channels = delta.projected + 2 * delta.convolved + 2 * delta.values
+        states = 2 * delta.value_heads * delta.key_dim * delta.value_dim / delta.chunk
+        wide = 4 * delta.value_heads * delta.key_dim  # of each value head: keys and gradients
+        elements = channels + states + wide
+        return s.wide / s.split + s.element * elements * s.tokens / plan.tp
     if kind.moe and llm.moe is not None:
         routed = s.tokens / plan.tp * llm.moe.top_k * min(1.0, llm.moe.capacity or 1.0)
         result = s.element * routed * llm.moe.ffn

@@ -23,6 +23,7 @@ class MoE:
         every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
         capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
             evenly loaded.
+        shared_gate: the shared experts' result has a gate of one number a token (Qwen3-Next).
         latent: width that routed experts work in, with one projection into it before tokens are
             dispatched and one out of it behind (Nemotron 3 Super); 0 = the residual stream's.
     """
@@ -36,6 +37,7 @@ class MoE:
     every: int = 1
     capacity: float | None = None
     latent: int = 0
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         for field in ("experts", "top_k", "ffn", "every"):
@@ -61,6 +63,12 @@ class MoE:
             raise ModelError(
                 f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}",
                 fields=("capacity",),
+            )
+        if not isinstance(self.shared_gate, bool) or (self.shared_gate and not self.shared_experts):
+            raise ModelError(
+                "shared_gate is true or false, and true beside shared experts alone, not "
+                f"{reprlib.repr(self.shared_gate)} with {self.shared_experts}",
+                fields=("shared_gate", "shared_experts"),
             )
         if not self.shared_ffn:
             object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
+from paceline.model.delta_net import DeltaNet
 from paceline.model.hf_config import HFConfig, load_config, printable_name
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
@@ -115,7 +116,7 @@ def _modern(config: HFConfig, tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _moe(config: HFConfig, experts: str, ffn: str, **others: int) -> MoE:
+def _moe(config: HFConfig, experts: str, ffn: str, **others: Any) -> MoE:
     """The mixture of experts whose number and width the fields ``experts`` and ``ffn`` give."""
     config.need(experts, "num_experts_per_tok", ffn)
     top_k = config.whole("num_experts_per_tok")
@@ -202,24 +203,64 @@ def _qwen3(config: HFConfig) -> dict[str, Any]:
     return {**_modern(config), "qk_norm": True}
 
 
+def _experts_of(config: HFConfig) -> str:
+    """The field with the number of experts; transformers 5 may save it under its general name."""
+    return "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+
+
 def _qwen3_moe(config: HFConfig) -> dict[str, Any]:
     config.refuse(not config.values.get("mlp_only_layers"), "a list of mlp_only_layers")
     step = config.whole("decoder_sparse_step", 1)
-    # transformers 5 saves the number under its general name.
-    experts = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
-    moe = _moe(config, experts, "moe_intermediate_size", every=step)
+    moe = _moe(config, _experts_of(config), "moe_intermediate_size", every=step)
     return {**_qwen3(config), "moe": moe}
 
 
-def _qwen3_vl(config: HFConfig) -> dict[str, Any]:
+def _qwen3_next(config: HFConfig) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5: gated DeltaNets, gated attention every n-th layer."""
+    config.refuse(not config.values.get("mlp_only_layers"), "a list of mlp_only_layers")
+    layers, kinds = config.whole("num_hidden_layers"), config.values.get("layer_types")
+    every = config.whole("full_attention_interval", 4)
+    if isinstance(kinds, list) and "full_attention" in kinds:
+        every = kinds.index("full_attention") + 1
+    names = ("full_attention", "linear_attention")
+    usual = [names[bool((i + 1) % every)] for i in range(layers)]
+    config.refuse(kinds is None or kinds == usual, "another order of layer_types")
+    delta = DeltaNet(
+        key_heads=config.whole("linear_num_key_heads", 16),
+        value_heads=config.whole("linear_num_value_heads", 32),
+        key_dim=config.whole("linear_key_head_dim", 128),
+        value_dim=config.whole("linear_value_head_dim", 128),
+        conv=config.whole("linear_conv_kernel_dim", 4),
+        full_every=every,
+    )
+    moe = None
+    if "Moe" in config.architecture() or "Next" in config.architecture():
+        shared = config.whole("shared_expert_intermediate_size", 512)
+        moe = _moe(
+            config,
+            _experts_of(config),
+            "moe_intermediate_size",
+            shared_experts=int(shared > 0),
+            shared_ffn=shared,
+            shared_gate=shared > 0,
+            every=config.whole("decoder_sparse_step", 1),
+        )
+    width = config.whole("intermediate_size", config.whole("moe_intermediate_size"))
+    fields = _qwen3(HFConfig({**config.values, "intermediate_size": width}))
+    mtp = config.whole("mtp_num_hidden_layers") or config.whole("num_nextn_predict_layers")
+    return {**fields, "gated_attention": True, "delta": delta, "moe": moe, "mtp_layers": mtp}
+
+
+def _with_vision(config: HFConfig) -> dict[str, Any]:
+    """The language model of Qwen3-VL or Qwen3.5, whose class is named alike."""
     text = config.values.get("text_config")
     if not isinstance(text, Mapping):
         config.need("text_config")
         raise ModelError("text_config must be a mapping of the language model's fields")
     # Tied ends are said of the whole model.
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
-    mixture = "Moe" if "Moe" in config.architecture() else ""
-    architecture = f"Qwen3{mixture}ForCausalLM"
+    name = config.architecture().replace("VL", "")
+    architecture = name.replace("ForConditionalGeneration", "ForCausalLM")
     language = HFConfig({**text, **tied, "architectures": [architecture]})
     return {**_READERS[architecture](language), "left_out": "the vision tower"}
 
@@ -467,8 +508,13 @@ _READERS: dict[str, Callable[[HFConfig], dict[str, Any]]] = {
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
-    "Qwen3VLForConditionalGeneration": _qwen3_vl,
-    "Qwen3VLMoeForConditionalGeneration": _qwen3_vl,
+    "Qwen3NextForCausalLM": _qwen3_next,
+    "Qwen3_5ForCausalLM": _qwen3_next,
+    "Qwen3_5MoeForCausalLM": _qwen3_next,
+    "Qwen3VLForConditionalGeneration": _with_vision,
+    "Qwen3VLMoeForConditionalGeneration": _with_vision,
+    "Qwen3_5ForConditionalGeneration": _with_vision,
+    "Qwen3_5MoeForConditionalGeneration": _with_vision,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek,
     "DeepseekV32ForCausalLM": _deepseek_v32,

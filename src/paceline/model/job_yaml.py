@@ -24,6 +24,7 @@ from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import cluster_from_section, load_cluster
+from paceline.model.delta_net import DeltaNet
 from paceline.model.hf import from_hf
 from paceline.model.llm import LLM, RECORDS
 from paceline.model.llm_presets import llm_preset
@@ -35,7 +36,7 @@ _LLM_FIELDS = tuple(field.name for field in fields(LLM))
 _SECTIONS = ("model", "cluster", "gpus", "plan", "training")
 _TRAINING = ("tokens", "price_per_gpu_hour")
 
-_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Indexer, Mamba)
+_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

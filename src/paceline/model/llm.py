@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE, mean_keys
+from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.mamba import Mamba, check_pattern
 
@@ -22,16 +23,24 @@ Positions = Literal["learned", "rotary", "none"]
 
 _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
-    *("sinks", "mtp_shared"),
+    *("sinks", "mtp_shared", "gated_attention"),
 )
 
 #: Fields that are records of their own.
-RECORDS = {"moe": MoE, "latent": LatentAttention, "index": Indexer, "mamba": Mamba}
+RECORDS = {
+    "moe": MoE,
+    "latent": LatentAttention,
+    "index": Indexer,
+    "mamba": Mamba,
+    "delta": DeltaNet,
+}
+
+_FIELD_OF_BLOCK = {"M": "mamba", "E": "moe", "G": "delta"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
-    """A decoder-only transformer, or a hybrid of attention and Mamba-2.
+    """A decoder-only transformer, or a hybrid of attention, Mamba-2 and gated DeltaNets.
 
     A field whose default is 0 is filled in at construction, as described: a finished LLM has its
     number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
@@ -64,6 +73,8 @@ class LLM:
         chunked: the window is a chunk of the sequence, of which a token sees what is before it
             (Llama 4), instead of the tokens right before each.
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
+        gated_attention: the result of attention has a gate, as wide as it, from the queries'
+            projection (Qwen3-Next).
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
         index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
@@ -74,9 +85,11 @@ class LLM:
             "" = those of the last layer.
         mtp_shared: all modules are one set of weights, run ``mtp_layers`` times.
         pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
-            "*" attention, "-" MLP, "E" experts (NemotronH's ``hybrid_override_pattern``); "" = all
-            layers are attention and MLP, or attention and experts.
+            "G" gated DeltaNet, "*" attention, "-" MLP, "E" experts (NemotronH's
+            ``hybrid_override_pattern``); "" = all layers are attention and MLP, or attention and
+            experts.
         mamba: the Mamba-2 mixers of a hybrid model.
+        delta: the gated DeltaNets, in place of the attention of most layers.
         left_out: what of the model these fields do not count, such as "the vision tower"; a
             prediction warns of it.
 
@@ -108,6 +121,7 @@ class LLM:
     full_every: int = 0
     chunked: bool = False
     sinks: bool = False
+    gated_attention: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
     index: Indexer | None = None
@@ -116,6 +130,7 @@ class LLM:
     mtp_shared: bool = False
     pattern: str = ""
     mamba: Mamba | None = None
+    delta: DeltaNet | None = None
     left_out: str = ""
 
     def __post_init__(self) -> None:
@@ -215,7 +230,12 @@ class LLM:
             raise ModelError(
                 f"{where}: mtp_layers beside a pattern need mtp_pattern", fields=("mtp_pattern",)
             )
-        for letter, field in (("M", "mamba"), ("E", "moe")):
+        if self.gated_attention and self.latent is not None:
+            raise ModelError(
+                f"{where}: gated_attention beside latent is not modelled",
+                fields=("gated_attention", "latent"),
+            )
+        for letter, field in _FIELD_OF_BLOCK.items():
             if letter in self.mtp_pattern and getattr(self, field) is None:
                 raise ModelError(
                     f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
@@ -236,7 +256,7 @@ class LLM:
                 f"{where}: pattern has {len(self.pattern)} layers, not {self.layers}",
                 fields=("pattern", "layers"),
             )
-        for letter, field in (("M", "mamba"), ("E", "moe")):
+        for letter, field in _FIELD_OF_BLOCK.items():
             if (letter in self.pattern) != (getattr(self, field) is not None):
                 raise ModelError(
                     f"{where}: a pattern with {letter} and the fields of {field} need each other",
@@ -259,7 +279,8 @@ class LLM:
         """The blocks of layer ``i`` (from 0), each behind its norm, as letters of ``pattern``."""
         if self.pattern:
             return self.pattern[i]
-        return "*E" if self.is_moe_layer(i) else "*-"
+        linear = self.delta is not None and (i + 1) % self.delta.full_every
+        return ("G" if linear else "*") + ("E" if self.is_moe_layer(i) else "-")
 
     @property
     def mtp_blocks(self) -> str:
@@ -270,9 +291,11 @@ class LLM:
     def block_counts(self) -> Mapping[str, int]:
         """Letter of ``pattern`` -> blocks of the model, multi-token prediction not among them."""
         if self.pattern:
-            return {letter: self.pattern.count(letter) for letter in "M*-E"}
+            return {letter: self.pattern.count(letter) for letter in "MG*-E"}
         dense = self.layers - self.moe_layers
-        return {"M": 0, "*": self.layers, "-": dense, "E": self.moe_layers}
+        full = self.layers // self.delta.full_every if self.delta else self.layers
+        linear = self.layers - full
+        return {"M": 0, "G": linear, "*": full, "-": dense, "E": self.moe_layers}
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer ``i`` (from 0) has experts in place of the dense MLP."""
@@ -316,8 +339,13 @@ class LLM:
     @property
     def adapter_width(self) -> int:
         """Elements that each rank of one layer's LoRA adapters has, on qkv and the projection."""
-        columns = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return 2 * self.hidden + columns + self.heads * self.value_dim
+        return 2 * self.hidden + self.qkv_columns + self.heads * self.value_dim
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the queries', keys' and values' projection, a gate among the queries'."""
+        queries = (2 if self.gated_attention else 1) * self.heads
+        return (queries + 2 * self.kv_heads) * self.head_dim
 
     # Parameters.
 
@@ -326,7 +354,7 @@ class LLM:
         """Elements of one layer's attention projections, without biases and norms."""
         h, out = self.hidden, self.heads * self.value_dim * self.hidden
         if self.latent is None:
-            return h * (self.heads + 2 * self.kv_heads) * self.head_dim + out
+            return h * self.qkv_columns + out
         m = self.latent
         q_width = self.heads * self.qk_dim
         q = h * q_width if m.q_rank is None else m.q_rank * (h + q_width)
@@ -342,7 +370,7 @@ class LLM:
                 count += self.index.parameters(self.hidden, self.latent.q_rank or 0)
             return count + self._norm_size * ((self.latent.q_rank or 0) + self.latent.kv_rank)
         if self.qkv_bias:
-            count += (self.heads + 2 * self.kv_heads) * self.head_dim
+            count += self.qkv_columns
         normed = self.heads + self.kv_heads if self.qk_norm_wide else 2
         return count + (normed * self._norm_size * self.head_dim if self.qk_norm else 0)
 
@@ -371,7 +399,8 @@ class LLM:
         """Parameters of one layer's shared experts together; 0 without any."""
         if self.moe is None or not self.moe.shared_experts:
             return 0
-        return self._mlp_parameters(self.moe.shared_ffn)
+        gate = self.hidden if self.moe.shared_gate else 0
+        return self._mlp_parameters(self.moe.shared_ffn) + gate
 
     @property
     def router_parameters(self) -> int:
@@ -478,8 +507,8 @@ class LLM:
         72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
         V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
-        Megatron-LM (:attr:`Mamba.model_flops_per_token`), three times: forward and backward; an
-        indexer as :meth:`Indexer.model_flops_per_token` says.
+        Megatron-LM (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and
+        backward; an indexer as :meth:`Indexer.model_flops_per_token` says.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -491,7 +520,10 @@ class LLM:
             attends += self.mtp_layers * self.mtp_blocks.count("*") * [self.layers - 1]
         pairs = sum(self.attention_pairs(i, seq_len, causal) for i in attends)
         attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
-        scans = 3.0 * self._mixers * self.mamba.model_flops_per_token if self.mamba else 0.0
+        scans = 0.0
+        for letter, mixer in (("M", self.mamba), ("G", self.delta)):
+            if mixer is not None:
+                scans += 3.0 * self._passes(letter) * mixer.model_flops_per_token
         if self.index is not None and self.latent is not None:
             s = self.seq_len if seq_len is None else seq_len
             widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
@@ -499,11 +531,10 @@ class LLM:
             attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
         return 6.0 * self._active_matmul + attention + scans
 
-    @property
-    def _mixers(self) -> int:
-        """Mamba-2 mixers that a token passes."""
-        mtp = self.mtp_layers * self.mtp_blocks.count("M") if self.mtp_layers else 0
-        return self.block_counts["M"] + mtp
+    def _passes(self, letter: str) -> int:
+        """Blocks of this letter that a token passes."""
+        mtp = self.mtp_layers * self.mtp_blocks.count(letter) if self.mtp_layers else 0
+        return self.block_counts[letter] + mtp
 
     @property
     def _active_matmul(self) -> int:
@@ -519,10 +550,12 @@ class LLM:
             return self.attention_matmul
         if letter == "M" and self.mamba is not None:
             return self.mamba.matmul(self.hidden)
+        if letter == "G" and self.delta is not None:
+            return self.delta.matmul(self.hidden)
         if letter == "E" and self.moe is not None:
             moe = self.moe
             routed = matrices // self.hidden * moe.width(self.hidden) * moe.top_k * moe.ffn
-            beside = self.hidden * (moe.experts + 2 * moe.latent)
+            beside = self.hidden * (moe.experts + 2 * moe.latent + moe.shared_gate)
             return routed + matrices * moe.shared_ffn + beside
         return matrices * self.ffn
 
@@ -541,6 +574,8 @@ class LLM:
             count = self.attention_parameters
         elif letter == "M" and self.mamba is not None:
             count = self.mamba.parameters(self.hidden)
+        elif letter == "G" and self.delta is not None:
+            count = self.delta.parameters(self.hidden)
         else:
             count = self.moe_ffn_parameters if letter == "E" else self.dense_ffn_parameters
         return count + self.block_norms * self.final_norm_parameters

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
+from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
@@ -278,6 +279,30 @@ def _qwen3() -> Iterator[LLM]:
         )
 
 
+def _qwen3_next() -> Iterator[LLM]:
+    # transformers 5.23, Qwen3NextConfig, whose defaults are those of
+    # Qwen/Qwen3-Next-80B-A3B-Instruct; 4,096 tokens as Megatron-Bridge's performance recipes
+    # (067f987, perf_recipes/qwen). "-mtp": with one module, as these recipes train.
+    for name, mtp in (("qwen3-next-80b-a3b", 0), ("qwen3-next-80b-a3b-mtp", 1)):
+        yield LLM(
+            name=name,
+            layers=48,
+            hidden=2048,
+            heads=16,
+            kv_heads=2,
+            head_dim=256,
+            ffn=5632,
+            vocab=151936,
+            seq_len=4096,
+            qk_norm=True,
+            gated_attention=True,
+            delta=DeltaNet(key_heads=16, value_heads=32),
+            moe=MoE(experts=512, top_k=10, ffn=512, shared_experts=1, shared_gate=True),
+            mtp_layers=mtp,
+            **_MODERN,
+        )
+
+
 def _gpt_oss() -> Iterator[LLM]:
     # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b model card", Table 1 and 2.1-2.3, and config.json of
     # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
@@ -381,6 +406,7 @@ _FAMILIES = (
     _sparse,
     _kimi,
     _qwen3,
+    _qwen3_next,
     _gpt_oss,
     _nemotron_h,
 )
@@ -416,6 +442,9 @@ _ALIASES = {
     "kimi-k2-instruct": "kimi-k2",
     "qwen3-30b": "qwen3-30b-a3b",
     "qwen3-235b": "qwen3-235b-a22b",
+    "qwen3-next": "qwen3-next-80b-a3b",
+    "qwen3-next-80b": "qwen3-next-80b-a3b",
+    "qwen3-next-80b-a3b-instruct": "qwen3-next-80b-a3b",
     "qwen3-vl-30b": "qwen3-vl-30b-a3b",
     "qwen3-vl-30b-a3b-instruct": "qwen3-vl-30b-a3b",
     "qwen3-vl-235b": "qwen3-vl-235b-a22b",

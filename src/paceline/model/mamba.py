@@ -13,7 +13,13 @@ from paceline.errors import ModelError
 from paceline.model.field_checks import check_whole_number
 
 #: Letters of a layer pattern: what the one block of a layer is.
-BLOCKS = {"M": "a Mamba-2 mixer", "*": "attention", "-": "an MLP", "E": "experts"}
+BLOCKS = {
+    "M": "a Mamba-2 mixer",
+    "G": "a gated DeltaNet",
+    "*": "attention",
+    "-": "an MLP",
+    "E": "experts",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,8 @@ def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
     dense = _attention_share(llm, plan, norms) if "*" in blocks else float(norms)
     if "M" in blocks and llm.mamba is not None:
         dense += llm.mamba.parameters(llm.hidden) / plan.tp
+    if "G" in blocks and llm.delta is not None:
+        dense += llm.delta.parameters(llm.hidden) / plan.tp
     if "E" not in blocks:
         return dense + ("-" in blocks) * llm.dense_ffn_parameters / plan.tp, 0.0
     shared = llm.shared_expert_parameters / plan.tp + llm.router_parameters

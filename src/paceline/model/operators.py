@@ -47,7 +47,7 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     """A layer: its blocks, each between a norm and the addition to the residual stream."""
     maker = _Maker(llm, plan)
     for block in kind.blocks:
-        name = {"*": "attention", "M": "mixer"}.get(block, "mlp")
+        name = {"*": "attention", "M": "mixer", "G": "delta"}.get(block, "mlp")
         maker.norm(f"norm-{name}")
         if block == "E":
             maker.experts()
@@ -57,6 +57,8 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
                 maker.attention(kind.window)
             elif block == "M":
                 maker.mixer()
+            elif block == "G":
+                maker.delta_net()
             else:
                 maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
             maker.leave(f"{name}-out")
@@ -279,7 +281,8 @@ class _Maker:
         heads = llm.heads // plan.tp
         kv_heads = max(1, llm.kv_heads // plan.tp)
         if llm.latent is None:
-            columns = (heads + 2 * kv_heads) * llm.head_dim
+            gate = heads if llm.gated_attention else 0
+            columns = (heads + gate + 2 * kv_heads) * llm.head_dim
             self.linear("qkv", self.tokens, columns, llm.hidden)
             self.adapter("qkv", columns, llm.hidden)
             rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
@@ -306,6 +309,9 @@ class _Maker:
             self._fused_core(heads, kv_heads, window)
         else:
             self._unfused_core(heads)
+        if llm.gated_attention:
+            size = 2.0 * self.tokens * heads * llm.value_dim
+            self.memory("attention-gate", 3 * size, 5 * size)
         self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
         self.adapter("projection", llm.hidden, heads * llm.value_dim)
 
@@ -443,6 +449,34 @@ class _Maker:
         self.memory("mixer-norm", 2 * size, 4 * size)
         self.linear("mixer-out", self.tokens, llm.hidden, inner)
 
+    def delta_net(self) -> None:
+        """Projection in, convolution, chunked rule with its norms, gated norm, projection out.
+
+        Tensor and context parallelism as of :meth:`mixer` (Megatron-Core, ``gated_delta_net``).
+        """
+        llm, plan, delta = self.llm, self.plan, self.llm.delta
+        if delta is None:  # pragma: no cover (a layer kind with DeltaNets has them)
+            raise AssertionError
+        values = delta.values // plan.tp
+        self.linear("delta-in", self.tokens, delta.projected // plan.tp, llm.hidden)
+        self._tokens_for_heads("delta-heads", delta.projected // plan.tp)
+        size = 2.0 * self.tokens * (delta.convolved // plan.tp)
+        self.memory("delta-conv", 2 * size, 5 * size)  # once more in the backward pass
+        share = self.tokens / plan.tp
+        (flops, again), (moved, back) = (
+            delta.rule_flops_per_token,
+            delta.rule_bytes_per_token(self.element),
+        )
+        rule = ("attention", share * flops, share * moved)
+        self.work.forward.append(Operator("delta-rule", *rule, kernels=7, precision=self.wide))
+        rule = ("attention", share * again, share * back)
+        name = "delta-rule-backward"
+        self.work.backward.append(Operator(name, *rule, kernels=9, precision=self.wide))
+        self._tokens_for_heads("delta-tokens", values)
+        size = 2.0 * self.tokens * values
+        self.memory("delta-norm", 3 * size, 5 * size)  # of the result, times its gate
+        self.linear("delta-out", self.tokens, llm.hidden, values)
+
     def _tokens_for_heads(self, name: str, width: int) -> None:
         """Exchange ``width`` columns of this rank's tokens over the context-parallel ranks."""
         if self.plan.cp > 1:
@@ -508,4 +542,6 @@ class _Maker:
             self.mlp("shared", self.tokens, moe.shared_ffn // plan.tp)
             self.leave("shared-out")
             size = 2.0 * local * llm.hidden
+            if moe.shared_gate:  # a product with one column, and the result times it
+                self.memory("shared-gate", 3 * size, 6 * size, kernels=3)
             self.memory("shared-add", 3 * size, 3 * size)

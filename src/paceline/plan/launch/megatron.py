@@ -39,6 +39,11 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
     _check(plan, MEGATRON)
     if llm.pattern:
         raise PlanError(f"{MEGATRON} has no hybrid models in pretrain_gpt.py", fields=("pattern",))
+    if llm.delta is not None or llm.gated_attention:
+        raise PlanError(
+            f"no flags of {MEGATRON} are written for linear or gated attention",
+            fields=("delta", "gated_attention"),
+        )
     if llm.moe is not None and llm.moe.latent:
         raise PlanError(
             f"no flags of {MEGATRON} are written for latent experts", fields=("moe", "latent")
