@@ -60,6 +60,12 @@ _FUSED = {
     "DGX-B300": ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v3-mtp"),
 }
 
+#: Models that these recipes train with multi-token prediction, which tables leave unsaid.
+_TRAINED_AS = {
+    "nemotron-3-super": "nemotron-3-super-mtp",
+    "qwen3-next-80b-a3b": "qwen3-next-80b-a3b-mtp",
+}
+
 #: Layers that recipes with FSDP keep in the host's memory; they recompute nothing (Megatron-Bridge
 #: 067f987, ``perf_recipes/llama``, and v0.2.0, ``scripts/performance``, whose 70B has the same).
 _OFFLOADED = {
@@ -81,9 +87,12 @@ def published_job(row):
     Recomputation is not published: the least with which the plan fits into memory. The recipes of
     2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
     067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing. Its LoRA has rank 32
-    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic.
+    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic. Kimi K2's recipes
+    recompute the up-projections of its attention, on H100 dense MLPs, too: not counted.
     """
-    llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
+    name = llm_preset(row["model"]).name
+    llm = llm_preset(_TRAINED_AS.get(name, name))
+    llm = dataclasses.replace(llm, seq_len=int(row["seq_len"]))
     cluster = cluster_preset(row["system"])
     tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
     vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
