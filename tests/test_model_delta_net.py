@@ -60,6 +60,7 @@ def test_parameters_by_hand():
     dense, expert = stage_parameters(llm, PLAN)
     assert dense[0] + expert[0] == llm.parameters  # no vocabulary to pad
     assert llm_preset("qwen3-next-80b-a3b").parameters == 79_674_391_296
+    assert llm_preset("qwen3.5-35b-a3b").parameters == 34_660_610_688
 
 
 @pytest.mark.parametrize(("name", "config", "parameters"), CLASSES)
@@ -73,6 +74,19 @@ def test_parameters_against_transformers_itself(name, config, parameters):
     llm = from_hf(config.to_dict() | {"architectures": [name]})
     assert sum(language) == parameters == llm.parameters
     assert llm.left_out == ("the vision tower" if "Conditional" in name else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "preset"),
+    [
+        ("Qwen3NextConfig", "Qwen3NextForCausalLM", "qwen3-next-80b-a3b"),
+        ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", "qwen3.5-35b-a3b"),
+    ],
+)
+def test_presets_are_the_configurations_of_transformers(name, architecture, preset):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    content = getattr(transformers, name)().to_dict() | {"architectures": [architecture]}
+    assert from_hf(content, name=preset, seq_len=4096) == llm_preset(preset)
 
 
 def test_flops_of_a_forward_against_transformers_itself():

@@ -54,6 +54,8 @@ PUBLISHED = {
     "qwen3-235b-a22b": 235.0,
     "qwen3-next-80b-a3b": 79.674391296,  # as transformers builds it (test_model_delta_net.py)
     "qwen3-next-80b-a3b-mtp": 81.3,  # and one more layer of attention and experts
+    "qwen3.5-35b-a3b": 34.660610688,  # as transformers builds it (test_model_delta_net.py)
+    "qwen3.5-397b-a17b": 397.0,
     "qwen3-vl-30b-a3b": 30.532122624,  # the language models alone
     "qwen3-vl-235b-a22b": 235.093634560,
     "gpt-oss-20b": 20.91,
@@ -84,6 +86,8 @@ ACTIVE = {
     "kimi-k2": (32.9, 0.5, True),  # the checkpoint's card prints 32B
     "qwen3-30b-a3b": (3.3, 0.06, True),  # 3.35 by its config: cut, not rounded
     "qwen3-235b-a22b": (22.0, 0.5, True),
+    "qwen3-next-80b-a3b": (3.9, 0.05, True),  # "A3B"; 3.87 as it is built
+    "qwen3.5-397b-a17b": (17.0, 0.5, True),
     "nemotron-3-super": (12.0, 0.8, True),  # "A12B"; 12.77 as it is built
     "gpt-oss-20b": (3.61, 0.005, False),  # the model card leaves the embedding out
     "gpt-oss-120b": (5.13, 0.005, False),
@@ -146,6 +150,7 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("Qwen3 VL 235B", "qwen3-vl-235b-a22b"),
         ("qwen3_next_80b_a3b", "qwen3-next-80b-a3b"),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-next-80b-a3b"),
+        ("qwen35_vl_397b_a17b", "qwen3.5-397b-a17b"),
         ("GPT_OSS_120B", "gpt-oss-120b"),
         ("Nemotron_3_Nano", "nemotron-3-nano"),
         ("Nemotron_H_56B", "nemotron-h-56b"),

@@ -303,6 +303,42 @@ def _qwen3_next() -> Iterator[LLM]:
         )
 
 
+def _qwen3_5() -> Iterator[LLM]:
+    # The language models of Qwen/Qwen3.5-{35B-A3B,397B-A17B}: transformers 5.23,
+    # Qwen3_5MoeTextConfig; Megatron-Bridge 067f987, models/qwen_vl/qwen35_vl_provider.py, with
+    # one shared expert of a routed one's width. Without multi-token prediction.
+    shared: dict[str, Any] = {
+        **_MODERN,
+        "kv_heads": 2,
+        "head_dim": 256,
+        "vocab": 248320,
+        "seq_len": 4096,
+        "qk_norm": True,
+        "gated_attention": True,
+        "left_out": "the vision tower",
+    }
+    yield LLM(
+        name="qwen3.5-35b-a3b",
+        layers=40,
+        hidden=2048,
+        heads=16,
+        ffn=512,
+        delta=DeltaNet(key_heads=16, value_heads=32),
+        moe=MoE(experts=256, top_k=8, ffn=512, shared_experts=1, shared_gate=True),
+        **shared,
+    )
+    yield LLM(
+        name="qwen3.5-397b-a17b",
+        layers=60,
+        hidden=4096,
+        heads=32,
+        ffn=1024,
+        delta=DeltaNet(key_heads=16, value_heads=64),
+        moe=MoE(experts=512, top_k=10, ffn=1024, shared_experts=1, shared_gate=True),
+        **shared,
+    )
+
+
 def _gpt_oss() -> Iterator[LLM]:
     # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b model card", Table 1 and 2.1-2.3, and config.json of
     # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
@@ -407,6 +443,7 @@ _FAMILIES = (
     _kimi,
     _qwen3,
     _qwen3_next,
+    _qwen3_5,
     _gpt_oss,
     _nemotron_h,
 )
@@ -445,6 +482,11 @@ _ALIASES = {
     "qwen3-next": "qwen3-next-80b-a3b",
     "qwen3-next-80b": "qwen3-next-80b-a3b",
     "qwen3-next-80b-a3b-instruct": "qwen3-next-80b-a3b",
+    **{
+        f"{family}-{size}": f"qwen3.5-{size}"
+        for family in ("qwen35", "qwen3.5-vl", "qwen35-vl")
+        for size in ("35b-a3b", "397b-a17b")
+    },
     "qwen3-vl-30b": "qwen3-vl-30b-a3b",
     "qwen3-vl-30b-a3b-instruct": "qwen3-vl-30b-a3b",
     "qwen3-vl-235b": "qwen3-vl-235b-a22b",
