@@ -244,6 +244,23 @@ def test_a_vision_model_needs_its_text(text):
         from_hf(QWEN3_VL | {"text_config": text})
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("glm-5", "sparse attention"),
+        ("qwen3-next-80b-a3b", "gated DeltaNets"),
+        ("nemotron-3-super", "latent experts"),
+    ],
+)
+def test_what_no_run_has_tested_is_warned_of(name, words):
+    llm = llm_preset(name)
+    prediction = predict(llm, Plan(dp=64, ep=64, global_batch=64), cluster_preset("h100"))
+    assert prediction.warnings == (
+        f"no measured run has tested the model of {words}; the step may lie outside the interval",
+    )
+    assert not predict(llm_preset("kimi-k2"), Plan(global_batch=1), cluster_preset("h100")).warnings
+
+
 def test_what_is_left_out_is_warned_of():
     llm = replace(llm_preset("llama3-8b"), left_out="the vision tower")
     prediction = predict(llm, Plan(dp=8, global_batch=8, zero=3), cluster_preset("h100"))
