@@ -87,6 +87,11 @@ CASES: dict[str, Case] = {
             recomputes=("none",),
         ),
     ),
+    "adapters": (SMALL, Space(gpus=(8,), base=Plan(global_batch=32, adapter_rank=16))),
+    "fused experts": (
+        MIXED,
+        Space(gpus=(8,), base=Plan(global_batch=32, precision="fp8", fused_experts=True), max_tp=4),
+    ),
     "fp32": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, precision="fp32"))),
 }
 
@@ -95,7 +100,7 @@ CASES: dict[str, Case] = {
 def test_times_and_memory_are_those_of_each_plan_alone(case: str) -> None:
     llm, space = CASES[case]
     found = candidates(llm, space)
-    model = CostModel(llm, A100)
+    model = CostModel(llm, cluster_preset("h100") if space.base.quantised else A100)
     assembly = Assembly(model, found)
     times, memory = np.zeros(len(found)), np.zeros(len(found))
     for rows in assembly.shapes():

@@ -37,7 +37,7 @@ global batch) holds for all plans.
 #: Fields of a plan that a search keeps; the others are what it searches.
 PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
-    *("grad_bytes", "bucket_bytes"),
+    *("grad_bytes", "bucket_bytes", "adapter_rank", "fused_experts", "offload_layers"),
 )
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
@@ -328,6 +328,8 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
     plan_fields = {name: getattr(job.plan, name) for name in PLAN_FIELDS} if job.plan else {}
     if plan_fields.get("schedule") == "interleaved":
         plan_fields["schedule"] = "1f1b"  # its vpp is searched
+    if job.plan is not None and job.plan.shards:
+        plan_fields["shards"] = (0, job.plan.shards)
     return job, batch, plan_fields
 
 

@@ -279,7 +279,13 @@ def _run_all(args: argparse.Namespace) -> int:
     from paceline.files import check_not_input, check_targets, text_writer, write_files
     from paceline.networks.runs import is_network_runs
     from paceline.plan.predict_runs import predict_runs
-    from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
+    from paceline.plan.runs import (
+        error_table,
+        is_cluster_folder,
+        predicted_csv,
+        read_runs,
+        run_clusters,
+    )
     from paceline.report.prediction import error_lines
     from paceline.report.terminal import print_lines, standard_output
 
@@ -303,7 +309,8 @@ def _run_all(args: argparse.Namespace) -> int:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)
     requested = args.cluster or args.gpu
-    table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
+    one = requested is not None and not is_cluster_folder(requested)
+    table = read_runs(args.runs, skip_errors=True, ignore_gpu=one)
     clusters = run_clusters(table.runs, requested)
     with mapper_of(args) as mapper, ProgressBar("predicting") as progress:
         outcome = predict_runs(table, clusters, progress, mapper)

@@ -308,7 +308,7 @@ class Assembly:
         gather, reduce = model.gradients_s(plan, work)
         return (
             *(gather, reduce, model.repeated_s(plan, dense, expert)),
-            *(np.maximum(dense + expert, 1.0), model.optimizer_s(plan, work)),
+            *(np.maximum(sum(model.trained(plan, work)), 1.0), model.optimizer_s(plan, work)),
             np.array([model.embedding_s(plan)]),
             np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
         )
