@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -392,6 +392,43 @@ def with_edges(graph: StepGraph, edges: npt.NDArray[np.int64]) -> StepGraph:
         family=graph.family,
     )
     return replace(tied, peers=graph.peers, paired=graph.paired)
+
+
+class Rows(Protocol):
+    """What the kernel reads of durations: where in ``values`` each op's row lies."""
+
+    @property
+    def graph(self) -> StepGraph:
+        """The ops."""
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Seconds."""
+
+    @property
+    def row_ptr(self) -> npt.NDArray[np.int64]:
+        """[op, ...] where an op's row [step, dp of its variant] starts in ``values``."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """Durations whose rows are those of other ones, in another order: the times are not copied.
+
+    Attributes:
+        graph: the ops.
+        n_steps: number of steps.
+        values: seconds of the others; not to be written to.
+        row_ptr: [op] where an op's row [step, dp of its variant] starts in ``values``.
+    """
+
+    graph: StepGraph
+    n_steps: int
+    values: npt.NDArray[np.float64]
+    row_ptr: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
