@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +157,8 @@ def _scaled(
     text: str, network: LayerNetwork, strategy: Strategy, cluster: Cluster
 ) -> tuple[str, dict[str, float]]:
     """The rate that follows from a measured one."""
+    from dataclasses import asdict
+
     from paceline.errors import ModelError
     from paceline.networks.scaling import scaled_rate
 
