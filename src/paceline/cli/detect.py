@@ -8,7 +8,7 @@ import sys
 from math import isnan
 from typing import TYPE_CHECKING
 
-from paceline.cli import telemetry, trace_input
+from paceline.cli import detect_ras, telemetry, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ examples:
   paceline detect iterations.csv --trace trace.parquet
   paceline detect runs/job-17
   paceline detect --collectives nccl.parquet
+  paceline detect --collectives ras-1.json ras-2.json    # ncclras -f json: who has not arrived
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
@@ -222,6 +223,8 @@ def _offline(
 
     log = step_times = None
     if args.collectives:
+        if detect_ras.applies(args.collectives):
+            return detect_ras.run(args.collectives, args.input, as_json=args.json)
         log, step_times = _calls(args)
     if args.input is not None:
         times = _table(args)
