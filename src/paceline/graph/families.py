@@ -59,10 +59,11 @@ def with_families(
             f"these have {len(variants)} (unlike numbers of microbatches?)"
         )
     (ops,) = variants
-    every = rows[..., None] + np.arange(len(ops.kind))
-    first = group[every[0]].T  # [op, dp]
-    for step in every[1:]:
-        differs = (first != group[step].T).any(axis=1)
+    rows = np.unique(rows, axis=0)  # equal steps share their rows
+    place = np.arange(len(ops.kind))[:, None]
+    first = group[rows[0] + place]  # [op, dp]
+    for step in rows[1:]:
+        differs = (first != group[step + place]).any(axis=1)
         if differs.any():
             which = _name(ops, int(np.argmax(differs)))
             raise GraphError(f"the groups of {which} change from step to step")
