@@ -49,7 +49,7 @@ class Program:
         self.wait(name)
 
 
-class Deadlock(Exception):
+class DeadlockError(Exception):
     pass
 
 
@@ -75,7 +75,7 @@ class Step:
             moving = [self._advance(w, steps) for w, steps in programs.items()]
             moving = any(moving)
         if any(self.at[w] < len(steps) for w, steps in programs.items()):
-            raise Deadlock
+            raise DeadlockError
         every = [row for rows in self.rows.values() for row in rows]
         self.seconds = max(r["end"] for r in every) - min(r["start"] for r in every)
 
@@ -99,7 +99,7 @@ class Step:
                 self.clock[w] += seconds
                 rows.append(row | {"end": self.clock[w]})
             else:
-                _, kind, name, meeting, part, chunk, group, nth, _ = step
+                _, kind, name, _, part, chunk, group, _, _ = step
                 row = {"kind": kind, "mb": -1, "part": part, "chunk": chunk, "group": group}
                 row |= {"start": self.clock[w], "awaited": -1}
                 row["seconds"] = self.took(w, len(rows), step)
@@ -207,7 +207,7 @@ class TailJob:
         p = Program()
         at_once = self.pp > 1 and not self.split
         order = bubble_order(self.pp, w.stage, self.microbatches, self.chunks)
-        left = {c: self.microbatches for c in range(self.chunks)}
+        left = dict.fromkeys(range(self.chunks), self.microbatches)
         weights = []
         for way, chunk, m in order:
             place = chunk * self.pp + w.stage

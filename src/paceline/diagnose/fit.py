@@ -17,6 +17,7 @@ from paceline import robust
 from paceline.diagnose.levels import (
     REPLICAS,
     from_the_fast,
+    levels,
     lower_median,
     places_and_levels,
     use_fast_workers,
@@ -134,13 +135,17 @@ def _fit(measured: Durations) -> Fit:
     mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
-    table = _Table(graph, logs, level_seen, stage_of_place, mostly_slow)
+    table = _Table(graph, logs, stage_of_place, mostly_slow)
     nothing = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
-    apart = _take_apart(table, nothing)
+    apart = _take_apart(table, nothing, level_seen)
     slow = np.abs(apart.worker.mean(axis=0)) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * apart.error)
     if slow.any() and len(stage_of_place) > 1:
         # A slow worker lifts the median over few places; its replica's others seemed slow, too.
-        apart = _take_apart(table, np.where(slow, apart.worker, 0.0))
+        known = np.where(slow, apart.worker, 0.0)
+        level_seen = levels(
+            by_replica - place[..., None] - known[:, stage_of_place], stage_of_place
+        )
+        apart = _take_apart(table, known, level_seen)
     mostly_slow += [REPLICAS] if (apart.level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
         of_worker = apart.worker[:, stage_of_place][:, :, dps]
@@ -163,7 +168,6 @@ class _Table:
 
     graph: StepGraph
     logs: list[Array]
-    level_seen: Array
     stage_of_place: npt.NDArray[np.int64]
     mostly_slow: list[int]
 
@@ -181,7 +185,7 @@ class _Apart:
     residual: list[Array]
 
 
-def _take_apart(table: _Table, slow: Array) -> _Apart:
+def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
     """Replicas, microbatches and workers in turn; ``slow`` [kind, stage, dp] is known before."""
     graph, stage_of_place = table.graph, table.stage_of_place
     cleared = table.logs
@@ -191,7 +195,7 @@ def _take_apart(table: _Table, slow: Array) -> _Apart:
             for log, dps in zip(table.logs, graph.variant_dps, strict=True)
         ]
     micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in cleared]
-    level, level_error = _levels(graph, micro, table.level_seen)
+    level, level_error = _levels(graph, micro, level_seen)
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
     slope = _slopes([c - level[d] for c, d in zip(cleared, graph.variant_dps, strict=True)], micro)
@@ -210,14 +214,13 @@ def _sigma(residual: list[Array]) -> Array:
     Of each microbatch's computes one, the median, has none; it says nothing of the others.
     """
     n = residual[0].shape[0] * residual[0].shape[1]
+    sizes = [np.abs(of_variant) for of_variant in residual]
+    if n == len(KINDS):  # what one of the two has over the other
+        apart = np.median(np.concatenate([size.sum(axis=0).ravel() for size in sizes]))
+        return np.full(len(KINDS), robust.SIGMA_OF_MAD * apart)
     middle = 0.5 + 0.5 / n
-    return np.array(
-        [
-            robust.SIGMA_OF_MAD
-            * np.quantile(np.concatenate([np.abs(of[k]).ravel() for of in residual]), middle)
-            for k in range(len(KINDS))
-        ]
-    )
+    of_kinds = [np.concatenate([size[k].ravel() for size in sizes]) for k in range(len(KINDS))]
+    return robust.SIGMA_OF_MAD * np.array([np.quantile(values, middle) for values in of_kinds])
 
 
 def _noise_of_median(graph: StepGraph, residual: list[Array], sigma: Array) -> Array:
@@ -302,15 +305,16 @@ def pause_residual(fit: Fit) -> Array:
     return np.maximum(PAUSE_SIGMAS * fit.sigma, np.log1p(PAUSE_SHARE))
 
 
-def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
+def pauses(durations: Durations, fit: Fit, kind: int, least: float | None = None) -> list[Array]:
     """Per variant [place, microbatch, step, dp] seconds of pauses; 0 where there is none.
 
     Args:
         durations: as measured.
         fit: of these durations.
         kind: index into ``KINDS``: 0 forward, 1 backward.
+        least: residual (logarithm) above which a compute is paused; None: that of its kind.
     """
-    least = float(pause_residual(fit)[kind])
+    least = float(pause_residual(fit)[kind]) if least is None else least
     durations = whole_passes(durations)
     tables = []
     for v, variant in enumerate(fit.variants):

@@ -134,9 +134,9 @@ def _costs(fit: Fit, variant: VariantFit) -> Array:
 
 
 def _costs_without_pauses(fit: Fit, variant: VariantFit) -> Array:
-    """The same; NaN where a forward pauses, which would hide what the two have in common."""
-    costs = _costs(fit, variant)
-    costs[0][variant.residual[0] > pause_residual(fit)[0]] = np.nan
+    """The same; NaN where one pauses, which would hide what forward and backward have in common."""
+    least = pause_residual(fit)[:, None, None, None, None]
+    costs: Array = np.where(variant.residual > least, np.nan, _costs(fit, variant))
     return costs
 
 
