@@ -3,10 +3,15 @@
 The jobs are of a generator of this test's own (``tail_jobs``), written as a user would write them.
 """
 
+import re
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from paceline.diagnose import diagnose, forward_backward_correlation
+from paceline.errors import GraphError, TraceError
 from paceline.graph import from_trace
 from paceline.remedies import Case
 from paceline.sources import load
@@ -147,3 +152,54 @@ def test_steps_are_those_of_the_generators_own_simulation(shape, tmp_path):
     (finding,) = (f for f in case.diagnosis.findings if f.cause == "worker")
     assert finding.where["workers"] == [[job.tp, 0]]
     assert finding.evidence["factors"][0] == pytest.approx(1.5, rel=0.05)
+
+
+def changed(job, path, change):
+    rows = job.table().to_pylist()
+    for row in rows:
+        change(row)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_wait_behind_the_end_of_the_program_is_refused(tmp_path):
+    """A large number for "at once" would mean never: no forward would wait for its input."""
+
+    def far(row):
+        if row["optype"] == "forward-recv":
+            row["awaited"] = 10**6
+
+    job = TailJob(dp=3, pp=2, microbatches=4, layers=1, steps=3)
+    path = changed(job, tmp_path / "far.parquet", far)
+    words = (
+        "36 rows have a wait behind the end of the program, the first is row 19 (step 0, dp 0, "
+        "stage 1, forward-recv 0: awaited 1000000, but the last op of stage 1 has issued 18)"
+    )
+    with pytest.raises(TraceError, match=re.escape(words)):
+        load(path)
+
+
+def test_a_wait_behind_ops_that_are_ignored_is_none(tmp_path):
+    def late(row):
+        if row["optype"] == "optimizer-clip-main-grad":
+            row["awaited"] += 1  # behind the launch of the optimizer
+
+    path = changed(TailJob(steps=3), tmp_path / "late.parquet", late)
+    assert load(path, ignore_kinds=["optimizer"]).program is not None
+
+
+@pytest.mark.parametrize("n_ranks", [6, 8])
+def test_members_that_differ_from_rank_to_rank_are_refused(n_ranks, tmp_path):
+    """The last rank says that it meets rank 1, rank 0 that it meets the last one."""
+
+    def wrong(row):
+        if 0 <= row["group"] < 100 and row["dp_rank"] in (0, 1, n_ranks - 1):
+            row["group"] = 0 if row["dp_rank"] == 0 else 1
+
+    path = changed(TailJob(dp=n_ranks, sharded="hsdp", steps=3), tmp_path / "x.parquet", wrong)
+    words = (
+        "the groups of params-all-gather 0 of stage 0 are of unlike sizes: group 0 has 1 (dp 0, "
+        f"stage 0), group 1 has 2 (dp 1, stage 0; dp {n_ranks - 1}, stage 0)"
+    )
+    with pytest.raises(GraphError, match=re.escape(words)):
+        from_trace(load(path))
