@@ -134,7 +134,7 @@ def check_waits(columns: Columns, where: str) -> None:
     """Whether every wait is at a position that a program of its stage has, in any step.
 
     Args:
-        columns: all rows of some steps, with whole numbers.
+        columns: all rows of some steps.
         where: the name of the source, for messages.
 
     Raises:
@@ -143,6 +143,8 @@ def check_waits(columns: Columns, where: str) -> None:
     issued, awaited = columns.issued, columns.awaited
     if issued is None or awaited is None or not len(issued):
         return
+    if not all(np.isfinite(of).all() and (of % 1 == 0).all() for of in (issued, awaited)):
+        return  # what is no whole number is refused for that
     stages, stage = np.unique(columns.pp, return_inverse=True)
     last = np.zeros(len(stages), dtype=issued.dtype)
     np.maximum.at(last, stage, issued)
