@@ -47,6 +47,20 @@ _FUSED = {
     "DGX-B300": ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v3-mtp"),
 }
 
+#: Layers that recipes with FSDP keep in the host's memory; they recompute nothing (Megatron-Bridge
+#: 067f987, ``perf_recipes/llama``, and v0.2.0, ``scripts/performance``, whose 70B has the same).
+_OFFLOADED = {
+    ("llama3-70b", "DGX-GB200", "bf16"): 20,
+    ("llama3-70b", "DGX-GB200", "fp8"): 40,
+    ("llama3-70b", "DGX-GB300", "bf16"): 30,
+    ("llama3-70b", "DGX-GB300", "fp8"): 20,
+    ("llama3-70b", "DGX-B200", "fp8"): 5,
+    ("llama3.1-405b", "DGX-GB200", "fp8"): 92,
+    ("llama3.1-405b", "DGX-GB300", "bf16"): 40,
+    ("llama3.1-405b", "DGX-GB300", "fp8"): 10,
+    ("llama3.1-405b", "DGX-B300", "bf16"): 40,
+}
+
 
 def published_job(row):
     """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
@@ -61,6 +75,8 @@ def published_job(row):
     tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
     vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
     precision = _precision(row["precision"])
+    sharded = _degree(row["fsdp"]) > 1
+    offloaded = (llm.name, row["system"], precision)
     base = Plan(
         tp=tp,
         pp=pp,
@@ -70,7 +86,7 @@ def published_job(row):
         dp=int(row["gpus"]) // (tp * pp * cp),
         micro_batch=int(row["micro_batch"]),
         global_batch=int(row["global_batch"]),
-        zero=3 if _degree(row["fsdp"]) > 1 else 1,
+        zero=3 if sharded else 1,
         sequence_parallel=tp > 1,
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,
@@ -79,11 +95,13 @@ def published_job(row):
         and row["precision"] == "MXFP8"
         and llm.name in _FUSED.get(row["system"], ()),
         adapter_rank=32 if row.get("section", "").startswith("LoRA") else 0,
+        offload_layers=_OFFLOADED.get(offloaded, 0) if sharded else 0,
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")
     by_module = llm.moe is not None and release >= "26"
-    for recompute in RECOMPUTES[:1] if by_module else RECOMPUTES:
+    settled = by_module or base.offload_layers > 0
+    for recompute in RECOMPUTES[:1] if settled else RECOMPUTES:
         plan = dataclasses.replace(base, recompute=recompute)
         if memory_table(llm, plan).sum(axis=0).max() <= cluster.gpu.memory_bytes:
             break

@@ -108,22 +108,55 @@ def test_runs_with_their_errors(capsys, tmp_path):
     assert json.loads(text)["errors"]["n"] == 2
 
 
-def test_calibrating_writes_a_cluster_that_predict_reads(capsys, tmp_path):
-    requires.installed("scipy")
-    runs, ours = tmp_path / "runs.csv", tmp_path / "ours.yaml"
-    head = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp"
+HEAD = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp"
+
+
+def slow_runs(capsys, path, gpu, factor):
+    """Rows of a machine that is as many times slower than the preset ``gpu`` says."""
     shapes = [(1024, 1, 8, 8), (2048, 2, 4, 4), (4096, 8, 1, 8), (2048, 1, 8, 4)]
     rows = [
         f"8,{mb * 32},{mb},{h},16,8,1024,{tp},{dp},1"
         for h, tp, dp, most in shapes
         for mb in (most, most // 2)
     ]
-    runs.write_text("\n".join([head, *rows]) + "\n")
-    _, out, _ = said(capsys, "predict", "--runs", runs, "--gpu", "a100-80g", "--json")
-    # A machine 1.2 times as slow as the presets say.
-    times = [1.2 * row["predicted_step_time_s"] for row in json.loads(out)["runs"]]
-    rows = [f"{row},{seconds}" for row, seconds in zip(rows, times, strict=True)]
-    runs.write_text("\n".join([f"{head},step_time_s", *rows]) + "\n")
+    path.write_text("\n".join([HEAD, *rows]) + "\n")
+    _, out, _ = said(capsys, "predict", "--runs", path, "--gpu", gpu, "--json")
+    times = [factor * row["predicted_step_time_s"] for row in json.loads(out)["runs"]]
+    return [f"{row},{seconds}" for row, seconds in zip(rows, times, strict=True)]
+
+
+def test_calibrating_writes_a_cluster_for_each_gpu(capsys, tmp_path):
+    requires.installed("scipy")
+    runs, folder = tmp_path / "runs.csv", tmp_path / "clusters"
+    # Two spellings of one GPU, another one, and too few runs of a third.
+    slow = [f"{row},A100_80g" for row in slow_runs(capsys, runs, "a100-80g", 1.2)]
+    slow[0] = slow[0].replace("A100_80g", "a100-80g")
+    fast = [f"{row},h100" for row in slow_runs(capsys, runs, "h100", 0.9)]
+    few = [f"{row},v100-32g" for row in slow_runs(capsys, runs, "v100-32g", 1.0)[:2]]
+    runs.write_text("\n".join([f"{HEAD},step_time_s,gpu", *slow, *fast, *few]) + "\n")
+    code, _, problem = said(capsys, "calibrate", runs, "-o", tmp_path / "one.yaml")
+    assert code == 2
+    assert "name a folder" in problem
+    code, out, notes = said(capsys, "calibrate", runs, "-o", folder, "--folds", "2", "--json")
+    assert code == 0
+    assert "v100-32g has 2 runs, fewer than 8; no file" in notes
+    found = json.loads(out)
+    assert [cluster["runs"] for cluster in found["clusters"]] == [8, 8]
+    assert found["too_few_runs"] == {"v100-32g": 2}
+    assert sorted(path.name for path in folder.iterdir()) == ["a100-80g.yaml", "h100.yaml"]
+    _, out, _ = said(capsys, "predict", "--runs", runs, "--cluster", folder, "--json")
+    assert json.loads(out)["errors"]["mape"] < 0.05
+    _, out, _ = said(capsys, "predict", "--runs", runs, "--json")
+    assert json.loads(out)["errors"]["mape"] > 0.1
+    code, *_ = said(capsys, "calibrate", runs, "-o", folder)
+    assert code == 2  # nothing is overwritten
+
+
+def test_calibrating_writes_a_cluster_that_predict_reads(capsys, tmp_path):
+    requires.installed("scipy")
+    runs, ours = tmp_path / "runs.csv", tmp_path / "ours.yaml"
+    rows = slow_runs(capsys, runs, "a100-80g", 1.2)
+    runs.write_text("\n".join([f"{HEAD},step_time_s", *rows]) + "\n")
     code, out, _ = said(capsys, "calibrate", runs, "--cluster", "a100-80g", "-o", ours, "--json")
     found = json.loads(out)
     assert code == 0

@@ -6,6 +6,7 @@ Their numbers are those of ``tests/golden/make.py``, whose docstrings say them.
 import gzip
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,8 @@ def test_profile(path):
 def test_cluster(path):
     cluster, preset = load_cluster(path), cluster_preset("a100-80g")
     assert (cluster.name, cluster.price_per_gpu_hour) == ("ours", 1.25)
-    assert (cluster.gpu, cluster.node, cluster.network) == (preset.gpu, preset.node, preset.network)
+    node = replace(preset.node, host_bandwidth=None)  # younger than these files
+    assert (cluster.gpu, cluster.node, cluster.network) == (preset.gpu, node, preset.network)
 
 
 def test_a_cluster_file_of_a_later_version_is_refused(tmp_path):

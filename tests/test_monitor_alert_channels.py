@@ -16,6 +16,7 @@ import monitor_alerts
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.channels import Alertmanager, Email, Slack, Webhook
 from paceline.monitor.alerts.notice import Notice
+from paceline.monitor.alerts.pagers import Discord, Opsgenie, PagerDuty, Teams
 
 hook = monitor_alerts.hook
 
@@ -61,9 +62,14 @@ def smtp_server(lines):
 def test_every_channel_says_all_of_it(hook):
     """Headline, cause, where, gain and link."""
     wanted = ("S = 1.3", "worker", "dp 3", "replace it", "http://here/jobs/job-1")
-    for channel in (Webhook("w", hook.url), Slack("s", hook.url), Alertmanager("a", hook.url)):
+    channels = (
+        *(Webhook("w", hook.url), Slack("s", hook.url), Alertmanager("a", hook.url)),
+        *(PagerDuty("p", "key", hook.url), Opsgenie("o", "key", hook.url)),
+        *(Teams("t", hook.url), Discord("d", hook.url)),
+    )
+    for channel in channels:
         channel.send([NOTICE], 1000.0)
-    hook.wait(3)
+    hook.wait(len(channels))
     sent = [body.decode() for _, _, body, _ in hook.received]
     lines = []
     port = smtp_server(lines)
@@ -81,6 +87,67 @@ def test_slack(hook):
     assert "S = 1.3 &lt;b&gt;&amp;" in message["text"]
     assert "Best fix: replace it" in message["text"]
     assert message["text"].endswith("and 2 more")
+
+
+ENDED = replace(NOTICE, status="resolved", ended_at=2000.0)
+
+
+def test_pagerduty_opens_and_resolves_one_incident(hook):
+    """Fields and limits as Alertmanager's own notifier has them (68fb2d5, ``pagerduty.go``)."""
+    channel = PagerDuty("pager", "routing", hook.url)
+    channel.send([replace(NOTICE, headline="x" * 2000), replace(NOTICE, id=8)], 1000.0)
+    channel.send([ENDED], 2000.0)
+    first, second, end = hook.wait(3)
+    assert {event["routing_key"] for event in (first, second, end)} == {"routing"}
+    assert [event["event_action"] for event in (first, second, end)] == [
+        *("trigger", "trigger", "resolve"),
+    ]
+    assert first["dedup_key"] == end["dedup_key"] != second["dedup_key"]
+    payload = first["payload"]
+    assert len(payload["summary"]) == 1024
+    assert (payload["severity"], payload["source"]) == ("warning", "llm/job-1")
+    assert payload["custom_details"]["best fix"] == "replace it"
+    assert payload["timestamp"] == "1970-01-01T00:16:40Z"
+    assert "payload" not in end
+
+
+def test_other_monitors_alerts_of_the_same_number_are_other_incidents(hook):
+    channel = PagerDuty("pager", "routing", hook.url)
+    channel.send([NOTICE, replace(NOTICE, url="http://there/jobs/job-1")], 1000.0)
+    first, second = hook.wait(2)
+    assert first["dedup_key"] != second["dedup_key"]
+
+
+def test_opsgenie_opens_and_closes_one_alert(hook):
+    channel = Opsgenie("genie", "key", hook.url)
+    channel.send([replace(NOTICE, importance="critical", headline="x" * 500)], 1000.0)
+    channel.send([ENDED], 2000.0)
+    alert, end = hook.wait(2)
+    assert (alert["priority"], len(alert["message"])) == ("P1", 130)
+    assert end == {"source": "Paceline"}
+    paths = [path for path, *_ in hook.received]
+    assert paths[0].endswith("/v2/alerts")
+    assert paths[1].endswith(f"/v2/alerts/{alert['alias']}/close?identifierType=alias")
+    assert all(headers["Authorization"] == "GenieKey key" for _, headers, *_ in hook.received)
+
+
+def test_chats_show_names_as_they_are(hook):
+    """A job's name neither formats the message nor calls anyone."""
+    named = replace(NOTICE, job="@everyone *a* [x](http://evil)", headline="y" * 400)
+    Discord("d", hook.url).send([named] * 12, 1000.0)
+    Teams("t", hook.url).send([named] * 12, 1000.0)
+    discord, teams = hook.wait(2)
+    (embed,) = discord["embeds"]
+    assert discord["allowed_mentions"] == {"parse": []}
+    assert len(embed["description"]) == 4096
+    escaped = r"@everyone \*a\* \[x\]\(http://evil\)"
+    assert embed["description"].startswith(f"[{escaped}](http://here/jobs/job-1)")
+    card = teams["attachments"][0]["content"]
+    assert card["body"][1]["text"].startswith(f"[{escaped}](http://here/jobs/job-1)")
+    assert card["body"][-1]["text"] == "and 2 more"
+    assert card["body"][0]["color"] == "Warning"
+    Teams("t", hook.url).send([ENDED], 1000.0)
+    assert hook.wait(3)[2]["attachments"][0]["content"]["body"][0]["color"] == "Good"
 
 
 def test_mail():

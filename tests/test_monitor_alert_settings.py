@@ -51,6 +51,9 @@ channels:
         ("ruels: {}", "did you mean rules?"),
         ("channels: {a: {type: pager}}", "type: must be one of webhook, slack"),
         ("channels: {a: {type: slack}}", "url is missing"),
+        ("channels: {a: {type: pagerduty}}", "routing_key is missing"),
+        ("channels: {a: {type: opsgenie, key: k, url: x}}", "must begin with http"),
+        ("channels: {a: {type: teams}}", "url is missing"),
         (
             "channels: {a: {type: slack, url: 'http://x', rules: [fail-slw]}}",
             "rules: no rule is like fail-slw; known are slow-job, fail-slow",

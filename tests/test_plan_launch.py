@@ -28,6 +28,8 @@ LLAMA, MIXTRAL = llm_preset("llama3-8b"), llm_preset("mixtral-8x7b")
 
 #: Megatron-LM core_v0.19.0: megatron/training/arguments.py, config/*.py, core/**/*_config.py.
 MEGATRON_FLAGS = {
+    "cpu-offloading-num-layers",
+    "num-distributed-optimizer-instances",
     "num-layers",
     "hidden-size",
     "ffn-hidden-size",
@@ -96,6 +98,9 @@ TORCHTITAN_KEYS = {
 }
 #: Megatron-Bridge v0.6.0: training/config.py, and Megatron-Core's DistributedDataParallelConfig.
 BRIDGE_KEYS = {
+    "model.cpu_offloading",
+    "model.cpu_offloading_num_layers",
+    "ddp.num_distributed_optimizer_instances",
     "train.micro_batch_size",
     "train.global_batch_size",
     "dataset.seq_length",
@@ -158,6 +163,9 @@ PLANS = [
     Plan(tp=2, dp=8, global_batch=32, zero=3, precision="fp8", recompute="selective"),
     Plan(tp=2, dp=8, global_batch=32, precision="fp16", flash=False, recompute="selective"),
     Plan(dp=8, cp=2, global_batch=32, zero=0),
+    Plan(dp=8, global_batch=32, zero=3, shards=4),
+    Plan(dp=8, global_batch=32, zero=3, offload_layers=16),
+    Plan(tp=2, dp=8, cp=2, global_batch=32, zero=3, shards=4),
 ]
 
 
@@ -243,7 +251,9 @@ def test_accelerate_keys():
         assert set(keys) <= ACCELERATE_KEYS
         assert keys["num_processes"] == str(plan.gpus)
         if plan.zero == 3:
-            assert keys["parallelism_config_dp_shard_size"] == str(plan.dp)
+            size = plan.shards // plan.cp or plan.dp
+            assert keys["parallelism_config_dp_shard_size"] == str(size)
+            assert keys["parallelism_config_dp_replicate_size"] == str(plan.dp // size)
             assert keys["fsdp_reshard_after_forward"] == "true"
 
 
@@ -268,6 +278,8 @@ def test_accelerate_itself_takes_the_file(tmp_path):
         ("megatron", {"pp": 2, "schedule": "gpipe"}, "gpipe"),
         ("nemo", {"precision": "fp32"}, "fp32"),
         ("torchrun", {}, "no framework"),
+        ("deepspeed", {"zero": 3, "shards": 2}, "hpZ and MiCS"),
+        ("megatron", {"zero": 3, "shards": 2, "cp": 2}, "shards beside cp"),
     ],
 )
 def test_what_a_framework_cannot_express(framework, fields, why):

@@ -71,6 +71,26 @@ CASES: dict[str, Case] = {
             recomputes=("none", "full"),
         ),
     ),
+    "hybrid shards": (
+        MIXED,
+        Space(gpus=(16,), base=Plan(global_batch=32), zeros=(2, 3), shards=(0, 1, 2, 8), max_pp=1),
+    ),
+    "hybrid shards of pipelines": (
+        SMALL,
+        Space(
+            gpus=(16,),
+            base=Plan(global_batch=32),
+            zeros=(3,),
+            shards=(2, 4),
+            sharded_pipelines=True,
+            recomputes=("none",),
+        ),
+    ),
+    "adapters": (SMALL, Space(gpus=(8,), base=Plan(global_batch=32, adapter_rank=16))),
+    "fused experts": (
+        MIXED,
+        Space(gpus=(8,), base=Plan(global_batch=32, precision="fp8", fused_experts=True), max_tp=4),
+    ),
     "fp32": (SMALL, Space(gpus=(8,), base=Plan(global_batch=64, precision="fp32"))),
 }
 
@@ -79,7 +99,7 @@ CASES: dict[str, Case] = {
 def test_times_and_memory_are_those_of_each_plan_alone(case: str) -> None:
     llm, space = CASES[case]
     found = candidates(llm, space)
-    model = CostModel(llm, A100)
+    model = CostModel(llm, cluster_preset("h100") if space.base.quantised else A100)
     assembly = Assembly(model, found)
     times, memory = np.zeros(len(found)), np.zeros(len(found))
     for rows in assembly.shapes():
@@ -131,6 +151,27 @@ def test_every_legal_plan_is_found_and_no_other(sharded: bool) -> None:
     plans = [found.plan(i) for i in range(len(found))]
     assert len(set(plans)) == len(plans)
     assert set(plans) == set(every_plan(space, SMALL))
+
+
+def test_every_legal_size_of_shards_is_found_and_no_other() -> None:
+    base = Plan(global_batch=24)
+    fixed = {"max_pp": 1, "max_cp": 2, "micro_batches": (1,), "recomputes": ("none",)}
+    space = Space(gpus=(12,), base=base, zeros=(1, 3), shards=(0, 2, 3, 6, 12, 24), **fixed)
+    found = candidates(SMALL, space)
+    plans = [found.plan(i) for i in range(len(found))]
+    assert len(set(plans)) == len(plans)
+    expected = set()
+    for tp, cp, sp, size in itertools.product((1, 2, 4), (1, 2), (False, True), space.shards):
+        dp = 12 // (tp * cp)
+        zero = 3 if size else 1
+        for stage in {zero, 3}:
+            if tp * cp * dp != 12 or size >= dp * cp > 1 or (dp * cp == 1 and (size or stage == 3)):
+                continue
+            fields = {"tp": tp, "cp": cp, "dp": dp, "sequence_parallel": sp}
+            plan = replace(base, zero=stage, shards=size, **fields)
+            if not problems(plan, SMALL):
+                expected.add(plan)
+    assert set(plans) == expected
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "dualpipe"])

@@ -179,6 +179,16 @@ def test_the_list_searches_sorts_and_pages(visit, full):
     page = visit(full.url + "/")
     rows = page.locator("table.jobs tbody tr")
     assert rows.count() == 50
+    staked = page.locator("th[aria-sort=descending]").inner_text()
+    assert staked.startswith("At stake")
+    stakes = page.locator("table.jobs tbody td:nth-of-type(5)").all_inner_texts()
+    known = [float(t.replace(",", "")) for t in stakes if t != "–"]
+    assert known
+    assert known == sorted(known, reverse=True)
+    assert stakes[len(known) :] == ["–"] * (len(stakes) - len(known))  # unknown ones come last
+    page.get_by_label("Sort by").select_option("waste")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_selector("th[aria-sort=descending] >> text=Waste")
     texts = rows.all_inner_texts()
     slow = next(i for i, text in enumerate(texts) if "slow since step" in text)
     wastes = [float(t.rstrip("%")) for t in page.locator("td.waste").all_inner_texts()]

@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import trace_input
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from paceline.model.cluster import Cluster
+    from paceline.plan.ranking import Ranking
+    from paceline.plan.runs import Run
+
 EPILOG = """\
 examples:
   paceline calibrate runs.csv -o mycluster.yaml
   paceline calibrate runs.csv --cluster mycluster.yaml --folds 5 -o better.yaml
+  paceline calibrate runs.csv -o clusters/    # one file for each GPU that the runs name
 
 runs.csv: a row per run with gpus, global_batch, micro_batch, hidden, heads, layers, seq_len, tp,
 dp, pp, step_time_s; optionally vpp, cp, ep, recompute, sequence_parallel, precision, zero, vocab,
@@ -46,7 +55,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="K",
         help="also report the error on runs left out, K parts in turn; 0: do not (default 5)",
     )
-    trace_input.add_output(parser, "the cluster file")
+    trace_input.add_output(
+        parser, "the cluster file (.yaml), or a folder for one of each GPU that the runs name"
+    )
     parser.add_argument("--json", action="store_true", help="print the fit as JSON")
     parser.set_defaults(run=run)
 
@@ -60,46 +71,96 @@ def run(args: argparse.Namespace) -> int:
 
         return network_runs.calibrate(args)
     from paceline.errors import ModelError
-    from paceline.files import check_not_input, check_targets
-    from paceline.model.cluster_yaml import save_cluster
-    from paceline.plan.calibrate import calibrate, cross_validate, folds
-    from paceline.plan.runs import error_table, read_runs, runs_cluster
+    from paceline.files import check_not_input, check_targets, make_folder
+    from paceline.plan.calibrate import MIN_RUNS
+    from paceline.plan.runs import by_gpu, read_runs, runs_cluster
 
-    check_not_input([args.output], [args.runs])
-    check_targets([args.output], force=args.force)
     if args.folds < 0 or args.folds == 1:
         raise ModelError(f"--folds must be 0 or at least 2, not {args.folds}")
-    runs = read_runs(args.runs, need_times=True).runs
-    cluster = runs_cluster(runs, args.cluster)
+    if args.output.suffix and not args.output.is_dir():
+        check_not_input([args.output], [args.runs])
+        check_targets([args.output], force=args.force)
+        runs = read_runs(args.runs, need_times=True).runs
+        about = _calibrated(args, runs, runs_cluster(runs, args.cluster), args.output)
+        if args.json:
+            sys.stdout.write(json.dumps(about, indent=1) + "\n")
+        return 0
+    if args.cluster is not None:
+        raise ModelError("--cluster is one cluster; a folder (-o) is for those of the runs' GPUs")
+    runs_of = by_gpu(read_runs(args.runs, need_times=True).runs)
+    few = {name: len(runs) for name, runs in runs_of.items() if len(runs) < MIN_RUNS}
+    if len(few) == len(runs_of):
+        counts = ", ".join(f"{name} {n}" for name, n in sorted(few.items()))
+        raise ModelError(f"{args.runs} has fewer than {MIN_RUNS} runs of each GPU ({counts})")
+    enough = {name: args.output / f"{name}.yaml" for name in sorted(runs_of) if name not in few}
+    check_targets(list(enough.values()), force=args.force)
+    make_folder(args.output)
+    abouts = [
+        _calibrated(args, runs_of[name], runs_cluster((), name), path)
+        for name, path in enough.items()
+    ]
+    if args.json:
+        sys.stdout.write(json.dumps({"clusters": abouts, "too_few_runs": few}, indent=1) + "\n")
+    for name, n in sorted(few.items()):
+        print(f"note: {name} has {n} runs, fewer than {MIN_RUNS}; no file", file=sys.stderr)
+    return 0
+
+
+def _calibrated(
+    args: argparse.Namespace, runs: Sequence[Run], cluster: Cluster, output: Path
+) -> dict[str, Any]:
+    """Fit one cluster, write its file, print it; what ``--json`` tells of it."""
+    from paceline.model.cluster_yaml import save_cluster
+    from paceline.plan.calibrate import MIN_RUNS, calibrate, cross_validate, folds
+    from paceline.plan.predict import predict
+    from paceline.plan.ranking import rank
+    from paceline.plan.runs import error_table
+
     jobs = [(run.llm, run.plan) for run in runs]
     measured = [float(run.measured_s or 0.0) for run in runs]
     with ProgressBar("fitting") as progress:
         fit = calibrate(jobs, measured, cluster, progress=progress)
     left_out = None
-    if args.folds and len(runs) >= 2 * args.folds:
+    if args.folds and len(runs) - -(-len(runs) // args.folds) >= MIN_RUNS:
         with ProgressBar("leaving out runs in turn") as progress:
-            predicted = cross_validate(
-                jobs, measured, cluster, folds(len(runs), args.folds), progress=progress
-            )
-        left_out = error_table(measured, predicted)
-    save_cluster(fit.cluster, args.output, force=args.force)
+            parts = folds(len(runs), args.folds)
+            left_out = cross_validate(jobs, measured, cluster, parts, progress=progress)
+    before = [predict(llm, plan, cluster).step_time_s for llm, plan in jobs]
+    ranked: dict[str, Any] = {"before": before, "fitted": fit.predicted_s, "left_out": left_out}
+    rankings = {
+        name: rank(jobs, measured, list(seconds)) if seconds is not None else None
+        for name, seconds in ranked.items()
+    }
+    save_cluster(fit.cluster, output, force=args.force)
     calibration = fit.calibration
-    about = {
+    about: dict[str, Any] = {
+        "cluster": cluster.name,
         "runs": len(runs),
         "error": error_table(measured, fit.predicted_s),
-        "error_left_out": left_out,
+        "error_left_out": None if left_out is None else error_table(measured, left_out),
+        "ranking": {name: found and found._asdict() for name, found in rankings.items()},
         "constants": {
             name: getattr(fit.cluster.efficiency, name) for name in calibration.constants
         },
         "relative_standard_error": dict(calibration.constants),
         "not_determined": list(calibration.fixed),
-        "output": str(args.output),
+        "output": str(output),
     }
-    if args.json:
-        sys.stdout.write(json.dumps(about, indent=1) + "\n")
-    else:
+    if not args.json:
         _show(about, cluster.efficiency)
-    return 0
+    _warn_of_ranking(rankings["before"], rankings["left_out"], output)
+    return about
+
+
+def _warn_of_ranking(before: Ranking | None, after: Ranking | None, output: Path) -> None:
+    """Say so where plans that the fit has not seen are ordered worse than by the preset."""
+    if before is None or after is None or after.right >= before.right:
+        return
+    print(
+        f"warning: {output} orders {after.right} of {after.pairs} pairs of plans that were left "
+        f"out, the preset {before.right}: prefer the preset for `paceline plan`",
+        file=sys.stderr,
+    )
 
 
 def _show(about: dict[str, Any], before: object) -> None:
@@ -120,4 +181,11 @@ def _show(about: dict[str, Any], before: object) -> None:
     for name, errors in (("fitted", about["error"]), ("left out", about["error_left_out"])):
         if errors is not None:
             console.print(f"runs {name}: {error_text(errors)}")
+    for name, found in about["ranking"].items():
+        if found is not None:
+            console.print(
+                f"plans {name.replace('_', ' ')}: {found['right']} of {found['pairs']} pairs in "
+                f"the right order; the fastest predicted takes {found['regret']:.1%} more than "
+                f"the fastest (worst {found['worst_regret']:.1%})"
+            )
     console.print(f"wrote {about['output']}")

@@ -37,7 +37,7 @@ global batch) holds for all plans.
 #: Fields of a plan that a search keeps; the others are what it searches.
 PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
-    *("grad_bytes", "bucket_bytes"),
+    *("grad_bytes", "bucket_bytes", "adapter_rank", "fused_experts", "offload_layers"),
 )
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
@@ -137,6 +137,13 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
         "--recompute", metavar="NAME,...", type=_names, help="(default: none,selective,full)"
     )
     space.add_argument("--zero", metavar="N,...", type=parse_numbers, help="(default: 0-3)")
+    space.add_argument(
+        "--shards",
+        metavar="N,...",
+        type=parse_numbers,
+        help="with zero 3, ranks that share a copy of the parameters (HSDP), 0 = all (default: 0; "
+        "with --launch torchtitan or accelerate 0,8,16,32)",
+    )
     space.add_argument("--sequence-parallel", choices=("yes", "no", "both"), help="(default: both)")
     space.add_argument(
         "--even", action="store_true", help="only plans with as many layers on every stage"
@@ -275,6 +282,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         "micro_batches": args.micro_batch and tuple(args.micro_batch),
         "recomputes": args.recompute,
         "zeros": args.zero and tuple(args.zero),
+        "shards": args.shards and tuple(args.shards),
         "sequence_parallels": both[args.sequence_parallel],
         "uneven": False if args.even else None,
         "precision": args.precision,
@@ -320,6 +328,8 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
     plan_fields = {name: getattr(job.plan, name) for name in PLAN_FIELDS} if job.plan else {}
     if plan_fields.get("schedule") == "interleaved":
         plan_fields["schedule"] = "1f1b"  # its vpp is searched
+    if job.plan is not None and job.plan.shards:
+        plan_fields["shards"] = (0, job.plan.shards)
     return job, batch, plan_fields
 
 

@@ -51,6 +51,7 @@ SWITCHES = (
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
+_OTHERS = ("recompute", "precision", "schedule", "adapter_rank", "offload_layers", "shards")
 _WORST = 5
 
 
@@ -105,6 +106,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="R",
         type=int,
         help="LoRA adapters of this rank on the attention's products; all else is frozen",
+    )
+    plan.add_argument(
+        "--shards",
+        metavar="N",
+        type=int,
+        help="with --zero 3: ranks that share one copy of the parameters (HSDP; default: all)",
+    )
+    plan.add_argument(
+        "--offload-layers",
+        metavar="N",
+        type=int,
+        help="layers whose activations wait in the host's memory for the backward",
     )
     plan.add_argument(
         "--software",
@@ -211,10 +224,7 @@ def plan_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of the plan that the options give."""
     names = [option[2:].replace("-", "_") for option, _ in DEGREES]
     names += [field for _, field, _, _ in SWITCHES]
-    fields = {
-        name: getattr(args, name)
-        for name in (*names, "recompute", "precision", "schedule", "adapter_rank")
-    }
+    fields = {name: getattr(args, name) for name in (*names, *_OTHERS)}
     fields["layers_per_stage"] = args.layers
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -269,7 +279,13 @@ def _run_all(args: argparse.Namespace) -> int:
     from paceline.files import check_not_input, check_targets, text_writer, write_files
     from paceline.networks.runs import is_network_runs
     from paceline.plan.predict_runs import predict_runs
-    from paceline.plan.runs import error_table, predicted_csv, read_runs, run_clusters
+    from paceline.plan.runs import (
+        error_table,
+        is_cluster_folder,
+        predicted_csv,
+        read_runs,
+        run_clusters,
+    )
     from paceline.report.prediction import error_lines
     from paceline.report.terminal import print_lines, standard_output
 
@@ -293,7 +309,8 @@ def _run_all(args: argparse.Namespace) -> int:
         check_not_input([args.output], [args.runs])
         check_targets([args.output], force=args.force)
     requested = args.cluster or args.gpu
-    table = read_runs(args.runs, skip_errors=True, ignore_gpu=requested is not None)
+    one = requested is not None and not is_cluster_folder(requested)
+    table = read_runs(args.runs, skip_errors=True, ignore_gpu=one)
     clusters = run_clusters(table.runs, requested)
     with mapper_of(args) as mapper, ProgressBar("predicting") as progress:
         outcome = predict_runs(table, clusters, progress, mapper)

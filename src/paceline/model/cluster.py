@@ -90,6 +90,8 @@ class Node:
         latency_s: seconds per hop of a collective inside the node, without the data.
         topology: "switch" (any GPU reaches any other at full bandwidth), "mesh" (the bandwidth is
             divided among links to each of the others) or "pcie" (shared bus).
+        host_bandwidth: byte/s in one direction between a GPU and its host's memory while all GPUs
+            of the node copy; None = unknown.
         source: where the numbers come from.
     """
 
@@ -97,12 +99,15 @@ class Node:
     bandwidth: float
     latency_s: float
     topology: str = "switch"
+    host_bandwidth: float | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
         _check_count(self, "gpus", "the node")
         _check_number(self, "bandwidth", "the node", "byte/s")
         _check_number(self, "latency_s", "the node", "seconds", zero=True)
+        if self.host_bandwidth is not None:
+            _check_number(self, "host_bandwidth", "the node", "byte/s")
         if self.topology not in TOPOLOGIES:
             raise ModelError(
                 f"the node's topology must be {', '.join(TOPOLOGIES[:-1])} or {TOPOLOGIES[-1]}, "

@@ -104,41 +104,52 @@ _MI355X = Gpu(
     source="AMD Instinct MI355X datasheet (2025); sms = compute units",
 )
 
+# Bandwidth to the host, in one direction: x16 of PCI Express 3.0, 4.0 and 5.0, one for each GPU.
+_PCIE3_HOST, _PCIE4_HOST, _PCIE5_HOST = 15.75e9, 31.5e9, 63e9
+# A Grace has 900 GB/s of NVLink-C2C in both directions together, and two GPUs (GB200 datasheet).
+_GRACE_HOST = 225e9
+
 _DGX1V = Node(
     gpus=8,
     bandwidth=150e9,
     latency_s=_LINK_S,
     topology="mesh",
+    host_bandwidth=_PCIE3_HOST,
     source=f"NVIDIA DGX-1 V100 whitepaper (2017): 6 NVLink2 x 25 GB/s, cube mesh; {_LATENCY}",
 )
 _DGX2 = Node(
     gpus=16,
     bandwidth=150e9,
     latency_s=_LINK_S,
+    host_bandwidth=_PCIE3_HOST,
     source=f"NVIDIA DGX-2 datasheet (2019): NVSwitch, 6 NVLink2 x 25 GB/s; {_LATENCY}",
 )
 _DGX_A100 = Node(
     gpus=8,
     bandwidth=300e9,
     latency_s=_LINK_S,
+    host_bandwidth=_PCIE4_HOST,
     source=f"NVIDIA DGX A100 datasheet (2021): NVSwitch, 12 NVLink3 x 25 GB/s; {_LATENCY}",
 )
 _DGX_H100 = Node(
     gpus=8,
     bandwidth=450e9,
     latency_s=_LINK_S,
+    host_bandwidth=_PCIE5_HOST,
     source=f"NVIDIA DGX H100 datasheet (2023): NVSwitch, 18 NVLink4 x 25 GB/s; {_LATENCY}",
 )
 _DGX_B200 = Node(
     gpus=8,
     bandwidth=900e9,
     latency_s=_LINK_S,
+    host_bandwidth=_PCIE5_HOST,
     source=f"NVIDIA DGX B200 datasheet (2024): NVSwitch, 18 NVLink5 x 50 GB/s; {_LATENCY}",
 )
 _NVL72 = Node(
     gpus=72,
     bandwidth=900e9,
     latency_s=_LINK_S,
+    host_bandwidth=_GRACE_HOST,
     source=f"NVIDIA GB200 NVL72 datasheet (2024): NVSwitch, 18 NVLink5 x 50 GB/s; {_LATENCY}",
 )
 _PCIE4 = Node(
@@ -146,6 +157,7 @@ _PCIE4 = Node(
     bandwidth=31.5e9,
     latency_s=_LINK_S,
     topology="pcie",
+    host_bandwidth=_PCIE4_HOST,
     source=f"PCI Express 4.0 x16 (2017), a workstation of four; {_LATENCY}",
 )
 _MI300X_NODE = Node(
@@ -153,6 +165,7 @@ _MI300X_NODE = Node(
     bandwidth=448e9,
     latency_s=_LINK_S,
     topology="mesh",
+    host_bandwidth=_PCIE5_HOST,
     source=f"AMD Instinct MI300X platform datasheet (2023): 7 links x 64 GB/s; {_LATENCY}",
 )
 _MI350_NODE = replace(

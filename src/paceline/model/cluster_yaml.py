@@ -25,6 +25,7 @@ _MEASURES = {
     "memory_bytes": "bytes",
     "memory_bandwidth": "byte/s",
     "bandwidth": "byte/s",
+    "host_bandwidth": "byte/s",
     "nic_bandwidth": "byte/s",
     "latency_s": "seconds",
     "oversubscription": "",
@@ -114,7 +115,7 @@ def _part(section: Section, field: str, kind: type[_Part], base: _Part | None) -
     except ModelError as error:
         inner.blame(error)
     except TypeError:
-        optional = {"source", "topology", "oversubscription", *values}
+        optional = {"source", "topology", "oversubscription", "host_bandwidth", *values}
         inner.fail("", f"lacks {', '.join(name for name in names if name not in optional)}")
 
 
@@ -152,7 +153,8 @@ def _saved(name: str, value: Any) -> Any:
     if _MEASURES.get(name, "dollars") not in ("", "dollars"):
         return format_quantity(value, _MEASURES[name])
     if isinstance(value, Gpu | Node | Network):
-        return {item.name: _saved(item.name, getattr(value, item.name)) for item in fields(value)}
+        held = {item.name: getattr(value, item.name) for item in fields(value)}
+        return {key: _saved(key, part) for key, part in held.items() if part is not None}
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     return _plain(value)

@@ -57,7 +57,7 @@ def roofline(gpu: Gpu, efficiency: Efficiency) -> ComputeCost:
             backward = op.name.endswith("backward")
             rate = efficiency.attention_backward if backward else efficiency.attention
             return op.flops / (peak * rate)
-        rate = efficiency.gemm_fp8 if op.precision in ("fp8", "nvfp4") else efficiency.gemm
+        rate = efficiency.gemm_share(op.precision)
         shape = gemm_shape_efficiency(op.m, op.n, op.k, op.batch, gpu.sms)
         return op.flops / (peak * rate * shape)
 

@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import ModelError
+from paceline.model.activations import layer_activations
 from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost, roofline
 from paceline.model.llm import LLM
@@ -40,6 +42,7 @@ Array = npt.NDArray[np.float64]
 PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
 _DP = PARTS.index("dp")
 _LAUNCH = PARTS.index("launch")
+_MEMORY = PARTS.index("memory")
 EXCHANGE = PARTS.index("ep")
 
 #: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
@@ -52,6 +55,8 @@ BUCKET_ELEMENTS = 40_000_000
 #: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
 #: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
 TP_OVERLAP_TOKENS = 4096
+#: Share of the link to the host that copies of pinned memory reach.
+HOST_SHARE = 0.8
 #: What names the kernels that wait for the host: how many tokens an expert gets is known late.
 _OF_EXPERTS = ("expert-", "router", "permute", "unpermute")
 
@@ -166,7 +171,11 @@ class CostModel:
 
     def stage_work(self, plan: Plan) -> StageWork:
         """What does not depend on the number of replicas."""
-        key = (*_layer_key(plan), plan.pp, plan.vpp, plan.layers_per_stage)
+        key = (
+            *_layer_key(plan),
+            *(plan.pp, plan.vpp, plan.layers_per_stage),
+            *((plan.offload_layers, plan.zero) if plan.offload_layers else ()),
+        )
         if key not in self._stages:
             self._stages[key] = self._stage_work(plan)
         return self._stages[key]
@@ -186,12 +195,45 @@ class CostModel:
         for place, layers in enumerate(plan.chunk_layers(llm)):
             for kind, times in Counter(layer_kind(llm, i) for i in layers).items():
                 add(place, kind, times)
+        if plan.offload_layers:
+            parts_s[:, _MEMORY, 0] += self._offload_s(plan, parts_s[:, :, 0].sum(axis=1))
         add(0, "embedding")
         add(plan.chunks - 1, "head", 1 + llm.mtp_layers)
         if llm.mtp_layers:
             add(plan.chunks - 1, layer_kind(llm, llm.layers - 1), llm.mtp_layers)
             add(plan.chunks - 1, "mtp", llm.mtp_layers)
         return StageWork(parts_s, flops, *place_parameters(llm, plan), weight_s)
+
+    def _offload_s(self, plan: Plan, compute_s: Array) -> Array:
+        """[direction] seconds that the GPU waits for copies to and from the host.
+
+        Copies queue up behind the layers. Layer ``layers - offload_layers + i`` waits for the copy
+        of layer i; the backward is the mirror image (Transformer Engine d0067d0,
+        ``cpu_offload.py``, ``DefaultOffloadSynchronizer``). ``compute_s``: of all layers.
+        """
+        link = self.cluster.node.host_bandwidth
+        if link is None:
+            raise ModelError(
+                f"the cluster {self.cluster.name} lacks the node's host_bandwidth, which "
+                "offload_layers needs",
+                fields=("host_bandwidth",),
+            )
+        n = plan.offload_layers
+        kinds = [layer_kind(self.llm, i) for i in range(n)]
+        kept = {kind: layer_activations(self.llm, kind, plan)[0] for kind in set(kinds)}
+        copy_s = [kept[kind] / (link * HOST_SHARE) for kind in kinds]
+        layer_s = compute_s / self.llm.layers
+        now_s, waits_s = np.zeros(2), np.zeros(2)
+        copied_s: list[Array] = []  # when the copy of each layer ends
+        for layer in range(self.llm.layers):
+            due = layer - (self.llm.layers - n)
+            wait_s = np.maximum(0.0, copied_s[due] - now_s) if due >= 0 else np.zeros(2)
+            waits_s += wait_s
+            now_s = now_s + wait_s + layer_s
+            if layer < n:
+                begin_s = np.maximum(now_s, copied_s[-1]) if copied_s else now_s
+                copied_s.append(begin_s + copy_s[layer])
+        return waits_s
 
     def layer(self, name: object, plan: Plan) -> tuple[Array, Array]:
         """[direction, part] seconds and [direction] FLOPs of a layer or an end of the model."""
@@ -307,8 +349,16 @@ class CostModel:
 
     def groups(self, plan: Plan) -> tuple[Group, Group]:
         """Ranks that share the dense parameters, and those that share one rank's experts."""
-        ranks = plan.dp * plan.cp * plan.copies
+        ranks = plan.shard_ranks
         return Group(ranks, plan.tp), Group(max(1, ranks * plan.tp // plan.ep), plan.ep)
+
+    def _reduced_s(self, plan: Plan, count: float, group: Group) -> float:
+        """Seconds of reducing ``count`` gradients to shards, over HSDP's copies, too."""
+        size = plan.grad_bytes * count
+        copies = plan.dp * plan.cp * plan.copies // plan.shard_ranks
+        others = Group(copies, plan.tp * plan.shard_ranks)
+        within = self.fabric.reduce_scatter(size, group)
+        return within + self.fabric.all_reduce(size / group.size, others)
 
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
@@ -319,7 +369,7 @@ class CostModel:
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
         sizes = self.trained(plan, work)
         for group, parameters in zip(self.groups(plan), sizes, strict=True):
-            if group.size == 1:
+            if group.size == 1 and not plan.shards:
                 continue
             for count in set(parameters.tolist()) - {0.0}:
                 where = parameters == count
@@ -328,7 +378,7 @@ class CostModel:
                     continue
                 once = plan.zero == 1 or (plan.zero == 3 and plan.pp > 1)
                 if once:
-                    reduce[where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                    reduce[where] += self._reduced_s(plan, count, group)
                 if once or plan.zero == 2:
                     gather[where] += self.fabric.all_gather(weight * count, group)
         return gather, reduce
@@ -372,18 +422,19 @@ class CostModel:
 
         ZeRO-2 keeps gradients in shards, so that each backward ends in a reduction; ZeRO-3 keeps
         the parameters so, too, and gathers them ahead of their use in both passes (Rajbhandari et
-        al. 2020, 5 and 7). Under a pipeline FSDP2 does both once a step, as torchtitan sets it.
+        al. 2020, 5 and 7). HSDP sums the shards of gradients over its copies in each backward.
+        Under a pipeline FSDP2 does all of it once a step, as torchtitan sets it.
         """
         repeated = np.zeros((2, plan.chunks))
         if plan.zero < 2 or plan.pp > 1:
             return repeated
         weight = plan.element_bytes
         for parameters, group in zip((dense, expert), self.groups(plan), strict=True):
-            if group.size == 1:
+            if group.size == 1 and not plan.shards:
                 continue
             for count in set(parameters.tolist()) - {0.0}:
                 where = parameters == count
-                repeated[1, where] += self.fabric.reduce_scatter(plan.grad_bytes * count, group)
+                repeated[1, where] += self._reduced_s(plan, count, group)
                 if plan.zero == 3:
                     repeated[:, where] += self.fabric.all_gather(weight * count, group)
         return repeated

@@ -19,6 +19,10 @@ from paceline.errors import ModelError
 #: 22 us, with one model left out 20 to 24; rounded to 20.
 EXPERT_KERNEL_S = 20e-6
 
+#: NVFP4 products reach less of their peak than fp8 products of theirs. Fitted to the shared MLPerf
+#: and published rows, either source weighing as one (``benchmarks/fit_nvfp4.py``).
+NVFP4_OVER_FP8 = 0.74
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -29,7 +33,9 @@ class Efficiency:
             quantisation apart (Dao, "FlashAttention-2", 2023, 1: optimised GEMMs reach up to 80-90%
             of the theoretical maximum).
         gemm_fp8: the same in fp8 (Transformer Engine, cuBLAS 12: about 70% of the doubled peak);
-            of the NVFP4 peak, too, for which no source gives another share.
+            of the NVFP4 peak, too, times ``nvfp4``.
+        nvfp4: what NVFP4 products reach of their peak over what fp8 products reach of theirs
+            (``NVFP4_OVER_FP8``).
         attention: share of the peak that fused attention reaches, forward (FlashAttention-2, 2023,
             abstract: 50-73% on A100; 0.65 stands for head sizes 64 to 128, causal or not).
         attention_backward: the same backward (FlashAttention-2, 4.1: up to 63%).
@@ -67,6 +73,7 @@ class Efficiency:
 
     gemm: float = 0.80
     gemm_fp8: float = 0.70
+    nvfp4: float = NVFP4_OVER_FP8
     attention: float = 0.65
     attention_backward: float = 0.55
     batched: float = 0.40
@@ -101,6 +108,12 @@ class Efficiency:
                 raise ModelError(
                     f"the efficiency's {field.name} must be above 0", fields=(field.name,)
                 )
+
+    def gemm_share(self, precision: str) -> float:
+        """Share of the peak of ``precision`` that a large GEMM reaches."""
+        if precision == "nvfp4":
+            return self.gemm_fp8 * self.nvfp4
+        return self.gemm_fp8 if precision == "fp8" else self.gemm
 
 
 #: What large GEMMs reach in practice over the best that any shape does: on the A100, 0.80 (above)

@@ -503,6 +503,11 @@ class LLM:
         return 6.0 * self._active_matmul + attention + scans
 
     @property
+    def weight_gradient_flops_per_token(self) -> float:
+        """FLOPs of one token's gradients of weights, a third of those of the matrix products."""
+        return 2.0 * self._active_matmul
+
+    @property
     def _active_matmul(self) -> int:
         """Elements of the matrices that one token is multiplied by."""
         last = sum(self._block_matmul(letter) for letter in self.layer_blocks(self.layers - 1))

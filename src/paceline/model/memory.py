@@ -110,7 +110,7 @@ def model_states(
     FSDP2 shards the master copy alone, counted as parameters; under a pipeline it accumulates
     gradients whole.
     """
-    ranks = plan.dp * plan.cp * plan.copies
+    ranks = plan.shard_ranks
     expert_ranks = max(1, ranks * plan.tp // plan.ep)
     wide = plan.precision == "fp32"  # the weights are the master copy
     optimizer = rules.optimizer_bytes - 4 * (wide or is_fsdp(plan))

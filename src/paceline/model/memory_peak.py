@@ -42,6 +42,10 @@ NCCL_BYTES = 16 * 2 * (4 * 2**20 + 120 * 640 * 8 * 8 + 512 * 8 * 8 * 16)
 #: (``get_cublas_workspace_size_bytes``).
 CUBLAS_BYTES = 5 * 32 * 2**20
 
+#: Layers whose activations are on the GPU beside those that are not offloaded: while a layer is at
+#: work, one that it waits for is copied (Transformer Engine d0067d0, ``cpu_offload.py``).
+OFFLOAD_BUFFERS = 1
+
 #: Products of a layer whose tensor-parallel exchange Transformer Engine overlaps, each with a
 #: buffer of a microbatch's whole residual stream: forward and input gradient of qkv, projection,
 #: fc1 and fc2 (``initialize_ub``), and one that both weight gradients share.
@@ -157,6 +161,7 @@ def framework_bytes(llm: LLM, plan: Plan) -> float:
     """
     groups = [plan.tp, plan.cp, plan.dp, plan.dp * plan.cp * (plan.cp > 1), plan.ep]
     groups += [plan.pp, plan.expert_dp * (plan.ep > 1)]
+    groups += [plan.shards, plan.dp * plan.cp // plan.shards] if plan.shards else []
     symmetric = plan.overlap_tp and plan.tp > 1 and is_fsdp(plan)
     communicators = (1 + sum(n > 1 for n in groups)) * (plan.gpus > 1)
     shared = _stream_bytes(llm, plan) * symmetric
@@ -217,6 +222,10 @@ def place_activations(
                 of_kind[kind] = kept, again + backward_work(llm, kind, plan)
             kept_bytes[place] += of_kind[kind][0]
             work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
+            if i < plan.offload_layers:
+                kept_bytes[place] -= of_kind[kind][0]
+    if plan.offload_layers:
+        kept_bytes[0] += OFFLOAD_BUFFERS * max(kept for kept, _ in of_kind.values())
     if llm.mtp_layers:
         kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
     return kept_bytes, work_bytes
@@ -231,7 +240,7 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     reduced. Under a pipeline all of a stage stays gathered.
     """
     whole = np.zeros((len(MOMENTS), plan.pp))
-    if not is_fsdp(plan) or plan.dp * plan.cp == 1:
+    if not is_fsdp(plan) or plan.shard_ranks == 1:
         return whole
     places = [len(held) for held in plan.chunk_layers(llm)]
     ends_of = {llm.layer_blocks(i) for i in (0, llm.layers - 1)} | set(llm.pattern)

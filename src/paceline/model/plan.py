@@ -66,6 +66,8 @@ class Plan:
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
             states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2;
             under a pipeline it gathers parameters and reduces gradients once a step).
+        shards: with zero 3, neighbouring ranks that share out one copy of the parameters (HSDP, the
+            hybrid sharding of PyTorch FSDP, Zhao et al. 2023, 3.2.2); 0 = all dp * cp ranks.
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
@@ -81,6 +83,8 @@ class Plan:
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
         adapter_rank: rank of LoRA adapters (Hu et al. 2021) on the attention's products, over
             weights that are frozen; 0 = all weights are trained.
+        offload_layers: layers whose activations are kept in the host's memory between forward and
+            backward (Megatron-Core d98e8a6, ``cpu_offloading_num_layers``).
 
     Raises:
         PlanError: a value is out of its range whatever the model; ``check`` says what the model
@@ -98,6 +102,7 @@ class Plan:
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
     zero: int = 1
+    shards: int = 0
     sequence_parallel: bool = False
     precision: Precision = "bf16"
     flash: bool = True
@@ -109,6 +114,7 @@ class Plan:
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
     adapter_rank: int = 0
+    offload_layers: int = 0
 
     def __post_init__(self) -> None:
         for field in _DEGREES:
@@ -145,24 +151,35 @@ class Plan:
                 f"the plan's bucket_bytes must be a positive number or nothing, not {text}",
                 fields=("bucket_bytes",),
             )
-        rank = self.adapter_rank
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise PlanError(
-                f"the plan's adapter_rank must be a whole number >= 0, not {reprlib.repr(rank)}",
-                fields=("adapter_rank",),
-            )
+        for field in ("adapter_rank", "offload_layers", "shards"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                text = reprlib.repr(value)
+                raise PlanError(
+                    f"the plan's {field} must be a whole number >= 0, not {text}", fields=(field,)
+                )
         if self.fused_experts and not self.quantised:
             raise PlanError(
                 f"fused experts need fp8 or nvfp4, not {self.precision}",
                 fields=("fused_experts", "precision"),
             )
-        if rank and self.zero > 1:
+        if self.shards and self.zero != 3:
+            raise PlanError(
+                f"shards {self.shards} needs zero 3 (FSDP), not {self.zero}",
+                fields=("shards", "zero"),
+            )
+        if self.adapter_rank and self.zero > 1:
             raise PlanError(
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
             )
         self._settle_schedule()
         self._check_layers()
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that share out one copy of the parameters, or of what ZeRO shards of them."""
+        return self.shards or self.dp * self.cp * self.copies
 
     @property
     def element_bytes(self) -> int:
@@ -290,7 +307,9 @@ class Plan:
         words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
         words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
         words += [self.recompute] if self.recompute != "none" else []
+        words += [f"offload{self.offload_layers}"] if self.offload_layers else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
+        words += [f"shards{self.shards}"] if self.shards else []
         words += ["sp"] if self.sequence_parallel else []
         words += [self.precision] if self.precision != "bf16" else []
         words += ["uneven"] if self.layers_per_stage and len(set(self.layers_per_stage)) > 1 else []
@@ -316,6 +335,8 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _sequence_problems(plan, llm)
     reasons += _pipeline_problems(plan, llm)
     reasons += _expert_problems(plan, llm)
+    reasons += _offload_problems(plan, llm)
+    reasons += _shard_problems(plan, llm)
     if plan.adapter_rank and llm.latent is not None:
         reasons.append("adapters on multi-head latent attention are not modelled")
     if plan.adapter_rank and llm.pattern:
@@ -406,6 +427,36 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
             f"zero 2 with pp {plan.pp}: no framework shards gradients alone under a pipeline; use "
             "zero 1, or zero 3 (FSDP2, which keeps both whole over the step)"
         )
+    return reasons
+
+
+def _offload_problems(plan: Plan, llm: LLM) -> list[str]:
+    """What offloading needs in Megatron-Core (d98e8a6, ``transformer_config.py``)."""
+    if not plan.offload_layers:
+        return []
+    reasons = []
+    if plan.offload_layers >= llm.layers:
+        reasons.append(f"offload_layers {plan.offload_layers} must be below layers {llm.layers}")
+    if plan.pp > 1:
+        reasons.append(f"offload_layers needs pp 1, not {plan.pp}")
+    if plan.recompute != "none":
+        reasons.append(f"offload_layers beside recompute {plan.recompute}; use recompute none")
+    return reasons
+
+
+def _shard_problems(plan: Plan, llm: LLM) -> list[str]:
+    if not plan.shards:
+        return []
+    reasons = []
+    ranks = plan.dp * plan.cp
+    if ranks % plan.shards or plan.shards % plan.cp:
+        within = f"dp {plan.dp}" + (f" x cp {plan.cp}" if plan.cp > 1 else "")
+        multiple = f" and be a multiple of cp {plan.cp}" if plan.cp > 1 else ""
+        reasons.append(f"shards {plan.shards} must divide {within}{multiple}")
+    if plan.copies > 1:
+        reasons.append(f"shards beside {plan.schedule} is not modelled")
+    if llm.moe is not None and plan.tp * plan.ep > 1:
+        reasons.append("shards of experts need tp 1 and ep 1")
     return reasons
 
 

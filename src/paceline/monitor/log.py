@@ -15,14 +15,16 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 logger = logging.getLogger("paceline.monitor")
 
-#: Tokens, passwords in URLs, what follows Bearer and Basic, and Slack's hooks, which are secrets.
+#: Tokens, passwords in URLs, what follows Bearer, Basic and GenieKey, and hooks of Slack: secrets.
 _SECRETS = (
     (re.compile(r"pcl_[A-Za-z0-9_-]+"), "pcl_***"),
     (re.compile(r"(://[^/\s:@]*):[^/\s@]+@"), r"\1:***@"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
+    (re.compile(r"(?i)\b(bearer|basic|geniekey)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 ***"),
     (re.compile(r"(hooks\.slack\.com/)\S+"), r"\1***"),
     (
-        re.compile(r"(?i)(password|secret|token|session)(['\"]?\s*[=:]\s*)[^\s,;&'\"}]+"),
+        re.compile(
+            r"(?i)(password|secret|token|session|routing_key)(['\"]?\s*[=:]\s*)[^\s,;&'\"}]+"
+        ),
         r"\1\2***",
     ),
 )

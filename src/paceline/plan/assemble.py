@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 # What the shared parts depend on, within one shape of pipeline.
 _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
 _HELD = (*_LAYER, "zero")
-_SHARDS = ("tp", "cp", "ep", "dp", "zero")
+_SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
 _HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
 _ENDS = ("tp", "cp", "micro_batch", "sequence_parallel", "zero")
 _FLIGHT = ("dp", "micro_batch")
@@ -301,7 +301,7 @@ class Assembly:
         gather, reduce = model.gradients_s(plan, work)
         return (
             *(gather, reduce, model.repeated_s(plan, dense, expert)),
-            *(np.maximum(dense + expert, 1.0), model.optimizer_s(plan, work)),
+            *(np.maximum(sum(model.trained(plan, work)), 1.0), model.optimizer_s(plan, work)),
             np.array([model.embedding_s(plan)]),
             np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
         )

@@ -45,7 +45,8 @@ def what_fits(
 
     def fits(change: _Change) -> bool:
         changed = replace(plan, **change.plan)
-        if problems(changed, llm):
+        linked = cluster.node.host_bandwidth is not None
+        if problems(changed, llm) or (changed.offload_layers and not linked):
             return False
         stages = stage_memory(llm, changed, cluster, replace(rules, **change.rules))
         return max(stage.total_bytes for stage in stages) <= room
@@ -66,6 +67,11 @@ def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:
     yield _Change("sequence parallelism", {"sequence_parallel": plan.tp > 1})
     for zero in range(plan.zero + 1, 4):
         yield _Change(f"zero {zero}", {"zero": zero})
+    if plan.shards:
+        yield _Change(f"shards over all {plan.dp * plan.cp} ranks", {"shards": 0})
+    for layers in (llm.layers // 4, llm.layers // 2, llm.layers * 3 // 4):
+        if layers > plan.offload_layers:
+            yield _Change(f"offload_layers {layers}", {"offload_layers": layers})
     if half := plan.micro_batch // 2:
         yield _Change(f"micro batch {half}", {"micro_batch": half})
     for name in ("tp", "pp", "cp"):

@@ -66,7 +66,7 @@ EVIDENCE = MappingProxyType(
     {
         "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
         "quantised": Evidence(0.84, 1.19, 64, 24, f"fp8 steps of dense models {_NVIDIA}"),
-        "nvfp4": Evidence(0.84, 1.28, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
+        "nvfp4": Evidence(0.84, 1.19, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
         "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
         "moe": Evidence(0.81, 1.34, 92, 27, "steps of mixtures of experts published by NVIDIA"),
     }

@@ -34,6 +34,8 @@ OPTIONAL = (
         "software",
         "adapter_rank",
         "fused_experts",
+        "offload_layers",
+        "shards",
         "overlap_tp",
         "overlap_dp",
         "layers_per_chunk",
@@ -163,7 +165,10 @@ def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
     names = sorted({run.gpu for run in runs})
     if len(names) > 1:
         gpu_names = ", ".join(name or "(none)" for name in names)
-        raise ModelError(f"the runs are of several GPUs ({gpu_names}); fit each on its own")
+        raise ModelError(
+            f"the runs are of several GPUs ({gpu_names}); name a folder for a cluster file of "
+            "each: -o clusters/"
+        )
     return cluster_preset(names[0] or DEFAULT_GPU)
 
 
@@ -175,8 +180,34 @@ def named_cluster(name: str) -> Cluster:
     return cluster_preset(name)
 
 
+def by_gpu(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Name of a preset -> the runs on its GPUs, however the rows spell them."""
+    runs_of: dict[str, list[Run]] = {}
+    for run in runs:
+        runs_of.setdefault(cluster_preset(run.gpu or DEFAULT_GPU).name, []).append(run)
+    return runs_of
+
+
+def is_cluster_folder(requested: str | None) -> bool:
+    """Whether a name means a folder with a cluster file for each GPU, as ``calibrate`` writes."""
+    return requested is not None and Path(requested).is_dir()
+
+
 def run_clusters(runs: Sequence[Run], requested: str | None) -> list[Cluster]:
-    """The cluster of each run."""
+    """The cluster of each run.
+
+    Args:
+        runs: with their GPUs.
+        requested: a preset's name, a cluster file, or a folder with a file for each GPU (those
+            without one have their presets); None = the presets.
+    """
+    if requested is not None and is_cluster_folder(requested):
+        files = {name: Path(requested) / f"{name}.yaml" for name in by_gpu(runs)}
+        found = {
+            name: load_cluster(path) if path.is_file() else cluster_preset(name)
+            for name, path in files.items()
+        }
+        return [found[cluster_preset(run.gpu or DEFAULT_GPU).name] for run in runs]
     if requested is not None:
         return [named_cluster(requested)] * len(runs)
     cluster_of = {name: cluster_preset(name or DEFAULT_GPU) for name in {run.gpu for run in runs}}
@@ -337,6 +368,8 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
         layers_per_stage=_layers_per_chunk(row),
         adapter_rank=_adapter_rank(row),
+        offload_layers=row.whole("offload_layers", 0),
+        shards=row.whole("shards", 0),
     )
     if row.text("software"):
         name = row.text("software")

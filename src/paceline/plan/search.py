@@ -117,7 +117,7 @@ class SearchResult:
     @cached_property
     def mfu_causal(self) -> Array:
         """[plan] the same without the half of the attention that the causal mask leaves."""
-        share: Array = self.mfu * causal_share(self.llm)
+        share: Array = self.mfu * causal_share(self.llm, self.legal.base)
         return share
 
     @cached_property
@@ -136,6 +136,8 @@ class SearchResult:
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.legal.columns[name][self.rows] for name in names}
+        if self.legal.columns["shards"].any():
+            columns["shards"] = self.legal.columns["shards"][self.rows]
         recompute = self.legal.columns["recompute"][self.rows]
         columns["recompute"] = np.array(RECOMPUTES)[recompute]
         columns["even_layers"] = self.legal.columns["layout"][self.rows] == 0
@@ -291,7 +293,7 @@ def _ranked_result(
     order = np.lexsort((memory, times * gpus, times, first))
     rows, times, memory = rows[order], times[order], memory[order]
     peak = cluster.gpu.peak(legal.base.precision)
-    share = mfu(llm, legal.base.global_batch, times, gpus[order].astype(np.float64), peak)
+    share = mfu(llm, legal.base, times, gpus[order].astype(np.float64), peak)
     return SearchResult(
         llm, cluster, objective, legal, rows, times, memory, share, tokens, pruned, 0.0
     )

@@ -48,6 +48,7 @@ class Space:
         micro_batches: samples per microbatch.
         recomputes: what is computed again.
         zeros: ZeRO stages.
+        shards: ranks that share a copy of the parameters with ZeRO 3 (HSDP); 0 = all.
         sequence_parallels: False, True or both.
         uneven: where layers do not divide evenly, the first and the last chunk have fewer, beside
             the embedding and the output (as Llama 3 and DeepSeek-V3 were trained); with vpp > 1 at
@@ -67,6 +68,7 @@ class Space:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     recomputes: tuple[Recompute, ...] = RECOMPUTES
     zeros: tuple[int, ...] = (0, 1, 2, 3)
+    shards: tuple[int, ...] = (0,)
     sequence_parallels: tuple[bool, ...] = (False, True)
     uneven: bool = True
     sharded_pipelines: bool = False
@@ -78,9 +80,16 @@ class Space:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PlanError(f"{name} must be at least 1, not {value}")
-        for name in ("micro_batches", "recomputes", "zeros", "sequence_parallels"):
+        for name in ("micro_batches", "recomputes", "zeros", "shards", "sequence_parallels"):
             if not getattr(self, name):
                 raise PlanError(f"the search has no {name} to try")
+        if min(self.shards) < 0:
+            raise PlanError(f"shards must be at least 0, not {min(self.shards)}")
+        if self.base.offload_layers:
+            raise PlanError(
+                "a search does not try offload_layers; take it out, or use paceline predict",
+                fields=("offload_layers",),
+            )
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,8 @@ class Candidates:
     """Legal plans, one per row.
 
     Attributes:
-        columns: tp, pp, dp, cp, ep, vpp, micro_batch, zero, sequence_parallel (0, 1), recompute
-            (index into :data:`RECOMPUTES`), layout (index into ``layouts``).
+        columns: tp, pp, dp, cp, ep, vpp, micro_batch, zero, shards, sequence_parallel (0, 1),
+            recompute (index into :data:`RECOMPUTES`), layout (index into ``layouts``).
         layouts: layers of each chunk; None = even.
         pruned: reason -> how many plans it rules out (each counted once, by its first reason).
         base: what they have in common.
@@ -118,6 +127,7 @@ class Candidates:
             schedule=self._schedule(row["vpp"]),
             recompute=RECOMPUTES[row["recompute"]],
             zero=row["zero"],
+            shards=row["shards"],
             sequence_parallel=bool(row["sequence_parallel"]),
             layers_per_stage=self.layouts[row["layout"]],
         )
@@ -280,6 +290,7 @@ class _Listing:
                 precision=self.space.base.precision,
                 flash=self.space.base.flash,
                 overlap_tp=self.space.base.overlap_tp and sequence_parallel,
+                adapter_rank=self.space.base.adapter_rank,
             )
             reasons = problems(probe, self.llm)
             if reasons:
@@ -355,6 +366,10 @@ class _Listing:
         bad = np.isin(columns["zero"], needs_one) & (columns["pp"] > 1)
         words = "zero 2 needs pp 1" if space.sharded_pipelines else "zero 2 and 3 need pp 1"
         columns = self._drop(columns, bad, words)
+        if space.base.adapter_rank:
+            bad = columns["zero"] > 1
+            columns = self._drop(columns, bad, "adapters are modelled with zero 0 and 1")
+        columns = self._sharding(columns)
         copies = space.base.copies
         # Legal, but one plan several times.
         single = columns["dp"] * columns["cp"] * copies == 1
@@ -373,6 +388,23 @@ class _Listing:
         columns = self._cross(columns, "recompute", indices)
         self.combinations //= len(space.recomputes)
         return columns
+
+    def _sharding(self, columns: Columns) -> Columns:
+        """How many ranks share the parameters with ZeRO 3."""
+        columns = self._cross(columns, "shards", self.space.shards)
+        c, ranks = columns, columns["dp"] * columns["cp"]
+        hybrid = c["shards"] > 0
+        # One plan several times: these are no choice.
+        same = hybrid & ((c["zero"] != 3) | (c["shards"] >= ranks))
+        columns = {name: column[~same] for name, column in c.items()}
+        c, ranks = columns, columns["dp"] * columns["cp"]
+        size, hybrid = np.maximum(1, c["shards"]), c["shards"] > 0
+        bad = hybrid & ((ranks % size != 0) | (size % c["cp"] != 0))
+        columns = self._drop(columns, bad, "shards must divide dp x cp")
+        if self.llm.moe is None:
+            return columns
+        bad = (columns["shards"] > 0) & (columns["tp"] * columns["ep"] > 1)
+        return self._drop(columns, bad, "shards of experts need tp 1 and ep 1")
 
 
 def _check_size(n: int) -> None:

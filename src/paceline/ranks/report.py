@@ -252,7 +252,7 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
     if not devices:
         yield (
             "no event of a device is in the files, so compute, communication and idle times are "
-            "unknown; profile with ProfilerActivity.CUDA"
+            "unknown; profile with ProfilerActivity.CUDA, or nsys profile --trace cuda,nvtx"
         )
     yield from _waiting_notes([rank for rank in devices if rank.communication_s > 0])
     if any(report.launches.missing for report in devices):

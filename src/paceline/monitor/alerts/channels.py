@@ -1,4 +1,7 @@
-"""Whom to tell: Alertmanager, Slack, any webhook, e-mail. Only the standard library is needed."""
+"""Whom to tell: Alertmanager, Slack, any webhook, e-mail; ``pagers`` has more services.
+
+Only the standard library is needed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ TIMEOUT_S = 10.0
 #: Alertmanager forgets an alert that nobody repeats: so we do, and say when to give up on us.
 REPEAT_S, FORGET_S = 60.0, 900.0
 #: Notices shown in one message for people; of the others only how many they are.
-_MAX_NOTICES = 10
+MAX_NOTICES = 10
 
 
 class Channel(Protocol):
@@ -101,12 +104,12 @@ class Slack:
     def send(self, notices: Sequence[Notice], now: float) -> None:
         """Tell of some alerts in one message."""
         paragraphs = [f"*{_slack(title_of(notices))}*"]
-        for notice in notices[:_MAX_NOTICES]:
+        for notice in notices[:MAX_NOTICES]:
             *lines, url = notice.lines()
             quote = "\n".join(f"> {_slack(line)}" for line in lines)
             paragraphs.append(f"<{url}|{_slack(notice.job)}>\n{quote}")
-        if len(notices) > _MAX_NOTICES:
-            paragraphs.append(f"and {len(notices) - _MAX_NOTICES} more")
+        if len(notices) > MAX_NOTICES:
+            paragraphs.append(f"and {len(notices) - MAX_NOTICES} more")
         text = "\n".join(paragraphs)
         post(self.url, json.dumps({"text": text}).encode(), {})
 
@@ -148,8 +151,8 @@ def _as_alertmanager(notice: Notice, now: float) -> dict[str, Any]:
             "summary": notice.headline,
             **{name: text for name, text in details.items() if text},
         },
-        "startsAt": _rfc3339(notice.started_at),
-        "endsAt": _rfc3339(end),
+        "startsAt": rfc3339(notice.started_at),
+        "endsAt": rfc3339(end),
         "generatorURL": notice.url,
     }
 
@@ -194,9 +197,9 @@ class Email:
         message["Date"] = formatdate(now)
         domain = self.sender.rpartition("@")[2].strip("> ") or "localhost"
         message["Message-ID"] = f"<paceline-{notices[0].key}-{len(notices)}@{domain}>"
-        paragraphs = ["\n".join([n.title, *n.lines()]) for n in notices[:_MAX_NOTICES]]
-        if len(notices) > _MAX_NOTICES:
-            paragraphs.append(f"and {len(notices) - _MAX_NOTICES} more")
+        paragraphs = ["\n".join([n.title, *n.lines()]) for n in notices[:MAX_NOTICES]]
+        if len(notices) > MAX_NOTICES:
+            paragraphs.append(f"and {len(notices) - MAX_NOTICES} more")
         message.set_content("\n\n".join(paragraphs) + "\n")
         return message
 
@@ -256,5 +259,6 @@ def _label(name: str) -> str:
     return f"_{clean}" if clean[0].isdigit() else clean
 
 
-def _rfc3339(at: float) -> str:
+def rfc3339(at: float) -> str:
+    """Seconds since 1970 as RFC 3339 has them."""
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

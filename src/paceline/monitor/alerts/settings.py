@@ -13,6 +13,14 @@ from typing import Any
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section, read_marked
 from paceline.monitor.alerts.channels import Alertmanager, Channel, Email, Slack, Webhook
+from paceline.monitor.alerts.pagers import (
+    OPSGENIE_URL,
+    PAGERDUTY_URL,
+    Discord,
+    Opsgenie,
+    PagerDuty,
+    Teams,
+)
 from paceline.monitor.alerts.rules import IMPORTANCES, KINDS, Rule, default_rules, rules_of
 from paceline.results.words.names import CAUSES
 
@@ -131,6 +139,22 @@ def _alertmanager(name: str, section: Section) -> Channel:
     return Alertmanager(name, _url(section), _headers(section))
 
 
+def _pagerduty(name: str, section: Section) -> Channel:
+    return PagerDuty(name, _text(section, "routing_key"), _url(section, PAGERDUTY_URL))
+
+
+def _opsgenie(name: str, section: Section) -> Channel:
+    return Opsgenie(name, _text(section, "key"), _url(section, OPSGENIE_URL))
+
+
+def _teams(name: str, section: Section) -> Channel:
+    return Teams(name, _url(section))
+
+
+def _discord(name: str, section: Section) -> Channel:
+    return Discord(name, _url(section))
+
+
 def _email(name: str, section: Section) -> Channel:
     security = _text(section, "security", "starttls")
     if security not in ("starttls", "tls", "none"):
@@ -154,6 +178,10 @@ _TYPES: dict[Any, tuple[Callable[[str, Section], Channel], tuple[str, ...]]] = {
     "webhook": (_webhook, ("url", "headers", "secret")),
     "slack": (_slack, ("url",)),
     "alertmanager": (_alertmanager, ("url", "headers")),
+    "pagerduty": (_pagerduty, ("routing_key", "url")),
+    "opsgenie": (_opsgenie, ("key", "url")),
+    "teams": (_teams, ("url",)),
+    "discord": (_discord, ("url",)),
     "email": (_email, ("host", "port", "from", "to", "user", "password", "security")),
 }
 
@@ -202,8 +230,8 @@ def _port(section: Section, usual: int) -> int:
     return port
 
 
-def _url(section: Section) -> str:
-    url = _text(section, "url")
+def _url(section: Section, usual: str | None = None) -> str:
+    url = _text(section, "url", usual)
     if not url.startswith(("http://", "https://")) or " " in url:
         section.fail("url", "must begin with http:// or https://")
     return url

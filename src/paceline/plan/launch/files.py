@@ -33,15 +33,19 @@ FRAMEWORKS: MappingProxyType[str, tuple[str, Writer]] = MappingProxyType(
 )
 
 
+#: Groups that FSDP's users choose from: all ranks, a node or two of eight, four nodes.
+_HYBRID = (0, 8, 16, 32)
+
 #: Framework -> what a search for it need not try, because it cannot be expressed.
 SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "megatron": {},
         "nemo": {},
-        "torchtitan": {"zeros": (0, 2, 3), "sharded_pipelines": True},
+        "torchtitan": {"zeros": (0, 2, 3), "sharded_pipelines": True, "shards": _HYBRID},
         "deepspeed": {"max_pp": 1, "max_cp": 1, "max_ep": 1},
         "accelerate": {
             "zeros": (0, 2, 3), "max_pp": 1, "max_ep": 1, "recomputes": ("none", "full"),
+            "shards": _HYBRID,
         },
     }
 )  # fmt: skip

@@ -58,6 +58,8 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
     if plan.sequence_parallel:
         flags.append(("sequence-parallel", ""))
     flags += _sharding(plan) + _recomputation(llm, plan) + _precision(plan)
+    if plan.offload_layers:
+        flags.append(("cpu-offloading-num-layers", str(plan.offload_layers)))
     flags.append(("attention-backend", "flash" if plan.flash else "unfused"))
     if plan.overlap_tp and plan.tp > 1:
         flags.append(("tp-comm-overlap", ""))
@@ -69,11 +71,13 @@ def _sharding(plan: Plan) -> Flags:
         return [("overlap-grad-reduce", "")] if plan.overlap_dp else []
     if plan.zero >= 2:
         strategy = "optim_grads_params" if plan.zero == 3 else "optim_grads"
+        copies = plan.dp // plan.shards if plan.shards else 1
         return [
             ("use-megatron-fsdp", ""),
             ("data-parallel-sharding-strategy", strategy),
             ("use-distributed-optimizer", ""),
             ("ckpt-format", "fsdp_dtensor"),
+            *([("num-distributed-optimizer-instances", str(copies))] if copies > 1 else []),
         ]
     switches = ["use-distributed-optimizer"]
     switches += ["overlap-grad-reduce", "overlap-param-gather"] if plan.overlap_dp else []
@@ -192,6 +196,13 @@ def bridge_overrides(llm: LLM, plan: Plan) -> Flags:
         fields["ddp.use_megatron_fsdp"] = True
         strategy = "optim_grads_params" if zero == 3 else "optim_grads"
         fields["ddp.data_parallel_sharding_strategy"] = strategy
+        if plan.shards:
+            fields["ddp.num_distributed_optimizer_instances"] = plan.dp // plan.shards
+    if plan.offload_layers:
+        fields |= {
+            "model.cpu_offloading": True,
+            "model.cpu_offloading_num_layers": plan.offload_layers,
+        }
     if plan.layers_per_stage is not None:
         fields["model.pipeline_model_parallel_layout"] = f"'{_layout(llm, plan)}'"
     if plan.recompute == "full":
@@ -210,6 +221,8 @@ def bridge_overrides(llm: LLM, plan: Plan) -> Flags:
 
 
 def _check(plan: Plan, framework: str) -> None:
+    if plan.shards and plan.cp > 1:
+        raise PlanError(f"{framework} has no shards beside cp here", fields=("shards", "cp"))
     if plan.splits_backward or plan.schedule == "gpipe":
         raise PlanError(f"{framework} has no schedule {plan.schedule}", fields=("schedule",))
     if plan.zero >= 2 and plan.pp > 1:

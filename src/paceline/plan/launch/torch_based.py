@@ -57,11 +57,13 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     )
     _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
-    _refuse(TORCHTITAN, f"precision {plan.precision}", plan.precision in ("fp16", "fp32"))
-    sharded = plan.zero >= 2
+    _refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
+    unknown = plan.precision in ("fp16", "fp32", "nvfp4")
+    _refuse(TORCHTITAN, f"precision {plan.precision}", unknown)
+    sharded, shard = plan.zero >= 2, _shard_size(plan)
     parallelism: Table = {
-        "data_parallel_replicate_degree": 1 if sharded else plan.dp,
-        "data_parallel_shard_degree": plan.dp if sharded else 1,
+        "data_parallel_replicate_degree": plan.dp // shard,
+        "data_parallel_shard_degree": shard,
         "fsdp_reshard_after_forward": "never" if plan.zero == 2 else "default",
         "tensor_parallel_degree": plan.tp,
         "enable_async_tensor_parallel": plan.overlap_tp and plan.tp > 1,
@@ -121,7 +123,9 @@ def deepspeed_keys(plan: Plan) -> Table:
     _refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
     _refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
     _refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
-    _refuse(DEEPSPEED, "fp8 in its configuration", plan.precision == "fp8")
+    _refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
+    _refuse(DEEPSPEED, "shards (its hpZ and MiCS shard otherwise)", plan.shards > 0)
+    _refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
     keys: Table = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -164,12 +168,14 @@ def accelerate_keys(plan: Plan) -> Table:
     _refuse(ACCELERATE, "pp > 1", plan.pp > 1)
     _refuse(ACCELERATE, "ep > 1", plan.ep > 1)
     _refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
+    _refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
+    _refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
     _refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
     precision = {"fp32": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}[plan.precision]
     if plan.zero == 0 and plan.tp == plan.cp == 1:
         _refuse(ACCELERATE, "recomputation without FSDP", plan.recompute == "full")
         return {"distributed_type": "MULTI_GPU", "mixed_precision": precision}
-    sharded = plan.zero >= 2
+    shard = _shard_size(plan)
     return {
         "distributed_type": "FSDP",
         "mixed_precision": precision,
@@ -181,12 +187,17 @@ def accelerate_keys(plan: Plan) -> Table:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": 1 if sharded else plan.dp,
-            "parallelism_config_dp_shard_size": plan.dp if sharded else 1,
+            "parallelism_config_dp_replicate_size": plan.dp // shard,
+            "parallelism_config_dp_shard_size": shard,
             "parallelism_config_tp_size": plan.tp,
             "parallelism_config_cp_size": plan.cp,
         },
     }
+
+
+def _shard_size(plan: Plan) -> int:
+    """Replicas that share the parameters; the context-parallel ranks do besides."""
+    return (plan.shards // plan.cp or plan.dp) if plan.zero >= 2 else 1
 
 
 def _refuse(framework: str, what: str, condition: bool) -> None:

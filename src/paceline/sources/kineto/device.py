@@ -50,6 +50,8 @@ _OTHER = re.compile(
 _COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "hip_runtime", "xpu_runtime")
 _OPERATORS = ("cpu_op", "operator")
+#: What is read of an event's ``args``.
+_ARGS = ("correlation", "stream")
 
 
 #: Ranges of a schedule that runs passes at once name the direction: ``attn(F)``, ``dispatch(B)``,
@@ -130,7 +132,7 @@ def read_device(path: Path) -> RankFile:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
     """
     reader = _Reader()
-    header = hand_out(path, reader.takers, 1.0)
+    header = hand_out(path, reader.takers, 1.0, _ARGS)
     return reader.finish(path, header)
 
 
@@ -279,16 +281,22 @@ class _Reader:
     def _outer_operators(self) -> Operators:
         """The operators that no other of their thread is around, in microseconds."""
         start, end, thread, name = (np.array(column) for column in self._operators)
-        if self._work:
-            start, end, thread, name = start[:0], end[:0], thread[:0], name[:0]
-        order = np.lexsort((-end, start, thread))
-        start, end, thread, name = start[order], end[order], thread[order], name[order]
-        outer = np.zeros(len(start), dtype=bool)
-        for one in np.unique(thread):
-            rows = np.flatnonzero(thread == one)
-            until = np.maximum.accumulate(end[rows])
-            outer[rows] = np.append(True, start[rows][1:] >= until[:-1])
-        return Operators(start[outer], end[outer], thread[outer], name[outer])
+        rows = np.arange(0) if self._work else outermost(start, end, thread)
+        return Operators(start[rows], end[rows], thread[rows], name[rows])
+
+
+def outermost(
+    start: npt.NDArray[Any], end: npt.NDArray[Any], thread: npt.NDArray[Any]
+) -> npt.NDArray[np.intp]:
+    """Those of some ranges that no other of their thread is around, by thread and start."""
+    order = np.lexsort((-end, start, thread))
+    outer = np.zeros(len(order), dtype=bool)
+    for one in np.unique(thread):
+        places = np.flatnonzero(thread[order] == one)
+        rows = order[places]
+        until = np.maximum.accumulate(end[rows])
+        outer[places] = np.append(True, start[rows][1:] >= until[:-1])
+    return order[outer]
 
 
 def work_of(name: str) -> Work:
