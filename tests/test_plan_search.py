@@ -60,6 +60,14 @@ CASES: dict[str, Case] = {
         MIXED,
         Space(gpus=(8,), base=Plan(global_batch=32, schedule="dualpipe"), micro_batches=(1, 2)),
     ),
+    "dualpipe overlaps in part": (
+        MIXED,
+        Space(
+            gpus=(8,),
+            base=Plan(global_batch=32, schedule="dualpipe", overlap_factor=0.3),
+            micro_batches=(1,),
+        ),
+    ),
     "sharded pipelines": (
         MIXED,
         Space(

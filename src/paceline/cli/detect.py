@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -216,6 +215,8 @@ def _offline(
     args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
 ) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    from dataclasses import replace
+
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
@@ -269,6 +270,8 @@ def _offline(
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
     """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    from dataclasses import asdict
+
     import numpy as np
 
     from paceline.detect.limits import WARM_UP
@@ -336,6 +339,8 @@ def _update(
 
 def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
     """All events of a table of step times, with its own numbers of ranks."""
+    from dataclasses import replace
+
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
 
@@ -439,6 +444,8 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
+    from dataclasses import replace
+
     from paceline.detect.accept import Accepted
     from paceline.detect.arrivals import Arrivals
     from paceline.detect.job import job_events

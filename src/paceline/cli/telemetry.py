@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from paceline.cli.trace_input import file_name
@@ -118,6 +117,8 @@ def _gpus_of(
 
 
 def _mapping(health: GpuHealth) -> dict[str, Any]:
+    from dataclasses import asdict
+
     return {
         "host": health.gpu.host,
         "gpu": health.gpu.number,

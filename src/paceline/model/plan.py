@@ -77,6 +77,8 @@ class Plan:
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
+        overlap_factor: of "dualpipev" and "dualpipe": which share of the shorter of a pair's
+            compute and its exchange of tokens hides behind the longer, 0 to 1.
         bucket_bytes: size of one gradient bucket; None = 40 million elements (Megatron-Core).
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
@@ -110,6 +112,7 @@ class Plan:
     overlap_dp: bool = True
     overlap_tp: bool = False
     overlap_pp: bool = False
+    overlap_factor: float = 1.0
     bucket_bytes: float | None = None
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
@@ -173,6 +176,7 @@ class Plan:
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
             )
+        self._check_overlap_factor()
         self._settle_schedule()
         self._check_layers()
 
@@ -195,6 +199,22 @@ class Plan:
     def input_bytes(self) -> float:
         """Bytes of an element as an input of a product."""
         return _QUANTISED_BYTES.get(self.precision, self.element_bytes)
+
+    def _check_overlap_factor(self) -> None:
+        factor = self.overlap_factor
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not (is_number and 0 <= factor <= 1):
+            text = reprlib.repr(factor)
+            raise PlanError(
+                f"the plan's overlap_factor must be a number from 0 to 1, not {text}",
+                fields=("overlap_factor",),
+            )
+        if factor != 1 and self.schedule not in OVERLAPPING:
+            raise PlanError(
+                f"overlap_factor is for {' and '.join(OVERLAPPING)}; {self.schedule} overlaps no "
+                "forward with a backward",
+                fields=("overlap_factor", "schedule"),
+            )
 
     def _settle_schedule(self) -> None:
         if self.schedule in SPLIT_SCHEDULES:

@@ -249,7 +249,7 @@ class Assembly:
             np.array(shape.places),
             self._microbatches(rows),
             *(forward, backward, weight, (exchange[0], exchange[1])),
-            *(p2p.max(axis=1), ready),
+            *(p2p.max(axis=1), ready, shape.overlap_factor),
         ).ends(fast)
 
     def _microbatches(self, rows: Ints) -> Ints:
