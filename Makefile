@@ -69,9 +69,12 @@ stress: $(VENV)/installed-dev  ## the tests beside 8 busy processes: none may de
 
 NATIVE := src/paceline/native
 
-native:  ## the NCCL profiler plugin (docs/nccl.md); needs nothing but a C compiler
-	$(CC) -std=c11 -O2 -Wall -Wextra -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete \
-	  -o $(NATIVE)/libpaceline-nccl.so $(NATIVE)/*.c
+NATIVE_FLAGS := -std=c11 -O2 -Wall -Wextra -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete
+
+native:  ## the NCCL profiler plugin and the shim (docs/nccl.md); needs nothing but a C compiler
+	$(CC) $(NATIVE_FLAGS) -o $(NATIVE)/libpaceline-nccl.so $(NATIVE)/*.c
+	$(CC) $(NATIVE_FLAGS) -o $(NATIVE)/libpaceline-nccl-shim.so $(NATIVE)/shim/*.c \
+	  $(filter-out $(NATIVE)/plugin.c,$(wildcard $(NATIVE)/*.c)) -ldl
 
 clean:
 	rm -f $(NATIVE)/*.so

@@ -45,6 +45,14 @@ def test_each_command_has_a_page_with_all_its_options(reference, pages):
             assert [o for o in options if f"`{o}" not in pages[name]] == []
 
 
+def test_each_command_names_a_page_that_explains_it(reference, pages):
+    assert set(reference.GUIDES) <= set(pages)
+    for name, page in pages.items():
+        (guide,) = re.findall(r"^More about it: \[.*\]\(\.\./\.\./(.+)\)\.$", page, re.M)
+        text = (EXTENSION.parents[1] / guide).read_text("utf-8")
+        assert f"paceline {name}" in text, guide
+
+
 def test_the_list_of_commands_has_them_all_and_the_exit_codes(reference):
     index = reference.commands_index()
     rows = re.findall(r"^\| \[`paceline ([\w-]+)`\]\(\1\.md\) \| (.+) \|$", index, re.M)

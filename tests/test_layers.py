@@ -39,6 +39,7 @@ LAYERS = (
         "detect",
         "ledger",
         "hosts",
+        "pause",
         "mitigate",
         "record",
         "integrations",

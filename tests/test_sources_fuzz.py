@@ -23,11 +23,13 @@ import test_sources_chakra
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
 import test_sources_torchcomms
+import test_telemetry
 from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from nsight_files import two_processes
 from otlp_spans import WITH_SPANS, requests_of
+from paceline.detect.gpu_health import gpu_health
 from paceline.detect.not_arrived import not_arrived
 from paceline.errors import PacelineError
 from paceline.ranks import rank_report
@@ -39,6 +41,7 @@ from paceline.sources.otlp import protobuf_encoding
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
+from paceline.sources.telemetry.files import load_telemetry
 from ras_files import communicator, missing, rank, saved
 from recordings import record_trace
 from rocpd_files import write_rocpd
@@ -202,6 +205,14 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda paths: otlp.check_request(protobuf_encoding.decode(paths[0].read_bytes(), "a"), "a"),
     ),
     "nccl inspector": (inspector, load_call_log),
+    "telemetry of xpu_timer": (
+        lambda folder: [test_telemetry.xpu_timer_json(folder / "a.json")],
+        lambda paths: gpu_health(load_telemetry(paths)),
+    ),
+    "telemetry of nvidia-smi": (
+        lambda folder: [test_telemetry.smi(folder)],
+        lambda paths: gpu_health(load_telemetry(paths)),
+    ),
     "torchcomms' clog": (test_sources_torchcomms.job, load_call_log),
     "nccl ras": (
         lambda folder: [

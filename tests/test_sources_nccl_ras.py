@@ -20,7 +20,7 @@ def test_a_level_job_names_nobody(tmp_path: Path) -> None:
     assert result.moves is None
     assert result.notes == (NOT_COUNTED, ONE_STATUS)
     assert result.explain() == (
-        "2026-06-11 13:06:53: NCCL 2.30.7, 4 processes, 1 communicators, 1 of them level\n"
+        "2026-06-11 13:06:53: NCCL 2.30.7, 4 processes, 1 communicator, 1 of them level\n"
         "no rank is behind, and none is missing"
     )
 

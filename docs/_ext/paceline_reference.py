@@ -28,6 +28,26 @@ FOLDER = Path("reference")
 #: argparse wraps usage lines to the width of the terminal.
 COLUMNS = "92"
 
+#: Command -> the page that explains it, where that has another name than the command.
+GUIDES = {
+    "admin": "monitor",
+    "analyze": "whatif",
+    "calibrate": "predict",
+    "completion": "tutorial",
+    "diagnose": "diagnosis",
+    "doctor": "tutorial",
+    "hosts": "validate",
+    "layers": "networks",
+    "optimal": "plan",
+    "push": "record",
+    "ranks": "import",
+    "remedy": "remedies",
+    "serve": "monitor",
+    "synth": "trace-format",
+    "timeline": "report",
+    "times": "import",
+}
+
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
@@ -64,12 +84,16 @@ def subcommands(
 def command_pages() -> dict[str, str]:
     """Command -> its page."""
     os.environ["COLUMNS"] = COLUMNS
-    return {name: command_page(child) for name, _, child in subcommands(main.build_parser())}
+    return {
+        name: command_page(child, GUIDES.get(name, name))
+        for name, _, child in subcommands(main.build_parser())
+    }
 
 
-def command_page(parser: argparse.ArgumentParser) -> str:
-    """All that a command's parser knows, its own commands below it."""
-    return "\n".join([*_describe(parser, 1), _EXIT_LINE, ""])
+def command_page(parser: argparse.ArgumentParser, guide: str) -> str:
+    """All that a command's parser knows, its own commands below it, and where more is said."""
+    more = f"More about it: [{guide}.md](../../{guide}.md).\n"
+    return "\n".join([*_describe(parser, 1), _EXIT_LINE, "", more])
 
 
 _EXIT_LINE = "Exit codes: [those of all commands](index.md#exit-codes), if nothing above says more."

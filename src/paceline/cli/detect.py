@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         if args.method == "bocd":
             return Bocd(ranks)
         threshold = THRESHOLD if args.threshold is None else args.threshold
-        return Detector(ranks, threshold=threshold, like=like)
+        return Detector(ranks, threshold=threshold, like=[seconds for _, seconds in like])
 
     if args.input == "-":
         if args.collectives or args.trace or args.telemetry:
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
-    """[step] the median of the ranks, of each file of ``--like``."""
+    """Of each file of ``--like`` its first step, and [step] the median of the ranks."""
     from paceline.sources.step_logs.files import earlier_runs
 
     if not args.like:
@@ -269,21 +269,21 @@ def _offline(
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
-    """Say where the run is slower than its repeats from its first steps on."""
+    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
     from dataclasses import asdict
 
     import numpy as np
 
     from paceline.detect.limits import WARM_UP
-    from paceline.detect.slow_start import slow_start
+    from paceline.detect.slow_start import comparable, slow_run
 
-    if not like or times.steps[0] > WARM_UP:  # it goes on from a checkpoint: other steps
-        return
-    found = slow_start(np.nanmedian(times.duration_s, axis=1), like)
+    earlier = comparable(int(times.steps[0]), like)
+    found = slow_run(np.nanmedian(times.duration_s, axis=1), earlier)
     if found is None:
         return
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
-    print(json.dumps(mapping) if args.json else f"slow from the start: {found.explain()}")
+    head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
+    print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
 
 
 def _tell_hang(args: argparse.Namespace, times: Table) -> None:
@@ -342,10 +342,13 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
     from dataclasses import replace
 
     from paceline.detect.accept import NEAR_STEPS, Accepted
+    from paceline.detect.detector import Detector
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
+    if isinstance(detector, Detector):
+        detector.expected_steps = n_steps
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
             row, workload = times.duration_s[i], times.workload_of(i)

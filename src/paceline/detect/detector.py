@@ -84,6 +84,7 @@ class Detector:
         n = int(ranks)
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
+        self.expected_steps = 0  # updates to come, where known: many are worth compiled code
         self.last_step: int | None = None
         self._ring = np.full((n, levels.RING), np.nan, dtype=np.float32)
         self._number = np.zeros((n, levels.RING), dtype=np.int64)
@@ -203,7 +204,9 @@ class Detector:
         self.last_step = int(step)
         jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
         missing = np.isnan(x) | jumped
-        events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
+        events = []
+        if jumped.any():
+            events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
         like = self._likeness.expected(step, self.steps)
         self.steps += 1
         for number, row, scale in self._workloads.take(int(step), x, missing, like, workload):
@@ -217,7 +220,8 @@ class Detector:
         self._scale = scale
         jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
         out = np.empty((2 * self.ranks, levels.N_OUT))
-        fast = self.steps * self.ranks > levels.INTERPRETED_SAMPLES
+        many = max(self.steps, self.expected_steps) * self.ranks
+        fast = many > levels.INTERPRETED_SAMPLES
         advance = levels.compiled_advance() if fast else levels.advance
         n = advance(
             number,

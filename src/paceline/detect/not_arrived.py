@@ -15,6 +15,7 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import TraceError
 from paceline.sources.nccl_ras import Communicator, MissingRank, Process, RankStatus, RasStatus
+from paceline.units import count
 
 #: Processes that are listed by name for each reason; NCCL's own limit is 10.
 _LISTED = 10
@@ -187,9 +188,10 @@ class NotArrived:
         """All of it, a line for each communicator where there is something to say."""
         last = self.statuses[-1]
         n_level = sum(standing.is_level for standing in self.standings)
+        processes = count(len(last.processes), "process", "processes")
         head = (
-            f"{last.at}: NCCL {last.nccl_version}, {len(last.processes):,} processes, "
-            f"{len(self.standings):,} communicators, {n_level:,} of them level"
+            f"{last.at}: NCCL {last.nccl_version}, {processes}, "
+            f"{count(len(self.standings), 'communicator')}, {n_level:,} of them level"
         )
         lines = [head]
         if self.moves is not None:

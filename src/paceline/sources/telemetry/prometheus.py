@@ -77,7 +77,7 @@ def _of_json(
 ) -> Iterator[tuple[Gpu, str, float, float]]:
     try:
         answer = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is no JSON: {error}") from None
     for part in answer if isinstance(answer, list) else [answer]:
         data = part.get("data") if isinstance(part, dict) else None
@@ -92,13 +92,13 @@ def _of_series(
     series: Any, path: Path, hangs: dict[Gpu, tuple[float, float]]
 ) -> Iterator[tuple[Gpu, str, float, float]]:
     try:
-        labels = series["metric"]
+        labels = {name: str(value) for name, value in series["metric"].items()}
         points = series["values"] if "values" in series else [series["value"]]
         samples = [(float(time_s), float(value)) for time_s, value in points]
         name = labels["__name__"]
         for time_s, value in xpu_timer.fresh(samples) if name == xpu_timer.FLOPS else samples:
             yield from _values(name, labels, time_s, value, hangs)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise TraceError(
             f"{path}: a series needs metric with __name__, and values of [time, value]; ask for "
             "the fields themselves, not for rate() of them"
