@@ -13,7 +13,8 @@ import pytest
 from paceline.diagnose import diagnose, forward_backward_correlation
 from paceline.errors import GraphError, TraceError
 from paceline.graph import from_trace
-from paceline.remedies import Case
+from paceline.remedies import Case, advise
+from paceline.remedies.replace import KINDS
 from paceline.sources import load
 from paceline.whatif import analyze
 from tail_jobs import TailJob, Worker
@@ -152,6 +153,9 @@ def test_steps_are_those_of_the_generators_own_simulation(shape, tmp_path):
     (finding,) = (f for f in case.diagnosis.findings if f.cause == "worker")
     assert finding.where["workers"] == [[job.tp, 0]]
     assert finding.evidence["factors"][0] == pytest.approx(1.5, rel=0.05)
+    (remedy,) = (r for r in advise(case, KINDS).remedies if r.remedy == "replace-worker")
+    healed = TailJob(**{**vars_of(job), "slow": {}})
+    assert remedy.gain == pytest.approx(1 - healed.step_s / job.step_s, abs=0.02)
 
 
 def changed(job, path, change):
