@@ -6,11 +6,19 @@ median, and blocks of 64 steps are drawn from it.
 
 from __future__ import annotations
 
+import os
+import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).absolute().parents[2] / "shared"))
+SERIES = SHARED / "data" / "step-series" / "step_series.npz"
+
 BLOCK, BEFORE, STEPS = 64, 129, 2400
+#: Rules are chosen on one half of the groups and judged on the other; a group is one job's runs.
+HALVES = ("develop", "unseen", "all")
 CASES = (
     "worsening", "partial relief", "overlap", "faster", "workload", "repeat", "flapping", "small",
     "ramp", "restart", "planned",
@@ -27,6 +35,8 @@ class Stream:
         workload: [step] tokens, or None.
         like: earlier runs.
         restart: the step at which it goes back to a checkpoint, or None.
+        planned: the step from which on plan makes steps longer, or None.
+        ramp: the level at each step where it rises slowly, or None.
     """
 
     x: np.ndarray
@@ -35,14 +45,22 @@ class Stream:
     like: list = field(default_factory=list)
     restart: int | None = None
     planned: int | None = None
+    ramp: np.ndarray | None = None
 
 
-def residuals(series, rng, runs=150):
+def in_half(group, half):
+    """Whether a group of runs belongs to a half of the series."""
+    return half == "all" or HALVES[zlib.crc32(str(group).encode()) % 2] == half
+
+
+def residuals(series, rng, half, runs=150):
     """Noise of stages of real runs, in which the workload stays: [step] each, around 1."""
     offsets, seconds = series["offsets"], series["duration_s"]
     work = series["tokens"].astype(np.int64) * 10_000 + series["window"]
     noise = []
     for run in rng.permutation(len(offsets) - 1):
+        if not in_half(series["group"][run], half):
+            continue
         rows = slice(offsets[run] + 60, offsets[run + 1])
         cuts = np.flatnonzero(np.diff(work[rows])) + 1
         stages = np.split(seconds[rows].astype(float), cuts)
@@ -116,7 +134,8 @@ def stream(case, noise, rng):
     if case == "ramp":
         a, length = rng.uniform(1.3, 1.8), int(rng.integers(20, 100))
         level[at:] = np.interp(np.arange(len(x) - at), [0, length], [1, a])
-        return Stream(x * level, [(at + int(np.argmax(level[at:] > 1.12)), "onset", a)])
+        change = (at + int(np.argmax(level[at:] > 1.12)), "onset", a)
+        return Stream(x * level, [change], ramp=level)
     a = rng.uniform(1.15, 1.6)
     level[at:] = a
     level[at : at + 6] *= np.linspace(1.8, 1.1, 6)

@@ -386,5 +386,8 @@ def test_a_run_that_is_slow_from_its_first_step_is_told(capsys, tmp_path):
     found = json.loads(out.splitlines()[0])
     assert (found["kind"], found["runs"]) == ("slow-start", 3)
     assert found["factor"] == pytest.approx(1.08, abs=0.005)
+    like = [series(f"in samples{n}", 1.0, first=1152) for n in range(2)]
+    code, out, _ = said(capsys, series("slow in samples", 1.08, first=1152), "--like", *like)
+    assert out.startswith("slow from the start: 1.08x as long as the median of 2 earlier runs")
     for other in (series("usual", 1.01), series("resumed", 1.08, first=500)):
         assert "slow from the start" not in said(capsys, other, "--like", *like)[1]

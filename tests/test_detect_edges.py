@@ -90,7 +90,8 @@ def test_seven_of_nine_steps_are_relief(healthy):
         (5.01, 5, None),  # the five steps after a pause warm up again
         (5.01, 7, None),
         (5.01, 8, 308),  # three that count
-        (4.99, 2, 302),  # no pause, but slow itself
+        (4.99, 2, None),  # no pause, but three samples that differ this much are no level
+        (4.99, 3, 303),  # nor four a pause: slow itself
     ],
 )
 def test_a_pause_and_the_steps_behind_it_are_no_evidence(pause_s, slow, step):

@@ -137,3 +137,58 @@ def test_machine_code_tells_the_same(monkeypatch):
     for one, other in zip(interpreted, compiled, strict=True):
         assert (one.kind, one.step, one.since_step) == (other.kind, other.step, other.since_step)
         assert one.factor == pytest.approx(other.factor, rel=1e-3)
+
+
+def test_where_many_steps_are_to_come_the_first_one_is_judged_by_machine_code(monkeypatch):
+    calls = []
+    monkeypatch.setattr(levels, "compiled_advance", lambda: lambda *given: calls.append(given) or 0)
+    detector = Detector()
+    detector.update(0, [1.0])
+    assert not calls
+    detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
+    detector.update(1, [1.0])
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("at", range(600, 616))
+def test_a_job_that_is_slow_after_a_restart_is_told_wherever_it_settles(at):
+    x = noise(700, cov=0.005)
+    x[at:] *= 1.4
+    x[at : at + 6] *= np.linspace(1.8, 1.1, 6)
+    detector, events = Detector(), []
+    for step, value in enumerate(x):
+        if step == at:
+            detector.go_back()
+        events += detector.update(step, [value])
+    assert [event.kind for event in events] == ["onset"]
+    assert events[0].factor == pytest.approx(1.4, rel=0.02)
+    assert events[0].step <= at + 12
+
+
+def test_an_onset_has_a_factor_above_the_threshold():
+    x = noise(700, cov=0.001)
+    x[300:311] *= 1.085
+    x[[306, 308, 310]] *= 1.1 / 1.085  # the median of the last five is above, that of all is not
+    assert events_of(x) == []
+    x[300:311] *= 1.02
+    assert [event.kind for event in events_of(x)] == ["onset", "relief"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "step"),
+    [((1.11, 1.19, 1.29), None), ((1.25, 1.28, 1.30), 302), ((1.11, 1.19, 1.29, 1.29), 303)],
+)
+def test_three_samples_are_a_level_if_they_agree(samples, step):
+    x = noise(400, cov=0.001)
+    x[300 : 300 + len(samples)] = samples
+    steps = [event.step for event in events_of(x) if event.kind == "onset"]
+    assert steps == ([] if step is None else [step])
+
+
+def test_a_step_on_a_level_that_wobbles_is_no_ramp():
+    early, middle = np.linspace(1.08, 1.12, 8), np.linspace(1.14, 1.21, 8)
+    jump = np.concatenate([early, middle, np.full(4, 1.2), np.full(4, 1.46)])[::-1]
+    assert levels.is_ramp(jump, 24, 0)
+    assert not levels.is_ramp(jump, 24, 4)
+    ramp = np.linspace(1.46, 1.08, 24)
+    assert levels.is_ramp(ramp, 24, 4)

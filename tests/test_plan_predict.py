@@ -7,12 +7,14 @@ import pytest
 
 import paceline
 from paceline.errors import ModelError, PlanError
+from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
-from paceline.model.llm import LLM, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import PARTS
 from paceline.model.memory_rules import MemoryRules
 from paceline.model.plan import Plan
+from paceline.plan.cost import model_flops_per_token
 from paceline.plan.memory_curve import memory_curve
 from paceline.plan.predict import predict
 from paceline.plan.step import step_time_s
@@ -218,3 +220,17 @@ def test_a_cheaper_loss_is_the_first_thing_that_may_fit() -> None:
     assert not prediction.fits
     assert prediction.to_fit[0] == "a fused loss"
     assert predict(llm, plan, "h100", rules=MemoryRules(loss="fused")).fits
+
+
+def test_frozen_weights_have_no_gradients_in_the_utilisation():
+    """By Megatron-Bridge 067f987 (``flop_utils.py``): two thirds, and all of the attention."""
+    llm = llm_preset("llama3-8b")
+    plan = Plan(dp=8, global_batch=8)
+    whole, frozen = (
+        model_flops_per_token(llm, replace(plan, adapter_rank=rank)) for rank in (0, 16)
+    )
+    pairs = llm.seq_len * llm.layers
+    attention = 6 * pairs * llm.heads * 2 * llm.head_dim
+    assert frozen == pytest.approx(2 / 3 * (whole - attention) + attention)
+    prediction = predict(llm, replace(plan, adapter_rank=16), cluster_preset("h100"))
+    assert prediction.model_flops_per_gpu == frozen * prediction.tokens_per_s_per_gpu

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
-from paceline.cli import telemetry, trace_input
+from paceline.cli import detect_ras, telemetry, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ examples:
   paceline detect iterations.csv --trace trace.parquet
   paceline detect runs/job-17
   paceline detect --collectives nccl.parquet
+  paceline detect --collectives ras-1.json ras-2.json    # ncclras -f json: who has not arrived
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         if args.method == "bocd":
             return Bocd(ranks)
         threshold = THRESHOLD if args.threshold is None else args.threshold
-        return Detector(ranks, threshold=threshold, like=like)
+        return Detector(ranks, threshold=threshold, like=[seconds for _, seconds in like])
 
     if args.input == "-":
         if args.collectives or args.trace or args.telemetry:
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
-    """[step] the median of the ranks, of each file of ``--like``."""
+    """Of each file of ``--like`` its first step, and [step] the median of the ranks."""
     from paceline.sources.step_logs.files import earlier_runs
 
     if not args.like:
@@ -215,12 +215,16 @@ def _offline(
     args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
 ) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    from dataclasses import replace
+
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     log = step_times = None
     if args.collectives:
+        if detect_ras.applies(args.collectives):
+            return detect_ras.run(args.collectives, args.input, as_json=args.json)
         log, step_times = _calls(args)
     if args.input is not None:
         times = _table(args)
@@ -265,19 +269,21 @@ def _offline(
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
-    """Say where the run is slower than its repeats from its first steps on."""
+    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    from dataclasses import asdict
+
     import numpy as np
 
     from paceline.detect.limits import WARM_UP
-    from paceline.detect.slow_start import slow_start
+    from paceline.detect.slow_start import comparable, slow_run
 
-    if not like or times.steps[0] > WARM_UP:  # it goes on from a checkpoint: other steps
-        return
-    found = slow_start(np.nanmedian(times.duration_s, axis=1), like)
+    earlier = comparable(int(times.steps[0]), like)
+    found = slow_run(np.nanmedian(times.duration_s, axis=1), earlier)
     if found is None:
         return
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
-    print(json.dumps(mapping) if args.json else f"slow from the start: {found.explain()}")
+    head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
+    print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
 
 
 def _tell_hang(args: argparse.Namespace, times: Table) -> None:
@@ -333,11 +339,16 @@ def _update(
 
 def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
     """All events of a table of step times, with its own numbers of ranks."""
+    from dataclasses import replace
+
     from paceline.detect.accept import NEAR_STEPS, Accepted
+    from paceline.detect.detector import Detector
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
+    if isinstance(detector, Detector):
+        detector.expected_steps = n_steps
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
             row, workload = times.duration_s[i], times.workload_of(i)
@@ -433,6 +444,8 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
+    from dataclasses import replace
+
     from paceline.detect.accept import Accepted
     from paceline.detect.arrivals import Arrivals
     from paceline.detect.job import job_events

@@ -67,6 +67,9 @@ class Detector:
         DetectError: an argument is out of range.
     """
 
+    #: Updates in all, where known: many are worth compiled code at once. A hint, no state.
+    expected_steps: int = 0
+
     def __init__(
         self,
         ranks: int = 1,
@@ -203,7 +206,9 @@ class Detector:
         self.last_step = int(step)
         jumped = (x < MIN_STEP_S) | (x > MAX_STEP_S)
         missing = np.isnan(x) | jumped
-        events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
+        events = []
+        if jumped.any():
+            events = [self._jump(rank, step) for rank in np.flatnonzero(jumped).tolist()]
         like = self._likeness.expected(step, self.steps)
         self.steps += 1
         for number, row, scale in self._workloads.take(int(step), x, missing, like, workload):
@@ -217,7 +222,8 @@ class Detector:
         self._scale = scale
         jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
         out = np.empty((2 * self.ranks, levels.N_OUT))
-        fast = self.steps * self.ranks > levels.INTERPRETED_SAMPLES
+        many = max(self.steps, self.expected_steps) * self.ranks
+        fast = many > levels.INTERPRETED_SAMPLES
         advance = levels.compiled_advance() if fast else levels.advance
         n = advance(
             number,

@@ -51,8 +51,8 @@ SETTLED, SETTLE_MOST = 6, 24
 PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
-#: Samples of a new level at least.
-FEWEST = 3
+#: Samples of a new level at least; of the fewest, all lie within this share of their excess.
+FEWEST, AGREE = 3, 0.5
 #: Samples in which a ramp shows, the share that it rises in them, and samples that end it.
 RAMP, RISE, RAMP_OVER = 24, 0.04, 20
 #: Samples of a level up to which it is young, and its bar wider.
@@ -140,6 +140,8 @@ def advance(
                     row = (w[SEEN] - 1 - k) % RING
                     evidence[rank, row] = ok[k] = 1
                 w[AGE] = min(w[AGE], SETTLED)  # what came before it settled is no level
+                if w[INITIAL] == 1:  # the level is that from before the restart, not these samples
+                    w[INITIAL] = 0
             else:
                 continue
         follow_level(y, n, warm_up, is_evidence, f, w)
@@ -153,10 +155,10 @@ def advance(
                 kind, since, factor, before = change(
                     window, y, n, threshold, scale, number[rank], f, w
                 )
-                if kind == WORSENING and is_ramp(y, n):  # told once, when it is over
+                if kind == WORSENING and is_ramp(y, n, w[AGE]):  # told once, when it is over
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
-            elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n):
+            elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n, 0):
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
                 factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
                 f[MIDDLE_S], w[INITIAL] = f[LEVEL_S], 0
@@ -302,7 +304,7 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
                 above += y[k] > up
                 below += y[k] < down
         half = (window + 1) // 2
-        if above >= half and y[0] > level and is_sure(window, y, n, threshold, up, f, w):
+        if above >= half and y[0] > (level + up) / 2 and is_sure(window, y, n, threshold, up, f, w):
             return window
         is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
         count = first_of(False, window, y, age, threshold, level) if is_low else 0
@@ -320,18 +322,30 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     count = first_of(True, window, y, min(n, w[AGE]), threshold, level)
     if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
+    new = middle_mean(y[:count])
+    if new < level * (1 + threshold):
+        return False
+    if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
+        return False
     recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     return not recent or count > w[BURST_LEN] + 2
 
 
-def is_ramp(y: Floats, n: int) -> bool:
-    """Whether the last samples rise steadily: a step lies in one of their thirds."""
+def is_ramp(y: Floats, n: int, count: int) -> bool:
+    """Whether the last samples rise steadily, not by a step ``count`` samples ago (0: none).
+
+    A step lies in one of the thirds; where it lies at the edge of one, samples next to it tell.
+    """
     if n < RAMP:
         return False
     third = RAMP // 3
     late, middle = np.median(y[:third]), np.median(y[third : 2 * third])
     early = np.median(y[2 * third : RAMP])
     rise = late - early
+    if 0 < count <= n - FEWEST:
+        jump = np.median(y[max(0, count - FEWEST) : count]) - np.median(y[count : count + FEWEST])
+        if jump > 0.5 * (np.median(y[:FEWEST]) - early):
+            return False
     return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
 
 

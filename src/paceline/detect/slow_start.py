@@ -1,4 +1,4 @@
-"""Whether a run is slower than its repeats from its first steps on."""
+"""Whether a run is slower than its repeats, from its first steps on or as a whole."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ import numpy.typing as npt
 
 from paceline.detect.limits import WARM_UP
 
-#: A run is called slow from this excess over its repeats on.
-LEAST_SHARE = 0.04
+Array = npt.NDArray[np.float64]
+
+#: A run is called slow from this excess over its repeats on: 4%, less what 50 steps leave unsure.
+LEAST_SHARE = 0.035
 #: With fewer earlier runs nothing says how far repeats differ.
-MIN_RUNS = 3
-#: The excess is this many times the width in which the repeats themselves lie.
-WIDTHS = 2.0
+MIN_RUNS = 2
+#: The excess is this many times the width in which the repeats lie; of only two, that is unsure.
+WIDTHS, WIDTHS_OF_TWO = 2.0, 4.0
+#: From this number of repeats on the slowest is left out of their width: it may be slow itself.
+MANY_RUNS = 4
 
 
 @dataclass(frozen=True)
 class SlowStart:
-    """A run that is slow from its first steps on.
+    """A run that is slower than its repeats, from its first steps on or as a whole.
 
     Attributes:
         factor: its step time over the median of its repeats, at the same steps.
-        width: the share by which the slowest repeat exceeds the fastest.
+        width: the share by which the slowest repeat exceeds the fastest; of four and more, the
+            slowest but one.
         runs: how many repeats there are.
+        steps: how many steps were compared.
     """
 
     factor: float
     width: float
     runs: int
+    steps: int
 
     def explain(self) -> str:
         """The finding in words and numbers."""
         return (
-            f"{self.factor:.2f}x as long as the median of {self.runs} earlier runs from its first "
-            f"steps on; these differ by {self.width:.1%} among each other"
+            f"{self.factor:.2f}x as long as the median of {self.runs} earlier runs over "
+            f"{self.steps:,} steps; these differ by {self.width:.1%} among each other"
         )
 
 
@@ -50,7 +57,7 @@ def slow_start(
     Args:
         run: [step] seconds.
         earlier: [step] seconds of each earlier run.
-        steps: first steps that are compared.
+        steps: first steps that are compared; runs with fewer are left out.
 
     Returns:
         None where the run is not slow, or the repeats differ too much or are too few to say so.
@@ -65,7 +72,38 @@ def slow_start(
         return None
     usual_s = np.nanmedian(seconds[1:], axis=0)
     logs = np.nanmedian(np.log(seconds / usual_s), axis=1)
-    excess, width = float(logs[0] - np.median(logs[1:])), float(np.ptp(logs[1:]))
-    if not excess > max(np.log1p(LEAST_SHARE), WIDTHS * width):
+    repeats = np.sort(logs[1:])
+    excess = float(logs[0] - np.median(repeats))
+    width = float(np.ptp(repeats[:-1] if len(repeats) >= MANY_RUNS else repeats))
+    widths = WIDTHS_OF_TWO if len(repeats) == 2 else WIDTHS
+    if not excess > max(np.log1p(LEAST_SHARE), widths * width):
         return None
-    return SlowStart(float(np.exp(excess)), float(np.expm1(width)), len(rows) - 1)
+    return SlowStart(float(np.exp(excess)), float(np.expm1(width)), len(repeats), steps)
+
+
+def slow_run(run: npt.ArrayLike, earlier: Sequence[npt.ArrayLike]) -> SlowStart | None:
+    """Compare the first steps of a run with those of earlier runs, then all that they share.
+
+    Of runs that ended early only those count that are at least half as long as the run.
+    """
+    size = np.size(np.asarray(run))
+    long = [row for row in earlier if 2 * len(np.asarray(row)) >= size]
+    shared = min([size, *(len(np.asarray(row)) for row in long)])
+    return slow_start(run, earlier) or slow_start(run, long, max(shared, WARM_UP))
+
+
+def comparable(first_step: int, earlier: Sequence[tuple[int, Array]]) -> list[Array]:
+    """The earlier runs that begin where a run does: at the same step, or both within the warm-up.
+
+    Logs may count samples, or write first after an interval. A run that goes on from a checkpoint
+    has other steps than one from the begin.
+
+    Args:
+        first_step: of the run.
+        earlier: the first step of each earlier run, and its [step] seconds.
+    """
+    return [
+        seconds
+        for first, seconds in earlier
+        if first == first_step or max(first, first_step) <= WARM_UP
+    ]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.model.llm import LLM
+from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
 #: One number, or one per plan.
@@ -33,17 +34,30 @@ def dollars_per_day(gpus: Number, price_per_gpu_hour: float) -> Number:
     return gpus * price_per_gpu_hour * HOURS_PER_DAY
 
 
-def mfu(llm: LLM, global_batch: int, step_time_s: Array, gpus: Array, peak_flops: float) -> Array:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, B), recomputation not counted."""
-    flops = llm.model_flops_per_token() * global_batch * llm.seq_len
+def model_flops_per_token(llm: LLM, plan: Plan, *, causal: bool = False) -> float:
+    """FLOPs of a token's forward and backward, recomputation not counted.
+
+    Frozen weights (adapters) have no gradients, so two of six FLOPs an element are not made, as
+    Megatron-Bridge counts (067f987, ``flop_utils.py``).
+    """
+    flops = llm.model_flops_per_token(causal=causal)
+    return flops - llm.weight_gradient_flops_per_token if plan.adapter_rank else flops
+
+
+def mfu(llm: LLM, plan: Plan, step_time_s: Array, gpus: Array, peak_flops: float) -> Array:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, B), recomputation not counted.
+
+    Of ``plan`` the global batch and the adapters count.
+    """
+    flops = model_flops_per_token(llm, plan) * plan.global_batch * llm.seq_len
     share: Array = flops / (step_time_s * gpus * peak_flops)
     return share
 
 
-def causal_share(llm: LLM) -> float:
+def causal_share(llm: LLM, plan: Plan) -> float:
     """Model FLOPs without what the causal mask leaves out, over those of Korthikanti et al. 2022.
 
     The usual MFU counts all of the attention (there, and Chowdhery et al. 2022); frameworks that
     report the other, such as Megatron-LM from 2025 on, count half.
     """
-    return llm.model_flops_per_token(causal=True) / llm.model_flops_per_token()
+    return model_flops_per_token(llm, plan, causal=True) / model_flops_per_token(llm, plan)

@@ -25,7 +25,13 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan, check
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.strategy import Strategy
-from paceline.plan.cost import causal_share, dollars_per_day, training_days, training_steps
+from paceline.plan.cost import (
+    causal_share,
+    dollars_per_day,
+    model_flops_per_token,
+    training_days,
+    training_steps,
+)
 from paceline.plan.fitting import what_fits
 from paceline.plan.interval import Interval, interval
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
@@ -120,7 +126,7 @@ class Prediction:
     @property
     def model_flops_per_gpu(self) -> float:
         """Model FLOP/s of one GPU, recomputation not counted."""
-        return self.llm.model_flops_per_token() * self.tokens_per_s_per_gpu
+        return model_flops_per_token(self.llm, self.plan) * self.tokens_per_s_per_gpu
 
     @property
     def mfu(self) -> float:
@@ -130,7 +136,7 @@ class Prediction:
     @property
     def mfu_causal(self) -> float:
         """The same without the half of the attention that the causal mask leaves out."""
-        return self.mfu * causal_share(self.llm)
+        return self.mfu * causal_share(self.llm, self.plan)
 
     @property
     def hfu(self) -> float:
@@ -311,8 +317,29 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     return seconds_of
 
 
+def _untested(llm: LLM) -> list[str]:
+    """What of a model no run of :mod:`paceline.plan.interval` has."""
+    return [
+        name
+        for name, given in (
+            ("sparse attention", llm.index is not None),
+            ("gated DeltaNets", llm.delta is not None),
+            ("latent experts", llm.moe is not None and llm.moe.latent > 0),
+        )
+        if given
+    ]
+
+
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
     warnings = []
+    if llm.left_out:
+        warnings.append(f"{llm.name} is counted without {llm.left_out}")
+    untested = _untested(llm)
+    if untested:
+        warnings.append(
+            f"no measured run has tested the model of {' and '.join(untested)}; the step may lie "
+            "outside the interval"
+        )
     if cluster.calibration is not None:
         beyond = cluster.calibration.outside(llm, plan)
         if beyond:

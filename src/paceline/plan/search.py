@@ -117,7 +117,7 @@ class SearchResult:
     @cached_property
     def mfu_causal(self) -> Array:
         """[plan] the same without the half of the attention that the causal mask leaves."""
-        share: Array = self.mfu * causal_share(self.llm)
+        share: Array = self.mfu * causal_share(self.llm, self.legal.base)
         return share
 
     @cached_property
@@ -293,7 +293,7 @@ def _ranked_result(
     order = np.lexsort((memory, times * gpus, times, first))
     rows, times, memory = rows[order], times[order], memory[order]
     peak = cluster.gpu.peak(legal.base.precision)
-    share = mfu(llm, legal.base.global_batch, times, gpus[order].astype(np.float64), peak)
+    share = mfu(llm, legal.base, times, gpus[order].astype(np.float64), peak)
     return SearchResult(
         llm, cluster, objective, legal, rows, times, memory, share, tokens, pruned, 0.0
     )

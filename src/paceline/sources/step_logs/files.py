@@ -66,8 +66,8 @@ def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None
     return _read_text(path), ()
 
 
-def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[Array]:
-    """[step] the median of the ranks, of each of several runs.
+def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tuple[int, Array]]:
+    """Of each of several runs its first step, and [step] the median of the ranks.
 
     Args:
         paths: step times or logs, and folders of them.
@@ -82,7 +82,8 @@ def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[Arra
     for file in files:
         if but is None or file.resolve() != but.resolve():
             with np.errstate(all="ignore"):
-                runs.append(np.nanmedian(load_step_log(file).duration_s, axis=1))
+                log = load_step_log(file)
+                runs.append((int(log.steps[0]), np.nanmedian(log.duration_s, axis=1)))
     if not runs:
         raise DetectError("--like names no file but the run itself")
     return runs
