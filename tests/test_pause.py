@@ -32,6 +32,8 @@ CC = shutil.which(os.environ.get("CC", "cc"))
 
 #: A busy machine takes its time.
 PATIENT = Times(hold_s=0.3, arrive_s=40.0, answer_s=60.0, wait_s=60.0, silent_s=30.0)
+#: The work ends it.
+WORKING = replace(PATIENT, hold_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def job(built: Built, tmp_path: Path, request: pytest.FixtureRequest):
 
 def test_all_stand_after_the_same_collective_while_the_work_is_done(job: Job) -> None:
     standing = []
-    result = pause(job.folder, PATIENT, lambda slots, still: standing.append(still()))
+    result = pause(job.folder, WORKING, lambda slots, still: standing.append(still()))
     assert standing == [True]
     assert (result.held, result.undisturbed, result.why) == (True, True, "")
     assert [one.rank for one in result.ranks] == list(range(RANKS))
@@ -68,7 +70,7 @@ def test_a_second_pause_follows_and_two_at_once_are_refused(job: Job) -> None:
         with pytest.raises(PauseError, match=r"another pause of .* is under way"):
             pause(job.folder, PATIENT)
 
-    first = pause(job.folder, PATIENT, again)
+    first = pause(job.folder, WORKING, again)
     second = pause(job.folder, PATIENT)
     assert first.undisturbed
     assert second.undisturbed

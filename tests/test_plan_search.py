@@ -369,8 +369,10 @@ def test_why_a_plan_beats_another_adds_up_term_by_term() -> None:
     assert result.mfu_causal[0] == pytest.approx(result.mfu[0] * half / whole)
     assert explanation.first.mfu_causal == pytest.approx(result.mfu_causal[0])
     # For 131,072 tokens most of the usual MFU is attention that is never computed.
-    long = replace(result.llm, seq_len=131_072, max_positions=131_072)
-    assert causal_share(long, result.plan(0)) < 0.6
+    assert (
+        causal_share(replace(result.llm, seq_len=131_072, max_positions=131_072), result.plan(0))
+        < 0.6
+    )
 
 
 def test_a_larger_reserve_rules_more_plans_out() -> None:

@@ -130,6 +130,34 @@ def _check_positions(
         )
 
 
+def check_waits(columns: Columns, where: str) -> None:
+    """Whether every wait is at a position that a program of its stage has, in any step.
+
+    Args:
+        columns: all rows of some steps.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: one lies behind all of them.
+    """
+    issued, awaited = columns.issued, columns.awaited
+    if issued is None or awaited is None or not len(issued):
+        return
+    if not all(np.isfinite(of).all() and (of % 1 == 0).all() for of in (issued, awaited)):
+        return  # what is no whole number is refused for that
+    stages, stage = np.unique(columns.pp, return_inverse=True)
+    last = np.zeros(len(stages), dtype=issued.dtype)
+    np.maximum.at(last, stage, issued)
+    wrong = np.flatnonzero((awaited > last[stage]) & (awaited <= LARGEST))
+    if len(wrong):
+        row = int(wrong[0])
+        raise TraceError(
+            f"{where}: {len(wrong)} rows have a wait behind the end of the program, the first is "
+            f"row {row} ({describe(columns, row)}: awaited {awaited[row]}, but the last op of "
+            f"stage {columns.pp[row]} has issued {last[stage[row]]}); -1 = never awaited"
+        )
+
+
 def _all_apart(lane: npt.NDArray[Any], issued: npt.NDArray[Any]) -> bool:
     """Whether no lane takes a position twice, told by a table; False where that is too large."""
     width = int(issued.max(initial=0)) + 1

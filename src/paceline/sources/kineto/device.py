@@ -54,6 +54,27 @@ _OPERATORS = ("cpu_op", "operator")
 _ARGS = ("correlation", "stream")
 
 
+#: Ranges of a schedule that runs passes at once name the direction: ``attn(F)``, ``dispatch(B)``,
+#: ``mlp(W)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``: DualPipe).
+_PASS_RANGE = re.compile(r"(.{1,80})\((F|B|W)\)")
+
+
+@dataclass(frozen=True)
+class PassRange:
+    """A range of the host that launched work of one direction. Times in seconds.
+
+    Attributes:
+        start_s, end_s: of the range.
+        name: of the range, ``attn(F)``.
+        way: ``F`` forward, ``B`` backward (of the inputs), ``W`` of the weights.
+    """
+
+    start_s: float
+    end_s: float
+    name: str
+    way: str
+
+
 @dataclass(frozen=True, eq=False)
 class RankFile:
     """What one file says of its rank. Times in seconds since the file's first event of interest.
@@ -74,6 +95,7 @@ class RankFile:
         steps: ``ProfilerStep`` ranges of the host by start.
         operators: [operator] start and end of operators outside of any other, and their thread and
             name; only where the device ran nothing.
+        passes: ranges of the host that name the direction of what they launch, by start.
     """
 
     path: Path
@@ -90,6 +112,7 @@ class RankFile:
     launched_s: Times
     steps: tuple[Span, ...]
     operators: Operators
+    passes: tuple[PassRange, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +152,7 @@ class _Reader:
         self._work_of: dict[int, Work] = {}
         self._threads: dict[str, int] = {}
         self._steps: list[Span] = []
+        self._passes: list[PassRange] = []
         self._times = (array("d"), array("d"))
         self._work, self._name = array("b"), array("i")
         self._stream, self._correlation = array("q"), array("q")
@@ -136,8 +160,11 @@ class _Reader:
         self._operators = (array("d"), array("d"), array("i"), array("i"))
 
     def _annotation(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
-        if match := STEP_RANGE.fullmatch(str(event.get("name"))):
+        name = str(event.get("name"))
+        if match := STEP_RANGE.fullmatch(name):
             self._steps.append(Span(start_us, end_us, int(match[1])))
+        elif match := _PASS_RANGE.fullmatch(name):
+            self._passes.append(PassRange(start_us, end_us, name, match[2]))
 
     def _kernel(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
         name = self._name_of(event)
@@ -232,6 +259,10 @@ class _Reader:
                 seconds(operators.end_s),
                 operators.thread,
                 operators.name,
+            ),
+            passes=tuple(
+                PassRange((p.start_s - first) * 1e-6, (p.end_s - first) * 1e-6, p.name, p.way)
+                for p in sorted(self._passes, key=lambda item: (item.start_s, -item.end_s))
             ),
         )
 
