@@ -67,6 +67,9 @@ class Detector:
         DetectError: an argument is out of range.
     """
 
+    #: Updates in all, where known: many are worth compiled code at once. A hint, no state.
+    expected_steps: int = 0
+
     def __init__(
         self,
         ranks: int = 1,
@@ -84,7 +87,6 @@ class Detector:
         n = int(ranks)
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
-        self.expected_steps = 0  # updates to come, where known: many are worth compiled code
         self.last_step: int | None = None
         self._ring = np.full((n, levels.RING), np.nan, dtype=np.float32)
         self._number = np.zeros((n, levels.RING), dtype=np.int64)
