@@ -30,6 +30,7 @@ from paceline.monitor.alerts.settings import load_settings
 from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.log import log, logger
+from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import sessions
 from paceline.monitor.store.health import problem_in
@@ -309,7 +310,6 @@ def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
 
 def _hosts_of(meta: Mapping[str, Any], ranks: Sequence[int]) -> str | None:
     """The hosts of ranks, as pushed with a trace; None where it says none."""
-    pushed = meta.get("hosts")
-    places = [pushed.get(str(rank)) for rank in ranks] if isinstance(pushed, Mapping) else []
-    names = dict.fromkeys(str(place[0])[:100] for place in places if place)
+    hosts = hosts_of(meta)
+    names = dict.fromkeys(hosts[rank][0] for rank in ranks if rank in hosts)
     return several(list(names), 4) or None
