@@ -12,7 +12,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaff
 
 GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
 
-.PHONY: native demo test services quick stress install clean lint types
+.PHONY: native demo docs packages test services quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -53,6 +53,14 @@ test: $(VENV)/installed-dev  ## all that needs nothing but Python
 services: $(VENV)/installed-dev  ## the tests that need a browser or a PostgreSQL
 	@$(GATE) services
 
+docs: $(VENV)/installed-dev  ## the site of docs/, in docs/_build/html
+	@$(GATE) docs
+
+packages:  ## sdist and a wheel made of it, in dist/, both checked; needs `pip install build twine`
+	rm -rf dist
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
+
 quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds
 	@$(GATE) quick
 
@@ -61,10 +69,14 @@ stress: $(VENV)/installed-dev  ## the tests beside 8 busy processes: none may de
 
 NATIVE := src/paceline/native
 
-native:  ## the NCCL profiler plugin (docs/nccl.md); needs nothing but a C compiler
-	$(CC) -std=c11 -O2 -Wall -Wextra -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete \
-	  -o $(NATIVE)/libpaceline-nccl.so $(NATIVE)/*.c
+NATIVE_FLAGS := -std=c11 -O2 -Wall -Wextra -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete
+
+native:  ## the NCCL profiler plugin and the shim (docs/nccl.md); needs nothing but a C compiler
+	$(CC) $(NATIVE_FLAGS) -o $(NATIVE)/libpaceline-nccl.so $(NATIVE)/*.c
+	$(CC) $(NATIVE_FLAGS) -o $(NATIVE)/libpaceline-nccl-shim.so $(NATIVE)/shim/*.c \
+	  $(filter-out $(NATIVE)/plugin.c,$(wildcard $(NATIVE)/*.c)) -ldl
 
 clean:
 	rm -f $(NATIVE)/*.so
+	rm -rf docs/_build docs/_gallery
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

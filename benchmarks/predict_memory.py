@@ -10,8 +10,9 @@ import dataclasses
 from predicted_row import GIB, MEMORY, row_of
 
 from paceline.errors import ModelError
+from paceline.model.blocks import LatentAttention, MoE
 from paceline.model.cluster_presets import cluster_preset
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import stage_memory
 from paceline.model.memory_rules import FRAGMENTATION, MemoryRules

@@ -36,6 +36,19 @@ def even(layers, chunks):
     return tuple(counts)
 
 
+def layers_per_chunk(llm, chunks):
+    """Layers of each chunk; Kimi K2's recipes give the last chunk what the others leave.
+
+    Megatron-Bridge 067f987, ``recipes/kimi/h100/kimi_k2.py`` and, of 32 chunks, ``perf_recipes``.
+    """
+    if llm.name != "kimi-k2" or chunks == 1:
+        return even(llm.layers, chunks)
+    if chunks == 32:
+        return (1, *30 * (2,), 0)
+    full = -(-llm.layers // chunks)
+    return (*(chunks - 1) * (full,), llm.layers - (chunks - 1) * full)
+
+
 _MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3-mtp")
 #: Mixtures whose MXFP8 recipe captures whole steps as CUDA graphs and fuses the experts' kernels
 #: (Megatron-Bridge 067f987, ``perf_recipes``), which came in June 2026 (pull requests 3983, 4173,
@@ -45,6 +58,12 @@ _FUSED = {
     "DGX-GB300": _MIXTURES,
     "DGX-B200": ("qwen3-235b-a22b",),
     "DGX-B300": ("qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v3-mtp"),
+}
+
+#: Models that these recipes train with multi-token prediction, which tables leave unsaid.
+_TRAINED_AS = {
+    "nemotron-3-super": "nemotron-3-super-mtp",
+    "qwen3-next-80b-a3b": "qwen3-next-80b-a3b-mtp",
 }
 
 #: Layers that recipes with FSDP keep in the host's memory; they recompute nothing (Megatron-Bridge
@@ -68,9 +87,12 @@ def published_job(row):
     Recomputation is not published: the least with which the plan fits into memory. The recipes of
     2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
     067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing. Its LoRA has rank 32
-    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic.
+    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic. Kimi K2's recipes
+    recompute the up-projections of its attention, on H100 dense MLPs, too: not counted.
     """
-    llm = dataclasses.replace(llm_preset(row["model"]), seq_len=int(row["seq_len"]))
+    name = llm_preset(row["model"]).name
+    llm = llm_preset(_TRAINED_AS.get(name, name))
+    llm = dataclasses.replace(llm, seq_len=int(row["seq_len"]))
     cluster = cluster_preset(row["system"])
     tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
     vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
@@ -90,7 +112,7 @@ def published_job(row):
         sequence_parallel=tp > 1,
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,
-        layers_per_stage=even(llm.layers, pp * vpp),
+        layers_per_stage=layers_per_chunk(llm, pp * vpp),
         fused_experts=_release(row) >= "26.06"
         and row["precision"] == "MXFP8"
         and llm.name in _FUSED.get(row["system"], ()),

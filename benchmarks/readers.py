@@ -108,10 +108,13 @@ def inspector(folder: Path, mb: float) -> tuple[str, ...]:
 
 def kineto(folder: Path, mb: float, profile: str) -> tuple[str, ...]:
     with gzip.open(profile) if profile.endswith(".gz") else Path(profile).open("rb") as file:
-        head, _, rest = file.read().decode().partition('"traceEvents": [')
-    events, _, tail = rest.rpartition("]")
-    begin = head + '"traceEvents": ['
-    fill(folder / "a.json", mb * MB, (events for _ in count()), (begin, ",", f"]{tail}"))
+        text = file.read().decode()
+    start = text.index("[", text.index('"traceEvents"'))
+    _, end = json.JSONDecoder().raw_decode(text, start)
+    # As Kineto lays them out, also where a copy follows another.
+    events = text[start + 1 : end - 1].strip()
+    ends = text[: start + 1] + "\n  ", ",\n  ", "\n  " + text[end - 1 :]
+    fill(folder / "a.json", mb * MB, (events for _ in count()), ends)
     return "ranks", str(folder / "a.json")
 
 

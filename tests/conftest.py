@@ -16,6 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: The files that take longest, waiting included (`--durations=0`): begun last, they would keep one
 #: worker busy after all others have ended.
 LONGEST = (
+    "test_docs_lessons.py",
     "test_record_hooks.py",
     "test_monitor_durability.py",
     "test_browser_monitor.py",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What `make quick`, `make test`, `make services` and `make stress` run. At its end it says how long each part took.
+# What `make quick`, `make test`, `make docs`, `make services` and `make stress` run. At its end it says how long each part took.
 #
-#   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|services|stress
+#   BIN=.venv/bin WORKERS=3 tests/gate.sh quick|test|docs|services|stress
 #
 # Exit status 1 if a part failed, whatever came after it.
 set -uo pipefail
@@ -12,8 +12,8 @@ unset PYTHONDONTWRITEBYTECODE
 
 what=${1:-test}
 case $what in
-  quick | test | services | stress) ;;
-  *) echo "quick, test, services or stress, not $what" >&2 && exit 2 ;;
+  quick | test | docs | services | stress) ;;
+  *) echo "quick, test, docs, services or stress, not $what" >&2 && exit 2 ;;
 esac
 took=() failed=0 busy=()
 folder=$(mktemp -d)
@@ -39,10 +39,19 @@ finish() {
 
 lint() { "$BIN/ruff" check . && "$BIN/ruff" format --check .; }
 
-types() { # beside the tests, which wait for processes and timers half of their time
-  local begin=$SECONDS status=0
-  "$BIN/mypy" --strict src >"$folder/types" 2>&1 || status=$?
-  echo "$((SECONDS - begin)) $status" >"$folder/types-took"
+beside() { # name, command: beside the tests, which wait for processes and timers half of their time
+  local name=$1 begin=$SECONDS status=0
+  shift
+  "$@" >"$folder/$name" 2>&1 || status=$?
+  echo "$((SECONDS - begin)) $status" >"$folder/$name-took"
+}
+
+types() { "$BIN/mypy" --strict src; }
+
+docs() { # the whole site anew: what a build keeps, it does not warn of again
+  "$BIN/python" docs/make_gallery.py &&
+    "$BIN/python" -m sphinx --fail-on-warning --keep-going -q -E -a -b html docs docs/_build/html &&
+    echo "the site: docs/_build/html/index.html"
 }
 
 tests() { # arguments of pytest; in files, as tests of a file share what they are made of
@@ -53,14 +62,17 @@ run 'lint' lint || finish
 case $what in
   quick) run 'tests that take seconds' tests -m 'not alone and not slow and not services' ;;
   test)
-    types &
-    run 'tests (beside mypy)' tests -m 'not alone and not services'
+    { beside types types; beside docs docs; } &
+    run 'tests (beside mypy and the site)' tests -m 'not alone and not services'
     wait $!
-    cat "$folder/types"
-    read -r seconds status <"$folder/types-took"
-    note "$seconds" "$status" 'types (beside the tests)'
+    for part in types docs; do
+      cat "$folder/$part"
+      read -r seconds status <"$folder/$part-took"
+      note "$seconds" "$status" "$part (beside the tests)"
+    done
     run 'tests that measure time' "$BIN/python" -m pytest -q -m alone
     ;;
+  docs) run 'docs' docs ;;
   services) run 'tests with a browser or PostgreSQL' tests -m services ;;
   stress)
     for _ in 1 2 3 4 5 6 7 8; do

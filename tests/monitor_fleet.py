@@ -19,6 +19,9 @@ from paceline.monitor.alerts.settings import Settings
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, FileBlobs, result_key
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
+from paceline.monitor.detectors import Detectors
+from paceline.monitor.rank_file import save_rank_map
+from paceline.monitor.rank_map import RankMap
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import ROW, append_rows
 from paceline.monitor.store.database import open_database
@@ -140,6 +143,7 @@ class Monitor:
         self.steps = StepFiles(folder / "steps")
         self.bus, self.clock = Bus(), clock
         self.alerts = SimpleNamespace(settings=Settings(()))
+        self.detectors = Detectors(self.engine, self.steps, self.bus, clock, lambda *_: None)
 
     def add_job(self, name: str, **columns: Any) -> int:
         """A job; returns its number."""
@@ -194,6 +198,16 @@ class Monitor:
         folder.mkdir(parents=True, exist_ok=True)
         append_rows(folder, rows)
 
+    def add_ranks(self, job_id: int, times_s: np.ndarray, restart: int) -> None:
+        """[step, rank] step times, from step 100 on; before ``restart`` of the first start."""
+        rank_map, ranks = RankMap(), np.arange(times_s.shape[1], dtype=np.int32)
+        for number, durations_s in enumerate(times_s):
+            row = np.zeros((), ROW)
+            row["step"], row["start"], row["at"] = 100 + number, number >= restart, NOW
+            row["median_s"] = np.median(durations_s)
+            rank_map.add(row, ranks, durations_s)
+        save_rank_map(rank_map, self.steps.path(job_id))
+
     def add(self, table: Any, **columns: Any) -> int:
         """A row."""
         with self.engine.begin() as connection:
@@ -233,7 +247,7 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
 
 SLOWER = (
     "step 1,604: rank 11: 1.35x slower since step 1,600; why: unknown, run paceline validate; "
-    "2.8 s lost so far"
+    "2.8 s lost by 2026-09-21 13:08 UTC"
 )
 
 
@@ -241,6 +255,14 @@ def slow_steps(rng: np.random.Generator, n: int = 3000) -> np.ndarray:
     """Step times of a fail-slow from the middle to three quarters."""
     times = rng.normal(2.0, 0.02, n)
     times[n // 2 : 3 * n // 4] *= 1.35
+    return times
+
+
+def ranks_times(rng: np.random.Generator, n: int, ranks: int) -> np.ndarray:
+    """The same of ranks that do not wait for one another: rank 11 is slow, rank 40 a little."""
+    times = rng.normal(2.0, 0.03, (n, ranks))
+    times[n // 2 : 3 * n // 4, 11] *= 1.35
+    times[n // 4 :, 40] *= 1.08
     return times
 
 
@@ -262,9 +284,12 @@ def add_showpiece(monitor: Monitor, made: Analysis, later: Analysis) -> int:
     monitor.put(last, REPORT, b"<!doctype html><title>Report</title>")
     monitor.put(last, PERFETTO, b"...")
     trend.append(made.columns["slowdown"])
-    monitor.add_session(job_id, NOW - 60, None, status="failed", reason="line 3: no column 'step'")
+    hosts = {str(rank): [f"node-{rank // 4}", str(rank % 4)] for rank in range(64)}
+    failed = {"status": "failed", "reason": "line 3: no column 'step'", "meta": {"hosts": hosts}}
+    monitor.add_session(job_id, NOW - 60, None, **failed)
     n = 3000
     monitor.add_steps(job_id, slow_steps(np.random.default_rng(1), n), 2.0)
+    monitor.add_ranks(job_id, ranks_times(np.random.default_rng(2), n, 64), 2600)
     for kind, step, text in (
         ("onset", 100 + n // 2, SLOWER),
         (
@@ -315,7 +340,7 @@ def add_alerts(monitor: Monitor, job_id: int, session_id: int, made: Analysis) -
         fingerprint="b",
         rule="fail-slow",
         importance="warning",
-        headline=f"Fail-slow: {SLOWER}; 99 GPU-hours are at stake in the next 24 hours.",
+        headline=f"Fail-slow: {SLOWER}; 99 GPU-hours are at stake in 24 hours at this level.",
         status="resolved",
         started_at=NOW - 2 * DAY_S,
         updated_at=NOW - DAY_S,

@@ -3,7 +3,12 @@
 Looked up, not imported: torch alone would cost each process that collects the tests a second.
 """
 
+import atexit
 import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +85,52 @@ def data(*below: str, origin: str = "") -> Path:
     if not path.exists():
         pytest.skip(absent(path) + f"; it is {origin}" * bool(origin), allow_module_level=True)
     return path
+
+
+def source(repository: str, revision: str, path: str) -> str:
+    """The text of a file of a public repository at a revision; skips where no clone is there."""
+    content = _of_clone(repository, revision, path)
+    if content is None:
+        pytest.skip(_no_clone(repository, revision, path))
+    return content.decode()
+
+
+def public(repository: str, revision: str, path: str, folder: str) -> Path:
+    """A file of a public repository: among the real data, else out of a clone; skips without both.
+
+    Args:
+        repository: owner/name on GitHub.
+        revision: commit or tag.
+        path: of the file in it.
+        folder: of the real data, below ``real``, that holds the file under its own name.
+    """
+    name = Path(path).name
+    given = shared_data.DATA / "real" / folder / name
+    if given.exists():
+        return given
+    content = _of_clone(repository, revision, path)
+    if content is None:
+        pytest.skip(f"no {given}, and {_no_clone(repository, revision, path)}")
+    copy = Path(tempfile.mkdtemp(prefix="paceline-")) / name
+    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    copy.write_bytes(content)
+    return copy
+
+
+@cache
+def _of_clone(repository: str, revision: str, path: str) -> bytes | None:
+    command = ["git", "-C", str(_clone(repository)), "show", f"{revision}:{path}"]
+    shown = subprocess.run(command, capture_output=True, check=False)
+    return None if shown.returncode else shown.stdout
+
+
+def _clone(repository: str) -> Path:
+    return shared_data.CLONES / repository.replace("/", "+") / "repo"
+
+
+def _no_clone(repository: str, revision: str, path: str) -> str:
+    where = f"github.com/{repository} with {path} at {revision}"
+    return f"no {_clone(repository)}: clone {where} there, or set PACELINE_CLONES"
 
 
 def absent(path: Path) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import paceline
 import requires
 from paceline.cli import analyze, main
 from paceline.cli.main import run
@@ -253,7 +254,7 @@ def test_no_command_shows_the_help_and_exits_2(capsys: Captured) -> None:
 )
 def test_version_before_and_after_the_command(argv: list[str], capsys: Captured) -> None:
     assert run(argv) == 0
-    assert capsys.readouterr().out == "paceline 0.1.0\n"
+    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,10 @@ def test_expecting_a_synthesised_job(capsys, job, tmp_path):
         ([*FLAGS, "--profile", "none.json"], "none.json"),
         ([*FLAGS, "--schedule", "zbv", "--vpp", "4"], "zbv has vpp 2, not 4"),
         ([*FLAGS, "--schedule", "dualpipev", "--dp", "16", "--pp", "1"], "vpp 2 needs pp > 1"),
+        ([*FLAGS, "--overlap-factor", "0.5"], "overlap_factor is for dualpipev and dualpipe; 1f1b"),
+        ([*FLAGS, "--schedule", "dualpipe", "--overlap-factor", "1.5"], "from 0 to 1, not 1.5"),
+        ([*FLAGS, "--schedule", "dualpipe", "--overlap-factor", "nan"], "from 0 to 1, not nan"),
+        (["predict", "resnet50", "--gpu", "h100", "--overlap-factor", "0"], "not for networks"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(capsys, args, words, monkeypatch, tmp_path):
@@ -207,6 +211,27 @@ def test_what_is_wrong_is_said_in_a_line(capsys, args, words, monkeypatch, tmp_p
     assert out == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_the_overlap_factor_shows_where_pairs_overlap(capsys):
+    flags = ["predict", "--model", "mixtral-8x7b", "--gpu", "h100", "--gpus", "64", "--ep", "8"]
+    flags += ["--pp", "4", "--global-batch", "512", "--json", "--schedule"]
+
+    def predicted(*more):
+        code, out, err = said(capsys, *flags, *more)
+        assert code == 0, err
+        return json.loads(out)
+
+    usual, full, part, none = (
+        predicted("dualpipe", *more)
+        for more in ((), *(("--overlap-factor", share) for share in ("1", "0.5", "0")))
+    )
+    assert usual == full
+    assert [found["plan"]["overlap_factor"] for found in (full, part, none)] == [1.0, 0.5, 0.0]
+    assert full["step_time_s"] < part["step_time_s"] < none["step_time_s"]
+    assert full["breakdown_s"]["ep"] < part["breakdown_s"]["ep"] < none["breakdown_s"]["ep"]
+    assert sum(part["breakdown_s"].values()) == pytest.approx(part["step_time_s"])
+    assert "overlap_factor" not in predicted("1f1b")["plan"]
 
 
 def test_a_wrong_field_is_named_with_its_line(capsys, job):

@@ -48,7 +48,7 @@ PUBLIC = {
     "synthesize",
     "write",
 }
-HEAVY = ("numpy", "numba", "pyarrow", "rich", "yaml", "shtab")
+HEAVY = ("numpy", "numba", "pyarrow", "rich", "yaml", "shtab", "inspect", "logging", "socket")
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -362,8 +362,9 @@ def micro_fit(spread, *, doubt=()):
     """Microbatches of replicas that vary by ``spread`` [dp], the same forward and backward."""
     signs = np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0])
     micro = signs[:, None, None] * np.asarray(spread) * np.ones((8, 2, 1))
+    variant = SimpleNamespace(micro=micro, residual=np.zeros((2, 2, *micro.shape)))
     return SimpleNamespace(
-        variants=(SimpleNamespace(micro=micro),), slope=np.ones((2, 2)),
+        variants=(variant,), slope=np.ones((2, 2)), stage_of_place=np.arange(2),
         level_in_doubt=np.array(doubt or [0.0] * len(spread)),
     )  # fmt: skip
 

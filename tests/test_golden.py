@@ -50,6 +50,7 @@ def test_no_file_of_an_earlier_version_is_gone():
         *("snapshot-0.npz", "snapshot-1.1.npz", "result-1.json", "trace-1.parquet", "recording-1"),
         *("profile-1.json", "cluster-0.yaml", "cluster-1.yaml", "planner-1.json"),
         *("seqlens-0.parquet", "seqlens-1.parquet", "steps-1.steps", "series-1.rows"),
+        "ranks-1.npz",
         *("backup-1.tar.gz", "store-0001.sql", "store-0002.sql", "store-0003.sql"),
     }
 

@@ -15,10 +15,12 @@ requires.installed("sqlalchemy")
 
 from paceline.detect.detector import Detector
 from paceline.errors import MonitorError, StateError
+from paceline.monitor import rank_file
 from paceline.monitor.backup import restore_backup
 from paceline.monitor.blobs import RESULT, FileBlobs, result_key
 from paceline.monitor.config import Config
 from paceline.monitor.documents import read_report
+from paceline.monitor.rank_file import load_rank_map, save_rank_map
 from paceline.monitor.snapshot import SNAPSHOT, load_stream, save_stream
 from paceline.monitor.step_files import StepFile, StepFiles
 from paceline.monitor.step_series import NAME, read_rows
@@ -131,6 +133,19 @@ def test_series(path, tmp_path):
     last = series.start == 1
     assert (series.step[last].tolist(), series.at[last].tolist()) == ([0], [20.0])
     assert (series.median_s[last].tolist(), series.slowest[last].tolist()) == ([1.25], [1])
+
+
+@files("ranks-*.npz")
+def test_rank_map(path, tmp_path):
+    shutil.copy(path, tmp_path / rank_file.NAME)
+    rank_map = load_rank_map(tmp_path)
+    found = rank_map.read()
+    assert (rank_map.counted, found.ranks.tolist()) == ((1, 2), [0, 1, 5])
+    assert found.bins[["start", "first"]].tolist() == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
+    wanted = [[1, np.nan, 1]] * 3 + [[1, 1, 1.5]] * 2
+    assert np.array_equal(found.values, np.array(wanted, np.float32), equal_nan=True)
+    save_rank_map(rank_map, tmp_path)
+    assert load_rank_map(tmp_path).read().bins.tolist() == found.bins.tolist()
 
 
 def store_of(path, folder):

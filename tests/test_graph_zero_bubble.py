@@ -19,6 +19,7 @@ from paceline.graph.zero_bubble import (
 )
 from paceline.model.costs import PARTS, PlanCosts
 from paceline.model.plan import Plan
+from paceline.plan.step import step_time_s
 from paceline.simulate import timeline
 from paceline.trace import Job, OpKind
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
@@ -243,6 +244,21 @@ def test_an_overlapped_pair_hides_exchanges_behind_work():
         OpKind.BACKWARD_COMPUTE: [1.5, 3.0],
         OpKind.WEIGHT_COMPUTE: [0.5, 1.0],
     }
+
+
+@pytest.mark.parametrize(("factor", "pair_s"), [(1.0, 3.0), (0.75, 3.5), (0, 5.0)])
+def test_a_pair_that_overlaps_in_part_takes_the_rest_behind(factor, pair_s):
+    """F 2 s with 0.5 s of exchange, a backward of 3 s with 1.5 s: w = 3 s of work, x = 2 s.
+
+    max(w, x) + (1 - f) min(w, x) is 3, 3 + 0.25 x 2 and 3 + 2 s; the forward has 2 of 5 parts.
+    """
+    plan = Plan(pp=2, global_batch=8, schedule="dualpipe", overlap_factor=factor)
+    costs = costs_of(plan, 2.0, 2.0, 1.0, exchange=(0.5, 1.5))
+    planned = from_plan(plan, costs)
+    forwards = planned.durations.array[planned.graph.kind == OpKind.FORWARD_COMPUTE, 0, 0]
+    assert forwards.min() == pytest.approx(0.4 * pair_s, rel=1e-12)
+    simulated = timeline(planned.durations).step_times()[0]
+    assert step_time_s(costs, plan) == pytest.approx(simulated, rel=1e-12)
 
 
 KINDS = {"F": "forward", "I": "backward"}

@@ -39,6 +39,7 @@ LAYERS = (
         "detect",
         "ledger",
         "hosts",
+        "pause",
         "mitigate",
         "record",
         "integrations",
@@ -46,7 +47,7 @@ LAYERS = (
         "fleet",
         "report",
     ),
-    *("plot", "monitor", "watch", "demo", "cli"),
+    *("plot", "monitor", "watch", "demo", "doctor", "cli"),
 )
 # What runs inside the user's job imports the standard library and these; torch in functions only.
 LIGHT = {

@@ -8,7 +8,8 @@ import pytest
 
 import requires
 from paceline.model.activations import backward_work, end_activations, layer_activations
-from paceline.model.llm import LLM, MoE
+from paceline.model.blocks import MoE
+from paceline.model.llm import LLM
 from paceline.model.memory_rules import MemoryRules
 from paceline.model.operators import layer_kind
 from paceline.model.plan import Plan

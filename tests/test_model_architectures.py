@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import ModelError
+from paceline.model.cluster_presets import cluster_preset
 from paceline.model.hf import from_hf
+from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import place_parameters
 from paceline.model.operators import layer_kind, layer_work
 from paceline.model.plan import Plan
+from paceline.plan.predict import predict
 
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -174,3 +177,93 @@ def test_what_is_refused(architecture, content, words):
 def test_fields_that_contradict(fields, words):
     with pytest.raises(ModelError, match=words):
         replace(read("Gemma3", GEMMA3), **fields)
+
+
+KIMI = {
+    "vocab_size": 163840, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
+    "num_key_value_heads": 64, "n_shared_experts": 1, "n_routed_experts": 384, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 1, "max_position_embeddings": 131072,
+    "num_nextn_predict_layers": 0,
+}  # fmt: skip
+QWEN3_VL_TEXT = {
+    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+    "max_position_embeddings": 262144,
+}  # fmt: skip
+QWEN3_VL = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "text_config": QWEN3_VL_TEXT,
+    "tie_word_embeddings": False,
+}
+
+
+def test_kimi_is_deepseek_v3_with_other_numbers():
+    llm = read("KimiK2", KIMI, name="kimi-k2", seq_len=4096)
+    assert llm == llm_preset("kimi-k2")
+    assert llm.parameters == 1_026_408_209_408  # DeepseekV3ForCausalLM of these numbers
+
+
+def test_kimi_against_transformers_itself():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch")
+    config = transformers.DeepseekV3Config(**KIMI, n_group=1, topk_group=1)
+    with torch.device("meta"):
+        model = transformers.DeepseekV3ForCausalLM(config)
+    assert sum(x.numel() for x in model.parameters()) == llm_preset("kimi-k2").parameters
+
+
+def test_the_language_model_of_a_vision_model():
+    llm = from_hf(QWEN3_VL, name="qwen3-vl-30b-a3b", seq_len=4096)
+    assert llm == llm_preset("qwen3-vl-30b-a3b")
+    named = {k: v for k, v in QWEN3_VL_TEXT.items() if k != "num_experts"}
+    saved = QWEN3_VL | {"text_config": named | {"num_local_experts": 128}}
+    assert from_hf(saved, name=llm.name, seq_len=4096) == llm
+    dense = {k: v for k, v in QWEN3_VL_TEXT.items() if "expert" not in k and "moe" not in k}
+    tied = {"architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True}
+    small = from_hf({"text_config": dense, **tied})
+    assert (small.moe, small.tied, small.left_out) == (None, True, "the vision tower")
+
+
+def test_the_language_model_of_a_vision_model_against_transformers_itself():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch")
+    config = transformers.Qwen3VLMoeConfig(text_config=QWEN3_VL_TEXT, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = transformers.Qwen3VLMoeForConditionalGeneration(config)
+    language = [x.numel() for name, x in model.named_parameters() if "visual" not in name]
+    content = config.to_dict() | {"architectures": [type(model).__name__]}
+    assert from_hf(content).parameters == sum(language)
+
+
+@pytest.mark.parametrize("text", [None, 5])
+def test_a_vision_model_needs_its_text(text):
+    with pytest.raises(ModelError, match="text_config"):
+        from_hf(QWEN3_VL | {"text_config": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("glm-5", "sparse attention"),
+        ("qwen3-next-80b-a3b", "gated DeltaNets"),
+        ("nemotron-3-super", "latent experts"),
+    ],
+)
+def test_what_no_run_has_tested_is_warned_of(name, words):
+    llm = llm_preset(name)
+    prediction = predict(llm, Plan(dp=64, ep=64, global_batch=64), cluster_preset("h100"))
+    assert prediction.warnings == (
+        f"no measured run has tested the model of {words}; the step may lie outside the interval",
+    )
+    assert not predict(llm_preset("kimi-k2"), Plan(global_batch=1), cluster_preset("h100")).warnings
+
+
+def test_what_is_left_out_is_warned_of():
+    llm = replace(llm_preset("llama3-8b"), left_out="the vision tower")
+    prediction = predict(llm, Plan(dp=8, global_batch=8, zero=3), cluster_preset("h100"))
+    assert prediction.warnings == ("llama3-8b is counted without the vision tower",)
+    with pytest.raises(ModelError, match="left_out must be a text"):
+        replace(llm, left_out=3)

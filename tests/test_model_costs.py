@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from paceline.model import costs
+from paceline.model.blocks import MoE
 from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import gemm_shape_efficiency, roofline
 from paceline.model.costs import PARTS, CostModel
 from paceline.model.efficiency import Efficiency
-from paceline.model.llm import LLM, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import place_parameters
 from paceline.model.operators import Operator, layer_kind

@@ -6,10 +6,10 @@ import pytest
 
 from paceline.errors import ModelError, PlanError
 from paceline.model.activations import backward_work, layer_activations
+from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.hf import from_hf
-from paceline.model.llm import MoE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.memory import stage_parameters
@@ -17,6 +17,8 @@ from paceline.model.operators import Collective, Operator, layer_kind, layer_wor
 from paceline.model.plan import Plan, check, problems
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import torchtitan_config
+from paceline.plan.predict import predict
+from paceline.plan.search import search
 
 CONFIG = {
     "architectures": ["NemotronHForCausalLM"],
@@ -58,7 +60,7 @@ def test_parameters_by_hand():
     # What torch counts on its meta device: NemotronHForCausalLM of transformers 5.23.
     assert llm.parameters == 244628
     assert llm.active_parameters == 244628 - 2 * 2 * 64 * 40
-    assert llm.block_counts == {"M": 2, "*": 1, "-": 1, "E": 1}
+    assert llm.block_counts == {"M": 2, "G": 0, "*": 1, "-": 1, "E": 1}
     assert llm.moe_layers == 1
     assert [llm.is_moe_layer(i) for i in range(5)] == [False, False, False, True, False]
 
@@ -66,7 +68,12 @@ def test_parameters_by_hand():
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # Counted by torch on its meta device, transformers 5.23.
-    [("nemotron-h-8b", 8_100_852_736), ("Nemotron_3_Nano", 31_577_937_344)],
+    [
+        ("nemotron-h-8b", 8_100_852_736),
+        ("nemotron-h-56b", 56_324_350_464),
+        ("Nemotron_3_Nano", 31_577_937_344),
+        ("Nemotron 3 Super", 120_668_687_360),
+    ],
 )
 def test_presets_have_the_parameters_of_transformers(name, parameters):
     llm = llm_preset(name)
@@ -74,7 +81,9 @@ def test_presets_have_the_parameters_of_transformers(name, parameters):
     assert len(llm.pattern) == llm.layers
 
 
-@pytest.mark.parametrize("name", ["nemotron-h-8b", "nemotron-3-nano"])
+@pytest.mark.parametrize(
+    "name", ["nemotron-h-8b", "nemotron-h-56b", "nemotron-3-nano", "nemotron-3-super"]
+)
 def test_parameters_against_transformers_itself(name):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch")
@@ -89,10 +98,12 @@ def test_parameters_against_transformers_itself(name):
         head_dim=llm.head_dim,
         intermediate_size=llm.ffn,
         mamba_num_heads=llm.mamba.heads,
+        ssm_state_size=llm.mamba.state,
         n_routed_experts=moe.experts,
         num_experts_per_tok=moe.top_k,
         moe_intermediate_size=moe.ffn,
         moe_shared_expert_intermediate_size=moe.shared_ffn,
+        moe_latent_size=moe.latent or None,
     )
     with torch.device("meta"):
         model = transformers.NemotronHForCausalLM(config)
@@ -231,7 +242,9 @@ def test_a_step_of_the_preset():
         ({"moe": None}, "a pattern with E and the fields of moe need each other"),
         ({"pattern": "----*"}, "a pattern with M and the fields of mamba need each other"),
         ({"pattern": ""}, "a pattern with M and the fields of mamba need each other"),
-        ({"mtp_layers": 1}, "mtp_layers beside a pattern is not modelled"),
+        ({"mtp_layers": 1}, "mtp_layers beside a pattern need mtp_pattern"),
+        ({"mtp_pattern": "*E"}, "mtp_pattern and mtp_shared say what mtp_layers are"),
+        ({"mtp_layers": 1, "mtp_pattern": "*X"}, "mtp_pattern has 'X' at 2"),
         ({"window": 8}, "window beside a pattern is not modelled"),
         (
             {"moe": dataclasses.replace(EXPERTS, dense_layers=1)},
@@ -281,9 +294,8 @@ def test_config_is_read():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"moe_latent_size": 32}, "moe_latent_size is not modelled"),
         ({"use_bias": True}, "use_bias true is not modelled"),
-        ({"num_nextn_predict_layers": 1}, "multi-token prediction is not modelled"),
+        ({"num_nextn_predict_layers": 1}, "it lacks mtp_hybrid_override_pattern"),
         ({"hybrid_override_pattern": None}, "it lacks hybrid_override_pattern"),
         ({"layers_block_type": ["moe", "rwkv"]}, "layers_block_type ['moe', 'rwkv']"),
         ({"hybrid_override_pattern": "M?"}, "pattern has '?' at 2"),
@@ -293,3 +305,107 @@ def test_configs_that_are_not_modelled_are_refused(changes, message):
     with pytest.raises(ModelError) as error:
         from_hf({**CONFIG, **changes})
     assert message in str(error.value)
+
+
+LATENT = {"moe_latent_size": 32}
+MTP = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+
+
+def latent(**changes):
+    return dataclasses.replace(from_hf(CONFIG | LATENT, seq_len=16, name="latent"), **changes)
+
+
+def test_parameters_of_latent_experts_by_hand():
+    experts = 4 * 2 * 32 * 40 + 2 * 64 * 32 + 2 * 64 * 50 + 4 * 64
+    assert latent().layer_parameters(3) - 64 == experts
+    assert latent().parameters == 238_484  # NemotronHForCausalLM of transformers 5.23
+    biased = dataclasses.replace(latent(), bias=True)
+    assert biased.expert_projection_parameters == 2 * 64 * 32 + 64 + 32
+    assert biased.expert_parameters == 2 * 32 * 40 + 40 + 32
+    # Tensor parallelism does not split the projections.
+    whole, split = (stage_parameters(latent(), Plan(tp=tp, global_batch=1))[0] for tp in (1, 2))
+    plain = [stage_parameters(small(), Plan(tp=tp, global_batch=1))[0] for tp in (1, 2)]
+    assert whole[0] - plain[0][0] == split[0] - plain[1][0] == 2 * 64 * 32
+
+
+def test_model_flops_of_latent_experts_by_hand():
+    wide, narrow = 2 * 64 * (2 * 40), 2 * 32 * (2 * 40) + 2 * 64 * 32
+    fewer = small().model_flops_per_token() - latent().model_flops_per_token()
+    assert fewer == 6 * (wide - narrow)
+
+
+def test_operators_of_latent_experts_by_hand():
+    plan = Plan(dp=2, ep=2, micro_batch=2, global_batch=4)
+    work = layer_work(latent(), layer_kind(latent(), 3), plan)
+    forward = {op.name: op for op in work.forward}
+    tokens = 2 * 16
+    assert forward["latent-down"][4:7] == (tokens, 32, 64)
+    assert forward["latent-up"][4:7] == (tokens, 64, 32)
+    assert forward["expert-up"][4:8] == (tokens * 2 * 2 // 4, 40, 32, 2)
+    assert forward["expert-down"][4:8] == (tokens * 2 * 2 // 4, 32, 40, 2)
+    assert forward["shared-up"][4:7] == (tokens, 50, 64)
+    plain = {op.name: op for op in layer_work(small(), layer_kind(small(), 3), plan).forward}
+    assert forward["dispatch"].bytes == plain["dispatch"].bytes / 2
+    assert forward["permute"].bytes == plain["permute"].bytes / 2
+    names = list(forward)
+    order = ["router", "latent-down", "permute", "dispatch", "expert-up", "combine", "latent-up"]
+    assert sorted(order[:4], key=names.index) == order[:4]
+    assert names.index("unpermute") < names.index("latent-up") < names.index("shared-up")
+
+
+def test_activations_of_latent_experts_by_hand():
+    kind = layer_kind(latent(), 3)
+    wide, narrow = (layer_activations(llm, kind, PLAN)[0] for llm in (small(), latent()))
+    routed = 16 * 2
+    # Into and out of the experts; what enters the dispatch and the projection out of the latent.
+    assert wide - narrow == 2 * (2 * routed * (64 - 32) - 2 * 16 * 32)
+
+
+def test_multi_token_prediction_beside_a_pattern():
+    llm = from_hf(CONFIG | LATENT | MTP, seq_len=16, name="small")
+    assert (llm.mtp_layers, llm.mtp_pattern, llm.mtp_shared) == (1, "*E", False)
+    module = llm.layer_parameters(2) + llm.layer_parameters(3) + 2 * 64**2 + 3 * 64
+    assert llm.parameters - latent().parameters == module
+    twice = dataclasses.replace(llm, mtp_layers=2, mtp_shared=True)
+    assert twice.parameters == llm.parameters
+    assert twice.active_parameters == llm.active_parameters
+    blocks = 64 * 8 * 24 + 4 * 24 * 64 + 2 * 32 * 80 + 2 * 64 * 32 + 2 * 64 * 50 + 64 * 4
+    pass_ = 6 * (blocks + 2 * 64**2 + 1000 * 64) + 6 * 16 * 4 * (24 + 24)
+    for model, times in ((llm, 1), (twice, 2)):
+        more = model.model_flops_per_token() - latent().model_flops_per_token()
+        assert more == pytest.approx(times * pass_)
+
+
+def test_a_step_runs_the_modules_as_often_as_they_predict():
+    llm = from_hf(CONFIG | LATENT | MTP, seq_len=16, name="small")
+    model = CostModel(llm, cluster_preset("h100"))
+    once = model.stage_work(PLAN).parts_s.sum()
+    plain = CostModel(latent(), cluster_preset("h100")).stage_work(PLAN).parts_s.sum()
+    kinds = [layer_kind(llm, 2), layer_kind(llm, 3), "mtp", "head"]
+    module = sum(model.layer(kind, PLAN)[0].sum() for kind in kinds)
+    assert once - plain == pytest.approx(module)
+    twice = dataclasses.replace(llm, mtp_layers=2, mtp_shared=True)
+    work = CostModel(twice, cluster_preset("h100")).stage_work(PLAN)
+    assert work.parts_s.sum() - plain == pytest.approx(2 * module)
+    assert work.parameters.sum() + work.expert_parameters.sum() == pytest.approx(
+        twice.parameters + 2 * 24 * 64 - 3 * 64
+    )
+
+
+def test_search_and_prediction_agree_on_them():
+    llm = dataclasses.replace(llm_preset("nemotron-3-super-mtp"), layers=4, pattern="ME*E")
+    cluster = cluster_preset("h100")
+    result = search(llm, cluster, 8, 16, max_cp=1)
+    for i in (0, len(result) // 2, len(result) - 1):
+        again = predict(llm, result.plan(i), cluster)
+        assert result.step_time_s[i] == pytest.approx(again.step_time_s, rel=1e-9)
+        assert result.memory_bytes[i] == pytest.approx(max(again.memory_bytes), rel=1e-9)
+
+
+def test_launchers_without_latent_experts_refuse_them():
+    llm = dataclasses.replace(
+        llm_preset("qwen3-30b-a3b"), moe=MoE(experts=128, top_k=8, ffn=768, latent=512)
+    )
+    for command in (megatron_command, torchtitan_config):
+        with pytest.raises(PlanError, match="latent experts"):
+            command(llm, PLAN, 8)

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from paceline.errors import ModelError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 
 TINY = {"name": "tiny", "layers": 2, "hidden": 4, "heads": 2, "vocab": 10, "seq_len": 8}
 

@@ -47,10 +47,22 @@ PUBLISHED = {
     "mixtral-8x22b": 141.0,
     "deepseek-v3": 671.0,
     "deepseek-v3-mtp": 685.0 - 2 * 129280 * 7168 / 1e9,  # published with a second copy of both ends
+    "deepseek-v3.2": 671.877929216,  # both as transformers builds them (test_model_sparse.py)
+    "glm-5": 743.911199232,
+    "kimi-k2": 1026.408209408,  # as transformers builds it (test_model_architectures.py)
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.0,
+    "qwen3-next-80b-a3b": 79.674391296,  # as transformers builds it (test_model_delta_net.py)
+    "qwen3-next-80b-a3b-mtp": 81.3,  # and one more layer of attention and experts
+    "qwen3.5-35b-a3b": 34.660610688,  # as transformers builds it (test_model_delta_net.py)
+    "qwen3.5-397b-a17b": 397.0,
+    "qwen3-vl-30b-a3b": 30.532122624,  # the language models alone
+    "qwen3-vl-235b-a22b": 235.093634560,
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.83,
+    "nemotron-h-56b": 56.0,
+    "nemotron-3-super": 120.668687360,
+    "nemotron-3-super-mtp": 123.611012096,  # and one attention and mixture, counted by hand there
     "nemotron-h-8b": 8.100852736,  # both as transformers builds them (test_model_hybrid.py)
     "nemotron-3-nano": 31.577937344,
 }
@@ -71,8 +83,12 @@ ACTIVE = {
     "mixtral-8x7b": (12.9, 0.05, True),  # Mixtral paper prints 13B, Mistral's announcement 12.9B
     "mixtral-8x22b": (39.0, 0.5, True),
     "deepseek-v3": (37.0, 0.5, False),
+    "kimi-k2": (32.9, 0.5, True),  # the checkpoint's card prints 32B
     "qwen3-30b-a3b": (3.3, 0.06, True),  # 3.35 by its config: cut, not rounded
     "qwen3-235b-a22b": (22.0, 0.5, True),
+    "qwen3-next-80b-a3b": (3.9, 0.05, True),  # "A3B"; 3.87 as it is built
+    "qwen3.5-397b-a17b": (17.0, 0.5, True),
+    "nemotron-3-super": (12.0, 0.8, True),  # "A12B"; 12.77 as it is built
     "gpt-oss-20b": (3.61, 0.005, False),  # the model card leaves the embedding out
     "gpt-oss-120b": (5.13, 0.005, False),
 }
@@ -120,6 +136,27 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("GPT OSS 120B", "gpt-oss-120b"),
         ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        # NVIDIA's tables and Megatron-Bridge's recipes (067f987, scripts/performance).
+        ("LLAMA3_8B", "llama3-8b"),
+        ("LLAMA31_405B", "llama3.1-405b"),
+        ("DeepSeek V3", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("zai-org/GLM-5", "glm-5"),
+        ("KIMI_K2", "kimi-k2"),
+        ("Kimi K2", "kimi-k2"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+        ("QWEN3_235B_a22B", "qwen3-235b-a22b"),
+        ("qwen3_vl_30b_a3b", "qwen3-vl-30b-a3b"),
+        ("Qwen3 VL 235B", "qwen3-vl-235b-a22b"),
+        ("qwen3_next_80b_a3b", "qwen3-next-80b-a3b"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-next-80b-a3b"),
+        ("qwen35_vl_397b_a17b", "qwen3.5-397b-a17b"),
+        ("GPT_OSS_120B", "gpt-oss-120b"),
+        ("Nemotron_3_Nano", "nemotron-3-nano"),
+        ("Nemotron_H_56B", "nemotron-h-56b"),
+        ("nemotronh_56b", "nemotron-h-56b"),
+        ("nemotron_3_super", "nemotron-3-super"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super"),
     ],
 )
 def test_spellings(spelled, name):

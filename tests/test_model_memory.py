@@ -7,7 +7,8 @@ import pytest
 
 from paceline.graph.zero_bubble import SPLIT_SCHEDULES
 from paceline.model.activations import backward_work, end_activations, layer_activations
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import (
     ends_in_flight,

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import PlanError
+from paceline.model.blocks import LatentAttention, MoE
 from paceline.model.costs import _ADAM_BYTES
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.memory_rules import OPTIMIZER_BYTES
 from paceline.model.operators import (
     Collective,

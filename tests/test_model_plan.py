@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from paceline.errors import PlanError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan, check, problems
 

@@ -373,7 +373,7 @@ def test_a_profile_of_this_cpu_predicts_a_step(torch: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("flash", [True, False])
 def test_every_operator_of_every_architecture_runs(torch: Any, precision: Any, flash: bool) -> None:
-    from paceline.model.llm import LatentAttention, MoE
+    from paceline.model.blocks import LatentAttention, MoE
     from paceline.model.profiler import Effort, Shapes, take_profile
 
     base: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq_len": 16}

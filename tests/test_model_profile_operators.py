@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.llm import LLM
 from paceline.model.operators import (
     Operator,
     all_operators,

@@ -11,7 +11,7 @@ requires.installed("starlette")
 from monitor_alerts import DAY
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
-from paceline.monitor.web.event_cost import cost_text, with_cost
+from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
 
 RULES = {rule.name: rule for rule in DEFAULTS}
 
@@ -49,7 +49,8 @@ def test_gpu_hours_at_stake():
     onset = {"factor": 1.5, "since_step": 7, "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
     rule = RULES["fail-slow"]
     alarm = judge(rule, facts(onset=onset))
-    assert "512 GPU-hours are at stake in the next 24 hours" in alarm.headline
+    lost, stake = "100.0 s lost by 1970-01-01 00:00 UTC", "512 GPU-hours are at stake in 24 hours"
+    assert f"; {lost}; {stake} at this level." in alarm.headline
     assert alarm.place == "ranks 3, 4"
     assert judge(rule, facts(onset=onset, gpus=1)) is None  # 8 of them
     assert "is unknown" in judge(rule, facts(onset=onset, gpus=None)).headline
@@ -57,11 +58,23 @@ def test_gpu_hours_at_stake():
 
 
 def test_what_an_event_costs():
-    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0}
-    assert cost_text(with_cost(event, 64)) == "4 GPU-hours lost so far; 512 a day at stake"
-    assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == "4 GPU-hours lost so far"
+    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 7380.0}
+    lost = "4 GPU-hours lost by 1970-01-01 02:03 UTC"
+    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 a day at stake"
+    assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == lost
     assert cost_text(with_cost(event)) == ""  # how many GPUs is not known
     assert with_cost({**event, "gpus": 8})["lost_gpu_hours"] == 0.5
+
+
+def test_what_goes_on_has_cost_more_since():
+    job = {"status": "running", "slow_since_step": 7, "gpus": 64, "seen_at": 7380.0}
+    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0}
+    event |= {"ranks": [0], "text": ""}
+    now = "9.33 GPU-hours lost by 1970-01-01 02:03 UTC"  # 225 s and a third of 900 s
+    assert lost_by_now(job, [event]) == now
+    assert lost_by_now({**job, "gpus": None}, [event]) == ""
+    assert lost_by_now({**job, "slow_since_step": None}, [event]) == ""
+    assert lost_by_now(job, []) == ""
 
 
 def test_silence_of_a_job_begins_and_is_forgotten():

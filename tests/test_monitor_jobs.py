@@ -30,6 +30,7 @@ class TestJobs:
         theirs = site.token("read", "two")
         for path in (
             "jobs/secret", "jobs/secret/sessions", "jobs/secret/steps", "events?job=secret",
+            "jobs/secret/ranks", "jobs/secret/ranks?project=one",
             f"sessions/{session}", f"sessions/{session}/result", "jobs?project=one",
         ):  # fmt: skip
             answer = site.ask("GET", f"/api/v1/{path}", token=theirs)

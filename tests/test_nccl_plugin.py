@@ -21,6 +21,7 @@ from paceline.detect.who_calls import who_from_calls
 from paceline.errors import TraceError
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, read_processes
+from paceline.watch import CallsWatch
 
 ROOT = Path(__file__).parents[1]
 CC = shutil.which(os.environ.get("CC", "cc"))
@@ -28,6 +29,7 @@ VERSIONS = (4, 5, 6)
 
 #: As in tests/native/harness.c.
 RANKS, STEPS, SLOW, THREADS = 8, 60, 5, 4
+LONG, ONSET = 140, 90
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,35 @@ def test_the_durations_are_those_of_the_device(job: Path) -> None:
     first = log.duration_s[log.size == 4096].reshape(RANKS, STEPS)
     late_s = np.delete(first, SLOW, axis=0).mean() - first[SLOW].mean()
     assert late_s == pytest.approx(8e-3, abs=1e-4)
+
+
+def test_watch_names_the_onset_and_who_once(harness: Harness, tmp_path: Path) -> None:
+    harness.run(tmp_path, 6, "onset")
+    watch = CallsWatch(tmp_path)
+    news = watch.look()
+    assert [one.kind for one in news] == ["watching", "change", "named"]
+    _, onset, named = news
+    assert f"{RANKS} ranks" in news[0].text
+    assert onset.fields["kind"] == "onset"
+    assert abs(onset.fields["since_step"] - ONSET) <= 1
+    assert onset.fields["factor"] == pytest.approx(44 / 36, rel=0.02)
+    assert [who["ranks"] for who in named.fields["who"]] == [[SLOW]]
+    with next(tmp_path.glob(f"*{SUFFIX}")).open("ab") as file:
+        file.write(b"\0")  # more to read, nothing new in it
+    assert watch.look() == []
+
+
+def test_a_healthy_start_is_watched_and_names_nobody(job: Path) -> None:
+    assert [one.kind for one in CallsWatch(job).look()] == ["watching"]
+
+
+def test_watch_reads_a_folder_of_the_plugin(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    assert f"{RANKS} ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -7,8 +7,9 @@ import pytest
 
 import paceline
 from paceline.errors import ModelError, PlanError
+from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
-from paceline.model.llm import LLM, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import PARTS
 from paceline.model.memory_rules import MemoryRules

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from paceline.errors import ModelError, PlanError
+from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
-from paceline.model.llm import LLM, MoE
+from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
 from paceline.model.memory_rules import MemoryRules
@@ -58,6 +59,14 @@ CASES: dict[str, Case] = {
     "dualpipe": (
         MIXED,
         Space(gpus=(8,), base=Plan(global_batch=32, schedule="dualpipe"), micro_batches=(1, 2)),
+    ),
+    "dualpipe overlaps in part": (
+        MIXED,
+        Space(
+            gpus=(8,),
+            base=Plan(global_batch=32, schedule="dualpipe", overlap_factor=0.3),
+            micro_batches=(1,),
+        ),
     ),
     "sharded pipelines": (
         MIXED,
@@ -360,7 +369,10 @@ def test_why_a_plan_beats_another_adds_up_term_by_term() -> None:
     assert result.mfu_causal[0] == pytest.approx(result.mfu[0] * half / whole)
     assert explanation.first.mfu_causal == pytest.approx(result.mfu_causal[0])
     # For 131,072 tokens most of the usual MFU is attention that is never computed.
-    assert causal_share(replace(result.llm, seq_len=131_072, max_positions=131_072)) < 0.6
+    assert (
+        causal_share(replace(result.llm, seq_len=131_072, max_positions=131_072), result.plan(0))
+        < 0.6
+    )
 
 
 def test_a_larger_reserve_rules_more_plans_out() -> None:

@@ -195,3 +195,55 @@ def test_union_against_a_grid() -> None:
         assert merged.length_s == len(cells)
         assert (merged.start_s[1:] > merged.end_s[:-1]).all()
         assert merged.within(10, 25).length_s == len(cells & set(range(10, 25)))
+
+
+def block() -> dict[str, Any]:
+    """A forward computes 100 to 200 and sends 200 to 300, a backward computes 180 to 260.
+
+    The gradient of weights computes 320 to 400, a kernel of no range 390 to 410.
+    """
+    given = two_steps()
+    given["traceEvents"] = [
+        event("user_annotation", "1F1B", 0, 90),
+        event("user_annotation", "mlp(F)", 0, 20),
+        event("user_annotation", "dispatch(F)", 8, 12),  # inside: its kernel is its own
+        event("user_annotation", "mlp(B)", 20, 40),
+        event("user_annotation", "mlp(W)", 40, 60),
+        *kernel("gemm", 2, 100, 200),
+        *kernel("ncclDevKernel_SendRecv", 9, 200, 300, stream=20),
+        *kernel("gemm", 22, 180, 260, stream=8),
+        *kernel("gemm", 42, 320, 400),
+        *kernel("norm", 70, 390, 410, stream=9),
+    ]
+    return given
+
+
+def test_what_ran_for_each_direction(tmp_path: Path, capsys: Captured) -> None:
+    path = dump(block(), tmp_path / "rank3.json")
+    passes = rank_report(path).ranks[0].passes
+    assert passes is not None
+    forward, backward, weight = passes.ways
+    assert [work.name for work in passes.ways] == ["forward", "backward", "weight"]
+    assert (forward.ranges, forward.compute_s) == (2, pytest.approx(100e-6))
+    assert forward.communication_s == pytest.approx(100e-6)
+    assert forward.communication_beside_s == pytest.approx(60e-6)  # the backward's, 200 to 260
+    assert forward.communication_exposed_s == pytest.approx(40e-6)
+    assert forward.communication_hidden_s == pytest.approx(60e-6)
+    assert (backward.compute_s, weight.compute_s) == pytest.approx((80e-6, 80e-6))
+    by_name = {work.name: work for work in passes.ranges}
+    assert list(by_name) == ["mlp(F)", "dispatch(F)", "mlp(B)", "mlp(W)"]
+    assert by_name["mlp(F)"].communication_s == 0
+    assert by_name["dispatch(F)"].compute_s == 0
+    # Forward 100 to 300 and backward 180 to 260 share 80 of 280.
+    assert passes.any_s == pytest.approx(280e-6)
+    assert passes.at_once_s == pytest.approx(80e-6)
+    assert passes.elsewhere_s == pytest.approx(20e-6)
+    assert run(["ranks", str(path)]) == 0
+    assert "28.6% of the time in which any of these passes ran" in capsys.readouterr().out
+
+
+def test_without_such_ranges_or_launches_no_direction_is_told(tmp_path: Path) -> None:
+    assert rank_report(dump(two_steps(), tmp_path / "plain.json")).ranks[0].passes is None
+    given = block()
+    given["traceEvents"] = [e for e in given["traceEvents"] if e["cat"] != "cuda_runtime"]
+    assert rank_report(dump(given, tmp_path / "rank3.json")).ranks[0].passes is None

@@ -19,7 +19,8 @@ from paceline.report.page import drawn, figures, scatter
 from paceline.report.page.markup import value
 from paceline.report.page.pack import safe_json, slowdowns
 from paceline.results.document import JobReport
-from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.synth import Layers, SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
 from paceline.units import percent, seconds
 from paceline.whatif import analyze
 
@@ -134,6 +135,16 @@ def test_scatter_pairs_forward_and_backward_of_one_microbatch():
     assert data["stage"] == 1
     assert len(forward) == data["n_all"] == 4 * 4 * 3
     assert np.corrcoef(forward, backward)[0, 1] > 0.9
+
+
+def test_scatter_takes_passes_in_parts_as_one():
+    spec = SynthSpec(dp=2, pp=1, microbatches=4, steps=3, layers=Layers(3, fsdp=True))
+    _, measured = analysed(spec)
+    data = scatter.scatter_data(measured)
+    assert data["n_all"] == len(floats(data["x"])) == 2 * 4 * 3
+    kind, block = measured.graph.kind, measured.durations.array
+    for name, one in (("x", OpKind.FORWARD_COMPUTE), ("y", OpKind.BACKWARD_COMPUTE)):
+        assert floats(data[name]).sum() == pytest.approx(block[kind == one].sum(), rel=1e-6)
 
 
 def test_scatter_is_sampled(monkeypatch):

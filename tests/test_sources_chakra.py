@@ -114,7 +114,10 @@ def test_what_the_observer_of_torch_writes(tmp_path: Path) -> None:
 
 
 def test_a_real_execution_trace() -> None:
-    path = requires.data("real", "hta", "execution_trace", "benchmark_simple_add_et.json.gz")
+    path = requires.data(
+        *("real", "hta", "execution_trace", "benchmark_simple_add_et.json.gz"),
+        origin="tests/data/execution_trace of facebookresearch/HolisticTraceAnalysis, f4d0062",
+    )
     with gzip.open(path, "rt") as file:
         assert len(json.load(file)["nodes"]) > 20
     with pytest.raises(TraceError, match="says what ran, not when"):

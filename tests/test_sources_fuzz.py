@@ -22,14 +22,18 @@ import requires
 import test_sources_chakra
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
+import test_sources_torchcomms
+import test_telemetry
 from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from nsight_files import two_processes
 from otlp_spans import WITH_SPANS, requests_of
+from paceline.detect.gpu_health import gpu_health
+from paceline.detect.not_arrived import not_arrived
 from paceline.errors import PacelineError
 from paceline.ranks import rank_report
-from paceline.sources import importers, kineto, load, otlp, parquet
+from paceline.sources import importers, kineto, load, nccl_ras, otlp, parquet
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.hosts import read_hosts
 from paceline.sources.job_file import read_job
@@ -37,7 +41,10 @@ from paceline.sources.otlp import protobuf_encoding
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.seqlens import read_seqlens
 from paceline.sources.step_times import load_step_times
+from paceline.sources.telemetry.files import load_telemetry
+from ras_files import communicator, missing, rank, saved
 from recordings import record_trace
+from rocpd_files import write_rocpd
 from rocprof_files import write_csv, write_json
 from xpu_timer_files import one_rank
 
@@ -177,6 +184,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda folder: [write_csv(folder)],
         lambda paths: rank_report(paths).to_mapping(),
     ),
+    "rocprofv3's database": (
+        lambda folder: [write_rocpd(folder / "a.db")],
+        lambda paths: rank_report(paths).to_mapping(),
+    ),
     "xpu_timer": (
         lambda folder: [one_rank(folder)],
         lambda paths: rank_report(paths).to_mapping(),
@@ -194,6 +205,24 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda paths: otlp.check_request(protobuf_encoding.decode(paths[0].read_bytes(), "a"), "a"),
     ),
     "nccl inspector": (inspector, load_call_log),
+    "telemetry of xpu_timer": (
+        lambda folder: [test_telemetry.xpu_timer_json(folder / "a.json")],
+        lambda paths: gpu_health(load_telemetry(paths)),
+    ),
+    "telemetry of nvidia-smi": (
+        lambda folder: [test_telemetry.smi(folder)],
+        lambda paths: gpu_health(load_telemetry(paths)),
+    ),
+    "torchcomms' clog": (test_sources_torchcomms.job, load_call_log),
+    "nccl ras": (
+        lambda folder: [
+            saved(
+                folder / "a.json",
+                communicator([rank(n, counts=n) for n in range(3)], [missing(3)]),
+            )
+        ],
+        lambda paths: not_arrived([nccl_ras.read(paths[0])]).to_mapping(),
+    ),
     "flight recorder's pickle": (lambda folder: dumps(folder, False), load_call_log),
     "flight recorder's JSON": (lambda folder: dumps(folder, True), load_call_log),
     "calls as CSV": (lambda folder: call_table(folder, True), load_call_log),

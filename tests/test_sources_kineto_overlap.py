@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import paceline
+import requires
 from import_files import dump
 from paceline.diagnose import diagnose
 from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.sources import kineto
 from paceline.trace import OpKind
-from shared_data import DATA
 
 K = OpKind
 MAIN, AUTOGRAD = 1, 2
@@ -129,9 +129,10 @@ def test_gathers_within_a_pass_leave_passes_whole(tmp_path: Path) -> None:
 
 def test_identical_ranks_of_a_real_nccl_job(tmp_path: Path) -> None:
     """A profile of DDP on two GPUs, given twice."""
-    source = DATA / "real" / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
-    if not source.exists():
-        pytest.skip("the real profile is not here")
+    source = requires.data(
+        *("real", "hta", "nccl_parser_config", "nccl_data.json.gz"),
+        origin="tests/data of facebookresearch/HolisticTraceAnalysis, commit f4d0062",
+    )
     value = json.loads(gzip.decompress(source.read_bytes()))
     paths = []
     for rank in range(2):

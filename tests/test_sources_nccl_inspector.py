@@ -184,6 +184,17 @@ def test_output_for_prometheus_is_refused_by_name(tmp_path):
         load_call_log([path])
 
 
+def test_marks_of_dumps_are_no_calls(tmp_path):
+    """As ``inspector_json.cc`` after 2.30.7 writes them (v4.2), ahead of each batch."""
+    logs = {0: [line(0, n, 1000 * n) for n in range(3)]}
+    mark = {"header": logs[0][0]["header"], "metadata": logs[0][0]["metadata"]}
+    stats = {"coll_records": 3, "coll_dropped_total": 0, "coll_dropped_since_last_dump": 0}
+    logs[0].insert(0, {**mark, "dump_stats": stats})
+    log, notes = load_call_log(saved(tmp_path, logs))
+    assert len(log.rank) == 3
+    assert not any("passed over" in note for note in notes)
+
+
 def test_steps_are_found(tmp_path):
     log, _ = load_call_log(saved(tmp_path, job(steps=12, slow_from=6)))
     times = step_times(log)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsight_files import BEGIN_NS, kernel, process, two_processes, write
+from nsight_files import BEGIN_NS, kernel, process, step, two_processes, write
 from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import rank_report
@@ -71,9 +71,39 @@ def test_tables_that_nothing_filled(tmp_path: Path) -> None:
     assert any("NVTX range 'step N'" in note for note in report.notes)
 
 
-def test_without_kernels(tmp_path: Path) -> None:
+def test_without_kernels_there_are_steps_and_ranges(tmp_path: Path) -> None:
+    rows = [
+        *step("step 1", 0, 100),
+        *step("aten::mm, seq = 3, op_id = 7", 10, 40),
+        *step("aten::mul, op_id = 8", 20, 30),  # within aten::mm
+        *step("aten::mm, seq = 4, op_id = 9", 50, 70),
+        *step("step 2", 100, 250),
+        *step("load", 0, 80, pid=12),
+    ]
+    path = write(tmp_path / "a.sqlite", rows, without=("CUPTI_ACTIVITY_KIND_KERNEL",))
+    report = rank_report(path)
+    first, second = report.ranks
+    assert (first.label, second.label) == ("process 11", "process 12")
+    assert first.device is None
+    assert [(step.number, step.step_s) for step in first.steps] == [
+        (1, pytest.approx(100e-6)),
+        (2, pytest.approx(150e-6)),
+    ]
+    (operator,) = first.operators
+    assert (operator.name, operator.count) == ("aten::mm", 2)
+    assert operator.total_s == pytest.approx(50e-6)
+    assert [(kernel.name, kernel.count) for kernel in second.operators] == [("load", 1)]
+    assert any("nsys profile --trace cuda,nvtx" in note for note in report.notes)
+
+
+def test_an_empty_table_of_kernels(tmp_path: Path) -> None:
+    (rank,) = rank_report(write(tmp_path / "a.sqlite", step("step 1", 0, 100))).ranks
+    assert [step.number for step in rank.steps] == [1]
+
+
+def test_without_kernels_and_ranges(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", (), without=("CUPTI_ACTIVITY_KIND_KERNEL",))
-    with pytest.raises(TraceError, match=r"has no kernels .* nsys profile --trace cuda,nvtx"):
+    with pytest.raises(TraceError, match=r"no kernels .* no ranges .* nsys profile --trace cuda"):
         rank_report(path)
 
 

@@ -10,6 +10,7 @@ from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import rank_report
 from paceline.sources.devices.rocprof_json import Records
+from rocpd_files import UUID, write_rocpd
 from rocprof_files import document, write_csv, write_json
 
 Captured = pytest.CaptureFixture[str]
@@ -86,13 +87,66 @@ def test_records_are_the_same_in_one_go_and_one_by_one(tmp_path: Path) -> None:
     assert apart == together
 
 
-def test_its_database_is_refused_by_name(tmp_path: Path, capsys: Captured) -> None:
-    path = tmp_path / "908_results.db"
+def test_its_database_says_what_its_json_says(tmp_path: Path) -> None:
+    (of_json,) = rank_report(write_json(tmp_path / "a.json")).ranks
+    (of_database,) = rank_report(write_rocpd(tmp_path / "a.db")).ranks
+    expected, got = of_json.to_mapping(), of_database.to_mapping()
+    del expected["file"], got["file"]
+    assert got == expected
+
+
+def test_a_database_of_two_processes(tmp_path: Path) -> None:
+    """As ``rocpd merge`` makes it: tables of both, each with its id behind its name."""
+    path, other = write_rocpd(tmp_path / "a.db"), document()
+    other["rocprofiler-sdk-tool"][0]["metadata"]["pid"] = 909
+    second = write_rocpd(tmp_path / "b.db", other)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute('create table "rocpd_metadata_00001eca" (id, tag, value)')
+        connection.execute("attach ? as other", (str(second),))
+        names = [row[0] for row in connection.execute("select name from other.sqlite_master")]
+        for name in names:
+            if name.startswith("rocpd_"):
+                connection.execute(f"create table `{name}2` as select * from other.`{name}`")
         connection.commit()
-    for command in (["ranks", str(path)], ["import", str(path), "-o", str(tmp_path / "a.parquet")]):
-        assert run(command) == 2
-        err = capsys.readouterr().err
-        assert "a database of rocprofv3 (rocpd), which is not read" in err
-        assert "--output-format json" in err
+    labels = [rank.label for rank in rank_report(path).ranks]
+    assert labels == ["MI350X 2 of process 908", "MI350X 2 of process 909"]
+
+
+def test_a_range_that_is_called_as_a_step(tmp_path: Path) -> None:
+    """ROCm Systems Profiler keeps the range's name as the region's, without a message."""
+    path = write_rocpd(tmp_path / "a.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"update rocpd_event{UUID} set extdata = '{{}}'")
+        rename = f"update rocpd_string{UUID} set string = 'step 7' where string like 'roctx%'"
+        connection.execute(rename)
+        connection.commit()
+    (rank,) = rank_report(path).ranks
+    assert [step.number for step in rank.steps] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (f"delete from rocpd_kernel_dispatch{UUID}", "has no kernels; profile with rocprofv3"),
+        (f"drop table rocpd_kernel_dispatch{UUID}", "has no kernels; profile with rocprofv3"),
+        (
+            f"alter table rocpd_kernel_dispatch{UUID} drop column agent_id",
+            "another version of rocpd: .* has no agent_id; version 3 is read",
+        ),
+        (f"update rocpd_kernel_dispatch{UUID} set start = -5", "from -5 to"),
+    ],
+)
+def test_databases_that_are_refused(tmp_path: Path, change: str, problem: str) -> None:
+    path = write_rocpd(tmp_path / "a.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(change)
+        connection.commit()
+    with pytest.raises(TraceError, match=problem):
+        rank_report(path)
+
+
+def test_a_database_is_no_trace(tmp_path: Path, capsys: Captured) -> None:
+    path = write_rocpd(tmp_path / "908_results.db")
+    assert run(["import", str(path), "-o", str(tmp_path / "a.parquet")]) == 2
+    assert "is a database of rocprofv3 (rocpd)" in capsys.readouterr().err
+    assert run(["ranks", str(path)]) == 0
+    assert "MI350X 2 of process 908" in capsys.readouterr().out

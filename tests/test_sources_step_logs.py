@@ -229,6 +229,30 @@ def test_prometheus(tmp_path):
     assert "a scrape, not a step" in times.warnings[0]
 
 
+def test_nccl_inspector_in_prometheus(tmp_path):
+    """Labels are those of ``inspector_prom.cc`` of NCCL 2.30.7."""
+    result = [
+        {
+            "metric": {
+                "__name__": "nccl_collective_exec_time_microseconds",
+                "node": f"nvl{node}",
+                "gpu": "GPU0",
+                "collective": "ReduceScatter",
+                "message_size": "134-135MB",
+            },
+            "values": [[1759987835 + 30 * i, str(s * 1e6)] for i, s in enumerate(SECONDS)],
+        }
+        for node in (33, 34)
+    ]
+    path = tmp_path / "range.json"
+    content = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    path.write_text(json.dumps(content))
+    times = load_step_log(path)
+    assert times.ranks.tolist() == [0, 1]
+    assert times.duration_s[:, 1] == pytest.approx(SECONDS)
+    assert times.warnings[1].endswith("numbered as ranks: 0 is node nvl33; 1 is node nvl34")
+
+
 def test_trainer_state(tmp_path):
     ends = np.cumsum(SECONDS)
     history = [

@@ -148,7 +148,7 @@ def test_a_page_of_the_exporter_is_one_sample(tmp_path):
         ("#Entity   SMCLK\nGPU 0     1980\n", "of dcgmi dmon, which tells no times"),
         ('{"x": "DCGM_FI_DEV_SM_CLOCK"}', "lacks data.result"),
         ('{"DCGM_FI_DEV": ', "is no JSON"),
-        ('DCGM_FI_DEV_FB_USED{gpu="0"} 5\n', "has none of DCGM's fields"),
+        ('DCGM_FI_DEV_FB_USED{gpu="0"} 5\n', "has no field that is known"),
     ],
 )
 def test_what_is_no_telemetry_is_refused_by_name(tmp_path, text, problem):
@@ -200,3 +200,58 @@ def test_detect_takes_it_with_a_fail_slow_only(tmp_path, capsys):
     assert run(["detect", str(steps), "--telemetry", str(path)]) == 0
     assert "telemetry: node1 GPU 3" in capsys.readouterr().out
     assert run(["detect", str(steps), "--hosts", "hosts.csv"]) == 2
+
+
+def xpu_timer_json(path, slow=2, gpus=4, samples=12):
+    """A range of xpu_timer's products: a fast bucket that the slow GPU leaves after 4 samples."""
+
+    def labels(name, gpu, **more):
+        common = {"local_rank": str(gpu), "pod_name": "worker-0", "ip": "10.0.0.1"}
+        return {"__name__": name, **common, **more}
+
+    def values(numbers):
+        return [[1772842837 + 30 * n, str(value)] for n, value in enumerate(numbers)]
+
+    result = []
+    for gpu in range(gpus):
+        fast = [410 + 0.01 * min(n, 3 if gpu == slow else n) for n in range(samples)]
+        middle = [330 + 0.01 * n for n in range(samples)]
+        for level, numbers in (("9", fast), ("7", middle)):
+            metric = labels("XPU_TIMER_MM_KERNEL_FLOPS", gpu, operation="Matmul", level=level)
+            result.append({"metric": metric, "values": values(numbers)})
+        attention = labels("XPU_TIMER_MM_KERNEL_FLOPS", gpu, operation="FA", level="10")
+        result.append({"metric": attention, "values": values([600 + gpu] * samples)})
+        hang = labels("XPU_TIMER_COMMON_HANG", gpu)
+        numbers = [0] * (samples - 1) + [int(gpu != slow)]
+        result.append({"metric": hang, "values": values(numbers)})
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    path.write_text(json.dumps(answer))
+    return path
+
+
+def test_the_fastest_products_that_are_still_made(tmp_path, capsys):
+    path = xpu_timer_json(tmp_path / "a.json")
+    telemetry = load_telemetry([path])
+    (health,) = gpu_health(telemetry)
+    assert health.gpu == Gpu("worker-0", "2")
+    (sign,) = health.signs
+    assert (sign.metric, round(sign.value), round(sign.others)) == ("matmul_tflops", 330, 410)
+    assert run(["telemetry", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "worker-0 GPU 2: fastest matrix products 330 TFLOPS (others 410)" in out
+    others = "worker-0 GPU 0, worker-0 GPU 1, worker-0 GPU 3; none on worker-0 GPU 2"
+    assert f"kernels that do not end on 3 of 4 GPUs: {others}" in err
+
+
+def test_level_products_and_no_hang(tmp_path):
+    telemetry = load_telemetry([xpu_timer_json(tmp_path / "a.json", slow=None)])
+    assert gpu_health(telemetry) == ()
+    told = load_telemetry([xpu_timer_json(tmp_path / "b.json", slow=None)]).notes
+    assert len(told) == 1  # all hang at the end
+
+
+def test_metrics_that_are_not_known_are_refused(tmp_path):
+    path = tmp_path / "page.txt"
+    path.write_text('XPU_TIMER_COLL_KERNEL_AVG_LATENCY{local_rank="1"} 370\n')
+    with pytest.raises(TraceError, match="XPU_TIMER_COMMON_HANG"):
+        load_telemetry([path])

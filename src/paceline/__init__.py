@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from paceline.whatif import Part, Scenario, WhatIf, analyze
 
 #: Must agree with pyproject.toml (a test compares them).
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

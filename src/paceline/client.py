@@ -200,6 +200,10 @@ class Client:
         """A job's step times, in columns; ``first``, ``last`` and ``points`` choose."""
         return self._json("GET", f"/api/v1/jobs/{_quote(name)}/steps?{urlencode(query)}")
 
+    def ranks(self, name: str, **query: int | str) -> dict[str, Any]:
+        """How a job's ranks compared over its steps; ``first``, ``last``, ``ranks`` choose."""
+        return self._json("GET", f"/api/v1/jobs/{_quote(name)}/ranks?{urlencode(query)}")
+
     def session(self, session: int) -> dict[str, Any]:
         """Status and outcome of a session."""
         return self._json("GET", f"/api/v1/sessions/{session}")

@@ -16,6 +16,7 @@
     ├── DetectError         samples that a detector cannot take
     ├── StateError          a saved state is of another schema or version, or malformed
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
+    ├── PauseError          a running job cannot be paused, or must not be
     ├── DemoError           the demo's training job on this machine failed
     ├── QueueError          a queue of jobs, its cluster or its policy is impossible
     ├── FleetError          a fleet's folder, manifest, engine or study cannot be used
@@ -117,6 +118,10 @@ class StateError(PacelineError):
 
 class MitigateError(PacelineError):
     """Fail-slows or a scenario do not fit the job, or a planner's state is unreadable."""
+
+
+class PauseError(PacelineError):
+    """A running job cannot be paused, or must not be."""
 
 
 class DemoError(PacelineError):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import SimulationError
-from paceline.graph.graph import Durations, StepGraph
+from paceline.graph.graph import Durations, Rows, StepGraph
 from paceline.graph.lanes import Block, Lanes, all_lanes, lane_blocks
 from paceline.jit import compiled
 
@@ -112,10 +112,10 @@ class Timeline:
 
 
 def step_times(
-    durations: Durations,
+    durations: Rows,
     rules: Rules,
     lanes: Lanes,
-    delays: Durations | None = None,
+    delays: Rows | None = None,
     progress: Progress | None = None,
 ) -> npt.NDArray[np.float64]:
     """[set] the step time of each set of lanes, seconds.
@@ -226,7 +226,7 @@ def _by_step(graph: StepGraph, block: Block, rows: npt.NDArray[np.float64]) -> D
     return end
 
 
-def _check(durations: Durations, rules: Rules, lanes: Lanes, delays: Durations | None) -> None:
+def _check(durations: Rows, rules: Rules, lanes: Lanes, delays: Rows | None) -> None:
     n_ops = durations.graph.n_ops
     if rules.keep.ndim != 2 or rules.keep.shape[1] != n_ops or rules.base.shape != (n_ops,):
         raise SimulationError(
@@ -327,9 +327,9 @@ class _Prepared:
 
 
 def _prepare(
-    durations: Durations,
+    durations: Rows,
     rules: Rules,
-    delays: Durations | None,
+    delays: Rows | None,
     slots: tuple[npt.NDArray[np.int64], int],
 ) -> _Prepared:
     graph = durations.graph

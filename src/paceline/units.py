@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 #: Stands for what is no number.
@@ -36,6 +37,11 @@ def _small(size: float) -> str:
         if size * scale >= 0.9995:
             return f"{size * scale:#.3g}".rstrip(".") + f" {unit}"
     return "0 s"
+
+
+def moment(at: float) -> str:
+    """``2026-11-23 12:03``, UTC, of seconds since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
 
 
 def quantity(value: float) -> str:

@@ -42,6 +42,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touc
 PAGES = {
     "jobs": "/",
     "job": "/jobs/showpiece",
+    "rank": "/jobs/showpiece?rank=11",
     "wide": "/jobs/wide",
     "bare": "/jobs/bare",
     "failed": "/jobs/failed",
@@ -498,3 +499,28 @@ def slow_trace(folder: Path) -> Path:
 
 def client_of(running: Any, url: str) -> Client:
     return Client(url, running.token("read", "research"))
+
+
+def test_a_rank_is_reached_from_the_heatmap(visit, full):
+    page = visit(full.url + PAGES["job"])
+    assert page.locator("#fig-ranks rect.h15").count() > 10
+    assert page.locator("#fig-ranks line.mark").count() == 1
+    page.locator("#fig-ranks svg.heatmap").focus()
+    page.keyboard.press("Home")
+    said = page.locator("#fig-ranks .readout").inner_text()
+    assert re.match(
+        r"steps [\d,]+ to [\d,]+: 1\.3\d\d, rank 11 · node-2, 4 ranks from 8 to 11", said
+    )
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.url.endswith("/jobs/showpiece?rank=11#ranks")
+    assert "median of node-2's 4 ranks" in page.locator("#fig-rank .legend").inner_text()
+    page.locator("#fig-ranks details summary").click()
+    first = page.locator("#fig-ranks details tr").nth(1).inner_text()
+    assert first.startswith("node-2, 4 ranks from 8 to 11\t1.3")
+    page.locator("#rank").fill("40")
+    with page.expect_navigation():
+        page.locator("#ranks form button").click()
+    assert page.url.endswith("/jobs/showpiece?rank=40#ranks")
+    assert page.locator("#ranks h3").inner_text() == "Rank 40"

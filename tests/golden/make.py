@@ -182,6 +182,22 @@ def series(folder):
     return folder / "series.rows"
 
 
+def rank_map(folder):
+    """Ranks 0, 1 and 5; 3 steps of start 0, 2 of start 1; rank 5 takes 1.5 times as long then."""
+    from paceline.monitor.rank_file import NAME, save_rank_map
+    from paceline.monitor.rank_map import RankMap
+    from paceline.monitor.step_series import ROW
+
+    made = RankMap()
+    for start, step in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2)):
+        row = np.zeros((), ROW)
+        row["step"], row["start"], row["at"], row["median_s"] = step, start, 10.0 + step, 2.0
+        seconds = np.array([2.0, 2.0 if start else np.nan, 3.0 if start else 2.0])
+        made.add(row, np.array([0, 1, 5], np.int32), seconds)
+    save_rank_map(made, folder)
+    return folder / NAME
+
+
 #: Rows that every version of the store can hold.
 ROWS = """
 INSERT INTO jobs (id, project, name, created_at, gpus, degrees, labels, status, seen_at, last_step,
@@ -273,6 +289,7 @@ def formats():
         f"planner-{version('mitigate.planner', 'VERSION')}.json": planner,
         f"{steps_version()}.steps": steps,
         "series-1.rows": series,  # the version is the name of the file, series.rows
+        f"ranks-{version('monitor.rank_map', 'STATE_VERSION')}.npz": rank_map,
         f"backup-{version('monitor.backup', 'FORMAT')}.tar.gz": backup,
     }
     for revision in revisions():

@@ -2,11 +2,14 @@
  * Prints "attempts N": the records that the plugin was asked for. Exit code 1: a check failed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,7 +21,7 @@
     if (!(what)) fprintf(stderr, "line %d: %s\n", __LINE__, #what), exit(1); \
   } while (0)
 
-enum { RANKS = 8, STEPS = 60, SLOW = 5, THREADS = 4, CHANNELS = 2 };
+enum { RANKS = 8, STEPS = 60, LONG = 140, ONSET = 90, SLOW = 5, THREADS = 4, CHANNELS = 2 };
 
 static int version;
 static struct profiler_v4 *old;
@@ -104,19 +107,20 @@ static void *proxy(void *given) {
   return NULL;
 }
 
-/* Calls of a step: the SLOW rank comes 8 ms late to the first; all leave each together. */
-static void job_rank(int rank) {
+/* Calls of a step: from `onset` on the SLOW rank comes 8 ms late to the first; all leave each
+ * together. */
+static void job_rank(int rank, int steps, int onset) {
   static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
   int mask = 0;
   void *context = init(0xabc, RANKS, rank, &mask);
   CHECK(context && mask & (1 << EV_COLL) && mask & (1 << EV_KERNEL));
   uint64_t clock = 1700000000000000000ULL;
-  for (int step = 0; step < STEPS; step++) {
+  for (int step = 0; step < steps; step++) {
     struct call calls[4];
     pthread_t thread;
     for (int i = 0; i < 4; i++) {
       uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
-      uint64_t late = i == 0 ? 8000000u : 0;
+      uint64_t late = i == 0 && step >= onset ? 8000000u : 0;
       uint64_t from = clock + work + (rank == SLOW ? late : 0);
       clock += 9000000u + late;
       void *group = begin(context, (struct descriptor){0}, EV_GROUP);
@@ -137,10 +141,10 @@ static void job_rank(int rank) {
   finalize(context);
 }
 
-static void job(void) {
+static void job(int steps, int onset) {
   int failed = 0, status;
   for (int rank = 0; rank < RANKS; rank++)
-    if (!fork()) job_rank(rank), exit(0);
+    if (!fork()) job_rank(rank, steps, onset), exit(0);
   for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
   CHECK(!failed);
 }
@@ -194,6 +198,79 @@ static void forked(void) {
   /* No finalize: what ends without it is written, too. */
 }
 
+/* A job that may be paused. Each collective ends when all ranks have queued it, and the host is at
+ * most AHEAD groups ahead; every third group has two collectives. Ends by itself after `ms`. */
+enum { AHEAD = 2 };
+struct shared {
+  atomic_long queued[RANKS];
+  atomic_int over;
+};
+
+static int64_t clock_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+static long slowest(struct shared *job) {
+  long least = job->queued[0];
+  for (int i = 1; i < RANKS; i++)
+    if (job->queued[i] < least) least = job->queued[i];
+  return least;
+}
+
+static void paused_rank(struct shared *job, int rank, int ms) {
+  int mask;
+  int64_t begun = clock_ms(), longest = 0;
+  uint64_t seq = 0, stood_at = 0;
+  char number[16];
+  snprintf(number, sizeof number, "%d", rank);
+  setenv("RANK", number, 1);
+  void *context = init(0xabc, RANKS, rank, &mask);
+  void *other = init(0xdef, 2, rank % 2, &mask);
+  while (clock_ms() - begun < ms && !job->over) {
+    void *calls[2], *group = begin(context, (struct descriptor){0}, EV_GROUP);
+    int n = job->queued[rank] % 3 == 2 ? 2 : 1;
+    end(begin_coll(other, NULL, "AllReduce", seq, 8));
+    for (int i = 0; i < n; i++) calls[i] = begin_coll(context, group, "AllGather", seq++, 64);
+    int64_t before = clock_ms();
+    for (int i = 0; i < n; i++) end(calls[i]);
+    int64_t stood = clock_ms() - before;
+    if (stood > longest) longest = stood, stood_at = seq;
+    end(group);
+    job->queued[rank]++;
+    usleep(500 + 300 * (unsigned)((rank * 5 + seq * 3) % 7));
+    while (job->queued[rank] - slowest(job) > AHEAD && !job->over && clock_ms() - begun < ms)
+      usleep(200);
+  }
+  printf("rank %d queued %llu longest %lld ms at %llu\n", rank, (unsigned long long)seq,
+         (long long)longest, (unsigned long long)stood_at);
+  finalize(other);
+  finalize(context);
+}
+
+/* A SIGTERM ends it early. Prints the ranks' process numbers first. */
+static struct shared *pausable;
+static void end_early(int signal) { (void)signal, pausable->over = 1; }
+
+static void pause_job(int ms) {
+  pid_t pids[RANKS];
+  int status;
+  pausable = mmap(NULL, sizeof *pausable, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(pausable != MAP_FAILED);
+  signal(SIGTERM, end_early);
+  printf("pids");
+  fflush(stdout);
+  for (int rank = 0; rank < RANKS; rank++) {
+    if (!(pids[rank] = fork())) paused_rank(pausable, rank, ms), exit(0);
+    dprintf(1, " %d", (int)pids[rank]);
+  }
+  dprintf(1, "\n");
+  for (int left = RANKS; left;)
+    if (wait(&status) > 0) left--;
+    else CHECK(errno == EINTR);
+}
+
 static void off(void) {
   int mask = 7;
   CHECK(!init(1, 1, 0, &mask) && !mask);
@@ -224,11 +301,13 @@ int main(int argc, char **argv) {
   int n = argc > 4 ? atoi(argv[4]) : 0;
   version = atoi(argv[2]);
   load(argv[1]);
-  if (!strcmp(mode, "job")) job();
+  if (!strcmp(mode, "job")) job(STEPS, 0);
+  if (!strcmp(mode, "onset")) job(LONG, ONSET);
   if (!strcmp(mode, "threads")) threads(n);
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
   if (!strcmp(mode, "off")) off();
+  if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);
   printf("attempts %ld\n", attempts);
   return 0;

@@ -16,9 +16,14 @@ from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.ranks import RankReport, rank_report
 from paceline.sources import kineto
+from paceline.sources.kineto import complete_events
 
 Captured = pytest.CaptureFixture[str]
-REAL = requires.data("real")
+REAL = requires.data(
+    "real",
+    origin="tests/data of facebookresearch/HolisticTraceAnalysis, commit f4d0062, as hta/, and "
+    "tests/traces of AMD-AGI/TraceLens, commit 171dd74, as tracelens/",
+)
 
 #: File -> (idle, computing, neither, all) in us, share of communication that is hidden in percent.
 WHOLE = {
@@ -164,12 +169,12 @@ def test_synchronising_is_no_work(name: str) -> None:
 
 def test_calls_as_long_as_their_work_are_no_launches() -> None:
     # On MTIA all 3,453 events begin before their call ends, and two thirds end before it, too.
-    path = requires.data("real", "hta", "mtia_trace_single_rank", "mtia_rank_0.json.gz")
+    path = REAL / "hta" / "mtia_trace_single_rank" / "mtia_rank_0.json.gz"
     launches = rank_report([path]).ranks[0].launches
     assert launches.count == 3453
     assert launches.delay_median_s is launches.shorter_than_launch is None
     # On the other real machines at most 40% do so.
-    other = requires.data("real", "hta", "nccl_parser_config", "nccl_data.json.gz")
+    other = REAL / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
     known = rank_report([other]).ranks[0].launches
     assert known.delay_median_s is not None
     assert known.delay_median_s > 0
@@ -267,3 +272,11 @@ def test_hta_itself_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) ->
     kinds = ("idle_time(us)", "compute_time(us)", "non_compute_time(us)", "kernel_time(us)")
     ours = breakdown_us(report_of(f"hta/{name}", last_step=False))
     assert ours == pytest.approx([row[kind] for kind in kinds], abs=1)
+
+
+def test_values_that_are_passed_over_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is the same where all values of each event are made."""
+    path = REAL / "hta/nccl_parser_config/nccl_data.json.gz"
+    report = rank_report(path).to_mapping()
+    monkeypatch.setattr(complete_events, "shaped_decoder", lambda *_: None)
+    assert rank_report(path).to_mapping() == report

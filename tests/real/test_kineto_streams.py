@@ -16,7 +16,10 @@ from import_files import dump
 from paceline.sources.kineto.profile import read_profile
 from paceline.sources.kineto.streams import MainStream
 
-FOLDER = requires.data("real", "hta", "critical_path")
+FOLDER = requires.data(
+    *("real", "hta", "critical_path"),
+    origin="tests/data/critical_path of facebookresearch/HolisticTraceAnalysis, commit f4d0062",
+)
 
 
 def with_collectives(name: str, stream: int, folder: Path) -> tuple[MainStream, dict[int, float]]:

@@ -18,8 +18,7 @@ FILES = {"h100_2gpu_1s.sqlite": (111, 112), "mfu_2gpu_after.sqlite": (148, 149)}
 
 
 def real(name: str) -> Path:
-    origin = f"tests/fixtures/{name} of GindaChen/nsys-ai, commit ab196ea"
-    return requires.data("real", "nsys-ai", name, origin=origin)
+    return requires.public("GindaChen/nsys-ai", "ab196ea", f"tests/fixtures/{name}", "nsys-ai")
 
 
 def busy_ns(path: Path, device: int, *tables: str) -> int:
@@ -60,3 +59,33 @@ def test_communication_is_told_by_its_kernels() -> None:
     assert first.communication_s == pytest.approx(9.99e-3, abs=1e-5)
     assert second.communication_s == pytest.approx(23.8e-3, abs=1e-4)
     assert sum(kernel.count for kernel in first.kernels if "SendRecv" in kernel.name) == 31
+
+
+def test_ranges_where_kernels_were_not_recorded(tmp_path: Path) -> None:
+    """The tables of CUDA are taken out of a real export, as without ``--trace cuda``."""
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(real("h100_2gpu_1s.sqlite").read_bytes())
+    text = "coalesce(text, (select value from StringIds where id = textId))"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("drop table CUPTI_ACTIVITY_KIND_KERNEL")
+        rows = connection.execute(
+            f"select globalTid, start, end, {text} from NVTX_EVENTS "
+            "order by globalTid, start, end desc"
+        ).fetchall()
+    total_ns: dict[tuple[int, str], int] = {}
+    inside: tuple[int, int] = (0, 0)
+    for thread, start, end, name in rows:
+        if (thread, start) >= inside or thread != inside[0]:
+            inside = (thread, end)
+            key = ((thread >> 24) & 0xFFFFFF, name.partition(", ")[0])
+            total_ns[key] = total_ns.get(key, 0) + end - start
+    ranks = rank_report(path).ranks
+    reported = {
+        (int(rank.label.removeprefix("process ")), operator.name): operator.total_s
+        for rank in ranks
+        for operator in rank.operators
+    }
+    assert len(ranks) == 2
+    assert reported.keys() == total_ns.keys()
+    for key, seconds in reported.items():
+        assert seconds == pytest.approx(total_ns[key] * 1e-9, abs=1e-9)

@@ -30,6 +30,13 @@ examples:
   paceline analyze trace.parquet --steps 10-20,25 --json
   paceline analyze trace.parquet --expect job.yaml
   paceline analyze traces/ --steps 100-119
+
+meta.yaml: the degrees of the traced job, such as {dp_size: 8, pp_size: 4, tp_size: 2}.
+job.yaml: what `paceline predict` reads (docs/predict.md, A job file), such as
+  model: llama3.1-8b
+  cluster: h100
+  gpus: 64
+  plan: {tp: 2, pp: 4, micro_batch: 1, global_batch: 128}
 """
 
 
@@ -76,7 +83,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--expect",
         metavar="YAML",
         type=trace_input.file_name,
-        help="a job file of `paceline predict`: how far is the job from what its hardware can do?",
+        help="the job as `paceline predict` reads it (below): how far is the trace from what the "
+        "hardware can do?",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
     parser.set_defaults(run=run)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from paceline.whatif import WhatIf
 
 
-@dataclass(frozen=True, slots=True)
-class CaseInput:
+class CaseInput(NamedTuple):
     """What a diagnosis is made of: a trace, and what is known beside it.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from paceline.cli import trace_input
@@ -52,6 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Run it, telling what happens."""
+    import tempfile
     from importlib.util import find_spec
 
     from paceline.errors import DemoError, OutputError

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
-from paceline.cli import telemetry, trace_input
+from paceline.cli import detect_ras, telemetry, trace_input
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ examples:
   paceline detect iterations.csv --trace trace.parquet
   paceline detect runs/job-17
   paceline detect --collectives nccl.parquet
+  paceline detect --collectives ras-1.json ras-2.json    # ncclras -f json: who has not arrived
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
@@ -215,12 +215,16 @@ def _offline(
     args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
 ) -> int:
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    from dataclasses import replace
+
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     log = step_times = None
     if args.collectives:
+        if detect_ras.applies(args.collectives):
+            return detect_ras.run(args.collectives, args.input, as_json=args.json)
         log, step_times = _calls(args)
     if args.input is not None:
         times = _table(args)
@@ -266,6 +270,8 @@ def _offline(
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
     """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    from dataclasses import asdict
+
     from paceline.detect.limits import WARM_UP
     from paceline.detect.slow_start import comparable, slow_run
     from paceline.sources.step_logs.files import median_of_ranks
@@ -334,6 +340,8 @@ def _update(
 
 def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
     """All events of a table of step times, with its own numbers of ranks."""
+    from dataclasses import replace
+
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
 
@@ -437,6 +445,8 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
     """JSON lines from standard input; what is sure is printed at once."""
+    from dataclasses import replace
+
     from paceline.detect.accept import Accepted
     from paceline.detect.arrivals import Arrivals
     from paceline.detect.job import job_events

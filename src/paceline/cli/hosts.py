@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,4 +122,6 @@ def _history(store: HostStore, host: str, *, as_json: bool) -> int:
 
 
 def _day(at_s: float) -> str:
+    from datetime import datetime
+
     return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M")

@@ -19,7 +19,7 @@ FORMATS = ("recording", "otlp", "ndtimeline", "kineto")
 EPILOG = """\
 examples:
   paceline import traces/*.json.gz -o trace.parquet
-  paceline import timelines/ --format ndtimeline --job job.yaml -o trace.parquet
+  paceline import timelines/ --format ndtimeline --job meta.yaml -o trace.parquet
 
 Give the files of all ranks of one run, or their folder. The trace file holds the job's degrees,
 so that `paceline analyze trace.parquet` needs nothing else. docs/import.md says what each format

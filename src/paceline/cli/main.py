@@ -26,6 +26,7 @@ from paceline.cli import (
     demo,
     detect,
     diagnose,
+    doctor,
     fleet,
     goodput,
     hosts,
@@ -59,7 +60,7 @@ COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
     *(detect, validate, hosts, telemetry, goodput, mitigate),
     *(layers, predict, plan, optimal, queue, profile, calibrate),
-    *(record, nccl, watch, push, otlp, demo, serve, alerts, admin, completion),
+    *(record, nccl, watch, push, otlp, demo, serve, alerts, admin, doctor, completion),
 )
 
 DESCRIPTION = """\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +183,7 @@ def _strategies(
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
-    measured = replace(TraceInput.of(args), by_rules=True).measured()
+    measured = TraceInput.of(args)._replace(by_rules=True).measured()
     return measured, Strategies(JobModel(measured), overhead_s)
 
 
@@ -195,7 +194,7 @@ def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> 
     from paceline.mitigate.strategies import Strategies
 
     inputs = CaseInput.of(args)
-    case = replace(inputs, trace=replace(inputs.trace, by_rules=True)).case()
+    case = inputs._replace(trace=inputs.trace._replace(by_rules=True)).case()
     faults = faults_of(case)
     if not faults:
         if args.json:
@@ -221,6 +220,7 @@ def _show(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault,
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from dataclasses import replace
 
     from paceline.cli.progress import ProgressBar
     from paceline.errors import MitigateError

@@ -1,4 +1,4 @@
-"""``paceline nccl``: the profiler plugin that NCCL loads into a job."""
+"""``paceline nccl``: the profiler plugin that NCCL loads into a job, and the pause of that job."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 #: Sources and, once built, the plugin.
 NATIVE = Path(__file__).parents[1] / "native"
 PLUGIN = "libpaceline-nccl.so"
+SHIM = "libpaceline-nccl-shim.so"
 FLAGS = "-std=c11 -O2 -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete"
 
 EPILOG = """\
@@ -15,33 +16,55 @@ examples:
   export NCCL_PROFILER_PLUGIN=$(paceline nccl path) PACELINE_RECORD=runs/job-17
   torchrun ... train.py
   paceline detect --collectives runs/job-17
+  LD_PRELOAD=$(paceline nccl path --shim) PACELINE_RECORD=runs/job-17 torchrun ... train.py
+  paceline nccl pause runs/job-17 --for 20s
+  paceline nccl pause runs/job-17 --validate
 
-NCCL 2.27 and later load it. docs/nccl.md says what each version tells.
+NCCL 2.27 and later load the plugin; the shim is for older ones and RCCL. docs/nccl.md says what
+each version tells, docs/pause.md how a job is paused.
 """
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
+    from paceline.cli import nccl_pause
+
     parser = subparsers.add_parser(
         "nccl",
-        help="the profiler plugin for NCCL: records collectives of any framework",
-        description="Print where the profiler plugin is that NCCL loads into a job.",
+        help="the profiler plugin for NCCL: records collectives of any framework, pauses the job",
+        description="Where the profiler plugin is that NCCL loads into a job; pause that job.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("path",), help="print the path of the plugin")
-    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    path = actions.add_parser("path", help="print the path of the plugin, or of the shim")
+    path.add_argument(
+        "--shim",
+        action="store_true",
+        help="of the library for LD_PRELOAD: NCCL before 2.27, and RCCL",
+    )
+    path.set_defaults(run=run)
+    nccl_pause.add(actions)
+
+
+def sources(shim: bool) -> list[Path]:
+    """The files of the plugin, or of the shim."""
+    files = sorted(NATIVE.glob("*.c"))
+    if not shim:
+        return files
+    return [*(NATIVE / "shim").glob("*.c"), *(file for file in files if file.stem != "plugin")]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the path, or how to build the plugin."""
+    """Print the path, or how to build it."""
     from paceline.errors import PacelineError
 
-    path = NATIVE / PLUGIN
+    path = NATIVE / (SHIM if args.shim else PLUGIN)
     if not path.is_file():
+        files = " ".join(map(str, sources(args.shim)))
         raise PacelineError(
-            f"the plugin is not built; build it: cc {FLAGS} -o {path} {NATIVE}/*.c "
-            "(or, in a checkout, make native)"
+            f"the {'shim' if args.shim else 'plugin'} is not built; build it: "
+            f"cc {FLAGS} -o {path} {files} -ldl (or, in a checkout, make native)"
         )
     print(path)
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +157,8 @@ def _scaled(
     text: str, network: LayerNetwork, strategy: Strategy, cluster: Cluster
 ) -> tuple[str, dict[str, float]]:
     """The rate that follows from a measured one."""
+    from dataclasses import asdict
+
     from paceline.errors import ModelError
     from paceline.networks.scaling import scaled_rate
 
@@ -250,6 +251,10 @@ def plan(args: argparse.Namespace) -> int:
 
 def _job_of(args: argparse.Namespace) -> Mapping[str, Any]:
     """Fields of the strategy that a job file has; its other values become the options'."""
+    if args.overlap_factor is not None:
+        from paceline.errors import ModelError
+
+        raise ModelError("--overlap-factor is for language models, not for networks")
     if args.job_yaml.suffix not in (".yaml", ".yml"):
         return {}
     from paceline.errors import ModelError

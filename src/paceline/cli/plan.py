@@ -37,7 +37,8 @@ global batch) holds for all plans.
 #: Fields of a plan that a search keeps; the others are what it searches.
 PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
-    *("grad_bytes", "bucket_bytes", "adapter_rank", "fused_experts", "offload_layers"),
+    *("overlap_factor", "grad_bytes", "bucket_bytes"),
+    *("adapter_rank", "fused_experts", "offload_layers"),
 )
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
@@ -155,6 +156,18 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
         choices=("1f1b", "gpipe", "zb-h1", "zbv", "dualpipev", "dualpipe"),
         help="of all plans; zb-h1, zbv, dualpipev and dualpipe split the backward (default: 1f1b, "
         "interleaved where vpp > 1)",
+    )
+    add_overlap_factor(space)
+
+
+def add_overlap_factor(group: argparse._ActionsContainer) -> None:
+    """--overlap-factor, of all commands that predict."""
+    group.add_argument(
+        "--overlap-factor",
+        metavar="F",
+        type=float,
+        help="dualpipev and dualpipe: share, 0 to 1, of the shorter of a pair's compute and its "
+        "exchange of tokens that hides behind the longer (default 1)",
     )
 
 
@@ -288,6 +301,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         "precision": args.precision,
         "flash": False if args.no_flash else None,
         "schedule": args.schedule,
+        "overlap_factor": args.overlap_factor,
     }
     return {**options, **{name: value for name, value in requested.items() if value is not None}}
 

@@ -11,7 +11,7 @@ from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
-from paceline.cli.plan import tokens
+from paceline.cli.plan import add_overlap_factor, tokens
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -51,7 +51,10 @@ SWITCHES = (
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
-_OTHERS = ("recompute", "precision", "schedule", "adapter_rank", "offload_layers", "shards")
+_OTHERS = (
+    *("recompute", "precision", "schedule", "overlap_factor"),
+    *("adapter_rank", "offload_layers", "shards"),
+)
 _WORST = 5
 
 
@@ -95,6 +98,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
         help="zb-h1, zbv, dualpipev and dualpipe split the backward (default: 1f1b)",
     )
+    add_overlap_factor(plan)
     plan.add_argument(
         "--layers", metavar="N,N,...", type=_layers, help="layers of each stage (and chunk)"
     )

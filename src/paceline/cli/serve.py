@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import resource
 import signal
 import sys
-from dataclasses import replace
-from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
@@ -97,6 +94,9 @@ def _allow_files() -> None:
 
 def _reachable(config: Config, host: str, port: int) -> Config:
     """The settings with the address that users reach, for the links in alerts."""
+    from dataclasses import replace
+    from socket import gethostname
+
     if config.base_url:
         return config
     scheme = "https" if config.tls_cert else "http"
@@ -108,6 +108,8 @@ def _reachable(config: Config, host: str, port: int) -> Config:
 
 def _greet(service: Any, config: Config) -> None:
     """Say where the service is and, at the first start, who may do everything."""
+    import logging
+
     from paceline import __version__
     from paceline.monitor.log import log
     from paceline.monitor.store.tokens import create_token, list_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.cli import synth_layers, trace_input
@@ -203,6 +202,8 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
 
 def spec_of(args: argparse.Namespace) -> SynthSpec:
     """The job that the arguments describe."""
+    from dataclasses import replace
+
     from paceline.graph.zero_bubble import SPLIT_CHUNKS
     from paceline.synth import SlowLink, SlowNic, SlowPeers, SynthSpec
 

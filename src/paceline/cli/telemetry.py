@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from paceline.cli.trace_input import file_name
@@ -29,6 +28,7 @@ Files are told by their content:
     (one file a host, which is its name)
   Prometheus' answer to a range query of DCGM's fields, or a list of answers
   the page of dcgm-exporter, once
+  xpu_timer's metrics (DLRover), as Prometheus' answer or its page
 GPUs are compared with the others in the files. What they say is shown beside what step times and
 traces say, and never takes their place.
 """
@@ -88,6 +88,8 @@ def tell_beside(files: list[Path], hosts: Path | None, ranks: list[int], *, as_j
     from paceline.sources.telemetry.files import load_telemetry
 
     telemetry = load_telemetry(files)
+    for note in telemetry.notes:
+        print(f"note: {note}", file=sys.stderr)
     gpus = [] if hosts is None else _gpus_of(ranks, read_hosts(hosts), telemetry)
     if ranks and not gpus:
         reason = "--hosts would say which GPU a rank has" if hosts is None else "not in the files"
@@ -115,6 +117,8 @@ def _gpus_of(
 
 
 def _mapping(health: GpuHealth) -> dict[str, Any]:
+    from dataclasses import asdict
+
     return {
         "host": health.gpu.host,
         "gpu": health.gpu.number,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.cli.progress import ProgressBar
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from paceline.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInput:
+class TraceInput(NamedTuple):
     """A trace that arguments name, and how to read it.
 
     Attributes:

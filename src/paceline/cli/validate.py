@@ -55,6 +55,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="LIST",
         help="only these, in the order of the ring or tree, such as 0-7,12 (default: all)",
     )
+    add_shape(parser)
+    parser.add_argument(
+        "--run",
+        dest="start",  # ``run`` is what the command does
+        action="store_true",
+        help="start the processes on this machine and measure",
+    )
+    add_measurement(parser, timeout=True)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Declare which links are tested."""
     shape = parser.add_mutually_exclusive_group()
     for name, text in (
         ("ring", "links of a ring (default): 2 passes, 3 for an odd number of ranks"),
@@ -67,12 +81,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--both-ways", action="store_true", help="each link in both directions: twice the passes"
     )
-    parser.add_argument(
-        "--run",
-        dest="start",  # ``run`` is what the command does
-        action="store_true",
-        help="start the processes on this machine and measure",
-    )
+
+
+def add_measurement(parser: argparse.ArgumentParser, *, timeout: bool) -> None:
+    """Declare how much is measured, and where it is kept."""
     measure = parser.add_argument_group("measurement")
     measure.add_argument(
         "--gemm", type=int, metavar="N", help="N x N matrices (default 384 on CPUs, 4096 on GPUs)"
@@ -89,16 +101,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="auto",
         help="default: nccl where each rank has a GPU, else gloo",
     )
-    measure.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="seconds (default 120)"
-    )
+    if timeout:
+        measure.add_argument(
+            "--timeout", type=float, default=120.0, metavar="S", help="seconds (default 120)"
+        )
     measure.add_argument(
         "--store",
         metavar="FILE",
         help="keep the results of each host in this file (paceline hosts)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,12 +118,12 @@ def run(args: argparse.Namespace) -> int:
 
     joined = joined_world()
     world_size, ranks = _ranks(args, joined)
-    passes = _passes(args, ranks)
+    passes = plan_passes(args, ranks)
     measured = _measure(args, joined is not None, world_size, ranks, passes)
     if joined and joined[0] > 0:
         return 0  # rank 0 says it for all
     if args.store and measured is not None:
-        _keep(args.store, measured)
+        keep(args.store, measured)
     if args.json:
         print(json.dumps(_mapping(args, ranks, passes, measured)))
         return 0
@@ -121,8 +132,8 @@ def run(args: argparse.Namespace) -> int:
     for number, pass_links in enumerate(passes, 1):
         print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in pass_links)}")
     if measured is not None:
-        _print_verdict(measured)
-    elif not _has_torch():
+        print_verdict(measured)
+    elif not has_torch():
         print("note: nothing was measured, PyTorch is not installed", file=sys.stderr)
     else:
         print(
@@ -155,7 +166,8 @@ def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[in
     return world_size, ranks
 
 
-def _passes(args: argparse.Namespace, ranks: list[int]) -> tuple[Pass, ...]:
+def plan_passes(args: argparse.Namespace, ranks: list[int]) -> tuple[Pass, ...]:
+    """The passes of the shape that was asked for."""
     from paceline.detect import passes
 
     plan = {
@@ -182,7 +194,7 @@ def _measure(
 
     if not (args.start or joined):
         return None
-    if not _has_torch():
+    if not has_torch():
         if args.start:
             raise DetectError("--run needs PyTorch; install it: pip install 'paceline[profile]'")
         return None
@@ -196,7 +208,7 @@ def _measure(
     return validate_local(world_size, ranks, passes, effort=effort, backend=args.backend)
 
 
-def _keep(path: str, measured: Measurements) -> None:
+def keep(path: str, measured: Measurements) -> None:
     """Add what was measured to the results of its hosts."""
     from paceline.hosts.result import results_of
     from paceline.hosts.store import HostStore
@@ -204,11 +216,13 @@ def _keep(path: str, measured: Measurements) -> None:
     HostStore(Path(path)).add(results_of(measured, run="validate", at_s=time.time()))
 
 
-def _has_torch() -> bool:
+def has_torch() -> bool:
+    """Whether PyTorch is here; it is not imported."""
     return importlib.util.find_spec("torch") is not None
 
 
-def _print_verdict(measured: Measurements) -> None:
+def print_verdict(measured: Measurements) -> None:
+    """Print what was measured and who stands out."""
     from paceline.detect.verdict import judge
 
     gemm, size = measured.gemm, measured.message_bytes

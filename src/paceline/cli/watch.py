@@ -17,7 +17,8 @@ examples:
   paceline watch runs/job-17 --collectives nccl-logs/
   paceline watch runs/job-17 --once
 
-The folder is one that the job's recorder writes (docs/record.md). An onset in its step times asks
+The folder is one that the job's recorder writes (docs/record.md), or Paceline's NCCL plugin
+(docs/nccl.md): its calls tell period, step times, onset and who. An onset in its step times asks
 all ranks for the operations of the next steps, these name who is slow, the validator in the job, if
 it has one (docs/watch.md), confirms that between two steps, and the planner says what to do.
 """
@@ -70,19 +71,23 @@ def run(args: argparse.Namespace) -> int:
     """Look, print, wait."""
     from paceline.cli.mitigate import parse_overheads
     from paceline.errors import TraceError
-    from paceline.watch import Watch
+    from paceline.watch import CallsWatch, Watch, has_calls
 
     if args.steps < 1:
         raise TraceError(f"--steps must be 1 or more, not {args.steps}")
     if not args.folder.is_dir():
         raise TraceError(f"{args.folder} is no folder; give the one that the recorder writes to")
-    watch = Watch(
-        args.folder,
-        collectives=args.collectives,
-        overheads=parse_overheads(args.overheads),
-        steps=args.steps,
-        validate=not args.no_validation,
-    )
+    watch: Watch | CallsWatch
+    if has_calls(args.folder) and not any(args.folder.glob("rank-*")):
+        watch = CallsWatch(args.folder)
+    else:
+        watch = Watch(
+            args.folder,
+            collectives=args.collectives,
+            overheads=parse_overheads(args.overheads),
+            steps=args.steps,
+            validate=not args.no_validation,
+        )
     if not args.json:
         print(f"watching {args.folder}; Ctrl-C ends", file=sys.stderr)
     while True:

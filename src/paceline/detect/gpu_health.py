@@ -24,6 +24,7 @@ MORE_OFTEN = 0.1
 IDLE = 0.3
 
 _LOWER = {
+    "matmul_tflops": "fastest matrix products {:,.0f} TFLOPS",
     "sm_clock_mhz": "SM clock {:,.0f} MHz",
     "memory_clock_mhz": "memory clock {:,.0f} MHz",
     "pcie_generation": "PCIe generation {:.0f}",

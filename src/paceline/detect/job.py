@@ -55,8 +55,8 @@ class JobEvent:
     advice: str | None = None
     gpus: int | None = None
 
-    def explain(self) -> str:
-        """The event in words and numbers."""
+    def explain(self, lost_by: str = "so far") -> str:
+        """The event in words and numbers; ``lost_by`` says until when its loss is counted."""
         head = f"step {self.step:,}:"
         if len(self.ranks) < self.of or self.of == 1:
             head += f" {name_ranks(self.ranks)}:"
@@ -64,14 +64,15 @@ class JobEvent:
             phrases = [
                 f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
                 self.who,
-                f"{duration(self.lost_s)} lost so far",
+                f"{duration(self.lost_s)} lost {lost_by}",
             ]
             return "; ".join([*phrases, *([self.advice] if self.advice else [])])
         if self.kind in ("worsening", "partial-relief"):
             verb = "slower still" if self.kind == "worsening" else "partly relieved"
+            lost = f"{duration(self.lost_s)} lost {lost_by}"
             return (
                 f"{head} {verb} since step {self.since_step:,}: {self.factor:.2f}x, "
-                f"{self.before_factor:.2f}x the level before; {duration(self.lost_s)} lost so far"
+                f"{self.before_factor:.2f}x the level before; {lost}"
             )
         if self.kind == "faster":
             return (

@@ -17,6 +17,7 @@ from paceline import robust
 from paceline.diagnose.levels import (
     REPLICAS,
     from_the_fast,
+    levels,
     lower_median,
     places_and_levels,
     use_fast_workers,
@@ -134,31 +135,101 @@ def _fit(measured: Durations) -> Fit:
     mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
-    micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in logs]
+    table = _Table(graph, logs, stage_of_place, mostly_slow)
+    nothing = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
+    apart = _take_apart(table, nothing, level_seen)
+    slow = np.abs(apart.worker.mean(axis=0)) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * apart.error)
+    if slow.any() and len(stage_of_place) > 1:
+        # A slow worker lifts the median over few places; its replica's others seemed slow, too.
+        known = np.where(slow, apart.worker, 0.0)
+        level_seen = levels(
+            by_replica - place[..., None] - known[:, stage_of_place], stage_of_place
+        )
+        apart = _take_apart(table, known, level_seen)
+    mostly_slow += [REPLICAS] if (apart.level > 0).mean() > 0.5 else []
+    for v, dps in enumerate(graph.variant_dps):
+        of_worker = apart.worker[:, stage_of_place][:, :, dps]
+        apart.residual[v][:] -= of_worker[:, :, None, None, :]
+    sigma = _sigma(apart.residual)
+    variants = tuple(
+        VariantFit(o, m, r) for o, m, r in zip(ops, apart.micro, apart.residual, strict=True)
+    )
+    error = np.maximum(apart.error, _noise_of_median(graph, apart.residual, sigma))
+    error = np.hypot(error, np.where(apart.level == 0, 0.0, apart.level_error))
+    return Fit(
+        *(place, apart.slope, stage_of_place, apart.level, level_seen, apart.level_error),
+        *(apart.worker, error, frozenset(mostly_slow), variants, sigma),
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What is taken apart: per variant, logarithms of seconds less what is typical of the place."""
+
+    graph: StepGraph
+    logs: list[Array]
+    stage_of_place: npt.NDArray[np.int64]
+    mostly_slow: list[int]
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Its factors, as in :class:`Fit`; ``error`` is without that of levels."""
+
+    level: Array
+    level_error: Array
+    micro: list[Array]
+    slope: Array
+    worker: Array
+    error: Array
+    residual: list[Array]
+
+
+def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
+    """Replicas, microbatches and workers in turn; ``slow`` [kind, stage, dp] is known before."""
+    graph, stage_of_place = table.graph, table.stage_of_place
+    cleared = table.logs
+    if slow.any():
+        cleared = [
+            log - slow[:, stage_of_place][:, :, dps][:, :, None, None, :]
+            for log, dps in zip(table.logs, graph.variant_dps, strict=True)
+        ]
+    micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in cleared]
     level, level_error = _levels(graph, micro, level_seen)
-    mostly_slow += [REPLICAS] if (level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
-        logs[v] -= level[dps]
-    slope = _slopes(logs, micro)
-    for log, cost in zip(logs, micro, strict=True):
-        log -= slope[:, :, None, None, None] * cost
-    worker, error = _workers(graph, logs, stage_of_place, mostly_slow)
-    for v, dps in enumerate(graph.variant_dps):
-        logs[v] -= worker[:, stage_of_place][:, :, dps][:, :, None, None, :]
-    sigma = np.array(
-        [
-            robust.SIGMA_OF_MAD
-            * np.median(np.concatenate([np.abs(log[k]).ravel() for log in logs]))
-            for k in (0, 1)
-        ]
-    )
-    variants = tuple(VariantFit(o, m, log) for o, m, log in zip(ops, micro, logs, strict=True))
-    error = np.hypot(error, np.where(level == 0, 0.0, level_error))
-    return Fit(
-        *(place, slope, stage_of_place, level, level_seen, level_error, worker, error),
-        *(frozenset(mostly_slow), variants, sigma),
-    )
+    slope = _slopes([c - level[d] for c, d in zip(cleared, graph.variant_dps, strict=True)], micro)
+    residual = [
+        log - level[dps] - slope[:, :, None, None, None] * cost
+        for log, cost, dps in zip(table.logs, micro, graph.variant_dps, strict=True)
+    ]
+    mostly_slow = table.mostly_slow + ([REPLICAS] if (level > 0).mean() > 0.5 else [])
+    worker, error = _workers(graph, residual, stage_of_place, mostly_slow)
+    return _Apart(level, level_error, micro, slope, worker, error, residual)
+
+
+def _sigma(residual: list[Array]) -> Array:
+    """[kind] robust standard deviation of the residuals.
+
+    Of each microbatch's computes one, the median, has none; it says nothing of the others.
+    """
+    n = residual[0].shape[0] * residual[0].shape[1]
+    sizes = [np.abs(of_variant) for of_variant in residual]
+    if n == len(KINDS):  # what one of the two has over the other
+        apart = np.median(np.concatenate([size.sum(axis=0).ravel() for size in sizes]))
+        return np.full(len(KINDS), robust.SIGMA_OF_MAD * apart)
+    middle = 0.5 + 0.5 / n
+    of_kinds = [np.concatenate([size[k].ravel() for size in sizes]) for k in range(len(KINDS))]
+    return robust.SIGMA_OF_MAD * np.array([np.quantile(values, middle) for values in of_kinds])
+
+
+def _noise_of_median(graph: StepGraph, residual: list[Array], sigma: Array) -> Array:
+    """[stage, dp] standard error that the noise of computes alone leaves to a worker's median."""
+    error = np.zeros((graph.n_pp, graph.n_dp))
+    for of_variant, dps in zip(residual, graph.variant_dps, strict=True):
+        n = of_variant[0, :, :, :, 0].size // graph.n_pp  # of a kind on a stage
+        error[:, dps] = robust.MEDIAN_ERROR * np.hypot(*sigma) / len(KINDS) / np.sqrt(n)
+    return error
 
 
 def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Array, Array]:
@@ -234,15 +305,16 @@ def pause_residual(fit: Fit) -> Array:
     return np.maximum(PAUSE_SIGMAS * fit.sigma, np.log1p(PAUSE_SHARE))
 
 
-def pauses(durations: Durations, fit: Fit, kind: int) -> list[Array]:
+def pauses(durations: Durations, fit: Fit, kind: int, least: float | None = None) -> list[Array]:
     """Per variant [place, microbatch, step, dp] seconds of pauses; 0 where there is none.
 
     Args:
         durations: as measured.
         fit: of these durations.
         kind: index into ``KINDS``: 0 forward, 1 backward.
+        least: residual (logarithm) above which a compute is paused; None: that of its kind.
     """
-    least = float(pause_residual(fit)[kind])
+    least = float(pause_residual(fit)[kind]) if least is None else least
     durations = whole_passes(durations)
     tables = []
     for v, variant in enumerate(fit.variants):

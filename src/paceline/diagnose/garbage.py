@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline import units
+from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
-from paceline.diagnose.fit import Fit, pauses
+from paceline.diagnose.fit import Fit, pause_residual, pauses
 from paceline.diagnose.remove import Effect
 from paceline.graph import Durations
 
@@ -19,22 +20,38 @@ Array = npt.NDArray[np.float64]
 #: backwards, are no garbage collection (only forwards are launched from Python).
 MIN_PAUSES, FORWARD_TO_BACKWARD = 3, 3.0
 
+#: ... nor is it where pauses that hit either direction alike are so uneven in this share of jobs.
+MAX_CHANCE = 0.05
+
 #: Pauses of which this share hits one microbatch of all follow the work, not the collector.
 SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
+
+#: From here on a bound on the binomial chance is as good as the chance.
+MANY_TRIALS = 200
 
 _ONE_WORKER = (
     "only one worker pauses: its collector may have more to do, or another process on its host "
     "takes turns with it"
 )
 
+_SHORT = (
+    "pauses this short do not show in backwards, which take longer: something else may pause both"
+)
+
 
 def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     """Garbage collection, where pauses of forwards look like it."""
     forward, backward = pauses(durations, fit, 0), pauses(durations, fit, 1)
-    n_forward = sum(int((excess > 0).sum()) for excess in forward)
-    n_backward = sum(int((excess > 0).sum()) for excess in backward)
+    n_forward, n_backward = _count(forward), _count(backward)
     if n_forward < MIN_PAUSES or n_forward < FORWARD_TO_BACKWARD * n_backward:
         return None
+    # Forwards vary less than backwards, or take less time: count what would show in both.
+    least = float(pause_residual(fit).max())
+    chance = _chance(*(_count(pauses(durations, fit, k, least)) for k in (0, 1)))
+    if chance > MAX_CHANCE:
+        return None
+    visible_s = float(np.max(np.expm1(pause_residual(fit)) * np.exp(fit.place).max(axis=1)))
+    short = _chance(_count(forward, visible_s), _count(backward, visible_s)) > MAX_CHANCE
     hit = _workers_paused(durations, fit, forward)
     one_worker = len(hit) == 1 < durations.graph.n_dp * durations.graph.n_pp
     repeated = _on_one_microbatch(forward)
@@ -59,9 +76,23 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
             "source": "what-if paper, 5.4",
         },
         Effect(excess=tuple(forward)),
-        _ONE_WORKER if one_worker else "",
+        _ONE_WORKER if one_worker else _SHORT if short else "",
+        chance,
         alternative="worker" if one_worker else "",
     )
+
+
+def _count(excess: Sequence[Array], least_s: float = 0.0) -> int:
+    """How many computes pause longer than that."""
+    return sum(int((seconds > least_s).sum()) for seconds in excess)
+
+
+def _chance(n_forward: int, n_backward: int) -> float:
+    """The chance that as many pauses are forwards, were either way as likely."""
+    n = n_forward + n_backward
+    if n > MANY_TRIALS:
+        return robust.chance_of_count(n_forward, n, 0.5)
+    return float(sum(math.comb(n, k) for k in range(n_forward, n + 1)) / 2**n)
 
 
 def _on_one_microbatch(excess: Sequence[Array]) -> float:

@@ -52,9 +52,20 @@ def places_and_levels(
     level = np.zeros(by_replica.shape[2])
     for _ in range(ROUNDS):
         place = lower_median(np.moveaxis(by_replica - level, 2, 0))
-        level = inner_median(of_stages(by_replica - place[..., None], stage_of_place))
-        level -= lower_median(level)
+        level = levels(by_replica - place[..., None], stage_of_place)
     return place, level
+
+
+def levels(over: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
+    """[dp] how much longer whole replicas take.
+
+    Args:
+        over: [kind, place, dp] logarithms of median seconds over the typical ones.
+        stage_of_place: [place].
+    """
+    level = inner_median(of_stages(over, stage_of_place))
+    level -= lower_median(level)
+    return level
 
 
 def of_stages(over: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:

@@ -40,6 +40,9 @@ UNEVEN = 0.05
 #: And this many times as much as computes that do not follow such a collective.
 UNEVEN_TIMES = 3.0
 
+#: ... and of how many standard errors each of the two may be off.
+UNEVEN_ERRORS = 2.0
+
 #: Computes that are this short, as a share of the longest of their sort, are left out.
 SHORT = 0.01
 
@@ -122,16 +125,19 @@ class _Shares:
         ops: the computes.
         factor: [op, step, replica] by which a compute changes once all members share evenly.
         excess: [op] mean over steps and groups of the busiest member's over the mean, minus 1.
+        error: [op] its standard error.
     """
 
     ops: Ints
     factor: Array
     excess: Array
+    error: Array
 
-    def of(self, least: float) -> _Shares:
-        """Only the computes whose excess is that large."""
-        chosen = self.excess >= least
-        return _Shares(self.ops[chosen], self.factor[chosen], self.excess[chosen])
+    def of(self, chosen: npt.NDArray[np.bool_]) -> _Shares:
+        """Only some of the computes."""
+        return _Shares(
+            self.ops[chosen], self.factor[chosen], self.excess[chosen], self.error[chosen]
+        )
 
 
 def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
@@ -144,9 +150,14 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
         return None
     sets = _joined_sets(graph, kind)
     behind, beside = (_long_enough(durations, ops) for ops in (behind, beside))
-    usual = _shares(durations, beside, sets).excess if len(beside) else np.zeros(1)
-    control = float(usual.mean())
-    shares = _shares(durations, behind, sets).of(max(UNEVEN, UNEVEN_TIMES * control))
+    control = usual_error = 0.0
+    if len(beside):
+        usual = _shares(durations, beside, sets)
+        control = float(usual.excess.mean())
+        usual_error = float(np.sqrt((usual.error**2).sum())) / len(beside)
+    least = max(UNEVEN, UNEVEN_TIMES * (control + UNEVEN_ERRORS * usual_error))
+    shares = _shares(durations, behind, sets)
+    shares = shares.of(shares.excess - UNEVEN_ERRORS * shares.error >= least)
     if not len(shares.ops):
         return None
     behind, excess = shares.ops, float(shares.excess.mean())
@@ -221,4 +232,6 @@ def _shares(durations: Durations, ops: Ints, sets: npt.NDArray[np.int64]) -> _Sh
         [passing[:, :, sets == n].max(axis=2) for n in np.unique(sets).tolist()], axis=2
     )
     factor = np.divide(1.0, passing, out=np.ones_like(passing), where=passing > 0)
-    return _Shares(ops, factor, excess.mean(axis=(1, 2)) - 1)
+    n = excess.shape[1] * excess.shape[2]
+    error = excess.std(axis=(1, 2), ddof=1) / np.sqrt(n) if n > 1 else np.zeros(len(ops))
+    return _Shares(ops, factor, excess.mean(axis=(1, 2)) - 1, error)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph.graph import Durations, StepGraph
+from paceline.occurrence import occurrence
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
@@ -74,11 +75,18 @@ def whole_passes(durations: Durations) -> Durations:
         return durations
     whole = Durations.empty(graph, durations.n_steps)
     local = np.isin(graph.kind, [int(kind) for kind in LOCAL_KINDS])
-    first = graph.pass_of == np.arange(graph.n_ops)
-    for op in np.flatnonzero(local & first).tolist():
-        whole.row(op)[:] = durations.row(op)
-    for op in np.flatnonzero(~first).tolist():
-        whole.row(int(graph.pass_of[op]))[:] += durations.row(op)
+    for v in range(graph.n_variants):
+        ops = graph.variant_ops(v)
+        block, sums = durations.block(v), whole.block(v)
+        of_pass = graph.pass_of[ops] - ops.start
+        first = of_pass == np.arange(len(of_pass))
+        alone = np.flatnonzero(local[ops] & first)
+        sums[alone] = block[alone]
+        parts = np.flatnonzero(~first)
+        nth = occurrence((of_pass[parts],), np.argsort(of_pass[parts], kind="stable"))
+        for number in range(int(nth.max(initial=-1)) + 1):
+            some = parts[nth == number]
+            sums[of_pass[some]] += block[some]
     return whole
 
 

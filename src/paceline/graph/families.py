@@ -19,6 +19,9 @@ from paceline.trace import OpKind, Trace
 
 Ints = npt.NDArray[np.int64]
 
+#: Members of a group that a message names.
+MAX_NAMED = 4
+
 
 def joined_sets(partitions: Iterable[Ints]) -> Ints:
     """[replica] the lowest replica that it hangs together with through sets of the partitions.
@@ -50,8 +53,8 @@ def with_families(
         rows: [step, dp] first row of each lane in use.
 
     Raises:
-        GraphError: groups change from step to step, only some ranks of a collective name one, or
-            replicas differ in structure.
+        GraphError: groups change from step to step, only some ranks of a collective name one,
+            its groups are of unlike sizes, or replicas differ in structure.
     """
     if len(variants) > 1:
         raise GraphError(
@@ -59,14 +62,16 @@ def with_families(
             f"these have {len(variants)} (unlike numbers of microbatches?)"
         )
     (ops,) = variants
-    every = rows[..., None] + np.arange(len(ops.kind))
-    first = group[every[0]].T  # [op, dp]
-    for step in every[1:]:
-        differs = (first != group[step].T).any(axis=1)
+    rows = np.unique(rows, axis=0)  # equal steps share their rows
+    place = np.arange(len(ops.kind))[:, None]
+    first = group[rows[0] + place]  # [op, dp]
+    for step in rows[1:]:
+        differs = (first != group[step + place]).any(axis=1)
         if differs.any():
             which = _name(ops, int(np.argmax(differs)))
             raise GraphError(f"the groups of {which} change from step to step")
     _check_partitions(ops, first)
+    _check_sizes(trace, ops, first)
     distinct, index = np.unique(first, axis=0, return_inverse=True)
     index = index.reshape(-1)
     sets = np.stack(
@@ -117,6 +122,42 @@ def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
             f"the groups of {_name(ops, op)} are no partition of the data-parallel ranks: dp {dp} "
             f"names group {group[op, dp]}, dp {without} says -1, which is all ranks"
         )
+
+
+def _check_sizes(trace: Trace, ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
+    """Groups of a collective are of one size: of ranks that name unlike ones some stand alone.
+
+    Links of a ring are not: a rank that has none in a turn is a group of its own.
+
+    Args:
+        trace: whose ranks.
+        ops: the ops of a replica.
+        group: [op, dp] numbers of groups, -1 = all ranks.
+    """
+    rows, first = np.unique(group, axis=0, return_index=True)
+    for numbers, op in zip(rows, first.tolist(), strict=True):
+        if ops.kind[op] == OpKind.CONTEXT_COMM or (numbers < 0).any():
+            continue
+        names, member, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+        if (sizes == sizes[0]).all():
+            continue
+        small, large = int(np.argmin(sizes)), int(np.argmax(sizes))
+        listed = [
+            f"group {names[which]} has {sizes[which]} "
+            f"({_members(trace, ops, op, np.flatnonzero(member.reshape(-1) == which))})"
+            for which in (small, large)
+        ]
+        raise GraphError(
+            f"the groups of {_name(ops, op)} are of unlike sizes: {listed[0]}, {listed[1]}; ranks "
+            "that meet must write the same number into the column group, such as the lowest of "
+            "their ranks"
+        )
+
+
+def _members(trace: Trace, ops: ReplicaOps, op: int, replicas: Ints) -> str:
+    """The first members of a group, in words."""
+    names = [trace.job.worker_name(int(r), int(ops.pp[op])) for r in replicas[:MAX_NAMED].tolist()]
+    return "; ".join(names) + ("; ..." if len(replicas) > MAX_NAMED else "")
 
 
 def _name(ops: ReplicaOps, op: int) -> str:

@@ -111,7 +111,7 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
         passes = (costs.forward_s, costs.backward_s - costs.weight_s, costs.weight_s)
         for stage, place in enumerate(np.array(plan.places).T):
             order = SPLIT_SCHEDULES[plan.schedule](stage, plan.pp, plan.microbatches)
-            of_order = split_seconds(order, place, *passes, costs.exchange_s)
+            of_order = split_seconds(order, place, *passes, costs.exchange_s, plan.overlap_factor)
             for kind in (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE):
                 seconds[(graph.kind == kind) & (graph.pp == stage)] = of_order[order.kind == kind]
     # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
@@ -131,11 +131,13 @@ def split_seconds(
     inputs_s: Array,
     weight_s: Array,
     exchange_s: tuple[Array, Array],
+    overlap_factor: float = 1.0,
 ) -> Array:
     """[..., compute] seconds of one stage's computes, in their order.
 
     Where a forward overlaps with a backward, the exchanges of both (experts' tokens) run beside
-    their other work, and each compute keeps its share of the time.
+    their other work, and each compute keeps its share of the time. DualPipe's authors claim "full
+    overlap" of the two (deepseek-ai/DualPipe 89f5de1, README.md).
 
     Args:
         order: the computes.
@@ -144,6 +146,7 @@ def split_seconds(
         inputs_s: [..., place] of the gradient of the inputs.
         weight_s: [..., place] of the gradient of the weights.
         exchange_s: [..., place] of forward and backward, seconds of them that exchange tokens.
+        overlap_factor: share of the shorter of work and exchange that hides behind the longer.
     """
     at = place[order.chunk]
     direction = _DIRECTION[order.kind]
@@ -154,7 +157,8 @@ def split_seconds(
     begins = np.flatnonzero(np.diff(order.block, prepend=-1))
     whole = np.add.reduceat(alone, begins, axis=-1)
     hidden = np.add.reduceat(exchange, begins, axis=-1)
-    both = np.maximum(whole - hidden, hidden)
+    work = whole - hidden
+    both = np.maximum(work, hidden) + (1 - overlap_factor) * np.minimum(work, hidden)
     share = np.divide(both, whole, out=np.ones_like(whole), where=whole > 0)[..., order.block]
     seconds: Array = alone * np.where(order.overlaps, share, 1.0)
     return seconds

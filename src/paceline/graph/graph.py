@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,29 @@ _LASTING = (
     OpKind.WEIGHT_COMPUTE,
     OpKind.OPTIMIZER,
 )
+
+
+class _Sets(NamedTuple):
+    """Sets of the ranks of a variant, for ``reduceat``.
+
+    Attributes:
+        of_dp: [dp] number of the rank's set.
+        order: [dp] ranks, set by set.
+        first: [set] where it begins in ``order``.
+        numbers: [set] its number.
+    """
+
+    of_dp: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, of_dp: npt.NDArray[np.int64]) -> _Sets:
+        """Those that ranks with these numbers are in."""
+        order = np.argsort(of_dp, kind="stable")
+        numbers, first = np.unique(of_dp[order], return_index=True)
+        return cls(of_dp, order, first, numbers)
 
 
 @dataclass(frozen=True)
@@ -169,17 +192,23 @@ class StepGraph:
         Returns:
             of each member [step, 1], or [step, dp of its variant] where only some ranks meet.
         """
-        sets = self.sets_of(int(members[0]))
-        if not sets.any():
+        family = int(self.family[self.group[members[0]]])
+        if not self.families[family].any():
             latest = np.max([row.max(axis=1) for row in rows], axis=0)[:, None]
             return [latest] * len(rows)
-        of_set = np.full((len(rows[0]), int(sets.max()) + 1), -np.inf)
-        own_sets = [sets[self.variant_dps[int(self.variant[op])]] for op in members.tolist()]
-        for row, own in zip(rows, own_sets, strict=True):
-            for number in np.unique(own).tolist():
-                largest = row[:, own == number].max(axis=1)
-                np.maximum(of_set[:, number], largest, out=of_set[:, number])
-        return [of_set[:, own] for own in own_sets]
+        sets = [self._sets[family][int(self.variant[op])] for op in members.tolist()]
+        of_set = np.full((len(rows[0]), int(self.families[family].max()) + 1), -np.inf)
+        for row, own in zip(rows, sets, strict=True):
+            largest = np.maximum.reduceat(row[:, own.order], own.first, axis=1)
+            of_set[:, own.numbers] = np.maximum(of_set[:, own.numbers], largest)
+        return [of_set[:, own.of_dp] for own in sets]
+
+    @cached_property
+    def _sets(self) -> tuple[tuple[_Sets, ...], ...]:
+        """[family][variant] the sets of the family's ranks."""
+        return tuple(
+            tuple(_Sets.of(sets[dps]) for dps in self.variant_dps) for sets in self.families
+        )
 
     @cached_property
     def dp_groups_of(self) -> dict[int, npt.NDArray[np.int64]]:
@@ -392,6 +421,43 @@ def with_edges(graph: StepGraph, edges: npt.NDArray[np.int64]) -> StepGraph:
         family=graph.family,
     )
     return replace(tied, peers=graph.peers, paired=graph.paired)
+
+
+class Rows(Protocol):
+    """What the kernel reads of durations: where in ``values`` each op's row lies."""
+
+    @property
+    def graph(self) -> StepGraph:
+        """The ops."""
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Seconds."""
+
+    @property
+    def row_ptr(self) -> npt.NDArray[np.int64]:
+        """[op, ...] where an op's row [step, dp of its variant] starts in ``values``."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """Durations whose rows are those of other ones, in another order: the times are not copied.
+
+    Attributes:
+        graph: the ops.
+        n_steps: number of steps.
+        values: seconds of the others; not to be written to.
+        row_ptr: [op] where an op's row [step, dp of its variant] starts in ``values``.
+    """
+
+    graph: StepGraph
+    n_steps: int
+    values: npt.NDArray[np.float64]
+    row_ptr: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

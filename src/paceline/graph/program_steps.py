@@ -17,6 +17,11 @@ REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
 
 PASSES = (int(K.FORWARD_COMPUTE), int(K.BACKWARD_COMPUTE))
 
+# Plain numbers: to compare a NumPy scalar with an enum's member asks the member for attributes that
+# it lacks, which takes some microseconds.
+_GATHER, _BACKWARD = int(K.PARAMS_ALL_GATHER), int(K.BACKWARD_COMPUTE)
+_REDUCTIONS = frozenset(int(kind) for kind in REDUCTIONS)
+
 
 class Pass(NamedTuple):
     """A forward or backward of one microbatch through one chunk."""
@@ -31,15 +36,10 @@ def program_steps(ops: ReplicaOps, stage: int) -> list[int]:
     assert ops.awaited is not None
     here = np.flatnonzero(ops.pp == stage)
     here = here[np.argsort(ops.rank[here], kind="stable")]
-    waits: dict[int, list[int]] = {}
-    places = np.searchsorted(ops.rank[here], ops.awaited[here], side="right") - 1
-    for op, place in zip(here.tolist(), places.tolist(), strict=True):
-        if ops.awaited[op] >= 0:
-            waits.setdefault(place, []).append(op)
-    steps: list[int] = []
-    for place, op in enumerate(here.tolist()):
-        steps.append(op)
-        steps += [~waited for waited in waits.get(place, ())]
+    waited = here[ops.awaited[here] >= 0]
+    behind = np.searchsorted(ops.rank[here], ops.awaited[waited], side="right") - 1
+    place = np.concatenate([np.arange(len(here)), behind])
+    steps: list[int] = np.concatenate([here, ~waited])[np.argsort(place, kind="stable")].tolist()
     return steps
 
 
@@ -59,27 +59,29 @@ def needed_by(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
 
     Those that nothing waits for, or that no pass follows, are left out.
     """
-    following: Pass | None = None
+    kind = ops.kind.tolist()
+    following: int | None = None
     passes: dict[int, Pass] = {}
     for step in reversed(steps):
         if step >= 0:
-            following = pass_of(ops, step) if ops.kind[step] in PASSES else following
-        elif ops.kind[~step] == K.PARAMS_ALL_GATHER and following is not None:
-            passes[~step] = following
+            following = step if kind[step] in PASSES else following
+        elif kind[~step] == _GATHER and following is not None:
+            passes[~step] = pass_of(ops, following)
     return passes
 
 
 def reduced_for(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
     """Reduction of gradients -> the backward that was begun last when it was launched."""
-    latest: Pass | None = None
+    kind = ops.kind.tolist()
+    latest: int | None = None
     passes: dict[int, Pass] = {}
     for step in steps:
         if step < 0:
             continue
-        if ops.kind[step] == K.BACKWARD_COMPUTE:
-            latest = pass_of(ops, step)
-        elif ops.kind[step] in REDUCTIONS and latest is not None:
-            passes[step] = latest
+        if kind[step] == _BACKWARD:
+            latest = step
+        elif kind[step] in _REDUCTIONS and latest is not None:
+            passes[step] = pass_of(ops, latest)
     return passes
 
 

@@ -239,7 +239,7 @@ def _ops_of_lane(
     microbatch = _renumber(trace.microbatch[None, rows])[0]
     if trace.program is None:
         return ReplicaOps(kind, pp, seq, chunk, microbatch, np.zeros(len(kind), dtype=np.int64))
-    program = trace.program.take(np.arange(rows.start, rows.stop))
+    program = trace.program.take(rows)
     issued = program.issued.astype(np.int64)
     return ReplicaOps(kind, pp, seq, chunk, microbatch, issued, program.part, program.awaited)
 
@@ -260,9 +260,10 @@ def _most_common(label: npt.NDArray[np.uint64]) -> int:
 
 def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.NDArray[np.uint64]:
     """[lane] a number for the lane's sequence of chunks and microbatches, and for its program."""
+    first = _labelled(trace, rows[:1], n_ops)
+    rows, lane = np.unique(rows, return_inverse=True)  # equal steps share their rows
     label = np.empty(len(rows), dtype=np.uint64)
     block = max(1, (1 << 22) // n_ops)
-    first = _labelled(trace, rows[:1], n_ops)
     for low in range(0, len(rows), block):
         columns = _labelled(trace, rows[low : low + block], n_ops)
         differs = [(own != usual).any(axis=1) for own, usual in zip(columns, first, strict=True)]
@@ -275,7 +276,8 @@ def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.N
             ]
             hashes = _hashes(np.concatenate(packed, axis=1).view(np.uint64))
             label[low : low + block][other] = hashes | np.uint64(1)
-    return label
+    labels: npt.NDArray[np.uint64] = label[lane.reshape(-1)]
+    return labels
 
 
 def _labelled(

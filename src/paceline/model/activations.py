@@ -14,6 +14,8 @@ Beyond it, as the sources named in ``memory_rules`` have it:
 
 from __future__ import annotations
 
+from paceline.model.blocks import Indexer, LatentAttention
+from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
@@ -25,6 +27,7 @@ class _Sizes:
     """Bytes of the tensors of one microbatch on one GPU."""
 
     def __init__(self, llm: LLM, plan: Plan) -> None:
+        self.seq = llm.seq_len
         self.tokens = plan.micro_batch * llm.seq_len / plan.cp
         self.split = plan.tp if plan.sequence_parallel else 1
         self.element = plan.element_bytes
@@ -80,6 +83,8 @@ def _whole_layer(
         mlp, act = _dense(llm, s, plan, rules)
     elif "M" in kind.blocks:
         mlp = _mixer(llm, s, plan)
+    if "G" in kind.blocks and llm.delta is not None:
+        full += _delta_net(llm.delta, s, plan)
     full += mlp
     if rules.selective_of(plan) == "core" and plan.flash:
         # Only the products' inputs stay: the output where it is stored once more in fp8 goes.
@@ -101,9 +106,23 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
     return s.element * elements * llm.mamba.projected + 2 * out + out * s.share
 
 
+def _delta_net(delta: DeltaNet, s: _Sizes, plan: Plan) -> float:
+    """What a gated DeltaNet saves.
+
+    The projection (with the gate), the convolution's result, queries and keys behind their norms,
+    the inverse of each chunk's triangle, the rule's result and what the gated norm makes of it.
+    """
+    columns = delta.projected + delta.convolved + 2 * delta.keys + delta.values * (1 + s.share)
+    return s.element * s.tokens / plan.tp * (columns + delta.value_heads * delta.chunk)
+
+
 def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     """Queries, keys, values, statistics or scores, and the input of the output projection."""
+    if llm.index is not None and llm.latent is not None:
+        return _sparse_attention(llm.index, llm.latent, s, llm.heads / plan.tp)
     core = s.queries + s.keys + s.values + s.out
+    if llm.gated_attention:
+        core += s.queries + s.out  # the gate, and the result before it
     if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
         core += s.queries + s.keys  # the projection, of which the values are a view
     if s.fp8 and plan.flash:
@@ -112,6 +131,19 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     if llm.latent is not None:
         core += s.element * s.tokens * ((llm.latent.q_rank or 0) + llm.latent.kv_rank)
     return core
+
+
+def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads: float) -> float:
+    """What sparse attention keeps, as ``operators`` runs it.
+
+    Queries before and behind their up-projection, the shared key, the result before and behind its
+    own; of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
+    """
+    key = latent.kv_rank + latent.rope_dim
+    core = heads * (key + latent.kv_rank) + key + (latent.q_rank or 0) + latent.kv_rank
+    small = (index.heads + 1) * index.head_dim
+    own = s.tokens * (s.element * (core + small) + 4 * index.heads + 8 * min(index.top_k, s.seq))
+    return s.queries + s.out * (1 + s.share if s.fp8 else 1) + s.statistics + own
 
 
 def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:
@@ -142,7 +174,9 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
     given = s.element * result * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     # Tokens in the experts' order (an input of products), and what the experts give.
-    tokens = s.element * routed * llm.hidden * (result + 1.0)
+    tokens = s.element * routed * moe.width(llm.hidden) * (result + 1.0)
+    # What is dispatched, and the experts' sum as an input of the projection out of the latent.
+    tokens += s.element * s.tokens / plan.tp * moe.latent * (1.0 + result)
     router = 4 * s.tokens / plan.tp * moe.experts
     return tokens + into + given + router, given
 
@@ -186,10 +220,17 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
         return s.wide / s.split + s.queries + s.keys + s.values + s.out
     if kind.blocks == "M" and llm.mamba is not None:
         return s.wide / s.split + _mixer_work(llm.mamba, s, plan)
+    if kind.blocks == "G" and llm.delta is not None:
+        delta = llm.delta
+        channels = delta.projected + 2 * delta.convolved + 2 * delta.values
+        states = 2 * delta.value_heads * delta.key_dim * delta.value_dim / delta.chunk
+        wide = 4 * delta.value_heads * delta.key_dim  # of each value head: keys and gradients
+        elements = channels + states + wide
+        return s.wide / s.split + s.element * elements * s.tokens / plan.tp
     if kind.moe and llm.moe is not None:
         routed = s.tokens / plan.tp * llm.moe.top_k * min(1.0, llm.moe.capacity or 1.0)
         result = s.element * routed * llm.moe.ffn
-        inputs = 2 * s.element * routed * llm.hidden
+        inputs = 2 * s.element * routed * llm.moe.width(llm.hidden)
     else:
         result = s.element * s.tokens * llm.ffn / plan.tp
         inputs = s.wide + (s.input if s.split > 1 else 0.0)

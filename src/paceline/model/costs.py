@@ -32,6 +32,7 @@ from paceline.model.operators import (
     is_weight_gradient,
     layer_kind,
     layer_work,
+    mtp_kinds,
     mtp_work,
 )
 from paceline.model.plan import Plan
@@ -199,9 +200,8 @@ class CostModel:
             parts_s[:, _MEMORY, 0] += self._offload_s(plan, parts_s[:, :, 0].sum(axis=1))
         add(0, "embedding")
         add(plan.chunks - 1, "head", 1 + llm.mtp_layers)
-        if llm.mtp_layers:
-            add(plan.chunks - 1, layer_kind(llm, llm.layers - 1), llm.mtp_layers)
-            add(plan.chunks - 1, "mtp", llm.mtp_layers)
+        for name in (*mtp_kinds(llm), *(["mtp"] if llm.mtp_layers else [])):
+            add(plan.chunks - 1, name, llm.mtp_layers)
         return StageWork(parts_s, flops, *place_parameters(llm, plan), weight_s)
 
     def _offload_s(self, plan: Plan, compute_s: Array) -> Array:

@@ -5,21 +5,18 @@ Field names and their defaults are those of the ``transformers`` configuration c
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
-import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import Indexer, LatentAttention, MoE
+from paceline.model.delta_net import DeltaNet
+from paceline.model.hf_config import HFConfig, load_config, printable_name
+from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
-
-MAX_NAME = 60  # characters of a model's name that are kept
-MAX_BYTES = 1 << 22  # of a config.json; real ones have a few thousand
 
 
 def from_hf(
@@ -47,15 +44,15 @@ def from_hf(
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
         folder = path.absolute().parent.name if path.name == "config.json" else path.stem
-        where, content = str(path), _load(path)
-    config = _Config(content)
+        where, content = str(path), load_config(path)
+    config = HFConfig(content)
     try:
         return _read(config, seq_len, name or config.text("_name_or_path") or folder)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
 
 
-def _read(config: _Config, seq_len: int | None, name: str) -> LLM:
+def _read(config: HFConfig, seq_len: int | None, name: str) -> LLM:
     architecture = config.architecture()
     reader = _READERS.get(architecture)
     if reader is None:
@@ -65,89 +62,8 @@ def _read(config: _Config, seq_len: int | None, name: str) -> LLM:
     length = config.original_context() or context if seq_len is None else seq_len
     if values.get("positions") == "learned":
         values.setdefault("max_positions", context)
-    label = _printable(name or config.text("model_type") or architecture)
+    label = printable_name(name or config.text("model_type") or architecture)
     return LLM(name=label, seq_len=length, **values)
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """The fields of a config; every complaint names the field."""
-
-    values: Mapping[str, Any]
-
-    def need(self, *keys: str) -> None:
-        missing = [key for key in keys if self.values.get(key) is None]
-        if missing:
-            raise ModelError(f"it lacks {', '.join(missing)}, which {self.architecture()} needs")
-
-    def whole(self, key: str, default: int = 0) -> int:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            text = reprlib.repr(value)
-            raise ModelError(f"{key} must be a whole number, not {text}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            text = reprlib.repr(value)
-            raise ModelError(f"{key} must be true or false, not {text}")
-        return value
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        return value if isinstance(value, str) else ""
-
-    def refuse(self, unless: bool, feature: str) -> None:
-        if not unless:
-            raise ModelError(f"{feature} is not modelled for {self.architecture()}")
-
-    def architecture(self) -> str:
-        names = self.values.get("architectures")
-        if isinstance(names, list | tuple) and names and isinstance(names[0], str):
-            return names[0]
-        kind = self.text("model_type")
-        if not kind:
-            raise ModelError(
-                "it names neither architectures nor model_type; is it the config.json of a model?"
-            )
-        return _MODEL_TYPES.get(kind, kind)
-
-    def original_context(self) -> int:
-        """Context before the rotary positions were stretched; 0 where they were not."""
-        for key in ("rope_scaling", "rope_parameters"):
-            scaling = self.values.get(key)
-            if isinstance(scaling, Mapping):
-                return _Config(scaling).whole("original_max_position_embeddings")
-        return 0
-
-
-def _load(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelError(f"cannot read {path}: {reason}") from None
-    if len(raw) > MAX_BYTES:
-        raise ModelError(f"{path} is too long for a config.json; is it another file?")
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object but {reprlib.repr(content)}")
-    return content
-
-
-def _printable(name: str) -> str:
-    # Control characters would reach the terminal.
-    printable = "".join(c for c in name if unicodedata.category(c)[0] != "C")
-    return printable.rstrip("/").rpartition("/")[2][:MAX_NAME] or "model"
 
 
 _LLAMA_NEEDS = (
@@ -160,17 +76,17 @@ _LLAMA_NEEDS = (
 )
 
 
-def _refusal_text(architecture: str, config: _Config) -> str:
+def _refusal_text(architecture: str, config: HFConfig) -> str:
     missing = [key for key in _LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""
     modelled = ", ".join(_READERS)
     return (
-        f"it is a {_printable(architecture)}, which is not modelled{lacks}; modelled "
+        f"it is a {printable_name(architecture)}, which is not modelled{lacks}; modelled "
         f"are {modelled}. Write the model's fields in the job file instead"
     )
 
 
-def _sizes(config: _Config) -> dict[str, Any]:
+def _sizes(config: HFConfig) -> dict[str, Any]:
     """The fields that Llama's names give."""
     config.need(*_LLAMA_NEEDS)
     return {
@@ -183,7 +99,7 @@ def _sizes(config: _Config) -> dict[str, Any]:
     }
 
 
-def _modern(config: _Config, tied: bool = False) -> dict[str, Any]:
+def _modern(config: HFConfig, tied: bool = False) -> dict[str, Any]:
     """A pre-norm RMSNorm model with a gated MLP, rotary positions and grouped-query attention."""
     bias = config.flag("attention_bias", False)
     same_bias = bias == config.flag("mlp_bias", False)
@@ -200,14 +116,14 @@ def _modern(config: _Config, tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _moe(config: _Config, experts: str, ffn: str, **others: int) -> MoE:
+def _moe(config: HFConfig, experts: str, ffn: str, **others: Any) -> MoE:
     """The mixture of experts whose number and width the fields ``experts`` and ``ffn`` give."""
     config.need(experts, "num_experts_per_tok", ffn)
     top_k = config.whole("num_experts_per_tok")
     return MoE(experts=config.whole(experts), top_k=top_k, ffn=config.whole(ffn), **others)
 
 
-def _gpt2(config: _Config) -> dict[str, Any]:
+def _gpt2(config: HFConfig) -> dict[str, Any]:
     config.need("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
     config.refuse(not config.flag("add_cross_attention", False), "add_cross_attention")
     return {
@@ -222,7 +138,7 @@ def _gpt2(config: _Config) -> dict[str, Any]:
     }
 
 
-def _opt(config: _Config) -> dict[str, Any]:
+def _opt(config: HFConfig) -> dict[str, Any]:
     config.need(
         "num_hidden_layers",
         "hidden_size",
@@ -252,7 +168,7 @@ def _opt(config: _Config) -> dict[str, Any]:
     }
 
 
-def _gpt_neox(config: _Config) -> dict[str, Any]:
+def _gpt_neox(config: HFConfig) -> dict[str, Any]:
     config.refuse(config.flag("attention_bias", True), "attention_bias false")
     return {
         **_sizes(config),
@@ -261,40 +177,95 @@ def _gpt_neox(config: _Config) -> dict[str, Any]:
     }
 
 
-def _llama(config: _Config) -> dict[str, Any]:
+def _llama(config: HFConfig) -> dict[str, Any]:
     return _modern(config)
 
 
-def _mistral(config: _Config) -> dict[str, Any]:
+def _mistral(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads")
     return {**_modern(config), "window": config.whole("sliding_window") or None}
 
 
-def _mixtral(config: _Config) -> dict[str, Any]:
+def _mixtral(config: HFConfig) -> dict[str, Any]:
     moe = _moe(config, "num_local_experts", "intermediate_size")
     return {**_mistral(config), "moe": moe}
 
 
-def _qwen2(config: _Config) -> dict[str, Any]:
+def _qwen2(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads")
     config.refuse(not config.flag("use_sliding_window", False), "use_sliding_window true")
     return {**_modern(config), "qkv_bias": True}
 
 
-def _qwen3(config: _Config) -> dict[str, Any]:
+def _qwen3(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads", "head_dim")
     config.refuse(not config.flag("use_sliding_window", False), "use_sliding_window true")
     return {**_modern(config), "qk_norm": True}
 
 
-def _qwen3_moe(config: _Config) -> dict[str, Any]:
+def _experts_of(config: HFConfig) -> str:
+    """The field with the number of experts; transformers 5 may save it under its general name."""
+    return "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+
+
+def _qwen3_moe(config: HFConfig) -> dict[str, Any]:
     config.refuse(not config.values.get("mlp_only_layers"), "a list of mlp_only_layers")
     step = config.whole("decoder_sparse_step", 1)
-    moe = _moe(config, "num_experts", "moe_intermediate_size", every=step)
+    moe = _moe(config, _experts_of(config), "moe_intermediate_size", every=step)
     return {**_qwen3(config), "moe": moe}
 
 
-def _deepseek(config: _Config) -> dict[str, Any]:
+def _qwen3_next(config: HFConfig) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5: gated DeltaNets, gated attention every n-th layer."""
+    config.refuse(not config.values.get("mlp_only_layers"), "a list of mlp_only_layers")
+    layers, kinds = config.whole("num_hidden_layers"), config.values.get("layer_types")
+    every = config.whole("full_attention_interval", 4)
+    if isinstance(kinds, list) and "full_attention" in kinds:
+        every = kinds.index("full_attention") + 1
+    names = ("full_attention", "linear_attention")
+    usual = [names[bool((i + 1) % every)] for i in range(layers)]
+    config.refuse(kinds is None or kinds == usual, "another order of layer_types")
+    delta = DeltaNet(
+        key_heads=config.whole("linear_num_key_heads", 16),
+        value_heads=config.whole("linear_num_value_heads", 32),
+        key_dim=config.whole("linear_key_head_dim", 128),
+        value_dim=config.whole("linear_value_head_dim", 128),
+        conv=config.whole("linear_conv_kernel_dim", 4),
+        full_every=every,
+    )
+    moe = None
+    if "Moe" in config.architecture() or "Next" in config.architecture():
+        shared = config.whole("shared_expert_intermediate_size", 512)
+        moe = _moe(
+            config,
+            _experts_of(config),
+            "moe_intermediate_size",
+            shared_experts=int(shared > 0),
+            shared_ffn=shared,
+            shared_gate=shared > 0,
+            every=config.whole("decoder_sparse_step", 1),
+        )
+    width = config.whole("intermediate_size", config.whole("moe_intermediate_size"))
+    fields = _qwen3(HFConfig({**config.values, "intermediate_size": width}))
+    mtp = config.whole("mtp_num_hidden_layers") or config.whole("num_nextn_predict_layers")
+    return {**fields, "gated_attention": True, "delta": delta, "moe": moe, "mtp_layers": mtp}
+
+
+def _with_vision(config: HFConfig) -> dict[str, Any]:
+    """The language model of Qwen3-VL or Qwen3.5, whose class is named alike."""
+    text = config.values.get("text_config")
+    if not isinstance(text, Mapping):
+        config.need("text_config")
+        raise ModelError("text_config must be a mapping of the language model's fields")
+    # Tied ends are said of the whole model.
+    tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
+    name = config.architecture().replace("VL", "")
+    architecture = name.replace("ForConditionalGeneration", "ForCausalLM")
+    language = HFConfig({**text, **tied, "architectures": [architecture]})
+    return {**_READERS[architecture](language), "left_out": "the vision tower"}
+
+
+def _deepseek(config: HFConfig) -> dict[str, Any]:
     latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     config.need(*latent)
     config.refuse(config.whole("moe_layer_freq", 1) == 1, "moe_layer_freq other than 1")
@@ -325,7 +296,24 @@ def _deepseek(config: _Config) -> dict[str, Any]:
     }
 
 
-def _gpt_oss(config: _Config) -> dict[str, Any]:
+def _deepseek_v32(config: HFConfig) -> dict[str, Any]:
+    """DeepSeek V3.2 and GLM-5: all layers have an indexer."""
+    sizes = ("index_n_heads", "index_head_dim", "index_topk")
+    config.need("q_lora_rank", *sizes)
+    heads, width, top_k = (config.whole(key) for key in sizes)
+    shared = config.whole("index_topk_freq", 1) > 1 or bool(config.values.get("index_topk_pattern"))
+    kinds = config.values.get("indexer_types")
+    own = not shared if kinds is None else isinstance(kinds, list) and set(kinds) == {"full"}
+    config.refuse(own, "an indexer that layers share")
+    layers, dense = config.whole("num_hidden_layers"), config.whole("first_k_dense_replace", 3)
+    mlps, usual = config.values.get("mlp_layer_types"), ["dense"] * dense
+    usual += ["sparse"] * (layers - dense)
+    config.refuse(mlps is None or mlps == usual, "another order of mlp_layer_types")
+    fields = _deepseek(HFConfig({**config.values, "first_k_dense_replace": dense}))
+    return {**fields, "index": Indexer(heads=heads, head_dim=width, top_k=top_k)}
+
+
+def _gpt_oss(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads", "head_dim", "sliding_window")
     config.refuse(config.flag("attention_bias", True), "attention_bias false")
     kinds = config.values.get("layer_types")
@@ -349,7 +337,7 @@ def _gpt_oss(config: _Config) -> dict[str, Any]:
     }
 
 
-def _gemma(config: _Config) -> dict[str, Any]:
+def _gemma(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads", "head_dim")
     return _modern(config, tied=True)
 
@@ -364,27 +352,28 @@ _BLOCK_OF_TYPE = {
 }
 
 
-def _pattern(config: _Config) -> str:
+def _pattern(config: HFConfig, listed: str, letters: str) -> str:
     """Layers as one letter each; newer configs list them by name."""
-    kinds = config.values.get("layers_block_type")
+    kinds = config.values.get(listed)
     if kinds is None:
-        config.need("hybrid_override_pattern")
-        return config.text("hybrid_override_pattern")
+        config.need(letters)
+        return config.text(letters)
     good = isinstance(kinds, list) and all(
         isinstance(kind, str) and kind in _BLOCK_OF_TYPE for kind in kinds
     )
-    config.refuse(good, f"layers_block_type {reprlib.repr(kinds)}")
+    config.refuse(good, f"{listed} {reprlib.repr(kinds)}")
     return "".join(_BLOCK_OF_TYPE[kind] for kind in kinds)
 
 
-def _nemotron_h(config: _Config) -> dict[str, Any]:
+def _nemotron_h(config: HFConfig) -> dict[str, Any]:
     config.need("hidden_size", "num_attention_heads", "vocab_size", "mamba_num_heads")
     for key in ("use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias"):
         config.refuse(not config.flag(key, False), f"{key} true")
     config.refuse(config.flag("use_conv_bias", True), "use_conv_bias false")
-    config.refuse(not config.whole("moe_latent_size"), "moe_latent_size")
-    config.refuse(not config.whole("num_nextn_predict_layers"), "multi-token prediction")
-    pattern, moe = _pattern(config), None
+    pattern, moe = _pattern(config, "layers_block_type", "hybrid_override_pattern"), None
+    mtp, mtp_pattern = config.whole("num_nextn_predict_layers"), ""
+    if mtp:
+        mtp_pattern = _pattern(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     if "E" in pattern:
         shared = config.whole("moe_shared_expert_intermediate_size", 7688)
         # One shared MLP of that width, whatever n_shared_experts says.
@@ -394,6 +383,7 @@ def _nemotron_h(config: _Config) -> dict[str, Any]:
             "moe_intermediate_size",
             shared_experts=int(shared > 0),
             shared_ffn=shared,
+            latent=config.whole("moe_latent_size"),
         )
     mamba = Mamba(
         heads=config.whole("mamba_num_heads"),
@@ -417,12 +407,14 @@ def _nemotron_h(config: _Config) -> dict[str, Any]:
         "tied": config.flag("tie_word_embeddings", False),
         "bias": False,
         "pattern": pattern,
+        "mtp_layers": mtp,
+        "mtp_pattern": mtp_pattern,
         "mamba": mamba if "M" in pattern else None,
         "moe": moe,
     }
 
 
-def _windows(config: _Config, default: int) -> dict[str, Any]:
+def _windows(config: HFConfig, default: int) -> dict[str, Any]:
     """Sliding windows on all layers but every n-th, as ``layer_types`` lists them."""
     window, kinds = config.whole("sliding_window"), config.values.get("layer_types")
     if not window:
@@ -440,32 +432,32 @@ def _windows(config: _Config, default: int) -> dict[str, Any]:
     return {"window": window, "full_every": every}
 
 
-def _gemma2(config: _Config) -> dict[str, Any]:
+def _gemma2(config: HFConfig) -> dict[str, Any]:
     return {**_gemma(config), **_windows(config, 2), "post_norms": True}
 
 
-def _gemma3(config: _Config) -> dict[str, Any]:
+def _gemma3(config: HFConfig) -> dict[str, Any]:
     return {**_gemma(config), **_windows(config, 6), "post_norms": True, "qk_norm": True}
 
 
-def _olmo2(config: _Config) -> dict[str, Any]:
+def _olmo2(config: HFConfig) -> dict[str, Any]:
     return {**_modern(config), "qk_norm": True, "qk_norm_wide": True}
 
 
-def _olmo3(config: _Config) -> dict[str, Any]:
+def _olmo3(config: HFConfig) -> dict[str, Any]:
     return {**_olmo2(config), **_windows(config, 4)}
 
 
-def _phi3(config: _Config) -> dict[str, Any]:
+def _phi3(config: HFConfig) -> dict[str, Any]:
     fields = _modern(config)
     context = config.whole("original_max_position_embeddings") or fields["context"]
     return {**fields, "context": context, "window": config.whole("sliding_window") or None}
 
 
-def _glm4_moe(config: _Config) -> dict[str, Any]:
+def _glm4_moe(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads")
     bias = config.flag("attention_bias", False)  # of queries, keys and values alone
-    fields = _modern(_Config({**config.values, "attention_bias": False}))
+    fields = _modern(HFConfig({**config.values, "attention_bias": False}))
     moe = _moe(
         config,
         "n_routed_experts",
@@ -483,7 +475,7 @@ def _glm4_moe(config: _Config) -> dict[str, Any]:
     }
 
 
-def _minimax_m2(config: _Config) -> dict[str, Any]:
+def _minimax_m2(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads", "head_dim")
     kinds = config.values.get("attn_type_list")
     config.refuse(not kinds or set(kinds) == {1}, "linear attention in attn_type_list")
@@ -492,7 +484,7 @@ def _minimax_m2(config: _Config) -> dict[str, Any]:
     return {**_modern(config), "qk_norm": norm, "qk_norm_wide": norm, "moe": moe}
 
 
-def _llama4(config: _Config) -> dict[str, Any]:
+def _llama4(config: HFConfig) -> dict[str, Any]:
     config.need("num_key_value_heads", "head_dim", "intermediate_size_mlp")
     chunk, every = config.whole("attention_chunk_size"), config.whole("no_rope_layer_interval", 4)
     moe = _moe(
@@ -506,7 +498,7 @@ def _llama4(config: _Config) -> dict[str, Any]:
     return {**_modern(config), "ffn": config.whole("intermediate_size_mlp"), "moe": moe, **chunks}
 
 
-_READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
+_READERS: dict[str, Callable[[HFConfig], dict[str, Any]]] = {
     "GPT2LMHeadModel": _gpt2,
     "OPTForCausalLM": _opt,
     "GPTNeoXForCausalLM": _gpt_neox,
@@ -516,8 +508,18 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3NextForCausalLM": _qwen3_next,
+    "Qwen3_5ForCausalLM": _qwen3_next,
+    "Qwen3_5MoeForCausalLM": _qwen3_next,
+    "Qwen3VLForConditionalGeneration": _with_vision,
+    "Qwen3VLMoeForConditionalGeneration": _with_vision,
+    "Qwen3_5ForConditionalGeneration": _with_vision,
+    "Qwen3_5MoeForConditionalGeneration": _with_vision,
     "DeepseekV2ForCausalLM": _deepseek,
     "DeepseekV3ForCausalLM": _deepseek,
+    "DeepseekV32ForCausalLM": _deepseek_v32,
+    "GlmMoeDsaForCausalLM": _deepseek_v32,
+    "KimiK2ForCausalLM": _deepseek,
     "GptOssForCausalLM": _gpt_oss,
     "GemmaForCausalLM": _gemma,
     "Gemma2ForCausalLM": _gemma2,
@@ -529,29 +531,4 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Llama4ForCausalLM": _llama4,
     "NemotronHForCausalLM": _nemotron_h,
-}
-
-_MODEL_TYPES = {
-    "gpt2": "GPT2LMHeadModel",
-    "opt": "OPTForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
 }

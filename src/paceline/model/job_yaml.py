@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 
 from paceline.errors import ModelError, PlanError
 from paceline.marked_yaml import Section, read_marked
+from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import cluster_from_section, load_cluster
+from paceline.model.delta_net import DeltaNet
 from paceline.model.hf import from_hf
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.llm import LLM, RECORDS
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.plan import Plan
@@ -34,7 +36,7 @@ _LLM_FIELDS = tuple(field.name for field in fields(LLM))
 _SECTIONS = ("model", "cluster", "gpus", "plan", "training")
 _TRAINING = ("tokens", "price_per_gpu_hour")
 
-_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Mamba)
+_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +244,8 @@ def _base_model(section: Section) -> LLM | None:
 
 
 def _model_value(section: Section, field: str, base: LLM | None) -> Any:
-    kinds: dict[str, Any] = {"moe": MoE, "latent": LatentAttention, "mamba": Mamba}
-    if field in kinds and section.is_section(field):
-        kind = kinds[field]
+    if field in RECORDS and section.is_section(field):
+        kind: Any = RECORDS[field]
         return _inner(section.section(field), kind, getattr(base, field, None))
     value = section.plain(field)
     return int(value) if isinstance(value, float) and value.is_integer() else value

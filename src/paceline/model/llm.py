@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.errors import ModelError
+from paceline.model.blocks import Indexer, LatentAttention, MoE, mean_keys
+from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.mamba import Mamba, check_pattern
 
@@ -21,92 +23,24 @@ Positions = Literal["learned", "rotary", "none"]
 
 _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
-    "sinks",
+    *("sinks", "mtp_shared", "gated_attention"),
 )
 
+#: Fields that are records of their own.
+RECORDS = {
+    "moe": MoE,
+    "latent": LatentAttention,
+    "index": Indexer,
+    "mamba": Mamba,
+    "delta": DeltaNet,
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoE:
-    """The mixture-of-experts blocks of a model.
-
-    Attributes:
-        experts: routed experts of one layer.
-        top_k: experts that each token visits.
-        ffn: inner width of one expert.
-        shared_experts: experts that every token visits.
-        shared_ffn: total inner width of the shared experts; 0 = ``shared_experts * ffn``.
-        dense_layers: leading layers that stay dense.
-        every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
-        capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
-            evenly loaded.
-    """
-
-    experts: int
-    top_k: int
-    ffn: int
-    shared_experts: int = 0
-    shared_ffn: int = 0
-    dense_layers: int = 0
-    every: int = 1
-    capacity: float | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("experts", "top_k", "ffn", "every"):
-            check_whole_number(self, field, 1, "the mixture of experts")
-        for field in ("shared_experts", "shared_ffn", "dense_layers"):
-            check_whole_number(self, field, 0, "the mixture of experts")
-        if self.top_k > self.experts:
-            raise ModelError(
-                f"top_k ({self.top_k}) exceeds the experts ({self.experts}); a token cannot visit "
-                "more experts than there are",
-                fields=("top_k", "experts"),
-            )
-        if self.shared_ffn and not self.shared_experts:
-            raise ModelError(
-                f"shared_ffn is {self.shared_ffn} but shared_experts is 0; give both or neither",
-                fields=("shared_ffn", "shared_experts"),
-            )
-        if self.capacity is not None and not (
-            isinstance(self.capacity, int | float)
-            and not isinstance(self.capacity, bool)
-            and 0 < self.capacity < float("inf")
-        ):
-            raise ModelError(
-                f"capacity must be a positive number or nothing, not {reprlib.repr(self.capacity)}",
-                fields=("capacity",),
-            )
-        if not self.shared_ffn:
-            object.__setattr__(self, "shared_ffn", self.shared_experts * self.ffn)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention: keys and values from one low-rank latent (DeepSeek-V2, 2.1).
-
-    Attributes:
-        q_rank: rank of the queries' down-projection; None = queries are projected in one product.
-        kv_rank: rank of the latent that keys and values are expanded from.
-        nope_dim: per head, the part of queries and keys without positions.
-        rope_dim: per head, the part with rotary positions (one key for all heads).
-        value_dim: per head, the width of the values.
-    """
-
-    q_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-
-    def __post_init__(self) -> None:
-        if self.q_rank is not None:
-            check_whole_number(self, "q_rank", 1, "the latent attention")
-        for field in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
-            check_whole_number(self, field, 1, "the latent attention")
+_FIELD_OF_BLOCK = {"M": "mamba", "E": "moe", "G": "delta"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
-    """A decoder-only transformer, or a hybrid of attention and Mamba-2.
+    """A decoder-only transformer, or a hybrid of attention, Mamba-2 and gated DeltaNets.
 
     A field whose default is 0 is filled in at construction, as described: a finished LLM has its
     number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
@@ -139,14 +73,25 @@ class LLM:
         chunked: the window is a chunk of the sequence, of which a token sees what is before it
             (Llama 4), instead of the tokens right before each.
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
+        gated_attention: the result of attention has a gate, as wide as it, from the queries'
+            projection (Qwen3-Next).
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
+        index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
+            V3.2, GLM-5); None = all keys are met.
         mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
+        mtp_pattern: the blocks of such a module, in letters of ``pattern``, each behind one norm;
+            "" = those of the last layer.
+        mtp_shared: all modules are one set of weights, run ``mtp_layers`` times.
         pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
-            "*" attention, "-" MLP, "E" experts (NemotronH's ``hybrid_override_pattern``); "" = all
-            layers are attention and MLP, or attention and experts.
+            "G" gated DeltaNet, "*" attention, "-" MLP, "E" experts (NemotronH's
+            ``hybrid_override_pattern``); "" = all layers are attention and MLP, or attention and
+            experts.
         mamba: the Mamba-2 mixers of a hybrid model.
+        delta: the gated DeltaNets, in place of the attention of most layers.
+        left_out: what of the model these fields do not count, such as "the vision tower"; a
+            prediction warns of it.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -176,11 +121,17 @@ class LLM:
     full_every: int = 0
     chunked: bool = False
     sinks: bool = False
+    gated_attention: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
+    index: Indexer | None = None
     mtp_layers: int = 0
+    mtp_pattern: str = ""
+    mtp_shared: bool = False
     pattern: str = ""
     mamba: Mamba | None = None
+    delta: DeltaNet | None = None
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -200,7 +151,7 @@ class LLM:
                 raise ModelError(
                     f"{where}: {field} must be true or false, not {text}", fields=(field,)
                 )
-        for field, kind in (("moe", MoE), ("latent", LatentAttention), ("mamba", Mamba)):
+        for field, kind in RECORDS.items():
             value = getattr(self, field)
             if value is not None and not isinstance(value, kind):
                 text = reprlib.repr(value)
@@ -208,9 +159,12 @@ class LLM:
                     f"{where}: {field} must be a mapping of its own fields, not {text}",
                     fields=(field,),
                 )
+        if not isinstance(self.left_out, str):
+            raise ModelError(f"{where}: left_out must be a text", fields=("left_out",))
         one_of(self, "norm", get_args(Norm), where)
         one_of(self, "positions", get_args(Positions), where)
-        check_pattern(self.pattern, self.layers, where)
+        check_pattern(self.pattern, where)
+        check_pattern(self.mtp_pattern, where, "mtp_pattern")
         self._fill_in(where)
         self._agree(where)
 
@@ -257,6 +211,36 @@ class LLM:
             raise ModelError(
                 f"{where}: qk_norm_wide needs qk_norm", fields=("qk_norm", "qk_norm_wide")
             )
+        if self.index is not None and (self.latent is None or self.latent.q_rank is None):
+            raise ModelError(
+                f"{where}: index needs latent with a q_rank, of which it makes its queries",
+                fields=("index", "latent"),
+            )
+        if self.index is not None and (self.window is not None or self.sinks):
+            raise ModelError(
+                f"{where}: a window and sinks beside index are not modelled",
+                fields=("index", "window", "sinks"),
+            )
+        if (self.mtp_pattern or self.mtp_shared) and not self.mtp_layers:
+            raise ModelError(
+                f"{where}: mtp_pattern and mtp_shared say what mtp_layers are; give mtp_layers",
+                fields=("mtp_layers", "mtp_pattern", "mtp_shared"),
+            )
+        if self.mtp_layers and self.pattern and not self.mtp_pattern:
+            raise ModelError(
+                f"{where}: mtp_layers beside a pattern need mtp_pattern", fields=("mtp_pattern",)
+            )
+        if self.gated_attention and self.latent is not None:
+            raise ModelError(
+                f"{where}: gated_attention beside latent is not modelled",
+                fields=("gated_attention", "latent"),
+            )
+        for letter, field in _FIELD_OF_BLOCK.items():
+            if letter in self.mtp_pattern and getattr(self, field) is None:
+                raise ModelError(
+                    f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
+                    fields=("mtp_pattern", field),
+                )
         if self.pattern or self.mamba is not None:
             self._agree_with_pattern(where)
         elif self.moe is not None and not self.moe_layers:
@@ -267,7 +251,12 @@ class LLM:
             )
 
     def _agree_with_pattern(self, where: str) -> None:
-        for letter, field in (("M", "mamba"), ("E", "moe")):
+        if self.pattern and len(self.pattern) != self.layers:
+            raise ModelError(
+                f"{where}: pattern has {len(self.pattern)} layers, not {self.layers}",
+                fields=("pattern", "layers"),
+            )
+        for letter, field in _FIELD_OF_BLOCK.items():
             if (letter in self.pattern) != (getattr(self, field) is not None):
                 raise ModelError(
                     f"{where}: a pattern with {letter} and the fields of {field} need each other",
@@ -275,7 +264,6 @@ class LLM:
                 )
         ordered = self.moe is not None and (self.moe.dense_layers > 0 or self.moe.every > 1)
         beside = {
-            "mtp_layers": self.mtp_layers > 0,
             "window": self.window is not None,
             "moe.dense_layers and moe.every": ordered,
         }
@@ -291,15 +279,23 @@ class LLM:
         """The blocks of layer ``i`` (from 0), each behind its norm, as letters of ``pattern``."""
         if self.pattern:
             return self.pattern[i]
-        return "*E" if self.is_moe_layer(i) else "*-"
+        linear = self.delta is not None and (i + 1) % self.delta.full_every
+        return ("G" if linear else "*") + ("E" if self.is_moe_layer(i) else "-")
+
+    @property
+    def mtp_blocks(self) -> str:
+        """The blocks of a multi-token-prediction module."""
+        return self.mtp_pattern or self.layer_blocks(self.layers - 1)
 
     @property
     def block_counts(self) -> Mapping[str, int]:
         """Letter of ``pattern`` -> blocks of the model, multi-token prediction not among them."""
         if self.pattern:
-            return {letter: self.pattern.count(letter) for letter in "M*-E"}
+            return {letter: self.pattern.count(letter) for letter in "MG*-E"}
         dense = self.layers - self.moe_layers
-        return {"M": 0, "*": self.layers, "-": dense, "E": self.moe_layers}
+        full = self.layers // self.delta.full_every if self.delta else self.layers
+        linear = self.layers - full
+        return {"M": 0, "G": linear, "*": full, "-": dense, "E": self.moe_layers}
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer ``i`` (from 0) has experts in place of the dense MLP."""
@@ -343,8 +339,13 @@ class LLM:
     @property
     def adapter_width(self) -> int:
         """Elements that each rank of one layer's LoRA adapters has, on qkv and the projection."""
-        columns = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return 2 * self.hidden + columns + self.heads * self.value_dim
+        return 2 * self.hidden + self.qkv_columns + self.heads * self.value_dim
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the queries', keys' and values' projection, a gate among the queries'."""
+        queries = (2 if self.gated_attention else 1) * self.heads
+        return (queries + 2 * self.kv_heads) * self.head_dim
 
     # Parameters.
 
@@ -353,7 +354,7 @@ class LLM:
         """Elements of one layer's attention projections, without biases and norms."""
         h, out = self.hidden, self.heads * self.value_dim * self.hidden
         if self.latent is None:
-            return h * (self.heads + 2 * self.kv_heads) * self.head_dim + out
+            return h * self.qkv_columns + out
         m = self.latent
         q_width = self.heads * self.qk_dim
         q = h * q_width if m.q_rank is None else m.q_rank * (h + q_width)
@@ -365,9 +366,11 @@ class LLM:
         """Parameters of one layer's attention, its own norms and biases included."""
         count = self.attention_matmul + (self.hidden if self.bias else 0)
         if self.latent is not None:
+            if self.index is not None:
+                count += self.index.parameters(self.hidden, self.latent.q_rank or 0)
             return count + self._norm_size * ((self.latent.q_rank or 0) + self.latent.kv_rank)
         if self.qkv_bias:
-            count += (self.heads + 2 * self.kv_heads) * self.head_dim
+            count += self.qkv_columns
         normed = self.heads + self.kv_heads if self.qk_norm_wide else 2
         return count + (normed * self._norm_size * self.head_dim if self.qk_norm else 0)
 
@@ -379,14 +382,25 @@ class LLM:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert; 0 for a dense model."""
-        return self._mlp_parameters(self.moe.ffn) if self.moe else 0
+        if self.moe is None:
+            return 0
+        return self._mlp_parameters(self.moe.ffn, self.moe.width(self.hidden))
+
+    @property
+    def expert_projection_parameters(self) -> int:
+        """Parameters of one layer's projections into and out of the experts' width."""
+        if self.moe is None or not self.moe.latent:
+            return 0
+        bias = self.hidden + self.moe.latent if self.bias else 0
+        return 2 * self.hidden * self.moe.latent + bias
 
     @property
     def shared_expert_parameters(self) -> int:
         """Parameters of one layer's shared experts together; 0 without any."""
         if self.moe is None or not self.moe.shared_experts:
             return 0
-        return self._mlp_parameters(self.moe.shared_ffn)
+        gate = self.hidden if self.moe.shared_gate else 0
+        return self._mlp_parameters(self.moe.shared_ffn) + gate
 
     @property
     def router_parameters(self) -> int:
@@ -399,7 +413,8 @@ class LLM:
         if self.moe is None:
             return 0
         experts = self.moe.experts * self.expert_parameters
-        return experts + self.shared_expert_parameters + self.router_parameters
+        beside = self.shared_expert_parameters + self.expert_projection_parameters
+        return experts + beside + self.router_parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -436,8 +451,14 @@ class LLM:
         """Parameters of all multi-token-prediction modules: layer, projection and three norms."""
         if not self.mtp_layers:
             return 0
-        layer = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2
-        return self.mtp_layers * (layer + 3 * self.final_norm_parameters)
+        module = sum(self._block_parameters(letter) for letter in self.mtp_blocks)
+        module += 2 * self.hidden**2 + 3 * self.final_norm_parameters
+        return self.mtp_modules * module
+
+    @property
+    def mtp_modules(self) -> int:
+        """Multi-token-prediction modules with weights of their own."""
+        return min(1, self.mtp_layers) if self.mtp_shared else self.mtp_layers
 
     @property
     def parameters(self) -> int:
@@ -452,7 +473,7 @@ class LLM:
         if self.moe is None:
             return self.parameters
         idle = (self.moe.experts - self.moe.top_k) * self.expert_parameters
-        mtp = self.mtp_layers if self.is_moe_layer(self.layers - 1) else 0
+        mtp = self.mtp_modules * self.mtp_blocks.count("E") if self.mtp_layers else 0
         return self.parameters - idle * (self.moe_layers + mtp)
 
     def padded_vocab(self, tp: int, multiple: int = 128) -> int:
@@ -472,8 +493,8 @@ class LLM:
         it is twice that, as if the masked half were computed too.
         """
         s = self.seq_len if seq_len is None else seq_len
-        w = min(s, self.layer_window(i) or s)
-        mean = w * (1 - w / (2 * s))
+        kept = self.index.top_k if self.index else s
+        mean = mean_keys(min(kept, self.layer_window(i) or s), s)
         return mean if causal else 2 * mean
 
     def model_flops_per_token(self, seq_len: int | None = None, causal: bool = False) -> float:
@@ -486,7 +507,8 @@ class LLM:
         72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
         V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
-        Megatron-LM (:attr:`Mamba.model_flops_per_token`), three times: forward and backward.
+        Megatron-LM (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and
+        backward; an indexer as :meth:`Indexer.model_flops_per_token` says.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -494,13 +516,25 @@ class LLM:
                 so the usual MFU, count all of it.
         """
         attends = [i for i in range(self.layers) if "*" in self.layer_blocks(i)]
+        if self.mtp_layers:
+            attends += self.mtp_layers * self.mtp_blocks.count("*") * [self.layers - 1]
         pairs = sum(self.attention_pairs(i, seq_len, causal) for i in attends)
-        pairs += self.mtp_layers * self.attention_pairs(self.layers - 1, seq_len, causal)
         attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
-        scans = (
-            3.0 * self.block_counts["M"] * self.mamba.model_flops_per_token if self.mamba else 0.0
-        )
+        scans = 0.0
+        for letter, mixer in (("M", self.mamba), ("G", self.delta)):
+            if mixer is not None:
+                scans += 3.0 * self._passes(letter) * mixer.model_flops_per_token
+        if self.index is not None and self.latent is not None:
+            s = self.seq_len if seq_len is None else seq_len
+            widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
+            met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
+            attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
         return 6.0 * self._active_matmul + attention + scans
+
+    def _passes(self, letter: str) -> int:
+        """Blocks of this letter that a token passes."""
+        mtp = self.mtp_layers * self.mtp_blocks.count(letter) if self.mtp_layers else 0
+        return self.block_counts[letter] + mtp
 
     @property
     def weight_gradient_flops_per_token(self) -> float:
@@ -510,7 +544,7 @@ class LLM:
     @property
     def _active_matmul(self) -> int:
         """Elements of the matrices that one token is multiplied by."""
-        last = sum(self._block_matmul(letter) for letter in self.layer_blocks(self.layers - 1))
+        last = sum(self._block_matmul(letter) for letter in self.mtp_blocks)
         blocks = sum(n * self._block_matmul(b) for b, n in self.block_counts.items() if n)
         head = self.vocab * self.hidden
         return blocks + head + self.mtp_layers * (last + 2 * self.hidden**2 + head)
@@ -521,19 +555,23 @@ class LLM:
             return self.attention_matmul
         if letter == "M" and self.mamba is not None:
             return self.mamba.matmul(self.hidden)
+        if letter == "G" and self.delta is not None:
+            return self.delta.matmul(self.hidden)
         if letter == "E" and self.moe is not None:
-            width = self.moe.top_k * self.moe.ffn + self.moe.shared_ffn
-            return matrices * width + self.hidden * self.moe.experts
+            moe = self.moe
+            routed = matrices // self.hidden * moe.width(self.hidden) * moe.top_k * moe.ffn
+            beside = self.hidden * (moe.experts + 2 * moe.latent + moe.shared_gate)
+            return routed + matrices * moe.shared_ffn + beside
         return matrices * self.ffn
 
     @property
     def _norm_size(self) -> int:
         return 2 if self.norm == "layernorm" else 1
 
-    def _mlp_parameters(self, width: int) -> int:
-        into = 2 if self.gated else 1
-        bias = into * width + self.hidden if self.bias else 0
-        return (into + 1) * self.hidden * width + bias
+    def _mlp_parameters(self, width: int, hidden: int = 0) -> int:
+        into, hidden = 2 if self.gated else 1, hidden or self.hidden
+        bias = into * width + hidden if self.bias else 0
+        return (into + 1) * hidden * width + bias
 
     def _block_parameters(self, letter: str) -> int:
         """Parameters of a block and of its norms."""
@@ -541,6 +579,8 @@ class LLM:
             count = self.attention_parameters
         elif letter == "M" and self.mamba is not None:
             count = self.mamba.parameters(self.hidden)
+        elif letter == "G" and self.delta is not None:
+            count = self.delta.parameters(self.hidden)
         else:
             count = self.moe_ffn_parameters if letter == "E" else self.dense_ffn_parameters
         return count + self.block_norms * self.final_norm_parameters

@@ -11,7 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model.llm import LLM, LatentAttention, MoE
+from paceline.model.blocks import Indexer, LatentAttention, MoE
+from paceline.model.delta_net import DeltaNet
+from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
 
@@ -193,31 +195,147 @@ def _deepseek() -> Iterator[LLM]:
         )
 
 
-def _qwen3() -> Iterator[LLM]:
-    # Qwen Team 2025, "Qwen3 technical report", Table 2 and 3.2 (4,096 tokens in the first stage),
-    # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}.
-    shared: dict[str, Any] = {"kv_heads": 4, "head_dim": 128, "vocab": 151936, "seq_len": 4096}
+def _sparse() -> Iterator[LLM]:
+    # transformers 5.23, DeepseekV32Config and GlmMoeDsaConfig, whose defaults are those of
+    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; 4,096 tokens as Megatron-Bridge's recipes of
+    # both families pre-train (067f987). Without multi-token prediction, as that has no class there.
     yield LLM(
-        name="qwen3-30b-a3b",
-        layers=48,
-        hidden=2048,
-        heads=32,
-        ffn=6144,
-        qk_norm=True,
-        moe=MoE(experts=128, top_k=8, ffn=768),
-        **shared,
+        name="deepseek-v3.2",
+        layers=61,
+        hidden=7168,
+        heads=128,
+        vocab=129280,
+        ffn=18432,
+        seq_len=4096,
+        moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
+        latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        index=Indexer(heads=64, head_dim=128, top_k=2048),
         **_MODERN,
     )
     yield LLM(
-        name="qwen3-235b-a22b",
-        layers=94,
-        hidden=4096,
+        name="glm-5",
+        layers=78,
+        hidden=6144,
         heads=64,
+        vocab=154880,
         ffn=12288,
-        qk_norm=True,
-        moe=MoE(experts=128, top_k=8, ffn=1536),
-        **shared,
+        seq_len=4096,
+        moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
+        latent=LatentAttention(q_rank=2048, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256),
+        index=Indexer(heads=32, head_dim=128, top_k=2048),
         **_MODERN,
+    )
+
+
+def _kimi() -> Iterator[LLM]:
+    # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/moonshotai/Kimi-K2-Instruct.sh; no
+    # multi-token prediction.
+    yield LLM(
+        name="kimi-k2",
+        layers=61,
+        hidden=7168,
+        heads=64,
+        vocab=163840,
+        ffn=18432,
+        seq_len=4096,
+        moe=MoE(experts=384, top_k=8, ffn=2048, shared_experts=1, dense_layers=1),
+        latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        **_MODERN,
+    )
+
+
+def _qwen3() -> Iterator[LLM]:
+    # Qwen Team 2025, "Qwen3 technical report", Table 2 and 3.2 (4,096 tokens in the first stage),
+    # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}. The language models of Qwen3-VL are of the
+    # same sizes (text_config of Qwen/Qwen3-VL-{30B-A3B,235B-A22B}-Instruct).
+    shared: dict[str, Any] = {
+        **_MODERN,
+        "kv_heads": 4,
+        "head_dim": 128,
+        "vocab": 151936,
+        "seq_len": 4096,
+        "qk_norm": True,
+    }
+    for family, left_out in (("qwen3", ""), ("qwen3-vl", "the vision tower")):
+        yield LLM(
+            name=f"{family}-30b-a3b",
+            layers=48,
+            hidden=2048,
+            heads=32,
+            ffn=6144,
+            moe=MoE(experts=128, top_k=8, ffn=768),
+            left_out=left_out,
+            **shared,
+        )
+        yield LLM(
+            name=f"{family}-235b-a22b",
+            layers=94,
+            hidden=4096,
+            heads=64,
+            ffn=12288,
+            moe=MoE(experts=128, top_k=8, ffn=1536),
+            left_out=left_out,
+            **shared,
+        )
+
+
+def _qwen3_next() -> Iterator[LLM]:
+    # transformers 5.23, Qwen3NextConfig, whose defaults are those of
+    # Qwen/Qwen3-Next-80B-A3B-Instruct; 4,096 tokens as Megatron-Bridge's performance recipes
+    # (067f987, perf_recipes/qwen). "-mtp": with one module, as these recipes train.
+    for name, mtp in (("qwen3-next-80b-a3b", 0), ("qwen3-next-80b-a3b-mtp", 1)):
+        yield LLM(
+            name=name,
+            layers=48,
+            hidden=2048,
+            heads=16,
+            kv_heads=2,
+            head_dim=256,
+            ffn=5632,
+            vocab=151936,
+            seq_len=4096,
+            qk_norm=True,
+            gated_attention=True,
+            delta=DeltaNet(key_heads=16, value_heads=32),
+            moe=MoE(experts=512, top_k=10, ffn=512, shared_experts=1, shared_gate=True),
+            mtp_layers=mtp,
+            **_MODERN,
+        )
+
+
+def _qwen3_5() -> Iterator[LLM]:
+    # The language models of Qwen/Qwen3.5-{35B-A3B,397B-A17B}: transformers 5.23,
+    # Qwen3_5MoeTextConfig; Megatron-Bridge 067f987, models/qwen_vl/qwen35_vl_provider.py, with
+    # one shared expert of a routed one's width. Without multi-token prediction.
+    shared: dict[str, Any] = {
+        **_MODERN,
+        "kv_heads": 2,
+        "head_dim": 256,
+        "vocab": 248320,
+        "seq_len": 4096,
+        "qk_norm": True,
+        "gated_attention": True,
+        "left_out": "the vision tower",
+    }
+    yield LLM(
+        name="qwen3.5-35b-a3b",
+        layers=40,
+        hidden=2048,
+        heads=16,
+        ffn=512,
+        delta=DeltaNet(key_heads=16, value_heads=32),
+        moe=MoE(experts=256, top_k=8, ffn=512, shared_experts=1, shared_gate=True),
+        **shared,
+    )
+    yield LLM(
+        name="qwen3.5-397b-a17b",
+        layers=60,
+        hidden=4096,
+        heads=32,
+        ffn=1024,
+        delta=DeltaNet(key_heads=16, value_heads=64),
+        moe=MoE(experts=512, top_k=10, ffn=1024, shared_experts=1, shared_gate=True),
+        **shared,
     )
 
 
@@ -246,7 +364,8 @@ def _gpt_oss() -> Iterator[LLM]:
 def _nemotron_h() -> Iterator[LLM]:
     # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; what these
     # leave out by its HybridModelProvider (groups, chunks, no positions). Vocabulary: the default
-    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano.
+    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano. 56B:
+    # Megatron-Bridge d9f7643, models/nemotronh/nemotron_h_provider.py.
     shared: dict[str, Any] = {
         **_MODERN,
         "gated": False,  # squared ReLU
@@ -266,6 +385,37 @@ def _nemotron_h() -> Iterator[LLM]:
         mamba=Mamba(heads=128),
         **shared,
     )
+    yield LLM(
+        name="nemotron-h-56b",
+        layers=118,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        ffn=32768,
+        pattern="M-M-M-M*-" + 9 * "M-M-M-M-M*-" + "M-M-M-M-M-",
+        mamba=Mamba(heads=256, state=256),
+        **shared,
+    )
+    # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/nvidia, the file of this name;
+    # "-mtp": Megatron-Bridge 067f987, recipes/nemotronh/h100/nemotron_3_super.py, whose two modules
+    # are one set of weights.
+    modules: dict[str, Any] = {"mtp_layers": 2, "mtp_pattern": "*E", "mtp_shared": True}
+    for name, mtp in (("nemotron-3-super", {}), ("nemotron-3-super-mtp", modules)):
+        yield LLM(
+            name=name,
+            layers=88,
+            hidden=4096,
+            heads=32,
+            kv_heads=2,
+            ffn=2688,
+            pattern="MEMEMEM*EMEMEMEM*EMEMEMEM*" + 4 * "EMEMEMEMEM*" + "EMEMEMEM*EMEMEMEME",
+            mamba=Mamba(heads=128),
+            moe=MoE(
+                experts=512, top_k=22, ffn=2688, shared_experts=1, shared_ffn=5376, latent=1024
+            ),
+            **mtp,
+            **shared,
+        )
     yield LLM(
         name="nemotron-3-nano",
         layers=52,
@@ -289,7 +439,11 @@ _FAMILIES = (
     _llama,
     _mixtral,
     _deepseek,
+    _sparse,
+    _kimi,
     _qwen3,
+    _qwen3_next,
+    _qwen3_5,
     _gpt_oss,
     _nemotron_h,
 )
@@ -312,14 +466,37 @@ _ALIASES = {
     "megatron-turing-nlg-530b": "mt-nlg-530b",
     "opt": "opt-175b",
     "llama3-405b": "llama3.1-405b",
+    "llama31-8b": "llama3.1-8b",
+    "llama31-70b": "llama3.1-70b",
+    "llama31-405b": "llama3.1-405b",
     "mixtral": "mixtral-8x7b",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
     "deepseek-v3 (w/o mtp)": "deepseek-v3",
     "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
+    "deepseek-v3.2-exp": "deepseek-v3.2",
+    "kimi-k2-base": "kimi-k2",
+    "kimi-k2-instruct": "kimi-k2",
     "qwen3-30b": "qwen3-30b-a3b",
     "qwen3-235b": "qwen3-235b-a22b",
+    "qwen3-next": "qwen3-next-80b-a3b",
+    "qwen3-next-80b": "qwen3-next-80b-a3b",
+    "qwen3-next-80b-a3b-instruct": "qwen3-next-80b-a3b",
+    **{
+        f"{family}-{size}": f"qwen3.5-{size}"
+        for family in ("qwen35", "qwen3.5-vl", "qwen35-vl")
+        for size in ("35b-a3b", "397b-a17b")
+    },
+    "qwen3-vl-30b": "qwen3-vl-30b-a3b",
+    "qwen3-vl-30b-a3b-instruct": "qwen3-vl-30b-a3b",
+    "qwen3-vl-235b": "qwen3-vl-235b-a22b",
+    "qwen3-vl-235b-a22b-instruct": "qwen3-vl-235b-a22b",
     "nemotron-h-8b-base-8k": "nemotron-h-8b",
+    "nemotron-h-56b-base-8k": "nemotron-h-56b",
+    "nemotron-3-super-120b-a12b": "nemotron-3-super",
+    "nvidia-nemotron-3-super-120b-a12b-bf16": "nemotron-3-super",
+    "nemotron-3-super (w/o mtp)": "nemotron-3-super",
+    "nemotron-3-super (w/ mtp)": "nemotron-3-super-mtp",
     "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
     "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
 }

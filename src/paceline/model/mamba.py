@@ -13,7 +13,13 @@ from paceline.errors import ModelError
 from paceline.model.field_checks import check_whole_number
 
 #: Letters of a layer pattern: what the one block of a layer is.
-BLOCKS = {"M": "a Mamba-2 mixer", "*": "attention", "-": "an MLP", "E": "experts"}
+BLOCKS = {
+    "M": "a Mamba-2 mixer",
+    "G": "a gated DeltaNet",
+    "*": "attention",
+    "-": "an MLP",
+    "E": "experts",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +114,19 @@ class Mamba:
         return forward, backward
 
 
-def check_pattern(pattern: object, layers: int, where: str) -> None:
-    """Refuse a layer pattern that has other letters than :data:`BLOCKS`, or another length.
+def check_pattern(pattern: object, where: str, field: str = "pattern") -> None:
+    """Refuse a layer pattern that has other letters than :data:`BLOCKS`.
 
     Raises:
         ModelError: it has.
     """
     letters = ", ".join(f"{letter} ({name})" for letter, name in BLOCKS.items())
     if not isinstance(pattern, str):
-        raise ModelError(f"{where}: pattern must be a text of {letters}", fields=("pattern",))
+        raise ModelError(f"{where}: {field} must be a text of {letters}", fields=(field,))
     wrong = [letter for letter in pattern if letter not in BLOCKS]
     if wrong:
         raise ModelError(
-            f"{where}: pattern has {wrong[0]!r} at {pattern.index(wrong[0]) + 1}; a layer is one "
+            f"{where}: {field} has {wrong[0]!r} at {pattern.index(wrong[0]) + 1}; a layer is one "
             f"of {letters}",
-            fields=("pattern",),
-        )
-    if pattern and len(pattern) != layers:
-        raise ModelError(
-            f"{where}: pattern has {len(pattern)} layers, not {layers}",
-            fields=("pattern", "layers"),
+            fields=(field,),
         )

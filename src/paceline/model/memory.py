@@ -57,9 +57,10 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
-        layer = layer_share(llm, llm.layer_blocks(llm.layers - 1), plan)
-        dense[-1] += llm.mtp_layers * (layer[0] + 2 * llm.hidden**2 / plan.tp)
-        expert[-1] += llm.mtp_layers * layer[1]
+        shares = [layer_share(llm, blocks, plan) for blocks in llm.mtp_pattern or [llm.mtp_blocks]]
+        module = sum(share[0] for share in shares) + 2 * llm.hidden**2 / plan.tp
+        dense[-1] += llm.mtp_modules * module
+        expert[-1] += llm.mtp_modules * sum(share[1] for share in shares)
     return dense, expert
 
 
@@ -69,9 +70,12 @@ def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
     dense = _attention_share(llm, plan, norms) if "*" in blocks else float(norms)
     if "M" in blocks and llm.mamba is not None:
         dense += llm.mamba.parameters(llm.hidden) / plan.tp
+    if "G" in blocks and llm.delta is not None:
+        dense += llm.delta.parameters(llm.hidden) / plan.tp
     if "E" not in blocks:
         return dense + ("-" in blocks) * llm.dense_ffn_parameters / plan.tp, 0.0
     shared = llm.shared_expert_parameters / plan.tp + llm.router_parameters
+    shared += llm.expert_projection_parameters  # not split over tp
     experts = (llm.moe.experts if llm.moe else 0) * llm.expert_parameters / plan.ep
     return dense + shared, experts
 

@@ -25,7 +25,7 @@ from paceline.model.memory import (
     stage_states,
 )
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
-from paceline.model.operators import LayerKind, layer_kind
+from paceline.model.operators import LayerKind, layer_kind, mtp_kinds
 from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
@@ -226,8 +226,8 @@ def place_activations(
                 kept_bytes[place] -= of_kind[kind][0]
     if plan.offload_layers:
         kept_bytes[0] += OFFLOAD_BUFFERS * max(kept for kept, _ in of_kind.values())
-    if llm.mtp_layers:
-        kept_bytes[-1] += llm.mtp_layers * of_kind[layer_kind(llm, llm.layers - 1)][0]
+    for kind in mtp_kinds(llm):
+        kept_bytes[-1] += llm.mtp_layers * layer_activations(llm, kind, plan, rules)[0]
     return kept_bytes, work_bytes
 
 

@@ -6,118 +6,48 @@ named as in Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
+from paceline.model.blocks import Indexer, LatentAttention, mean_keys
 from paceline.model.llm import LLM
 from paceline.model.network import places_visited
+from paceline.model.operator_types import (
+    Collective,
+    LayerKind,
+    LayerWork,
+    Operator,
+    Work,
+    all_operators,
+    is_weight_gradient,
+    layer_kind,
+    mtp_kinds,
+)
 from paceline.model.plan import Plan
 
-
-class Operator(NamedTuple):
-    """Kernels that one GPU runs.
-
-    Attributes:
-        name: of the forward operator ("qkv", "mlp-up", ...), with a suffix in the backward pass.
-        part: "gemm", "attention" or "memory".
-        flops: floating-point operations.
-        bytes: bytes that must move through the GPU's memory.
-        m, n, k, batch: shape of the matrix product (batch of them); 0 where it is none.
-        kernels: kernels that the host launches.
-        precision: of the multiplication.
-    """
-
-    name: str
-    part: str
-    flops: float
-    bytes: float
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    batch: int = 1
-    kernels: int = 1
-    precision: str = "bf16"
-
-
-class Collective(NamedTuple):
-    """A communication that computes of one stage wait for.
-
-    Attributes:
-        name: which.
-        part: "tp", "cp" or "ep": the ranks that take part.
-        op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "dispatch".
-        bytes: of the whole tensor (``all_to_all`` and ``dispatch``: what each rank sends).
-        hidden_behind: name of the operators whose time it overlaps with; "" = none.
-        visits: experts that each token of a ``dispatch`` goes to.
-    """
-
-    name: str
-    part: str
-    op: str
-    bytes: float
-    hidden_behind: str = ""
-    visits: int = 0
-
-
-Work = Operator | Collective
+__all__ = [
+    "Collective",
+    "LayerKind",
+    "LayerWork",
+    "Operator",
+    "Work",
+    "all_operators",
+    "embedding_work",
+    "head_work",
+    "is_weight_gradient",
+    "layer_kind",
+    "layer_work",
+    "mtp_kinds",
+    "mtp_work",
+]
 
 _NORMS_AND_ACTIVATIONS = ("norm-", "mlp-activation", "expert-activation", "shared-activation")
-
-
-@dataclass(frozen=True)
-class LayerWork:
-    """One layer, or one end of the model, for one microbatch on one GPU.
-
-    Attributes:
-        forward: in order.
-        backward: in order, recomputation not included.
-        recompute: forward work that the backward pass repeats.
-    """
-
-    forward: list[Work] = field(default_factory=list)
-    backward: list[Work] = field(default_factory=list)
-    recompute: list[Work] = field(default_factory=list)
-
-    def directions(self) -> tuple[list[Work], list[Work]]:
-        """What runs in the forward and in the backward pass."""
-        return self.forward, [*self.recompute, *self.backward]
-
-    def flops(self) -> tuple[float, float]:
-        """FLOPs of the two passes."""
-        forward, backward = (
-            sum(w.flops for w in work if isinstance(w, Operator)) for work in self.directions()
-        )
-        return forward, backward
-
-
-class LayerKind(NamedTuple):
-    """What tells layers of one model apart.
-
-    Attributes:
-        blocks: letters of its blocks, in order (:meth:`LLM.layer_blocks`).
-        window: tokens attended to at most; 0 = all.
-    """
-
-    blocks: str
-    window: int
-
-    @property
-    def moe(self) -> bool:
-        """Whether it has experts."""
-        return "E" in self.blocks
-
-
-def layer_kind(llm: LLM, i: int) -> LayerKind:
-    """The kind of layer ``i``."""
-    return LayerKind(llm.layer_blocks(i), llm.layer_window(i) or 0)
 
 
 def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     """A layer: its blocks, each between a norm and the addition to the residual stream."""
     maker = _Maker(llm, plan)
     for block in kind.blocks:
-        name = {"*": "attention", "M": "mixer"}.get(block, "mlp")
+        name = {"*": "attention", "M": "mixer", "G": "delta"}.get(block, "mlp")
         maker.norm(f"norm-{name}")
         if block == "E":
             maker.experts()
@@ -127,6 +57,8 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
                 maker.attention(kind.window)
             elif block == "M":
                 maker.mixer()
+            elif block == "G":
+                maker.delta_net()
             else:
                 maker.mlp("mlp", maker.tokens, llm.ffn // plan.tp)
             maker.leave(f"{name}-out")
@@ -253,15 +185,25 @@ class _Maker:
             self.collective(Collective(name, "tp", "all_reduce", size, behind), None)
 
     def linear(
-        self, name: str, m: int, n: int, k: int, *, batch: int = 1, precision: str = ""
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        precision: str = "",
+        detached: bool = False,
     ) -> None:
         """A product y = x w: one product forward, two backward (gradients of x and of w).
 
         A batch is that of experts, for each of which the host launches its own kernels
-        (Transformer Engine's GroupedLinear), but where they are fused.
+        (Transformer Engine's GroupedLinear), but where they are fused; or of heads, in one kernel.
+        A ``detached`` input gets no gradient.
         """
-        fused = name.startswith("expert-") and self.plan.fused_experts
-        kernels = 1 if fused else batch
+        of_experts = name.startswith("expert-")
+        fused = of_experts and self.plan.fused_experts
+        kernels = batch if of_experts and not fused else 1
         precision = precision or self.plan.precision
         quantised = precision == self.plan.precision and self.plan.quantised
         input_bytes = self.plan.input_bytes if quantised else self.element
@@ -290,20 +232,10 @@ class _Maker:
                 precision,
             )
         )
-        self.work.backward.append(
-            Operator(
-                f"{name}-dgrad",
-                "gemm",
-                flops,
-                input_bytes * (y + w) + self.element * x,
-                m,
-                k,
-                n,
-                batch,
-                kernels,
-                precision,
-            )
-        )
+        dgrad = input_bytes * (y + w) + self.element * x
+        shape = (m, k, n, batch, kernels, precision)
+        if not detached:
+            self.work.backward.append(Operator(f"{name}-dgrad", "gemm", flops, dgrad, *shape))
         if self.plan.adapter_rank:  # frozen
             return
         self.work.backward.append(
@@ -349,7 +281,8 @@ class _Maker:
         heads = llm.heads // plan.tp
         kv_heads = max(1, llm.kv_heads // plan.tp)
         if llm.latent is None:
-            columns = (heads + 2 * kv_heads) * llm.head_dim
+            gate = heads if llm.gated_attention else 0
+            columns = (heads + gate + 2 * kv_heads) * llm.head_dim
             self.linear("qkv", self.tokens, columns, llm.hidden)
             self.adapter("qkv", columns, llm.hidden)
             rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
@@ -362,17 +295,23 @@ class _Maker:
             else:
                 self.linear("q", self.tokens, heads * llm.qk_dim, llm.hidden)
             self.linear("kv-down", local, latent.kv_rank + latent.rope_dim, llm.hidden)
-            expanded = heads * (latent.nope_dim + latent.value_dim)
-            self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
+            if llm.index is None:
+                expanded = heads * (latent.nope_dim + latent.value_dim)
+                self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
             rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
         if llm.positions == "rotary":
             self.memory("rotary", 2 * rotated, 2 * rotated, kernels=2)
         if llm.qk_norm:
             self.memory("qk-norm", 2 * rotated, 3 * rotated, kernels=2)
-        if plan.flash:
+        if llm.index is not None and llm.latent is not None:
+            self._sparse_core(heads, llm.latent, llm.index)
+        elif plan.flash:
             self._fused_core(heads, kv_heads, window)
         else:
             self._unfused_core(heads)
+        if llm.gated_attention:
+            size = 2.0 * self.tokens * heads * llm.value_dim
+            self.memory("attention-gate", 3 * size, 5 * size)
         self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
         self.adapter("projection", llm.hidden, heads * llm.value_dim)
 
@@ -405,6 +344,52 @@ class _Maker:
             self.collective(
                 Collective("ring", "cp", "p2p", travel, "core-attention"),
                 Collective("ring-backward", "cp", "p2p", 2 * travel, "core-attention-backward"),
+            )
+
+    def _sparse_core(self, heads: int, latent: LatentAttention, index: Indexer) -> None:
+        """The indexer, then attention to the keys it keeps, with kernels of their own.
+
+        As Megatron-Core runs it with fused kernels (d98e8a6, ``dsa.py``, ``absorbed_mla.py``,
+        ``dsa_cudnn_kernels.py``). The indexer is not split over tp. All heads share the latent as
+        their key and value: the up-projections are applied to queries and results instead.
+        The indexer's loss compares its scores of the kept keys with the attention's, which are
+        computed once more; its inputs are detached.
+        """
+        tokens, s, wide = self.tokens, self.llm.seq_len, self.wide
+        seen, kept = mean_keys(s, s), mean_keys(index.top_k, s)
+        inner, key = index.heads * index.head_dim, latent.kv_rank + latent.rope_dim
+        self.linear("index-q", tokens, inner, latent.q_rank or 0, detached=True)
+        self.linear("index-key", tokens, index.head_dim, self.llm.hidden, detached=True)
+        self.linear(
+            "index-weights", tokens, index.heads, self.llm.hidden, precision=wide, detached=True
+        )
+        moved = 4.0 * tokens * (inner + index.head_dim)  # rotated
+        self.memory("index-rotary", moved, moved, kernels=2)
+
+        def run(name: str, flops: float, moved: float, backward: bool = False) -> None:
+            ops = self.work.backward if backward else self.work.forward
+            ops.append(Operator(name, "attention", tokens * flops, tokens * moved, precision=wide))
+
+        reads = self.element * (inner + index.head_dim)
+        run("index-scores", 2.0 * inner * seen, reads + 4 * seen)
+        topk = float(tokens * (4 * seen + 4 * index.top_k))
+        self.work.forward.append(Operator("index-topk", "memory", 0.0, topk, kernels=2))
+        absorbed: Any = {"batch": heads, "precision": wide}
+        self.linear("absorb-key", tokens, latent.kv_rank, latent.nope_dim, **absorbed)
+        widths = self.element * (heads * (key + latent.kv_rank) + key)
+        run("core-attention", 2.0 * heads * kept * (key + latent.kv_rank), widths)
+        run("index-loss", 2.0 * heads * kept * key, self.element * (heads + 1) * key + 8 * kept)
+        self.linear("absorb-value", tokens, latent.value_dim, latent.kv_rank, **absorbed)
+        # Of the five products three are as wide as keys, two as values.
+        flops = 2.0 * heads * kept * (3 * key + 2 * latent.kv_rank)
+        run("core-attention-backward", flops, 2.5 * widths, backward=True)
+        run("index-scores-backward", 6.0 * inner * kept, 2.5 * reads + 8 * kept, backward=True)
+        if self.plan.cp > 1:
+            # Keys of both are gathered: a query may keep any.
+            size = float(self.element * tokens * self.plan.cp * (key + index.head_dim))
+            self.collective(
+                Collective("keys", "cp", "all_gather", size),
+                Collective("keys-backward", "cp", "reduce_scatter", size),
             )
 
     def _unfused_core(self, heads: int) -> None:
@@ -464,6 +449,34 @@ class _Maker:
         self.memory("mixer-norm", 2 * size, 4 * size)
         self.linear("mixer-out", self.tokens, llm.hidden, inner)
 
+    def delta_net(self) -> None:
+        """Projection in, convolution, chunked rule with its norms, gated norm, projection out.
+
+        Tensor and context parallelism as of :meth:`mixer` (Megatron-Core, ``gated_delta_net``).
+        """
+        llm, plan, delta = self.llm, self.plan, self.llm.delta
+        if delta is None:  # pragma: no cover (a layer kind with DeltaNets has them)
+            raise AssertionError
+        values = delta.values // plan.tp
+        self.linear("delta-in", self.tokens, delta.projected // plan.tp, llm.hidden)
+        self._tokens_for_heads("delta-heads", delta.projected // plan.tp)
+        size = 2.0 * self.tokens * (delta.convolved // plan.tp)
+        self.memory("delta-conv", 2 * size, 5 * size)  # once more in the backward pass
+        share = self.tokens / plan.tp
+        (flops, again), (moved, back) = (
+            delta.rule_flops_per_token,
+            delta.rule_bytes_per_token(self.element),
+        )
+        rule = ("attention", share * flops, share * moved)
+        self.work.forward.append(Operator("delta-rule", *rule, kernels=7, precision=self.wide))
+        rule = ("attention", share * again, share * back)
+        name = "delta-rule-backward"
+        self.work.backward.append(Operator(name, *rule, kernels=9, precision=self.wide))
+        self._tokens_for_heads("delta-tokens", values)
+        size = 2.0 * self.tokens * values
+        self.memory("delta-norm", 3 * size, 5 * size)  # of the result, times its gate
+        self.linear("delta-out", self.tokens, llm.hidden, values)
+
     def _tokens_for_heads(self, name: str, width: int) -> None:
         """Exchange ``width`` columns of this rank's tokens over the context-parallel ranks."""
         if self.plan.cp > 1:
@@ -473,18 +486,22 @@ class _Maker:
                 Collective(f"{name}-backward", "cp", "all_to_all", size),
             )
 
-    def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1) -> None:
+    def mlp(self, name: str, tokens: int, width: int, *, batch: int = 1, hidden: int = 0) -> None:
         """Two linears (three when gated) around the activation; ``batch`` experts at once."""
-        llm = self.llm
+        llm, hidden = self.llm, hidden or self.llm.hidden
         up = 2 * width if llm.gated else width
-        self.linear(f"{name}-up", tokens, up, llm.hidden, batch=batch)
+        self.linear(f"{name}-up", tokens, up, hidden, batch=batch)
         if name != "expert" or not self.plan.fused_experts:
             through = 2.0 * tokens * batch
             self.memory(f"{name}-activation", through * (up + width), through * (2 * up + width))
-        self.linear(f"{name}-down", tokens, llm.hidden, width, batch=batch)
+        self.linear(f"{name}-down", tokens, hidden, width, batch=batch)
 
     def experts(self) -> None:
-        """Router, dispatch, the experts of this rank, combine; shared experts beside them."""
+        """Router, dispatch, the experts of this rank, combine; shared experts beside them.
+
+        Projections into and out of a latent width are not split over tp and lie around all of it
+        (Megatron-Core d98e8a6, ``moe_layer.py``).
+        """
         llm, plan = self.llm, self.plan
         moe = llm.moe
         if moe is None:  # pragma: no cover (a layer kind with experts has them)
@@ -492,13 +509,16 @@ class _Maker:
         local = max(1, self.tokens // plan.tp)  # experts have no tensor parallelism of their own
         self.linear("router", local, moe.experts, llm.hidden, precision=self.wide)
         routed = local * moe.top_k * min(1.0, moe.capacity or 1.0)
-        elements = 2.0 * routed * llm.hidden
+        width = moe.width(llm.hidden)
+        elements = 2.0 * routed * width
+        if moe.latent:
+            self.linear("latent-down", local, moe.latent, llm.hidden)
         # Top-k, indices and sort of the router; copies into and out of the order of the experts.
         self.memory("router-topk", 16.0 * local * moe.experts, 8.0 * local * moe.experts, 8)
         self.memory("permute", 4 * elements, 4 * elements, kernels=4)
         if plan.ep > 1:
             # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
-            size = self.element * local * llm.hidden * places_visited(plan.ep, moe.top_k)
+            size = self.element * local * width * places_visited(plan.ep, moe.top_k)
             for name in ("dispatch", "combine"):
                 self.collective(
                     Collective(name, "ep", "dispatch", size, visits=moe.top_k),
@@ -506,8 +526,10 @@ class _Maker:
                 )
         here = moe.experts // plan.ep
         per_expert = max(1, round(routed * plan.ep / moe.experts))
-        self.mlp("expert", per_expert, moe.ffn, batch=here)
+        self.mlp("expert", per_expert, moe.ffn, batch=here, hidden=width)
         self.memory("unpermute", 4 * elements, 4 * elements, kernels=2)
+        if moe.latent:
+            self.linear("latent-up", local, llm.hidden, moe.latent)
         if plan.tp > 1 and not plan.sequence_parallel:
             # Each rank routed its part of the tokens; all of them need all.
             size_all = float(self.element * self.tokens * llm.hidden)
@@ -520,18 +542,6 @@ class _Maker:
             self.mlp("shared", self.tokens, moe.shared_ffn // plan.tp)
             self.leave("shared-out")
             size = 2.0 * local * llm.hidden
+            if moe.shared_gate:  # a product with one column, and the result times it
+                self.memory("shared-gate", 3 * size, 6 * size, kernels=3)
             self.memory("shared-add", 3 * size, 3 * size)
-
-
-def is_weight_gradient(operator: Operator) -> bool:
-    """Whether nothing but the gradient of weights comes of it: a product of a linear, a lookup."""
-    if operator.part == "gemm":
-        return operator.name.endswith("-wgrad")
-    return operator.name in ("embedding-backward", "embedding-positions-backward")
-
-
-def all_operators(work: LayerWork) -> Iterator[Operator]:
-    """The operators of both passes, once each."""
-    for entry in (*work.forward, *work.backward):
-        if isinstance(entry, Operator):
-            yield entry

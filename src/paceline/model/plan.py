@@ -77,6 +77,8 @@ class Plan:
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
+        overlap_factor: of "dualpipev" and "dualpipe": which share of the shorter of a pair's
+            compute and its exchange of tokens hides behind the longer, 0 to 1.
         bucket_bytes: size of one gradient bucket; None = 40 million elements (Megatron-Core).
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
@@ -110,6 +112,7 @@ class Plan:
     overlap_dp: bool = True
     overlap_tp: bool = False
     overlap_pp: bool = False
+    overlap_factor: float = 1.0
     bucket_bytes: float | None = None
     grad_bytes: int = 4
     layers_per_stage: tuple[int, ...] | None = None
@@ -173,6 +176,7 @@ class Plan:
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
             )
+        self._check_overlap_factor()
         self._settle_schedule()
         self._check_layers()
 
@@ -195,6 +199,22 @@ class Plan:
     def input_bytes(self) -> float:
         """Bytes of an element as an input of a product."""
         return _QUANTISED_BYTES.get(self.precision, self.element_bytes)
+
+    def _check_overlap_factor(self) -> None:
+        factor = self.overlap_factor
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not (is_number and 0 <= factor <= 1):
+            text = reprlib.repr(factor)
+            raise PlanError(
+                f"the plan's overlap_factor must be a number from 0 to 1, not {text}",
+                fields=("overlap_factor",),
+            )
+        if factor != 1 and self.schedule not in OVERLAPPING:
+            raise PlanError(
+                f"overlap_factor is for {' and '.join(OVERLAPPING)}; {self.schedule} overlaps no "
+                "forward with a backward",
+                fields=("overlap_factor", "schedule"),
+            )
 
     def _settle_schedule(self) -> None:
         if self.schedule in SPLIT_SCHEDULES:
@@ -341,6 +361,8 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
         reasons.append("adapters on multi-head latent attention are not modelled")
     if plan.adapter_rank and llm.pattern:
         reasons.append("adapters on hybrid models are not modelled")
+    if plan.adapter_rank and llm.delta is not None:
+        reasons.append("adapters on linear attention are not modelled")
     return reasons
 
 
@@ -365,15 +387,19 @@ def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
         widths.append(("shared_ffn", llm.moe.shared_ffn))
     if llm.mamba is not None:
         widths.append(("mamba groups", llm.mamba.groups))
+    if llm.delta is not None:
+        widths.append(("delta key_heads", llm.delta.key_heads))
     reasons += [f"{name} {n} not divisible by tp {tp}" for name, n in widths if n % tp]
     # Megatron-Core replicates key and value heads where there are fewer of them than ranks.
     if llm.latent is None and llm.kv_heads % tp and tp % llm.kv_heads:
         reasons.append(f"kv_heads {llm.kv_heads} and tp {tp}: neither divides the other")
     if plan.quantised:
-        counts = ("heads", "mamba groups")
+        counts = ("heads", "mamba groups", "delta key_heads")
         sizes = [(name, n // tp) for name, n in widths if name not in counts and n % tp == 0]
         if llm.mamba is not None and llm.mamba.groups % tp == 0:
             sizes.append(("mamba projection", llm.mamba.projected // tp))
+        if llm.delta is not None and llm.delta.key_heads % tp == 0:
+            sizes.append(("delta projection", llm.delta.projected // tp))
         if llm.moe is not None:
             sizes.append(("expert ffn", llm.moe.ffn))
         reasons += [
@@ -394,9 +420,14 @@ def _sequence_problems(plan: Plan, llm: LLM) -> list[str]:
         reasons.append(f"seq_len {s} not divisible by 2 x cp {cp}")
     if cp > 1 and not plan.flash:
         reasons.append("cp > 1 needs flash attention")
+    if llm.index is not None and not plan.flash:
+        reasons.append("sparse attention is modelled with its fused kernels alone; use flash")
     if cp > 1 and llm.mamba is not None and llm.mamba.heads % (tp * cp):
         heads = llm.mamba.heads
         reasons.append(f"mamba heads {heads} not divisible by tp {tp} x cp {cp}")
+    if cp > 1 and llm.delta is not None and llm.delta.key_heads % (tp * cp):
+        heads = llm.delta.key_heads
+        reasons.append(f"delta key_heads {heads} not divisible by tp {tp} x cp {cp}")
     if plan.sequence_parallel and tp == 1:
         reasons.append("sequence_parallel needs tp > 1")
     elif plan.sequence_parallel and s % (cp * tp):

@@ -126,6 +126,10 @@ def necessary(shapes: Shapes) -> list[Case]:
                 obstacles = problems(plan, llm)
                 if llm.mamba is not None:
                     obstacles.append("there is no operator to measure its Mamba-2 scans with")
+                if llm.delta is not None:
+                    obstacles.append("there is no operator to measure its DeltaNets with")
+                if llm.index is not None:
+                    obstacles.append("there is no operator to measure its sparse attention with")
                 reasons += obstacles
                 legal += not obstacles
                 for case in () if obstacles else _cases_of(llm, plan):

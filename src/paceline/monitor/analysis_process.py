@@ -56,6 +56,7 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
     """What `paceline analyze --out` does, and what the store keeps of it."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.graph import from_trace
+    from paceline.monitor.rank_groups import hosts_of
     from paceline.remedies import REMEDIES, Case, advise
     from paceline.report.folder import write_folder
     from paceline.report.page.figures import MAX_STEP_VALUES
@@ -65,7 +66,7 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
 
     measured = from_trace(_trace(path, meta))
     result = analyze(measured)
-    hosts = hosts_of_workers(_hosts(meta), measured.rank)
+    hosts = hosts_of_workers(hosts_of(meta), measured.rank)
     diagnosis = diagnose(measured, result, hosts)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
     report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
@@ -106,16 +107,6 @@ def _trace(path: Path, meta: Mapping[str, Any]) -> Any:
         chosen = frozenset(steps) if isinstance(steps, list) and steps else None
         return otlp.read([path], job, chosen).trace
     return load(path, job)
-
-
-def _hosts(meta: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-    """Rank -> (host, gpu), as pushed."""
-    hosts: dict[int, tuple[str, str]] = {}
-    pushed = meta.get("hosts")
-    for rank, place in pushed.items() if isinstance(pushed, dict) else ():
-        if rank.isdecimal() and isinstance(place, list) and len(place) == 2:
-            hosts[int(rank)] = (str(place[0])[:100], str(place[1])[:100])
-    return hosts
 
 
 def _limit(memory_bytes: int) -> None:

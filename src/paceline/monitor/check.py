@@ -8,9 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import Engine, select, text
 
+from paceline.errors import StateError
 from paceline.monitor.blobs import BlobsAway, trace_key
 from paceline.monitor.bucket import open_blobs
 from paceline.monitor.config import Config
+from paceline.monitor.rank_file import load_rank_map
 from paceline.monitor.step_files import SUFFIX, StepFiles, damaged_bytes
 from paceline.monitor.store.tables import jobs, sessions
 
@@ -48,6 +50,10 @@ def _of_steps(files: StepFiles, engine: Engine) -> Iterator[str]:
             if damaged:
                 name = names.get(job_id, f"job {job_id}")
                 yield f"step times of {name}: {damaged:,} bytes of {path} cannot be read"
+        try:
+            load_rank_map(files.path(job_id))
+        except StateError as error:
+            yield f"rank map of {names.get(job_id, f'job {job_id}')}: {error}"
 
 
 def _of_traces(config: Config, engine: Engine) -> Iterator[str]:

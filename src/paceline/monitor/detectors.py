@@ -23,6 +23,8 @@ from paceline.monitor.earlier_runs import find_earlier_runs, slow_start_of
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
+from paceline.monitor.rank_file import load_rank_map, restore_rank_map
+from paceline.monitor.rank_map import RankMap, Ratios
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
@@ -54,6 +56,8 @@ _MAX_BYTES = 512 << 20
 _ACCEPT = "accept"
 #: In place of a batch: the job is removed.
 _FORGET = "forget"
+#: In place of a batch: something of the job is to be made anew.
+_RESTORE = "restore"
 _News = Batch | str | None
 
 
@@ -66,6 +70,7 @@ class Detectors:
         bus: told of steps and events.
         clock: seconds since 1970.
         on_event: called with (job, event) numbers once an event is stored.
+        keep_s: how long ranks' step times are kept; 0 = always.
     """
 
     def __init__(
@@ -75,9 +80,10 @@ class Detectors:
         bus: Bus,
         clock: Callable[[], float],
         on_event: Callable[[int, int], None],
+        keep_s: float = 0.0,
     ) -> None:
         self._engine, self._files, self._bus, self._clock = engine, files, bus, clock
-        self._on_event = on_event
+        self._on_event, self._keep_s = on_event, keep_s
         self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # samples of each project
@@ -137,6 +143,16 @@ class Detectors:
         """Let go of a job that is removed."""
         self._queue.put((job, _FORGET))
 
+    def ratios(self, job: JobKey, first: int | None = None, last: int | None = None) -> Ratios:
+        """How the ranks of a job compared, from step ``first`` to ``last``: of now, or as saved."""
+        live = self._live.get(job.id)
+        try:
+            rank_map = live.rank_map if live else load_rank_map(self._files.path(job.id))
+        except StateError:  # told when it is made anew
+            rank_map = None
+            self._queue.put((job, _RESTORE))
+        return (rank_map or RankMap()).read(first, last)
+
     def resume(self, jobs: Iterable[JobKey]) -> None:
         """Look at what these jobs' files hold beyond what was saved."""
         for job in jobs:
@@ -179,6 +195,9 @@ class Detectors:
             live = self._live.get(job.id)
             if batch == _FORGET:
                 self._live.pop(job.id, None)
+            elif batch == _RESTORE:
+                if live is None:
+                    yield from self._load(job)
             elif isinstance(batch, str):
                 yield from self._accept(job, live)
             elif live is None:
@@ -236,8 +255,10 @@ class Detectors:
         try:
             live, is_unfit = self._restore(job)
             live.start = live.stream.start
+            saved_to = None if is_unfit else (live.stream.start, live.stream.last_step)
             live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
             with self._files.of(job.id) as file:
+                yield from self._restore_rank_map(live, file, saved_to)
                 last = last_row(folder)
                 latest = read_rows(folder)[-LATEST:]
                 latest = latest[latest["start"] == latest["start"][-1:]]
@@ -278,6 +299,15 @@ class Detectors:
             # Saved as soon as it may be, so that this is not done at each restart.
             return LiveJob(job, Stream(), self._clock(), unsaved=_SAVE_SAMPLES), True
         return LiveJob(job, stream or Stream(), self._clock()), False
+
+    def _restore_rank_map(
+        self, live: LiveJob, file: StepFile, saved_to: tuple[int, int] | None
+    ) -> Work:
+        live.rank_map, reason = yield from restore_rank_map(file, saved_to, self._turns.is_over)
+        if reason:
+            message = {"job": live.job.name, "job_id": live.job.id, "reason": reason}
+            log(logging.WARNING, "rank map made anew from step files", **message)
+            live.unsaved = _SAVE_SAMPLES
 
     def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
@@ -370,17 +400,18 @@ class Detectors:
         """Save it if it may be; else later."""
         try:
             if live.may_be_saved:
-                live.save(self._files.path(live.job.id))
+                keep_from = self._clock() - self._keep_s if self._keep_s else 0.0
+                live.save(self._files.path(live.job.id), keep_from)
         except Exception as error:
             _say(f"step times of {live.job.name}", error)
 
     def _let_go(self) -> None:
         """Keep the memory of the streams within bounds."""
-        size = sum(live.stream.n_bytes for live in self._live.values())
+        size = sum(live.n_bytes for live in self._live.values())
         for live in sorted(self._live.values(), key=lambda job: job.used_at)[:-1]:
             if size <= _MAX_BYTES:
                 return
-            size -= live.stream.n_bytes
+            size -= live.n_bytes
             if not (live.events or live.under_way):
                 self._save(live)
                 del self._live[live.job.id]

@@ -15,10 +15,13 @@ from paceline.detect.event import Event
 from paceline.detect.job import MERGE_STEPS, JobEvent, job_events
 from paceline.detect.limits import WARM_UP
 from paceline.detect.slow_start import SlowStart
+from paceline.monitor.rank_file import save_rank_map
+from paceline.monitor.rank_map import RankMap
 from paceline.monitor.snapshot import save_stream
 from paceline.monitor.step_series import sync_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store.jobs import JobKey
+from paceline.units import moment
 
 #: Steps whose median is a job's step time.
 LATEST = 15
@@ -31,6 +34,7 @@ class LiveJob:
     job: JobKey
     stream: Stream
     used_at: float
+    rank_map: RankMap = field(default_factory=RankMap)
     unsaved: int = 0
     start: int = 0  # of the job
     under_way: bool = False  # a batch is taken in part: not to be saved, nor let go
@@ -52,15 +56,23 @@ class LiveJob:
         place = int(event["start"]), int(event["step"])
         return self.replayed_to is not None and place <= self.replayed_to
 
-    def save(self, folder: Path) -> None:
-        """Go on from here after a restart."""
+    @property
+    def n_bytes(self) -> int:
+        """About how much memory it takes."""
+        return self.stream.n_bytes + self.rank_map.n_bytes
+
+    def save(self, folder: Path, keep_from: float = 0.0) -> None:
+        """Go on from here after a restart; of the ranks' history forget what came before a time."""
         sync_rows(folder)
+        self.rank_map.drop_before(keep_from)
+        save_rank_map(self.rank_map, folder)  # first: it may be ahead of the stream, not behind
         save_stream(self.stream, folder)
         self.unsaved = 0
 
     def take(self, step: Closed, last: Any) -> list[Any]:
         """Note a step's events; returns its row, unless the series up to ``known`` has it."""
         row, rows = step.row, list[Any]()
+        self.rank_map.add(row, step.ranks, step.durations_s)
         if self.start != int(row["start"]):
             self.start = int(row["start"])
             self.groups.clear()
@@ -69,9 +81,9 @@ class LiveJob:
             rows.append(row)
             if row["samples"]:
                 self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
-        self.changed = True
+        self.changed, at = True, float(row["at"])
         self.events += [
-            self._event_row(event, float(row["at"]), self.start, event.explain())
+            self._event_row(event, at, self.start, event.explain(f"by {moment(at)} UTC"))
             for event in self._merge_events(step.events)
         ]
         return rows

@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.otlp_jobs import SpanFiles
+from paceline.monitor.rank_file import remove_older_bins
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import remove_older_rows
 from paceline.monitor.store import events, retained, uploads
@@ -96,6 +97,7 @@ class Retention:
         for job_id in self._steps.job_ids():
             removed.freed_bytes += self._steps.remove_older(job_id, before)
             remove_older_rows(self._steps.path(job_id), before)
+            remove_older_bins(self._steps.path(job_id), before)
 
     def _make_room(self, most: int, removed: Removed) -> None:
         size = sum(size for _, size, _ in self._blobs.listed())

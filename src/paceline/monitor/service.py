@@ -97,7 +97,8 @@ class Service:
             config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
         )
         self.alerts = Alerts(self)
-        self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event)
+        keep_s = config.keep_days * DAY_S
+        self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event, keep_s)
         self.analyses = Analyses(config, self.engine, self.blobs, self.bus, clock, self._session)
         self.retention = Retention(
             config, self.engine, self.blobs, self.steps, self.uploads, self.spans

@@ -1,16 +1,12 @@
 """A job's stream in a file beside its step times: saved now and then, loaded at a restart.
 
-An ``.npz`` file: ``about`` is JSON with the numbers and texts of the state. The arrays lie beside
-it, those of the detector with ``detector.`` before their names. Version 0 said neither schema nor
-version and held the detector's attributes as they were, under the names of version 1's fields.
+Of the file's arrays those of the detector have ``detector.`` before their names. Version 0 said
+neither schema nor version and held the detector's attributes as they were, under the names of
+version 1's fields.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +15,13 @@ import numpy as np
 
 from paceline.detect import detector
 from paceline.detect.state import State
-from paceline.errors import StateError
 from paceline.monitor import step_stream as streams
+from paceline.monitor.state_file import read_state, write_state
 from paceline.monitor.step_stream import Stream
 
 SNAPSHOT = "detector.npz"
 
-_ABOUT, _INNER = "about", "detector."
-
-#: What reading a damaged file may raise.
-_DAMAGE = (
-    *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError),
-    *(RuntimeError, zipfile.BadZipFile, zlib.error),
-)
+_INNER = "detector."
 
 
 def save_stream(stream: Stream, folder: Path) -> None:
@@ -41,12 +31,7 @@ def save_stream(stream: Stream, folder: Path) -> None:
     if about["detector"] is not None:
         inner = about["detector"]
         arrays |= {f"{_INNER}{name}": inner.pop(name) for name in _arrays(inner)}
-    partial = folder / f".{SNAPSHOT}.partial"
-    with partial.open("wb") as file:
-        np.savez(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / SNAPSHOT)
+    write_state(folder / SNAPSHOT, about, arrays)
 
 
 def load_stream(folder: Path) -> Stream | None:
@@ -55,33 +40,16 @@ def load_stream(folder: Path) -> Stream | None:
     Raises:
         StateError: the snapshot is damaged, of a later version, or does not fit this one.
     """
-    try:
-        state = _read(folder / SNAPSHOT)
-    except FileNotFoundError:
-        return None
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise StateError(f"{SNAPSHOT} cannot be read: {reason}") from None
-    return Stream.from_state_dict(state)
+    saved = read_state(folder / SNAPSHOT)
+    return None if saved is None else Stream.from_state_dict(_merged(*saved))
 
 
 def _arrays(state: Mapping[str, Any]) -> list[str]:
     return [name for name, value in state.items() if isinstance(value, np.ndarray)]
 
 
-def _read(path: Path) -> State:
+def _merged(about: State, arrays: State) -> State:
     """The state that a file holds, as its version has it; version 0 as version 1."""
-    with path.open("rb") as file:
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()  # before NumPy trusts the sizes in it
-        if damaged is not None:
-            raise ValueError(f"{damaged} is damaged")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as saved:
-            arrays = {name: saved[name] for name in saved.files}
-    about = json.loads(str(arrays.pop(_ABOUT)))
-    if not isinstance(about, dict):
-        raise ValueError("it does not say what it is")
     if "schema" not in about:
         about, arrays = _from_version_0(about, arrays)
     inner = about.get("detector")

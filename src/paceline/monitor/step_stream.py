@@ -76,10 +76,14 @@ class Closed:
     Attributes:
         row: of the series.
         events: what the detector was sure of then, by rank.
+        ranks: [rank] those of the job then, ascending.
+        durations_s: [rank] what each told; nan where it told nothing.
     """
 
     row: Any
     events: tuple[Event, ...]
+    ranks: npt.NDArray[np.int32]
+    durations_s: Array
 
 
 class Stream:
@@ -337,7 +341,7 @@ class Stream:
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
         row["healthy_s"] = self.healthy_s
-        return Closed(row, tuple(events))
+        return Closed(row, tuple(events), self.ranks, waiting.durations_s)
 
     def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
         """All ranks are healthy again; since which step, and what was lost, nobody knows."""

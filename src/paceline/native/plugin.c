@@ -1,14 +1,19 @@
 /* What NCCL calls. Each call writes at most one record: no lock, no allocation, no system call. */
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "nccl_abi.h"
+#include "pause.h"
 #include "ring.h"
 #include "writer.h"
 
 #define BIT(type) (1 << (type))
 #define COMMON (BIT(EV_GROUP) | BIT(EV_COLL) | BIT(EV_P2P) | BIT(EV_PROXY_OP) | BIT(EV_KERNEL))
+
+/* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
+#define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
+
+/* Of a collective whose record was dropped: its end still counts for a pause. */
+#define DROPPED 0xffffULL
 
 /* What PACELINE_NCCL_EVENTS may ask for. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
@@ -22,16 +27,6 @@ static const struct version {
     [5] = {COMMON, ~0ULL},
     [6] = {COMMON | BIT(EV_CE_COLL), ~0ULL},
 };
-
-static void copy_text(char *to, const char *from, size_t room) {
-  for (size_t i = 0; from && i + 1 < room && from[i]; i++) to[i] = from[i];
-}
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now); /* answered in user space, by the vDSO */
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 static void fill_coll(struct record *record, const struct coll *coll, int on_sms) {
   record->a = coll->seq;
@@ -87,16 +82,7 @@ static void fill(struct record *record, int type, const struct descriptor *event
   }
 }
 
-/* A record of the thread's ring, cleared, with its time; NULL where there is no room. */
-static struct record *next(struct ring *ring, int what, int type) {
-  struct record *record = ring ? ring_slot(ring) : (ring_count_drop(), NULL);
-  if (!record) return NULL;
-  memset(record, 0, sizeof *record);
-  record->time_ns = now_ns();
-  record->what = (uint8_t)what;
-  record->type = (uint16_t)type;
-  return record;
-}
+static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
 static int start(void *context, void **handle, struct descriptor *event, int version) {
   *handle = NULL;
@@ -104,9 +90,16 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   uint64_t bits = event->type64 & versions[version].type_bits;
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
   if (type > EV_LAST) return 0;
+  if (is_coll(type))
+    pause_count((uint32_t)(uintptr_t)context,
+                (struct queued){event->coll.func, event->coll.datatype, event->coll.count,
+                                event->coll.seq});
   struct ring *ring = ring_mine();
-  struct record *record = next(ring, START, type);
-  if (!record) return 0;
+  struct record *record = ring_record(ring, START, type);
+  if (!record) {
+    if (is_coll(type)) *handle = (void *)(uintptr_t)(DROPPED << 48 | (uint64_t)type);
+    return 0;
+  }
   record->handle = ring_handle(ring, type);
   record->parent = (uint64_t)(uintptr_t)event->parent;
   record->communicator = (uint32_t)(uintptr_t)context;
@@ -119,8 +112,12 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
 static int later(void *handle, int what, int state, uint64_t value) {
   int type = (int)((uintptr_t)handle & 15);
   if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
+  if ((uintptr_t)handle >> 48 == DROPPED) {
+    ring_count_drop();
+    return 0;
+  }
   struct ring *ring = ring_mine();
-  struct record *record = next(ring, what, type);
+  struct record *record = ring_record(ring, what, type);
   if (!record) return 0;
   record->handle = (uint64_t)(uintptr_t)handle;
   record->state = (uint8_t)state;
@@ -130,9 +127,12 @@ static int later(void *handle, int what, int state, uint64_t value) {
 }
 
 static int stop(void *handle) {
+  int type = (int)((uintptr_t)handle & 15);
   /* A kernel's stop follows its last state at once and says nothing more. */
-  if (((uintptr_t)handle & 15) == EV_KERNEL) return 0;
-  return later(handle, STOP, 0, 0);
+  if (type == EV_KERNEL) return 0;
+  later(handle, STOP, 0, 0);
+  if (is_coll(type)) pause_point();
+  return 0;
 }
 
 static int state(void *handle, int code, uint64_t *args) {
@@ -152,6 +152,8 @@ static int open_one(void **context, int *mask, struct communicator given, const 
   /* NCCL has one mask for all communicators: it is 0 only where nothing at all is recorded. */
   *mask = number ? versions[version].mask : 0;
   if (number && events && *events) *mask = (int)strtol(events, NULL, 0) & ALL;
+  given.number = number;
+  pause_opened(&given, (*mask & EVEN) == EVEN);
   return 0;
 }
 
@@ -181,7 +183,10 @@ static int init_6(void **context, uint64_t id, int *mask, const char *name, int 
 }
 
 static int finalize(void *context) {
-  if (context) writer_close();
+  if (context) {
+    pause_closed((uint32_t)(uintptr_t)context);
+    writer_close();
+  }
   return 0;
 }
 

@@ -3,6 +3,7 @@
 #define PACELINE_RING_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { RINGS = 32, RING_RECORDS = 2048 }; /* 7.3 MB, of which only touched pages cost memory */
@@ -32,8 +33,9 @@ struct ring {
 
 /* The thread's ring; NULL where all are taken. */
 struct ring *ring_mine(void);
-/* Where the next record goes; NULL, and counted, where the ring is full. */
-struct record *ring_slot(struct ring *ring);
+/* The next record, cleared, with its time; NULL, and counted, where there is no room or no ring. */
+struct record *ring_record(struct ring *ring, int what, int type);
+void copy_text(char *to, const char *from, size_t room);
 void ring_commit(struct ring *ring);
 /* A handle that no other event of this process has: never an address, so a stale one is harmless. */
 uint64_t ring_handle(struct ring *ring, int type);

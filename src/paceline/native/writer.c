@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "crc.h"
+#include "pause.h"
 #include "ring.h"
 
 /* Types of block: records, communicators, counts; as sources/call_logs/nccl_profiler.py has them. */
@@ -40,20 +42,6 @@ static void say(const char *text) {
   int error = errno;
   fprintf(stderr, "paceline: NCCL profiler plugin: %s%s%s; training goes on without it\n", text,
           error ? ": " : "", error ? strerror(error) : "");
-}
-
-static uint32_t crc_more(uint32_t crc, const void *data, size_t n) {
-  static uint32_t table[256]; /* the writer fills it before its first use */
-  if (!table[1])
-    for (uint32_t i = 0; i < 256; i++) {
-      uint32_t value = i;
-      for (int bit = 0; bit < 8; bit++) value = value & 1 ? value >> 1 ^ 0xedb88320u : value >> 1;
-      table[i] = value;
-    }
-  const unsigned char *bytes = data;
-  crc = ~crc;
-  while (n--) crc = table[(crc ^ *bytes++) & 255] ^ crc >> 8;
-  return ~crc;
 }
 
 static int put(const void *data, size_t n) {
@@ -166,6 +154,7 @@ static void *write_all(void *unused) {
 static void forked(void) {
   atomic_store(&recording, 0);
   disabled = 1;
+  pause_forked();
 }
 
 static int first_setup(const char *given) {
@@ -178,6 +167,7 @@ static int first_setup(const char *given) {
   if (megabytes && atoi(megabytes) > 0) largest = (uint64_t)atoi(megabytes) << 20;
   clock_gettime(CLOCK_REALTIME, &now);
   begun_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
+  crc_setup();
   ring_setup();
   mkdir(folder, 0777); /* where that fails, opening the file says why */
   return pthread_atfork(NULL, NULL, forked);
@@ -196,14 +186,19 @@ static int start_writer(void) {
   sigfillset(&all); /* the job's signals are for the job's threads */
   pthread_sigmask(SIG_BLOCK, &all, &before);
   running = !pthread_create(&thread, NULL, write_all, NULL);
+  if (running) {
+    atomic_store(&recording, 1);
+    pause_begin(folder, host, begun_ns);
+  }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (running) atomic_store(&recording, 1);
-  return running ? 0 : -1;
+  if (!running) return -1;
+  return 0;
 }
 
 static void stop_writer(void) {
   atomic_store(&recording, 0);
   if (!running) return;
+  pause_end();
   atomic_store(&stopping, 1);
   pthread_mutex_unlock(&lock); /* the writer's last blocks take it */
   pthread_join(thread, NULL);

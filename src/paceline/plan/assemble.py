@@ -34,7 +34,7 @@ from paceline.model.memory_peak import (
 )
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.network import Group
-from paceline.model.operators import LayerKind, layer_kind
+from paceline.model.operators import LayerKind, layer_kind, mtp_kinds
 from paceline.model.plan import Plan
 from paceline.plan.pipeline import Pipelines
 from paceline.plan.space import Candidates
@@ -83,7 +83,7 @@ class Assembly:
         self.rules = rules
         self.model, self.llm, self.legal = model, model.llm, legal
         self.kinds = [layer_kind(self.llm, i) for i in range(self.llm.layers)]
-        self.distinct = sorted(set(self.kinds))
+        self.distinct = sorted({*self.kinds, *mtp_kinds(self.llm)})
         self._activations_of: dict[tuple[int, ...], Array] = {}
         self._seconds: dict[tuple[int, ...], Array] = {}
         self._parameters: dict[object, tuple[Array, Array]] = {}
@@ -115,6 +115,13 @@ class Assembly:
                 counts[place, self.distinct.index(self.kinds[i])] += 1
         return counts
 
+    def _mtp_counts(self) -> Array:
+        """[kind] layers of the multi-token-prediction modules, as often as they run."""
+        counts = np.zeros(len(self.distinct))
+        for kind in mtp_kinds(self.llm):
+            counts[self.distinct.index(kind)] += self.llm.mtp_layers
+        return counts
+
     # Memory.
 
     def peak_bytes(self, rows: Ints) -> Array:
@@ -124,7 +131,7 @@ class Assembly:
         activations, layer = self._shared(rows, _HELD, self._activations)
         per_layer = np.stack(activations)  # [case, kept or at work, kind]
         held_layers = counts.copy()
-        held_layers[-1, self.distinct.index(self.kinds[-1])] += self.llm.mtp_layers
+        held_layers[-1] += self._mtp_counts()
         kept_bytes, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
         flight, mb = self._shared(rows, _FLIGHT, lambda _, i: in_flight(self.legal.plan(i)))
         held_bytes = by_stage(shape, kept_bytes).mean(axis=1) * np.stack(flight)[mb]
@@ -242,7 +249,7 @@ class Assembly:
             np.array(shape.places),
             self._microbatches(rows),
             *(forward, backward, weight, (exchange[0], exchange[1])),
-            *(p2p.max(axis=1), ready),
+            *(p2p.max(axis=1), ready, shape.overlap_factor),
         ).ends(fast)
 
     def _microbatches(self, rows: Ints) -> Ints:
@@ -269,7 +276,7 @@ class Assembly:
         counts[:, :-3] = self._counts(shape)
         counts[0, -3] += 1
         counts[-1, -2:] += (1 + mtp, mtp)
-        counts[-1, self.distinct.index(self.kinds[-1])] += mtp
+        counts[-1, :-3] += self._mtp_counts()
         return counts
 
     def _layer_parts(self, key: tuple[int, ...], row: int) -> Array:

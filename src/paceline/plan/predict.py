@@ -317,8 +317,29 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     return seconds_of
 
 
+def _untested(llm: LLM) -> list[str]:
+    """What of a model no run of :mod:`paceline.plan.interval` has."""
+    return [
+        name
+        for name, given in (
+            ("sparse attention", llm.index is not None),
+            ("gated DeltaNets", llm.delta is not None),
+            ("latent experts", llm.moe is not None and llm.moe.latent > 0),
+        )
+        if given
+    ]
+
+
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
     warnings = []
+    if llm.left_out:
+        warnings.append(f"{llm.name} is counted without {llm.left_out}")
+    untested = _untested(llm)
+    if untested:
+        warnings.append(
+            f"no measured run has tested the model of {' and '.join(untested)}; the step may lie "
+            "outside the interval"
+        )
     if cluster.calibration is not None:
         beyond = cluster.calibration.outside(llm, plan)
         if beyond:

@@ -120,6 +120,7 @@ class SplitPipelines:
         exchange_s: [plan, place] seconds of forward and backward that exchange experts' tokens.
         p2p_s: [plan] seconds to hand a microbatch to another stage.
         ready_s: [plan, chunk, stage] when the first forward may start.
+        overlap_factor: see :class:`paceline.model.plan.Plan`.
     """
 
     schedule: str
@@ -131,6 +132,7 @@ class SplitPipelines:
     exchange_s: tuple[Array, Array]
     p2p_s: Array
     ready_s: Array
+    overlap_factor: float = 1.0
 
     def ends(self, fast: bool | None = None) -> Array:
         """[plan, chunk, stage] end of the last W pass, seconds since the step's start.
@@ -151,7 +153,7 @@ class SplitPipelines:
         exchange = self.exchange_s[0][plans], self.exchange_s[1][plans]
         seconds = np.concatenate(
             [
-                split_seconds(order, place, forward, inputs, weight, exchange)
+                split_seconds(order, place, forward, inputs, weight, exchange, self.overlap_factor)
                 for order, place in zip(turns.orders, self.places.T, strict=True)
             ],
             axis=1,

@@ -38,6 +38,7 @@ def step_time_s(costs: PlanCosts, plan: Plan, *, fast: bool | None = None) -> fl
             (costs.exchange_s[0][None], costs.exchange_s[1][None]),
             costs.p2p_s.max(keepdims=True),
             ready[None],
+            plan.overlap_factor,
         )
         return float(_tail(costs, plan, split.ends(fast=fast)[0])) + costs.fixed_s
     pipeline = Pipelines(

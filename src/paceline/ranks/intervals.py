@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,3 +37,14 @@ def union(start_s: Times, end_s: Times) -> Intervals:
     until_s = np.maximum.accumulate(end_s[order])
     begins = np.flatnonzero(np.append(True, start_s[1:] > until_s[:-1]))
     return Intervals(start_s[begins], until_s[np.append(begins[1:], len(start_s)) - 1])
+
+
+def at_once_s(sets: Sequence[Intervals], n: int) -> float:
+    """The time that at least ``n`` of some sets of disjoint intervals cover, seconds."""
+    at_s = np.concatenate([times for one in sets for times in one])
+    change = np.concatenate(
+        [np.repeat([1, -1], len(one.start_s)) for one in sets] or [np.zeros(0, dtype=np.int64)]
+    )
+    order = np.argsort(at_s, kind="stable")
+    covering = np.cumsum(change[order])[:-1]
+    return float(np.diff(at_s[order])[covering >= n].sum())

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from paceline.errors import TraceError
 from paceline.ranks.breakdown import Breakdown, StreamIdle, Timeline, streams_idle
 from paceline.ranks.kernels import Kernel, Launches, launches, top_kernels
+from paceline.ranks.passes import Passes, passes_of
 from paceline.sources.devices import read_devices
 from paceline.sources.kineto.device import RankFile
 from paceline.sources.kineto.events import Span
@@ -57,6 +58,7 @@ class RankReport:
         streams: idle time of each stream.
         launches: how the host launched the device's work.
         operators: on the host, outside of any other, by their time; only where ``device`` is None.
+        passes: forwards, backwards and gradients of weights, where ranges such as ``attn(F)`` tell.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class RankReport:
     streams: tuple[StreamIdle, ...]
     launches: Launches
     operators: tuple[Kernel, ...]
+    passes: Passes | None = None
 
     @property
     def label(self) -> str:
@@ -100,6 +103,7 @@ class RankReport:
             "streams": [asdict(stream) for stream in self.streams],
             "launches": asdict(self.launches),
             "operators": [asdict(operator) for operator in self.operators],
+            "passes": None if self.passes is None else self.passes.to_mapping(),
         }
 
 
@@ -165,6 +169,7 @@ def _report(file: RankFile, last_step: bool) -> RankReport:
         streams=streams_idle(file, events),
         launches=launches(file, events),
         operators=_operators(file),
+        passes=None if timeline is None else passes_of(file, events),
     )
 
 
@@ -247,7 +252,7 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
     if not devices:
         yield (
             "no event of a device is in the files, so compute, communication and idle times are "
-            "unknown; profile with ProfilerActivity.CUDA"
+            "unknown; profile with ProfilerActivity.CUDA, or nsys profile --trace cuda,nvtx"
         )
     yield from _waiting_notes([rank for rank in devices if rank.communication_s > 0])
     if any(report.launches.missing for report in devices):

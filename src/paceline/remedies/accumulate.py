@@ -9,7 +9,8 @@ from paceline.graph.program_steps import REDUCTIONS, reduced_again
 from paceline.remedies.outcome import need_gain, outcome
 from paceline.remedies.programs import (
     Replica,
-    changed_job,
+    edited,
+    regraphed,
     without,
 )
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -25,9 +26,10 @@ def propose(case: Case) -> Remedy:
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
         raise NotApplicableError("the trace has no reduction of gradients")
-    after, n_dropped = _predicted(case, REDUCTIONS)
-    if not n_dropped:
+    predicted = _predicted(case, REDUCTIONS)
+    if predicted is None:
         raise NotApplicableError("gradients are reduced once per step already")
+    after, n_dropped = predicted
     need_gain(case, after, "reducing gradients in the last microbatch only")
     change = {"reductions_dropped": n_dropped}
     return outcome(
@@ -40,8 +42,8 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int]:
-    """The step, and how many ops vanish from the replicas' programs."""
+def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int] | None:
+    """The step, and how many ops vanish from the replicas' programs; None where none does."""
     counts: list[int] = []
 
     def edit(replica: Replica) -> None:
@@ -51,7 +53,10 @@ def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int]:
             counts.append(len(early))
             without(replica, stage, early)
 
-    new = changed_job(case.measured, edit, case.delays)
+    replicas = edited(case.measured, edit)
+    if not sum(counts):
+        return None
+    new = regraphed(case.measured, replicas, case.delays)
     return case.predicted(new.durations, new.delays), sum(counts)
 
 
@@ -60,9 +65,10 @@ def _replicas_only(case: Case) -> dict[str, float]:
     kinds = case.measured.graph.kind
     if not all((kinds == kind).any() for kind in REDUCTIONS):
         return {}
-    after, n_dropped = _predicted(case, (OpKind.SEPARATE_GRADS_ALL_REDUCE,))
-    gain = 1 - after.mean_s / case.before.mean_s
-    return {"gain_all_reduce_only": gain} if n_dropped else {}
+    predicted = _predicted(case, (OpKind.SEPARATE_GRADS_ALL_REDUCE,))
+    if predicted is None:
+        return {}
+    return {"gain_all_reduce_only": 1 - predicted[0].mean_s / case.before.mean_s}
 
 
 def _notes(*, sharded: bool) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph.program_steps import Pass, reduced_for
 from paceline.remedies.outcome import need_gain, outcome
-from paceline.remedies.programs import Replica, changed_job, needed_gathers
+from paceline.remedies.programs import Replica, edited, needed_gathers, regraphed
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import OpKind
 
@@ -37,7 +37,8 @@ def propose(case: Case) -> Remedy:
     if not (case.measured.graph.kind == OpKind.PARAMS_ALL_GATHER).any():
         raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
     distances = DISTANCES if requested is None else (int(requested),)
-    predictions = {distance: _predicted(case, distance) for distance in distances}
+    programs = {distance: _ahead(case, distance) for distance in distances}
+    predictions = _predictions(case, programs)
     distance = _shortest(case, predictions)
     after = predictions[distance]
     units = "1 unit" if distance == 1 else f"{distance} units"
@@ -62,16 +63,36 @@ def propose(case: Case) -> Remedy:
             "gathers that block and are recorded early stay where a pass reduces nothing: there "
             "the gain may be larger",
         ),
-        otherwise=[_predicted(case, distance, one_network=True)],
+        otherwise=[_predicted(case, programs[distance], one_network=True)],
     )
 
 
-def _predicted(case: Case, distance: int, *, one_network: bool = False) -> Prediction:
+def _ahead(case: Case, distance: int) -> list[Replica]:
+    """The programs with all gathers some units ahead."""
+
     def edit(replica: Replica) -> None:
         for stage in range(len(replica.steps)):
             gather_ahead(replica, stage, distance)
 
-    new = changed_job(case.measured, edit, case.delays, one_network=one_network)
+    return edited(case.measured, edit)
+
+
+def _predictions(case: Case, programs: dict[int, list[Replica]]) -> dict[int, Prediction]:
+    """Distance -> the step; equal programs are simulated once."""
+    predictions: dict[int, Prediction] = {}
+    for distance, replicas in programs.items():
+        same = (d for d in predictions if _steps(programs[d]) == _steps(replicas))
+        alike = next(same, None)
+        predictions[distance] = _predicted(case, replicas) if alike is None else predictions[alike]
+    return predictions
+
+
+def _steps(replicas: list[Replica]) -> list[list[list[int]]]:
+    return [replica.steps for replica in replicas]
+
+
+def _predicted(case: Case, replicas: list[Replica], *, one_network: bool = False) -> Prediction:
+    new = regraphed(case.measured, replicas, case.delays, one_network=one_network)
     return case.predicted(new.durations, new.delays)
 
 

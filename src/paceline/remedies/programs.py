@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import NotApplicableError
-from paceline.graph import Durations, Measured, ReplicaOps, build_graph
-from paceline.graph.graph import with_edges
+from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
+from paceline.graph.graph import Rows, SharedRows, with_edges
 from paceline.graph.program_steps import (
     REDUCTIONS,
     Pass,
@@ -24,7 +25,7 @@ from paceline.graph.program_steps import (
     program_steps,
     unit_of,
 )
-from paceline.remedies.regraph import Regraphed
+from paceline.occurrence import count_in_runs, occurrence
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
@@ -59,19 +60,32 @@ class Added:
 
 
 @dataclass(frozen=True)
+class Changed:
+    """The job with edited programs.
+
+    Attributes:
+        durations: of its ops, seconds.
+        delays: launch delays, alike; None where none were given.
+    """
+
+    durations: Rows
+    delays: Rows | None
+
+
+@dataclass(frozen=True)
 class Replica:
     """The programs of one replica, as lists that may be edited.
 
     Attributes:
         ops: what was recorded.
-        typical_s: [op] mean seconds of the recorded ops.
+        seconds: [op, step, dp] of the recorded ops.
         steps: [stage] what its program does, in order: the op that it launches, or ``~op`` where
             it waits for one. Ops from ``len(ops.kind)`` on are in ``added``.
         added: ops that are new.
     """
 
     ops: ReplicaOps
-    typical_s: Array
+    seconds: Array
     steps: list[list[int]]
     added: list[Added]
 
@@ -79,17 +93,31 @@ class Replica:
     def of(cls, ops: ReplicaOps, seconds: Array) -> Replica:
         """The programs as recorded, with the seconds [op, step, dp] of their ops."""
         stages = range(int(ops.pp.max()) + 1)
-        return cls(ops, seconds.mean(axis=(1, 2)), [program_steps(ops, s) for s in stages], [])
+        return cls(ops, seconds, [program_steps(ops, s) for s in stages], [])
+
+    @cached_property
+    def typical_s(self) -> Array:
+        """[op] mean seconds of the recorded ops."""
+        mean: Array = self.seconds.mean(axis=(1, 2))
+        return mean
 
     @cached_property
     def n_recorded(self) -> int:
         """Ops that were recorded."""
         return len(self.ops.kind)
 
+    @cached_property
+    def _kinds(self) -> list[OpKind]:
+        """[recorded op] its kind."""
+        members = list(OpKind)
+        return [members[kind] for kind in self.ops.kind.tolist()]
+
     def kind(self, op: int) -> OpKind:
         """The kind of an op."""
-        own = None if op < self.n_recorded else self.added_as(op).kind
-        return OpKind(int(self.ops.kind[self.like(op)])) if own is None else own
+        if op < self.n_recorded:
+            return self._kinds[op]
+        added = self.added_as(op)
+        return self._kinds[added.like] if added.kind is None else added.kind
 
     def like(self, op: int) -> int:
         """The recorded op that an op is or is like."""
@@ -119,37 +147,46 @@ class Replica:
 
     def finished(self) -> tuple[ReplicaOps, Ints]:
         """The ops of the edited programs, and [new op] the op that each one was."""
-        rows: list[tuple[int, ...]] = []  # stage, kind, number, position, part, op
-        awaited: dict[int, int] = {}
-        for stage, steps in enumerate(self.steps):
-            counts: dict[tuple[int, ...], int] = {}
-            issued = 0
-            for step in steps:
-                if step < 0:
-                    awaited[~step] = issued - 1
-                    continue
-                kind = int(self.kind(step))
-                # Computes are numbered within their pass, of which some may be cut anew.
-                of_pass = self.pass_of(step) if self.is_local(step) else None
-                number = _count(counts, (kind,))
-                part = self.unit(step)[1] if of_pass is None else _count(counts, of_pass)
-                rows.append((stage, kind, number, issued, part, step))
-                issued += 1
-        table = np.array(sorted(rows), dtype=np.int64)
-        op, old = table[:, 5], self.ops
-        like = np.array([self.like(one) for one in op.tolist()], dtype=np.int64)
+        old, added = self.ops, self.added
+        assert old.part is not None
+        n_ops = self.n_recorded + len(added)
+        like = _joined(np.arange(self.n_recorded), [new.like for new in added])
+        kind = _joined(old.kind, [self.kind(op) for op in range(self.n_recorded, n_ops)])
+        part = _joined(old.part, [new.part for new in added])
+        awaited = np.full(n_ops, -1, dtype=np.int64)
+        issued = np.full(n_ops, -1, dtype=np.int64)
+        stage = np.zeros(n_ops, dtype=np.int64)
+        for number, program in enumerate(self.steps):
+            steps = np.array(program, dtype=np.int64)
+            launched = steps >= 0
+            position = np.cumsum(launched) - 1
+            issued[steps[launched]] = position[launched]
+            stage[steps[launched]] = number
+            awaited[~steps[~launched]] = position[~launched]
+        op = np.flatnonzero(issued >= 0)
+        op = op[np.lexsort((issued[op], kind[op], stage[op]))]
+        seq = count_in_runs((stage[op], kind[op]))
+        local = np.flatnonzero(np.isin(kind[op], [int(k) for k in LOCAL_KINDS]))
+        # Computes are numbered within their pass, of which some may be cut anew.
+        part[op[local]] = self._places(stage[op[local]], issued[op[local]], like[op[local]])
         new = ReplicaOps(
-            kind=table[:, 1],
-            pp=table[:, 0],
-            seq=table[:, 2],
-            chunk=old.chunk[like],
-            microbatch=old.microbatch[like],
-            rank=table[:, 3],
-            part=table[:, 4],
-            awaited=np.array([awaited.get(one, -1) for one in op.tolist()], dtype=np.int64),
-            family=self._families(op, like),
+            kind=kind[op],
+            pp=stage[op],
+            seq=seq,
+            chunk=old.chunk[like[op]],
+            microbatch=old.microbatch[like[op]],
+            rank=issued[op],
+            part=part[op],
+            awaited=awaited[op],
+            family=self._families(op, like[op]),
         )
         return new, op
+
+    def _places(self, stage: Ints, issued: Ints, like: Ints) -> Ints:
+        """[compute] its number among those of its pass, in the order of their launches."""
+        ops = self.ops
+        keys = (stage, ops.kind[like], ops.microbatch[like], ops.chunk[like])
+        return occurrence(keys, np.lexsort((issued, *keys)))
 
     def _families(self, ops: Ints, like: Ints) -> Ints | None:
         """[new op] the family in which it meets others."""
@@ -167,10 +204,9 @@ class Replica:
         return families
 
 
-def _count(counts: dict[tuple[int, ...], int], key: tuple[int, ...]) -> int:
-    """How many there were of this key before."""
-    counts[key] = counts.get(key, -1) + 1
-    return counts[key]
+def _joined(recorded: npt.NDArray[Any], added: Sequence[int]) -> Ints:
+    """[op] numbers of the recorded ops, behind them those of the added ones."""
+    return np.concatenate([recorded.astype(np.int64), np.array(added, dtype=np.int64)])
 
 
 def changed_job(
@@ -180,12 +216,34 @@ def changed_job(
     *,
     one_network: bool = False,
     families: Ints | None = None,
-) -> Regraphed:
-    """The job with edited programs.
+) -> Changed:
+    """The job with edited programs: :func:`regraphed` of what is :func:`edited`."""
+    replicas = edited(measured, edit)
+    return regraphed(measured, replicas, delays, one_network=one_network, families=families)
+
+
+def edited(measured: Measured, edit: Callable[[Replica], None]) -> list[Replica]:
+    """[variant] the recorded programs, after ``edit`` has changed them in place."""
+    old = measured.durations
+    replicas = [Replica.of(ops, old.block(v)) for v, ops in enumerate(measured.programs)]
+    for replica in replicas:
+        edit(replica)
+    return replicas
+
+
+def regraphed(
+    measured: Measured,
+    replicas: Sequence[Replica],
+    delays: Durations | None = None,
+    *,
+    one_network: bool = False,
+    families: Ints | None = None,
+) -> Changed:
+    """The job with edited programs, on the graph that they make.
 
     Args:
         measured: the job as traced, with programs.
-        edit: changes the programs of one replica, in place.
+        replicas: [variant] its programs, edited.
         delays: launch delays of the trace's ops, to go along; None: none.
         one_network: gathers and reductions of a stage stand in one queue, as if each needed the
             whole network.
@@ -195,9 +253,6 @@ def changed_job(
         GraphError: the programs block each other.
     """
     old = measured.durations
-    replicas = [Replica.of(ops, old.block(v)) for v, ops in enumerate(measured.programs)]
-    for replica in replicas:
-        edit(replica)
     finished = [replica.finished() for replica in replicas]
     graph = build_graph(
         [ops for ops, _ in finished],
@@ -211,14 +266,38 @@ def changed_job(
             for (ops, _), first in zip(finished, graph.variant_ptr, strict=False)
         ]
         graph = with_edges(graph, np.concatenate(queues))
+    ops = [op for _, op in finished]
+    if any(replica.added for replica in replicas):
+        new = _with_added(graph, old, ops, replicas)
+        return Changed(new, None if delays is None else _delays(graph, delays, ops))
+    starts = [
+        old.row_ptr[op + first] for op, first in zip(ops, old.graph.variant_ptr, strict=False)
+    ]
+
+    def shared(rows: Durations) -> SharedRows:
+        return SharedRows(graph, rows.n_steps, rows.values, np.concatenate(starts))
+
+    return Changed(shared(old), None if delays is None else shared(delays))
+
+
+def _with_added(
+    graph: StepGraph, old: Durations, ops: Sequence[Ints], replicas: Sequence[Replica]
+) -> Durations:
+    """Durations of programs with new ops; ``ops`` are [variant] [new op] what each one was."""
     new = Durations.empty(graph, old.n_steps)
-    new_delays = None if delays is None else Durations.empty(graph, old.n_steps)
-    for v, (replica, (_, op)) in enumerate(zip(replicas, finished, strict=True)):
+    for v, (op, replica) in enumerate(zip(ops, replicas, strict=True)):
         _fill(new.block(v), old.block(v), op, replica)
-        if delays is not None and new_delays is not None:
-            recorded = op < replica.n_recorded
-            new_delays.block(v)[recorded] = delays.block(v)[op[recorded]]
-    return Regraphed(new, new_delays)
+    return new
+
+
+def _delays(graph: StepGraph, old: Durations, ops: Sequence[Ints]) -> Durations:
+    """Launch delays of the same; 0 for new ops."""
+    new = Durations.empty(graph, old.n_steps)
+    for v, op in enumerate(ops):
+        block = old.block(v)
+        np.take(block, op, axis=0, out=new.block(v), mode="clip")  # "raise" would copy
+        new.block(v)[op >= len(block)] = 0.0
+    return new
 
 
 def _queue(ops: ReplicaOps) -> Ints:
@@ -234,9 +313,8 @@ def _queue(ops: ReplicaOps) -> Ints:
 
 def _fill(new: Array, old: Array, op: Ints, replica: Replica) -> None:
     """Seconds [op, step, dp] of the new ops, in place."""
-    recorded = op < replica.n_recorded
-    new[recorded] = old[op[recorded]]
-    for place in np.flatnonzero(~recorded).tolist():
+    np.take(old, op, axis=0, out=new, mode="clip")  # "raise" would copy
+    for place in np.flatnonzero(op >= replica.n_recorded).tolist():
         added = replica.added_as(int(op[place]))
         seconds = sum((weight * old[one] for one, weight in added.terms), np.zeros(old.shape[1:]))
         if added.own:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline.diagnose import Diagnosis
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, StepGraph
+from paceline.graph.graph import Rows
 from paceline.remedies.overheads import launch_overheads
 from paceline.remedies.program_order import ProgramOrder, program_order
 from paceline.simulate import Rules, all_lanes, step_times
@@ -84,7 +85,7 @@ class Case:
         step_s = self._tied_step_s(self.measured.durations)
         return Prediction(step_s, self.result.simulated_s)
 
-    def predicted(self, durations: Durations, delays: Durations | None = None) -> Prediction:
+    def predicted(self, durations: Rows, delays: Rows | None = None) -> Prediction:
         """The job with other durations.
 
         Args:
@@ -92,7 +93,7 @@ class Case:
             delays: launch delays in the layout of ``durations``; None: those of the trace.
         """
         undelayed = predicted_step_s(durations)
-        if durations.graph is self.measured.graph:
+        if isinstance(durations, Durations) and durations.graph is self.measured.graph:
             return Prediction(self._tied_step_s(durations), undelayed)
         if self.delays is None:
             return Prediction(undelayed * self._ties_cost, undelayed)
@@ -235,7 +236,7 @@ class RemedyKind:
         return self.propose(case)
 
 
-def predicted_step_s(durations: Durations, delays: Durations | None = None) -> Array:
+def predicted_step_s(durations: Rows, delays: Rows | None = None) -> Array:
     """[step] step times with these durations of these ops (of any graph), seconds."""
     graph: StepGraph = durations.graph
     rules = Rules.own(graph, delays is not None)

@@ -7,8 +7,9 @@ from paceline.graph.program_steps import PASSES, Pass
 from paceline.remedies.outcome import need_gain, outcome
 from paceline.remedies.programs import (
     Replica,
-    changed_job,
+    edited,
     needed_gathers,
+    regraphed,
     without,
 )
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
@@ -32,10 +33,11 @@ def propose(case: Case) -> Remedy:
             counts.append((len(again), len(passes)))
             without(replica, stage, again)
 
-    new = changed_job(case.measured, edit, case.delays)
+    replicas = edited(case.measured, edit)
     n_again, n_all = (sum(column) for column in zip(*counts, strict=True))
     if not n_again:
         raise NotApplicableError("no parameters are gathered again in the backward pass")
+    new = regraphed(case.measured, replicas, case.delays)
     after = case.predicted(new.durations, new.delays)
     need_gain(case, after, "keeping parameters gathered until the backward pass")
     return outcome(

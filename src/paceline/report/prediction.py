@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from rich.text import Text
 
+from paceline.model.plan import OVERLAPPING, Plan
 from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
@@ -42,6 +43,14 @@ _WORDS = {
 }
 
 
+def _plan(plan: Plan) -> dict[str, Any]:
+    """The plan's fields; ``overlap_factor`` only where a forward overlaps with a backward."""
+    fields = asdict(plan)
+    if plan.schedule not in OVERLAPPING:
+        del fields["overlap_factor"]
+    return {**fields, "microbatches": plan.microbatches, "text": plan.describe()}
+
+
 def to_mapping(prediction: Prediction) -> dict[str, Any]:
     """The prediction as JSON knows it; ``docs/predict.md`` lists the keys."""
     plan, cluster = prediction.plan, prediction.cluster
@@ -54,7 +63,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
             "active_parameters": prediction.llm.active_parameters,
         },
         "cluster": {"name": cluster.name, "gpu": cluster.gpu.name, "gpus": plan.gpus},
-        "plan": {**asdict(plan), "microbatches": plan.microbatches, "text": plan.describe()},
+        "plan": _plan(plan),
         "step_time_s": prediction.step_time_s,
         "interval": {"level": LEVEL, **prediction.interval._asdict()},
         "breakdown_s": dict(prediction.breakdown),

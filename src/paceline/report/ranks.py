@@ -9,6 +9,7 @@ from rich.text import Text
 from paceline.ranks import RankReport, RanksReport
 from paceline.ranks.breakdown import Breakdown
 from paceline.ranks.kernels import Kernel
+from paceline.ranks.passes import Passes
 from paceline.report.layout import wrap
 from paceline.units import count, percent, seconds
 
@@ -50,6 +51,8 @@ def _rank(rank: RankReport, width: int) -> Iterable[Text]:
         yield from _table(rows)
     if rank.device is not None:
         yield from wrap(_launch_words(rank, rank.device), width, indent="  ")
+    if rank.passes is not None:
+        yield from _passes(rank.passes, width)
     yield from _kernels(rank.kernels or rank.operators, width, on_device=rank.device is not None)
 
 
@@ -80,6 +83,37 @@ def _launch_words(rank: RankReport, device: Breakdown) -> str:
     return (
         f"{words}from launch to begin {seconds(delays[0])} (median), {seconds(delays[1])} (95%); "
         f"{percent(delays[2])} of the kernels are shorter than their launch"
+    )
+
+
+def _passes(passes: Passes, width: int) -> Iterable[Text]:
+    rows: list[tuple[str, ...]] = [
+        ("pass", "ranges", "compute", "comm", "exposed", "hidden", "beside others")
+    ]
+    rows += [
+        (
+            work.name,
+            str(work.ranges),
+            *map(
+                seconds,
+                (
+                    work.compute_s,
+                    work.communication_s,
+                    work.communication_exposed_s,
+                    work.communication_hidden_s,
+                    work.communication_beside_s,
+                ),
+            ),
+        )
+        for work in (*passes.ways, *passes.ranges)
+    ]
+    yield from _table(rows)
+    yield from wrap(
+        f"  {percent(passes.at_once_share)} of the time in which any of these passes ran, work of "
+        f"two directions ran at once ({seconds(passes.at_once_s)}); beside others: communication "
+        "while another direction computes",
+        width,
+        indent="  ",
     )
 
 

@@ -26,6 +26,8 @@ def whole(values: Mapping[str, Any], name: str, where: str) -> int:
 
 def optional_whole(value: Any) -> int | None:
     """A whole number from 0, or None where it is none."""
+    if type(value) is int:
+        return value if 0 <= value <= MAX_NUMBER else None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, float) and value.is_integer():

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 from paceline.errors import TraceError
 from paceline.sources import kineto, ndtimeline, otlp, recording
-from paceline.sources.call_logs import flight_recorder, nccl_inspector
-from paceline.sources.devices import TOOLS, nsight, rocprof
+from paceline.sources.call_logs import flight_recorder, nccl_inspector, torchcomms
+from paceline.sources.devices import TOOLS, nsight
 from paceline.sources.imported import Imported
 from paceline.trace import Job
 
@@ -70,6 +70,7 @@ _NO_GROUPS = (
 #: What the file is, whether it is that, and where it belongs.
 _NO_TRACE = (
     ("a log of NCCL Inspector", nccl_inspector.matches, f"{_NO_COMPUTES} detect --collectives"),
+    ("a log of torchcomms", torchcomms.matches, f"{_NO_COMPUTES} detect --collectives"),
     (
         "a dump of the flight recorder",
         flight_recorder.matches,
@@ -80,11 +81,6 @@ _NO_TRACE = (
         "a report of Nsight Systems",
         nsight.is_report,
         "which only nsys can read: nsys export --type sqlite {path}",
-    ),
-    (
-        "a database of rocprofv3 (rocpd)",
-        rocprof.is_database,
-        "which is not read: profile with rocprofv3 --output-format json",
     ),
 )
 

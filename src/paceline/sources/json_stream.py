@@ -12,11 +12,12 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from io import BufferedReader
 from json.decoder import JSONDecodeError
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from paceline.errors import TraceError
 
@@ -34,6 +35,31 @@ _BETWEEN = "\n  },\n  {"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
+
+
+@cache
+def shaped_decoder(
+    keys: tuple[str, ...], within: tuple[tuple[str, tuple[str, ...]], ...]
+) -> Callable[[str], Any] | None:
+    """A decoder of lists of objects that makes only some of their values; None without msgspec.
+
+    Args:
+        keys: of the objects, whatever their values.
+        within: keys whose values are objects, and the keys of these.
+
+    Values that no key names are checked to be JSON, and passed over. Objects of another shape are
+    refused with a ValueError.
+    """
+    try:
+        from msgspec.json import Decoder
+    except ImportError:
+        return None
+    # The fields are known when this runs, which is too late for a type checker.
+    some_of: Callable[..., type] = cast("Any", TypedDict)
+    inner = {name: some_of(name, dict.fromkeys(own, Any), total=False) for name, own in within}
+    shape = some_of("Shape", {**dict.fromkeys(keys, Any), **inner}, total=False)
+    decoder: Any = Decoder(cast("Any", list).__class_getitem__(shape))
+    return cast("Callable[[str], Any]", decoder.decode)
 
 
 @cache
@@ -94,8 +120,19 @@ class JsonStream:
         bare: whether the file is a bare list; known once the first event is asked for.
     """
 
-    def __init__(self, path: Path, key: str = "traceEvents") -> None:
+    def __init__(
+        self, path: Path, key: str = "traceEvents", decode: Callable[[str], Any] | None = None
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            path: the file.
+            key: of the list, where the file is an object.
+            decode: for many events in one go, as :func:`shaped_decoder` makes it; the values that
+                it passes over may be missing from any event.
+        """
         self.path, self.key = path, key
+        self._decode_list = decode
         self.header: dict[str, Any] = {}
         self.bare = False
         self._text, self._at = "", 0
@@ -168,14 +205,20 @@ class JsonStream:
         self._one_by_one_until = self._n_dropped + (len(self._text) if end < 0 else end)
         if end < 0:
             return []
-        try:
-            values: list[dict[str, Any]] = list_decoder()(f"[{self._text[self._at : end]}}}]")
-        except (ValueError, RecursionError):
-            return []
-        if not all(type(value) is dict for value in values):
+        values = self._decoded(f"[{self._text[self._at : end]}}}]")
+        if values is None or not all(type(value) is dict for value in values):
             return []
         self._at = end + len(_BETWEEN) - 1  # behind the comma, in front of the last event
         return values
+
+    def _decoded(self, text: str) -> list[dict[str, Any]] | None:
+        """A list in one go; None where that cannot be."""
+        for decode in (self._decode_list, list_decoder()):
+            if decode is not None:
+                with suppress(ValueError, RecursionError):
+                    values: list[dict[str, Any]] = decode(text)
+                    return values
+        return None
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:

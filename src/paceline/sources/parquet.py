@@ -23,7 +23,7 @@ from paceline.sources.parquet_parts import OtherTableError, parts_of
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
 from paceline.trace.placing import Extremes
-from paceline.trace.program import turns_back
+from paceline.trace.program import check_waits, turns_back
 
 T = TypeVar("T", bound=Trace)
 
@@ -231,6 +231,7 @@ def _columns(
             values[name] = _numbers(column, name, where)
     gmc = values.pop("gmc")
     columns = Columns(**values)
+    check_waits(columns, where)  # with the rows that are ignored: one may wait behind these
     if ignored.any():
         keep = ~ignored
         return columns.take(keep), gmc[keep], int(ignored.sum())

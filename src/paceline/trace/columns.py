@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -64,6 +65,14 @@ class Columns:
         """The same columns for some rows (indices or a mask)."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         return Columns(**{k: v[rows] for k, v in columns.items() if v is not None})
+
+
+def of_kinds(kind: npt.NDArray[np.int8], kinds: Iterable[OpKind]) -> npt.NDArray[np.bool_]:
+    """[row] whether its kind is one of some; in no memory but its own, unlike ``np.isin``."""
+    chosen = np.zeros(len(kind), dtype=bool)
+    for one in kinds:
+        chosen |= kind == int(one)
+    return chosen
 
 
 def describe(columns: Columns, row: int) -> str:

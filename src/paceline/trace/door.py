@@ -337,6 +337,8 @@ def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[
 def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """[row] which step, and the [step] numbers ascending; by table where numbers are dense."""
     low, high = int(step.min()), int(step.max())
+    if low == high:
+        return np.zeros(len(step), dtype=np.int32), np.array([low], dtype=np.int64)
     if high - low > max(4 * len(step), 1 << 20):
         numbers, index = np.unique(step, return_inverse=True)
         return index, numbers.astype(np.int64)
@@ -375,7 +377,8 @@ def _cells(
 def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDArray[np.int64]:
     """[worker] the rank that recorded it; the last one where several did."""
     rank = np.full(job.workers, -1, dtype=np.int64)
-    rank[worker] = columns.rank
+    last = np.append(np.flatnonzero(worker[1:] != worker[:-1]), len(worker) - 1)  # of each run
+    rank[worker[last]] = columns.rank[last]
     return rank
 
 

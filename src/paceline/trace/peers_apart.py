@@ -6,6 +6,7 @@ data-parallel ranks meet in theirs. So groups of replicas say all, and one simul
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.trace.columns import Columns, describe
+from paceline.trace.columns import Columns, describe, of_kinds
 from paceline.trace.job import Job
 from paceline.trace.kinds import DP_KINDS, PEER_KINDS, OpKind
 
@@ -69,7 +70,7 @@ def _numbered(
     """[row] the number of its rank among its peers, how many there are, why not all are there."""
     degrees = job.tp_size * job.dsp_size
     if columns.peer is not None:
-        peer = columns.peer.astype(np.int64)
+        peer = columns.peer
         wrong = (peer < 0) | ((peer >= degrees) & (degrees > 1))
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -79,8 +80,11 @@ def _numbered(
                 f"({describe(columns, row)}: peer {peer[row]})"
             )
         n_peers = int(peer.max()) + 1
-        at = np.bincount(worker.astype(np.int64) * n_peers + peer, minlength=job.workers * n_peers)
-        have = (at.reshape(job.workers, n_peers) > 0).sum(axis=1)
+        there = np.zeros((job.workers, n_peers), dtype=bool)
+        ends = np.flatnonzero((worker[1:] != worker[:-1]) | (peer[1:] != peer[:-1]))
+        ends = np.append(ends, len(peer) - 1)  # of runs of rows of one rank
+        there[worker[ends], peer[ends]] = True
+        have = there.sum(axis=1)
     else:
         ranks, of_row = _distinct(columns.rank)
         key = worker.astype(np.int64) * len(ranks) + of_row
@@ -115,31 +119,31 @@ def _distinct(numbers: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 def has_inner(columns: Columns) -> bool:
     """Whether collectives within passes are recorded."""
-    return bool(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]).any())
+    return bool(of_kinds(columns.kind, PEER_KINDS).any())
 
 
 def meets_peers(columns: Columns) -> bool:
     """Whether some of those collectives join the ranks of one (dp, stage)."""
-    inner = [int(OpKind.TENSOR_COMM), int(OpKind.CONTEXT_COMM)]
-    return bool(np.isin(columns.kind, inner).any())
+    return bool(of_kinds(columns.kind, (OpKind.TENSOR_COMM, OpKind.CONTEXT_COMM)).any())
 
 
 def with_groups(columns: Columns, job: Job) -> Columns:
     """The columns with the ``group`` of each collective: as told, else that usual for its kind."""
-    peer = np.zeros(len(columns), dtype=np.int64) if columns.peer is None else columns.peer
-    context, tensor = np.divmod(peer, job.tp_size)
-    dp = columns.dp.astype(np.int64)
-    usual = np.full(len(columns), -1, dtype=np.int64)
-    for kinds, group in (
-        (_OF_ONE_TENSOR_RANK, tensor),
-        ({OpKind.TENSOR_COMM}, dp * job.dsp_size + context),
-        ({OpKind.CONTEXT_COMM}, dp * job.tp_size + tensor),
-    ):
-        rows = np.isin(columns.kind, [int(kind) for kind in kinds])
-        usual[rows] = group[rows]
+    told = np.int32 if columns.group is None else columns.group.dtype
+    group = np.full(len(columns), -1, dtype=np.result_type(told, np.int32))
     if columns.group is not None:
-        usual = np.where(columns.group >= 0, columns.group, usual)
-    return replace(columns, group=usual)
+        np.copyto(group, columns.group, where=columns.group >= 0)
+    usual: tuple[tuple[Iterable[OpKind], Callable[[Ints, Ints, Ints], Ints]], ...] = (
+        (_OF_ONE_TENSOR_RANK, lambda dp, context, tensor: tensor),
+        ({OpKind.TENSOR_COMM}, lambda dp, context, tensor: dp * job.dsp_size + context),
+        ({OpKind.CONTEXT_COMM}, lambda dp, context, tensor: dp * job.tp_size + tensor),
+    )
+    for kinds, group_of in usual:
+        rows = np.flatnonzero(of_kinds(columns.kind, kinds) & (group < 0))
+        peer = np.zeros_like(rows) if columns.peer is None else columns.peer[rows].astype(np.int64)
+        context, tensor = np.divmod(peer, job.tp_size)
+        group[rows] = group_of(columns.dp[rows].astype(np.int64), context, tensor)
+    return replace(columns, group=group)
 
 
 def _with_peers(job: Job, n_peers: int) -> Job:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.occurrence import occurrence
-from paceline.trace.columns import Columns, describe
+from paceline.trace.columns import Columns, describe, of_kinds
 from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS, OpKind
 from paceline.trace.trace import N_KINDS, Program
 
@@ -53,7 +53,7 @@ def program_of(
             raise TraceError(
                 f"{where} has the column part but not issued and awaited, which it needs"
             )
-        inner = np.flatnonzero(np.isin(columns.kind, [int(kind) for kind in PEER_KINDS]))
+        inner = np.flatnonzero(of_kinds(columns.kind, PEER_KINDS))
         if len(inner):
             raise TraceError(
                 f"{where} has {len(inner)} collectives within passes, the first is row {inner[0]} "
@@ -64,7 +64,7 @@ def program_of(
     if issued is None or awaited is None:
         lacking, other = ("issued", "awaited") if issued is None else ("awaited", "issued")
         raise TraceError(f"{where} has the column {other} but not {lacking}; a program needs both")
-    local = np.isin(columns.kind, [int(kind) for kind in LOCAL_KINDS])
+    local = of_kinds(columns.kind, LOCAL_KINDS)
     rows = _Rows(columns, cell // N_KINDS, local)
     _check_positions(rows, issued, awaited, where)
     part = columns.part if columns.part is not None else np.zeros(len(columns), dtype=np.int64)
@@ -78,7 +78,7 @@ def program_of(
 
     group = columns.group
     if group is not None:
-        wide = np.isin(columns.kind, [int(kind) for kind in DP_KINDS | PEER_KINDS])
+        wide = of_kinds(columns.kind, DP_KINDS | PEER_KINDS)
         group = np.where(wide, group, -1)
         _check_range(rows, (group < -1) | (group > LARGEST), "a group that is no number", where)
     return Program(
@@ -127,6 +127,34 @@ def _check_positions(
             f"{where}: {int(twice.sum())} ops share a position of their worker's program, for "
             f"example {describe(columns, one)} and {describe(columns, other)} (issued "
             f"{issued[one]}); does the file hold several ranks of one (dp, stage)?"
+        )
+
+
+def check_waits(columns: Columns, where: str) -> None:
+    """Whether every wait is at a position that a program of its stage has, in any step.
+
+    Args:
+        columns: all rows of some steps.
+        where: the name of the source, for messages.
+
+    Raises:
+        TraceError: one lies behind all of them.
+    """
+    issued, awaited = columns.issued, columns.awaited
+    if issued is None or awaited is None or not len(issued):
+        return
+    if not all(np.isfinite(of).all() and (of % 1 == 0).all() for of in (issued, awaited)):
+        return  # what is no whole number is refused for that
+    stages, stage = np.unique(columns.pp, return_inverse=True)
+    last = np.zeros(len(stages), dtype=issued.dtype)
+    np.maximum.at(last, stage, issued)
+    wrong = np.flatnonzero((awaited > last[stage]) & (awaited <= LARGEST))
+    if len(wrong):
+        row = int(wrong[0])
+        raise TraceError(
+            f"{where}: {len(wrong)} rows have a wait behind the end of the program, the first is "
+            f"row {row} ({describe(columns, row)}: awaited {awaited[row]}, but the last op of "
+            f"stage {columns.pp[row]} has issued {last[stage[row]]}); -1 = never awaited"
         )
 
 

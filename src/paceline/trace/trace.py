@@ -37,8 +37,8 @@ class Program:
     awaited: npt.NDArray[np.int32]
     group: npt.NDArray[np.int32] | None = None
 
-    def take(self, rows: npt.NDArray[Any]) -> Program:
-        """The same for some rows (indices or a mask)."""
+    def take(self, rows: npt.NDArray[Any] | slice) -> Program:
+        """The same for some rows (indices, a mask, or a slice that copies nothing)."""
         group = None if self.group is None else self.group[rows]
         return Program(self.part[rows], self.issued[rows], self.awaited[rows], group)
 

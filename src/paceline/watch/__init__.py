@@ -1,6 +1,7 @@
 """From the onset of a fail-slow to a plan, without a person: one running job is watched."""
 
+from paceline.watch.calls import CallsWatch, has_calls
 from paceline.watch.job import Watch
 from paceline.watch.news import News
 
-__all__ = ["News", "Watch"]
+__all__ = ["CallsWatch", "News", "Watch", "has_calls"]

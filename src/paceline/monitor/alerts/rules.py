@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.units import seconds
+from paceline.units import moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -194,13 +194,17 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     if at_stake is None:
         cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
     else:
-        cost = f"{at_stake:,.0f} GPU-hours are at stake in the next {rule.horizon_h:g} hours"
+        cost = f"{at_stake:,.0f} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
     ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
     slower = (
         f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
     )
+    # What was lost when the event came: the headline of an alert stays as it is, and stays true.
+    phrases = [slower, cost]
+    if onset["lost_s"]:
+        phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
     return Alarm(
-        f"{slower}; {cost}.",
+        f"{'; '.join(phrases)}.",
         "fail-slow",
         _ranks(ranks),
         # Step times do not say who is slow: all ranks wait for it.
@@ -250,8 +254,8 @@ def _silent(rule: Rule, facts: Facts) -> Alarm | None:
     )
 
 
-def _duration(seconds: float) -> str:
-    amount, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+def _duration(size_s: float) -> str:
+    amount, unit = (size_s / 60, "minute") if size_s >= 60 else (size_s, "second")
     number = f"{amount:.4g}"
     return f"{number} {unit}" + ("s" if number != "1" else "")
 

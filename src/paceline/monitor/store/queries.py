@@ -179,6 +179,13 @@ def job_session(connection: Connection, job_id: int, session_id: int) -> Row | N
     return next(iter(_rows(connection, query)), None)
 
 
+def latest_meta(connection: Connection, job_id: int) -> Any:
+    """What was pushed beside the latest trace of a job; None where there is none."""
+    query = select(sessions.c.meta).where(sessions.c.job_id == job_id)
+    query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(1)
+    return connection.execute(query).scalar()
+
+
 def job_events(connection: Connection, job_id: int) -> list[Row]:
     """The latest detector events of a job, the latest first."""
     query = select(events).where(events.c.job_id == job_id)

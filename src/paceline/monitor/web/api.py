@@ -35,6 +35,7 @@ from paceline.monitor.web.bodies import (
 from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
 from paceline.monitor.web.pushed import batch_of, job_of, trace_of
+from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
 from paceline.monitor.web.security import Principal, require
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -202,6 +203,18 @@ class Api:
             lambda: steps.series(job.id, first=first, last=last, points=points).to_mapping()
         )
         return JSONResponse(finite(series))
+
+    async def show_ranks(self, request: Request) -> Response:
+        """GET /api/v1/jobs/{name}/ranks."""
+        job = await self._readable(request)
+        first, last = (whole_parameter(request, name, None, _ID) for name in ("first", "last"))
+        most = whole_parameter(request, "rows", USUAL_ROWS, MAX_ROWS) or USUAL_ROWS
+        ranges = ranges_of(request.query_params.get("ranks"))
+        detectors = self.service.detectors
+        answer = await run_in_threadpool(
+            lambda: ranks_answer(detectors.ratios(job, first, last), ranges, most)
+        )
+        return JSONResponse(answer)
 
     async def goodput(self, request: Request) -> Response:
         """GET /api/v1/jobs/{name}/goodput."""
@@ -380,6 +393,7 @@ def routes(service: Service, api: Api) -> list[Route]:
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
+        ("GET", f"{v1}/jobs/{{name}}/ranks", api.show_ranks),
         ("GET", f"{v1}/jobs/{{name}}/goodput", api.goodput),
         ("GET", f"{v1}/jobs/{{name}}/sessions", api.list_sessions),
         ("GET", f"{v1}/uploads/{{id}}", api.show_upload),

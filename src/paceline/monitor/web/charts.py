@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from paceline.monitor.step_series import Series
 from paceline.report.page.distributions import Spec
-from paceline.units import seconds
+from paceline.units import moment, seconds
 
 _SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_MARGIN = 96, 26, 3
 #: A sparkline's upper end is never below this S, or noise would look like trouble.
@@ -80,7 +80,7 @@ def slowdown_chart(sessions: Sequence[Mapping[str, Any]]) -> Spec | None:
     if len(done) < 2:
         return None
     lines = [
-        [f"{_date(s['created_at'])}: S {s['slowdown']:.3f}", s["headline"] or ""] for s in done
+        [f"{moment(s['created_at'])}: S {s['slowdown']:.3f}", s["headline"] or ""] for s in done
     ]
     highest = max(1.1, *(s["slowdown"] for s in done))
     return {
@@ -233,10 +233,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or abs(high) * 0.05 or 1.0
     return max(0.0, low - room), high + room
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
 
 
 def _days(times: Sequence[float]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.detect.event import SLOW_KINDS
-from paceline.monitor.alerts.rules import gpu_hours_at_stake
+from paceline.monitor.alerts.engine import going_on
+from paceline.monitor.alerts.rules import gpu_hours_at_stake, lost_so_far_s
+from paceline.units import moment
 
 Row = Mapping[str, Any]
 
@@ -35,7 +37,20 @@ def cost_text(event: Row) -> str:
     """What an event with its cost has lost and will lose, in words; "" where neither is known."""
     phrases = []
     if event["lost_gpu_hours"]:
-        phrases.append(f"{event['lost_gpu_hours']:,.3g} GPU-hours lost so far")
+        lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"
+        phrases.append(f"{lost} by {moment(event['at'])} UTC")
     if event["at_stake_gpu_hours"]:
         phrases.append(f"{event['at_stake_gpu_hours']:,.3g} a day at stake")
     return "; ".join(phrases)
+
+
+def lost_by_now(job: Row, events: Sequence[Row]) -> str:
+    """GPU-hours that the fail-slow which goes on has cost when the job was last seen, in words.
+
+    "" where none goes on, or where the GPUs or the loss are not known.
+    """
+    onset = going_on(job, events, settled=True)
+    if onset is None or not job["gpus"] or onset["factor"] is None:
+        return ""
+    hours = lost_so_far_s(onset, job["seen_at"]) * job["gpus"] / 3600
+    return f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"

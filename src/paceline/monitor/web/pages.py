@@ -18,6 +18,7 @@ from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.job_ledger import stored_ledger
+from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
 from paceline.monitor.store.alerts import add_silence
@@ -26,14 +27,15 @@ from paceline.monitor.web import assets, charts, comparison, fleet, job_page, se
 from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name, form_of
-from paceline.monitor.web.event_cost import cost_text, with_cost
+from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
+from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import require
 from paceline.monitor.web.templating import render
 
 #: Results that are kept as the job page shows them; each takes up to two megabytes.
 _MAX_VIEWS = 64
-#: How old the ledger of a job may be.
+#: How old the ledger of a job, and what is shown of its ranks, may be.
 _MINUTE_S = 60.0
 
 
@@ -41,7 +43,7 @@ def routes(service: Any) -> list[Route]:
     """All pages, their files and their news.
 
     Args:
-        service: has config, engine, blobs, steps, bus and clock.
+        service: has config, engine, blobs, steps, detectors, bus and clock.
     """
     pages = Pages(service)
     paths = {
@@ -84,6 +86,7 @@ class Pages:
         self.service = service
         self._views: ResultCache[job_page.SessionView] = ResultCache(_MAX_VIEWS)
         self._ledgers: ResultCache[Ledger | None] = ResultCache(_MAX_VIEWS)
+        self._ranks: ResultCache[RankView | None] = ResultCache(_MAX_VIEWS)
 
     def jobs(self, request: Request) -> Response:
         """The list of jobs, the worst first."""
@@ -160,9 +163,11 @@ class Pages:
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
+            lost_by_now=lost_by_now(job, events),
             keep_days=self.service.config.keep_days,
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),
+            ranks=self._ranks_of(job, request.query_params.get("rank")),
             categories=CATEGORIES,
         )
 
@@ -243,6 +248,17 @@ class Pages:
             (job["id"], job["status"], minute),
             lambda: stored_ledger(self.service.engine, self.service.steps, job["id"]),
         )
+
+    def _ranks_of(self, job: Mapping[str, Any], asked: str | None) -> RankView | None:
+        rank = _number(asked) if asked and asked.isascii() and asked.isdecimal() else None
+        minute = int(self.service.clock() / _MINUTE_S)
+
+        def view() -> RankView | None:
+            with self.service.engine.connect() as connection:
+                meta = queries.latest_meta(connection, job["id"])
+            return rank_view(self.service.detectors.ratios(_key(job)), hosts_of(meta), rank)
+
+        return self._ranks.get((job["id"], rank, job["last_step"] is None, minute), view)
 
     def compare(self, request: Request) -> Response:
         """Two sessions of a job."""

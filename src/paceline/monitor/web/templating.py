@@ -107,7 +107,7 @@ def ago(at: float | None, now: float) -> str:
 
 def moment(at: float | None) -> str:
     """Date and time, UTC."""
-    return "–" if at is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+    return "–" if at is None else units.moment(at)
 
 
 def _version() -> str:

@@ -39,6 +39,19 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
     _check(plan, MEGATRON)
     if llm.pattern:
         raise PlanError(f"{MEGATRON} has no hybrid models in pretrain_gpt.py", fields=("pattern",))
+    if llm.delta is not None or llm.gated_attention:
+        raise PlanError(
+            f"no flags of {MEGATRON} are written for linear or gated attention",
+            fields=("delta", "gated_attention"),
+        )
+    if llm.moe is not None and llm.moe.latent:
+        raise PlanError(
+            f"no flags of {MEGATRON} are written for latent experts", fields=("moe", "latent")
+        )
+    if llm.index is not None:
+        raise PlanError(
+            f"no flags of {MEGATRON} are written for sparse attention", fields=("index",)
+        )
     flags: Flags = [
         ("tensor-model-parallel-size", str(plan.tp)),
         ("pipeline-model-parallel-size", str(plan.pp)),

@@ -56,6 +56,10 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         plan.zero == 1 and plan.dp > 1,
     )
     _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
+    gated = llm.delta is not None or llm.gated_attention
+    _refuse(TORCHTITAN, "linear or gated attention", gated)
+    _refuse(TORCHTITAN, "sparse attention", llm.index is not None)
+    _refuse(TORCHTITAN, "latent experts", llm.moe is not None and llm.moe.latent > 0)
     _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
     _refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
     unknown = plan.precision in ("fp16", "fp32", "nvfp4")

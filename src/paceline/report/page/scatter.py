@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Measured
+from paceline.graph.computes import whole_passes
 from paceline.report.page.pack import base64_of
 from paceline.trace import OpKind
 
@@ -24,10 +25,11 @@ def scatter_data(measured: Measured) -> dict[str, Any]:
     """
     graph = measured.graph
     stage = 1 if graph.n_pp > 1 else 0
+    durations = whole_passes(measured.durations)
     blocks = []
     for v, dps in enumerate(graph.variant_dps):
         forward, backward, microbatch = _pairs(measured, v, stage)
-        block = measured.durations.block(v)
+        block = durations.block(v)
         shape = (len(forward), measured.durations.n_steps, len(dps))
         axes = (microbatch[:, None, None], measured.steps[:, None], dps)
         labels = (np.broadcast_to(axis, shape).ravel() for axis in axes)
@@ -43,10 +45,10 @@ def scatter_data(measured: Measured) -> dict[str, Any]:
 
 
 def _pairs(measured: Measured, variant: int, stage: int) -> tuple[Ints, Ints, Ints]:
-    """Ops (within the variant) of forward and backward, and their microbatch."""
+    """First parts (within the variant) of forwards and backwards, and their microbatch."""
     graph = measured.graph
     ops = graph.variant_ops(variant)
-    in_stage = graph.pp[ops] == stage
+    in_stage = (graph.pp[ops] == stage) & (graph.pass_of[ops] == np.arange(ops.start, ops.stop))
     if measured.job.vpp_size > 1:
         in_stage &= graph.chunk[ops] > 0
     sides = []

@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources.call_logs import flight_recorder, nccl_inspector, nccl_profiler, xpu_timer
+from paceline.sources import nccl_ras
+from paceline.sources.call_logs import (
+    flight_recorder,
+    nccl_inspector,
+    nccl_profiler,
+    torchcomms,
+    xpu_timer,
+)
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names
 from paceline.sources.devices.xpu_timer import matches as is_timeline
-from paceline.sources.json_stream import head
 from paceline.trace.calls import CallLog
 
 #: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for
@@ -21,7 +27,7 @@ MAX_APART_S = 60.0
 
 
 def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]]:
-    """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, xpu_timer, tables.
+    """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, and others.
 
     Args:
         paths: files of one format, or folders of them; ranks apart or together.
@@ -71,17 +77,24 @@ def _format(path: Path) -> str:
         return "flight-recorder"
     if is_timeline(path):
         return "xpu-timer"
+    if torchcomms.matches(path):
+        return "torchcomms"
     if nccl_inspector.is_metrics(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
             "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
-            "NCCL_INSPECTOR_DUMP_VERBOSE=1"
+            "NCCL_INSPECTOR_DUMP_VERBOSE=1; or give paceline detect Prometheus' range JSON of "
+            "nccl_collective_exec_time_microseconds"
         )
-    # NCCL 2.30.7, src/ras/client_support.cc: jsonWriteHeader.
-    if '"communicators_count"' in head(path):
+    if nccl_ras.matches(path):
         raise TraceError(
-            f"{path} is a status of NCCL RAS: how many calls each rank made, and which ranks are "
-            "missing, without a time; give a log of NCCL Inspector or a flight recorder's dump"
+            f"{path} is a status of NCCL RAS: how many calls each rank made, without a time; give "
+            "it to paceline detect --collectives, without logs of calls"
+        )
+    if nccl_ras.is_text(path):
+        raise TraceError(
+            f"{path} is what ncclras prints for people: it leaves out most ranks, and every "
+            "release has another form; ask NCCL 2.28.7 or later for JSON: ncclras -f json"
         )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
@@ -92,6 +105,10 @@ def _read_recorded(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 
 def _read_timelines(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     return _joined([xpu_timer.read(path) for path in paths], paths)
+
+
+def _read_clogs(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
+    return _joined([torchcomms.read(path) for path in paths], paths)
 
 
 def _joined(
@@ -122,6 +139,7 @@ _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]]
     "nccl-inspector": _read_inspected,
     "nccl-profiler": _read_profiled,
     "table": _tables,
+    "torchcomms": _read_clogs,
     "xpu-timer": _read_timelines,
 }
 

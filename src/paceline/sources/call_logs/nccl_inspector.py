@@ -14,7 +14,8 @@ before 2.29 ext-profiler/inspector; format v4.0):
                        [{"channel_id": 0, "kernel_start_ts": 1748030377686312, ...}]}}}  # verbose
 
 Sends and recvs (from 2.30.3 on) have ``p2p_perf`` with ``p2p``, ``p2p_sn``, ``p2p_peer`` and so on.
-A line without a header belongs to the header above it.
+A line without a header belongs to the header above it; ``dump_stats`` (v4.2, not released with
+2.30.7) are no calls. Proxy events, and so networks' directions, no released version writes.
 
 ``id`` names the communicator and ``rank`` counts within it, so a process is (hostname, pid), and
 its global rank is that in the communicator that holds all processes; where none does, processes
@@ -106,7 +107,8 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
         above: dict[str, Any] = {}
         for place, entry in _entries(path):
             above |= {key: entry[key] for key in ("header", "metadata") if key in entry}
-            others += not _add(index, calls, {**above, **entry}, place)
+            if "dump_stats" not in entry:
+                others += not _add(index, calls, {**above, **entry}, place)
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs of NCCL Inspector"
     if not calls.op:
         raise TraceError(f"{where}: no collective is in there (coll_perf, p2p_perf)")

@@ -144,7 +144,9 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     calls = {rank: _calls(process) for rank, process in of_rank.items()}
     timed = any(row.on_device for rows in calls.values() for row in rows)
     n_without = sum(not row.on_device for rows in calls.values() for row in rows)
-    if not timed:
+    if any(process.meta.get("abi") == 0 for process in of_rank.values()):
+        notes.append("recorded by the shim, which sees when the host calls NCCL and nothing more")
+    elif not timed:
         notes.append("no call has times on the device: when the host queued it counts")
     elif n_without:
         notes.append(f"{n_without:,} calls without times on the device are left out")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.sources import kineto
-from paceline.sources.devices import chakra, nsight, rocprof, xpu_timer
+from paceline.sources.devices import chakra, nsight, rocpd, rocprof, xpu_timer
 from paceline.sources.devices.table import Devices
 from paceline.sources.kineto.device import read_device
 
@@ -35,6 +35,7 @@ _PROFILES = DeviceFormat("kineto", "a PyTorch profile", kineto.matches, _read_pr
 TOOLS: tuple[DeviceFormat, ...] = (
     DeviceFormat("nsight", "an export of Nsight Systems", nsight.matches, nsight.read_devices),
     DeviceFormat("rocprof", "a file of rocprofv3", rocprof.matches, rocprof.read_devices),
+    DeviceFormat("rocpd", "a database of rocprofv3 (rocpd)", rocpd.matches, rocpd.read_devices),
     DeviceFormat("xpu_timer", "a timeline of xpu_timer", xpu_timer.matches, xpu_timer.read_devices),
     DeviceFormat("chakra", "an execution trace", chakra.matches, chakra.read_devices),
 )

@@ -3,27 +3,22 @@
 Schema: NVIDIA's "SQLite Export Schema Reference" (Nsight Systems 2021.5 to 2026.2, export schema
 3.25), held against exports of Nsight Systems 2026.2.1. Times are nanoseconds of one clock; a
 ``globalTid`` holds the process id in its bits 24 to 47, a ``globalPid`` the same with no thread.
-Tables and columns are there only where something filled them, so all but the kernels may lack.
+Tables and columns are there only where something filled them. Without kernels there are the NVTX
+ranges of the host, its steps among them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from paceline.errors import TraceError
+from paceline.sources.devices.sqlite_file import SqliteFile, is_sqlite, whole_column
 from paceline.sources.devices.table import Devices, DeviceTable
 from paceline.sources.kineto.device import RankFile, Work, work_of
 
-if TYPE_CHECKING:
-    from sqlite3 import Connection
-
-_MAGIC = b"SQLite format 3\0"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES, _SETS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -46,14 +41,18 @@ STEP_NAME = re.compile(
 )
 
 
+_NOTE = "Nsight Systems does not say global ranks; devices are listed by process and number"
+_HOST_NOTE = "Nsight Systems does not say global ranks; processes are listed by number"
+
+#: What torch adds to a range's name (``getNvtxStr``, torch/csrc/profiler/util.cpp of 2.13).
+_ADDED = re.compile(r", (?:seq|op_id|sizes|input_op_ids|inputs) = .*", re.DOTALL)
+
+
 def matches(path: Path) -> bool:
     """Whether the file is an SQLite database with Nsight Systems' tables."""
     try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return False
-        return "StringIds" in _Export(path).columns
-    except (OSError, TraceError):
+        return is_sqlite(path) and "StringIds" in _Export(path).columns
+    except TraceError:
         return False
 
 
@@ -63,17 +62,12 @@ def is_report(path: Path) -> bool:
 
 
 def read_devices(path: Path) -> Devices:
-    """Read an export; some 60 bytes per kernel and 24 per call of the host stay.
+    """Read an export; some 60 bytes per kernel, 24 per call of the host and 20 per range stay.
 
     Raises:
-        TraceError: it is damaged, or has no kernels.
+        TraceError: it is damaged, or has neither kernels nor NVTX ranges.
     """
     export = _Export(path)
-    if _KERNELS not in export.columns:
-        raise TraceError(
-            f"{path} has no kernels (no table {_KERNELS}); profile with nsys profile --trace "
-            "cuda,nvtx and export with nsys export --type sqlite"
-        )
     gpus = export.gpus()
     places = export.places()
     several = len({process for process, _ in places}) > 1
@@ -81,49 +75,24 @@ def read_devices(path: Path) -> Devices:
     for process, device in places:
         name = f"{gpus.get(device, 'GPU')} {device}"
         ranks.append(export.rank(process, device, name + f" of process {process}" * several))
-    if not ranks:
-        raise TraceError(f"{path} has no kernels; was anything run while it was profiled?")
-    note = "Nsight Systems does not say global ranks; devices are listed by process and number"
-    return Devices(tuple(ranks), (note,))
+    if ranks:
+        return Devices(tuple(ranks), (_NOTE,))
+    hosts = tuple(host for process in export.processes() if (host := export.host(process)))
+    if not hosts:
+        raise TraceError(
+            f"{path} has no kernels (in {_KERNELS}) and no ranges (in {_RANGES}); profile with "
+            "nsys profile --trace cuda,nvtx and export with nsys export --type sqlite"
+        )
+    return Devices(hosts, (_HOST_NOTE,))
 
 
-class _Export:
-    """An open export, asked for what it has; errors of SQLite name the file."""
+class _Export(SqliteFile):
+    """An open export, asked for what it has."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        #: Table -> its columns. Views are left out: they are none of the tool's.
-        self.columns: dict[str, set[str]] = {
-            table: {str(row[1]) for row in self.rows(f'pragma table_info("{table}")')}
-            for (table,) in self.rows("select name from sqlite_master where type = 'table'")
-            if isinstance(table, str) and table.replace("_", "").isalnum()
-        }
-
-    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query.
-
-        Raises:
-            TraceError: SQLite cannot read the file.
-        """
-        import sqlite3
-
-        try:
-            with closing(self._connect()) as connection:
-                yield from connection.execute(query, values)
-        except (sqlite3.Error, ValueError, OverflowError, TypeError) as error:
-            raise TraceError(
-                f"{self.path} is no export of Nsight Systems, or damaged ({error}); export it "
-                "again with nsys export --type sqlite"
-            ) from None
-
-    def _connect(self) -> Connection:
-        import sqlite3
-
-        # immutable: nothing is written beside the file, and no lock is taken.
-        where = f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1"
-        connection = sqlite3.connect(where, uri=True)
-        connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-        return connection
+        super().__init__(
+            path, "no export of Nsight Systems", "export it again with nsys export --type sqlite"
+        )
 
     def places(self) -> list[tuple[int, int]]:
         """(process id, device number) of what ran; process 0 where the export does not say."""
@@ -136,6 +105,8 @@ class _Export:
             )
             if isinstance(device, int) and isinstance(process, int)
         }
+        if _KERNELS not in self.columns:
+            return []
         kernels = {
             device
             for (device,) in self.rows(f"select distinct cast(deviceId as int) from {_KERNELS}")
@@ -201,7 +172,7 @@ class _Export:
         if columns is None:
             return
         wanted = ("start", "end", "streamId", "correlationId", what)
-        numbers = ", ".join(_number(column, columns) for column in wanted)
+        numbers = ", ".join(whole_column(column, columns) for column in wanted)
         yield from self.rows(
             f"select {numbers} from {table} where cast(deviceId as int) = ? and "
             f"{self._process(table)} = ?",
@@ -213,13 +184,41 @@ class _Export:
         columns = self.columns.get(_CALLS)
         if columns is not None:
             numbers = ", ".join(
-                _number(name, columns) for name in ("start", "end", "correlationId")
+                whole_column(name, columns) for name in ("start", "end", "correlationId")
             )
             of = f"{self._process(_CALLS)} = ?" if "globalTid" in columns else "? >= 0"
             yield from self.rows(f"select {numbers} from {_CALLS} where {of}", process)
 
+    def processes(self) -> list[int]:
+        """Ids of processes with NVTX ranges; process 0 where the export does not say."""
+        if _RANGES not in self.columns:
+            return []
+        rows = self.rows(f"select distinct {self._process(_RANGES)} from {_RANGES}")
+        return sorted(process for (process,) in rows if isinstance(process, int))
+
+    def host(self, process: int) -> RankFile | None:
+        """The ranges of a process on the host; None where it has none."""
+        table, steps, n = DeviceTable(self.path), [], 0
+        for low, high, thread, text in self._named_ranges(process):
+            match = STEP_NAME.fullmatch(text.strip())
+            if match:
+                steps.append((low, high, int(match[1])))
+            else:
+                table.operator(_ADDED.sub("", text)[:200], low, high, thread)
+            n += 1
+        return table.finish(f"process {process}", steps) if n else None
+
     def _steps(self, process: int) -> Iterator[tuple[int, int, int]]:
         """(start, end in ns, number) of the process' NVTX ranges that name a step."""
+        # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
+        named = " and (label like '%step%' or label like '%iter%')"
+        for low, high, _, text in self._named_ranges(process, named):
+            match = STEP_NAME.fullmatch(text.strip())
+            if match:
+                yield low, high, int(match[1])
+
+    def _named_ranges(self, process: int, also: str = "") -> Iterator[tuple[int, int, int, str]]:
+        """(start, end in ns, thread, name) of the process' NVTX ranges; ``also`` is further SQL."""
         columns = self.columns.get(_RANGES)
         if columns is None or not {"start", "end", "eventType"} <= columns:
             return
@@ -230,19 +229,12 @@ class _Export:
             return
         types = ", ".join(map(str, _RANGE_TYPES))
         of = f"{self._process(_RANGES)} = ?" if "globalTid" in columns else "? >= 0"
-        # Each operator of emit_nvtx is a range, so SQLite sorts out most of them.
+        labelled = f"select *, coalesce({', '.join(texts)}, '') as label from {_RANGES}"
+        numbers = ", ".join(whole_column(name, columns) for name in ("start", "end", "globalTid"))
         rows = self.rows(
-            f"select {_number('start', columns)}, {_number('end', columns)}, label from (select *, "
-            f"coalesce({', '.join(texts)}, '') as label from {_RANGES}) where {of} and "
-            f"eventType in ({types}) and (label like '%step%' or label like '%iter%')",
+            f"select {numbers}, label from ({labelled}) "
+            f"where {of} and eventType in ({types}){also}",
             process,
         )
-        for low, high, text in rows:
-            match = STEP_NAME.fullmatch(str(text).strip())
-            if match:
-                yield low, high, int(match[1])
-
-
-def _number(column: str, columns: set[str]) -> str:
-    """SQL of a column as a whole number; -1 where there is none."""
-    return f'ifnull(cast("{column}" as int), -1)' if column in columns else "-1"
+        for low, high, thread, text in rows:
+            yield low, high, thread, str(text)

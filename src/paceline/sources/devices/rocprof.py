@@ -13,22 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
-from paceline.sources.devices.nsight import STEP_NAME
 from paceline.sources.devices.rocprof_json import TOP, Records
-from paceline.sources.devices.table import Devices, DeviceTable
+from paceline.sources.devices.rocprof_process import RocprofProcess
+from paceline.sources.devices.table import Devices
 from paceline.sources.fields import mapping
 from paceline.sources.json_stream import head, lines
-from paceline.sources.kineto.device import Work, work_of
 
 _JSON = re.compile(rf'\s*\{{\s*"{TOP}"\s*:')
 _TIMES = ("Start_Timestamp", "End_Timestamp")
-#: HIP's own kernels for copies and sets.
-_COPY_KERNEL = re.compile(r"__amd_rocclr_(?:copy|fill)")
-
-#: Tables are made before rows are put into them, so their names stand in front.
-_SCHEMA_BYTES = 1 << 18
-
-_NOTE = "rocprofv3 does not say global ranks; GPUs are listed by process and number"
 
 
 def matches(path: Path) -> bool:
@@ -36,16 +28,6 @@ def matches(path: Path) -> bool:
     start = head(path, 1 << 12)
     first = start.partition("\n")[0]
     return bool(_JSON.match(start)) or all(name in first for name in ("Kernel_Name", *_TIMES))
-
-
-def is_database(path: Path) -> bool:
-    """Whether the file is rocpd's: SQLite, with tables ``rocpd_...`` (``rocpd_tables.sql``)."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(_SCHEMA_BYTES)
-    except OSError:
-        return False
-    return start.startswith(b"SQLite format 3\0") and b"rocpd_" in start
 
 
 def read_devices(path: Path) -> Devices:
@@ -57,7 +39,7 @@ def read_devices(path: Path) -> Devices:
     Raises:
         TraceError: it is damaged, or has no kernels.
     """
-    process = _Process(path)
+    process = RocprofProcess(path)
     if _JSON.match(head(path, 1 << 12)):
         _read_json(path, process)
     else:
@@ -65,61 +47,7 @@ def read_devices(path: Path) -> Devices:
     return process.devices()
 
 
-class _Process:
-    """What one process ran, by GPU."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.label = ""
-        self.names: dict[str, str] = {}
-        self._tables: dict[str, DeviceTable] = {}
-        self._works: dict[str, Work] = {}
-        self._copies: list[tuple[tuple[str, str], int, int, int]] = []
-        self._calls: list[tuple[int, int, int]] = []
-        self._steps: list[tuple[int, int, int]] = []
-
-    def kernel(
-        self, gpu: str, name: str, start_ns: int, end_ns: int, stream: int, number: int
-    ) -> None:
-        table = self._tables.get(gpu)
-        if table is None:
-            table = self._tables[gpu] = DeviceTable(self.path)
-        work = self._works.get(name)
-        if work is None:
-            work = Work.MEMORY if _COPY_KERNEL.match(name) else work_of(name)
-            self._works[name] = work
-        table.add(name, work, start_ns, end_ns, stream, number)
-
-    def copy(self, ends: tuple[str, str], start_ns: int, end_ns: int, number: int) -> None:
-        """A copy from one agent to another, one of them or both GPUs."""
-        self._copies.append((ends, start_ns, end_ns, number))
-
-    def call(self, number: int, start_ns: int, end_ns: int) -> None:
-        self._calls.append((number, start_ns, end_ns))
-
-    def range(self, name: str, start_ns: int, end_ns: int) -> None:
-        match = STEP_NAME.fullmatch(name.strip())
-        if match:
-            self._steps.append((start_ns, end_ns, int(match[1])))
-
-    def devices(self) -> Devices:
-        if not self._tables:
-            raise TraceError(
-                f"{self.path} has no kernels; profile with rocprofv3 --kernel-trace --hip-trace "
-                "--memory-copy-trace --marker-trace --output-format json"
-            )
-        for ends, start_ns, end_ns, number in self._copies:
-            for gpu in {*ends} & self._tables.keys():
-                self._tables[gpu].add("Memcpy", Work.MEMORY, start_ns, end_ns, -1, number)
-        ranks = []
-        for gpu, table in sorted(self._tables.items()):
-            for number, start_ns, end_ns in self._calls:
-                table.launch(number, start_ns, end_ns)
-            ranks.append(table.finish(self.names.get(gpu, gpu) + self.label, self._steps))
-        return Devices(tuple(ranks), (_NOTE,))
-
-
-def _read_json(path: Path, process: _Process) -> None:
+def _read_json(path: Path, process: RocprofProcess) -> None:
     """What generateJSON.cpp writes; names and agents stand in front of the records."""
     kernels: dict[int, str] = {}
     ranges: dict[int, str] = {}
@@ -150,7 +78,7 @@ def _read_json(path: Path, process: _Process) -> None:
 
 
 def _record(
-    process: _Process,
+    process: RocprofProcess,
     key: str,
     record: Mapping[str, Any],
     kernels: Mapping[int, str],
@@ -174,7 +102,7 @@ def _record(
         process.range(ranges.get(number, ""), *times)
 
 
-def _read_csv(path: Path, process: _Process) -> None:
+def _read_csv(path: Path, process: RocprofProcess) -> None:
     for row in _rows(path):
         gpu, stream = row.get("Agent_Id") or "", "Stream_Id" if "Stream_Id" in row else "Queue_Id"
         name = row.get("Kernel_Name") or "kernel without a name"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.kineto.device import Operators, RankFile, Work
+from paceline.sources.kineto.device import Operators, RankFile, Work, outermost
 from paceline.sources.kineto.events import Span
 
 #: Times and numbers beyond this are no nanoseconds of a clock: 146 years.
@@ -41,6 +41,7 @@ class DeviceTable:
         self._work, self._name = array("b"), array("i")
         self._stream, self._correlation = array("q"), array("q")
         self._launches = (array("q"), array("q"), array("q"))
+        self._ranges = (array("q"), array("q"), array("q"), array("i"))
 
     def __len__(self) -> int:
         return len(self._work)
@@ -70,6 +71,13 @@ class DeviceTable:
             for column, value in zip(self._launches, (start_ns, end_ns, correlation), strict=True):
                 column.append(value)
 
+    def operator(self, name: str, start_ns: int, end_ns: int, thread: int) -> None:
+        """Add a range on the host, for files without a device; those without times are left out."""
+        if 0 <= start_ns <= end_ns < MAX_NS and abs(thread) < MAX_NS:
+            number = self._names.setdefault(name, len(self._names))
+            for column, value in zip(self._ranges, (start_ns, end_ns, thread, number), strict=True):
+                column.append(value)
+
     def finish(
         self,
         device: str,
@@ -87,9 +95,14 @@ class DeviceTable:
         """
         steps = sorted({step for step in steps if 0 <= step[0] <= step[1] < MAX_NS})
         start, end = (np.array(times, dtype=np.int64) for times in self._times)
-        first = min([int(start.min()), *(step[0] for step in steps)])
+        begin, until, thread, name = (np.array(column) for column in self._ranges)
+        outer = outermost(begin, until, thread)
+        first = min(
+            int(start.min(initial=MAX_NS)),
+            int(begin.min(initial=MAX_NS)),
+            *(step[0] for step in steps),
+        )
         launch_s, launched_s = self._launched(first)
-        none = np.empty(0)
         return RankFile(
             path=self._path,
             rank=rank,
@@ -108,7 +121,12 @@ class DeviceTable:
                 Span((low - first) * 1e-9, (high - first) * 1e-9, number)
                 for low, high, number in steps
             ),
-            operators=Operators(none, none, np.empty(0, np.int32), np.empty(0, np.int32)),
+            operators=Operators(
+                _seconds(begin[outer] - first),
+                _seconds(until[outer] - first),
+                np.unique(thread[outer], return_inverse=True)[1].astype(np.int32),
+                name[outer].astype(np.int32),
+            ),
         )
 
     def _launched(self, first: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

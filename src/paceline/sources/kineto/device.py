@@ -50,6 +50,29 @@ _OTHER = re.compile(
 _COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "hip_runtime", "xpu_runtime")
 _OPERATORS = ("cpu_op", "operator")
+#: What is read of an event's ``args``.
+_ARGS = ("correlation", "stream")
+
+
+#: Ranges of a schedule that runs passes at once name the direction: ``attn(F)``, ``dispatch(B)``,
+#: ``mlp(W)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``: DualPipe).
+_PASS_RANGE = re.compile(r"(.{1,80})\((F|B|W)\)")
+
+
+@dataclass(frozen=True)
+class PassRange:
+    """A range of the host that launched work of one direction. Times in seconds.
+
+    Attributes:
+        start_s, end_s: of the range.
+        name: of the range, ``attn(F)``.
+        way: ``F`` forward, ``B`` backward (of the inputs), ``W`` of the weights.
+    """
+
+    start_s: float
+    end_s: float
+    name: str
+    way: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +95,7 @@ class RankFile:
         steps: ``ProfilerStep`` ranges of the host by start.
         operators: [operator] start and end of operators outside of any other, and their thread and
             name; only where the device ran nothing.
+        passes: ranges of the host that name the direction of what they launch, by start.
     """
 
     path: Path
@@ -88,6 +112,7 @@ class RankFile:
     launched_s: Times
     steps: tuple[Span, ...]
     operators: Operators
+    passes: tuple[PassRange, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +132,7 @@ def read_device(path: Path) -> RankFile:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
     """
     reader = _Reader()
-    header = hand_out(path, reader.takers, 1.0)
+    header = hand_out(path, reader.takers, 1.0, _ARGS)
     return reader.finish(path, header)
 
 
@@ -127,6 +152,7 @@ class _Reader:
         self._work_of: dict[int, Work] = {}
         self._threads: dict[str, int] = {}
         self._steps: list[Span] = []
+        self._passes: list[PassRange] = []
         self._times = (array("d"), array("d"))
         self._work, self._name = array("b"), array("i")
         self._stream, self._correlation = array("q"), array("q")
@@ -134,8 +160,11 @@ class _Reader:
         self._operators = (array("d"), array("d"), array("i"), array("i"))
 
     def _annotation(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
-        if match := STEP_RANGE.fullmatch(str(event.get("name"))):
+        name = str(event.get("name"))
+        if match := STEP_RANGE.fullmatch(name):
             self._steps.append(Span(start_us, end_us, int(match[1])))
+        elif match := _PASS_RANGE.fullmatch(name):
+            self._passes.append(PassRange(start_us, end_us, name, match[2]))
 
     def _kernel(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
         name = self._name_of(event)
@@ -231,6 +260,10 @@ class _Reader:
                 operators.thread,
                 operators.name,
             ),
+            passes=tuple(
+                PassRange((p.start_s - first) * 1e-6, (p.end_s - first) * 1e-6, p.name, p.way)
+                for p in sorted(self._passes, key=lambda item: (item.start_s, -item.end_s))
+            ),
         )
 
     def _launched(self) -> tuple[Times, Times]:
@@ -248,16 +281,22 @@ class _Reader:
     def _outer_operators(self) -> Operators:
         """The operators that no other of their thread is around, in microseconds."""
         start, end, thread, name = (np.array(column) for column in self._operators)
-        if self._work:
-            start, end, thread, name = start[:0], end[:0], thread[:0], name[:0]
-        order = np.lexsort((-end, start, thread))
-        start, end, thread, name = start[order], end[order], thread[order], name[order]
-        outer = np.zeros(len(start), dtype=bool)
-        for one in np.unique(thread):
-            rows = np.flatnonzero(thread == one)
-            until = np.maximum.accumulate(end[rows])
-            outer[rows] = np.append(True, start[rows][1:] >= until[:-1])
-        return Operators(start[outer], end[outer], thread[outer], name[outer])
+        rows = np.arange(0) if self._work else outermost(start, end, thread)
+        return Operators(start[rows], end[rows], thread[rows], name[rows])
+
+
+def outermost(
+    start: npt.NDArray[Any], end: npt.NDArray[Any], thread: npt.NDArray[Any]
+) -> npt.NDArray[np.intp]:
+    """Those of some ranges that no other of their thread is around, by thread and start."""
+    order = np.lexsort((-end, start, thread))
+    outer = np.zeros(len(order), dtype=bool)
+    for one in np.unique(thread):
+        places = np.flatnonzero(thread[order] == one)
+        rows = order[places]
+        until = np.maximum.accumulate(end[rows])
+        outer[places] = np.append(True, start[rows][1:] >= until[:-1])
+    return order[outer]
 
 
 def work_of(name: str) -> Work:

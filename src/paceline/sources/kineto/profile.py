@@ -53,6 +53,12 @@ _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
 #: Ranges of schedules that run a forward beside a backward: DualPipe's ``1F1B``, ``attn(F)``,
 #: ``mlp(W)``, ``dispatch(B)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``).
 _OVERLAPPED = re.compile(r"1F1B|(?:attn|mlp|dispatch|combine)\((?:F|B|W)\)")
+#: What is read of an event's ``args``.
+_ARGS = (
+    *("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id"),
+    *("Collective name", "Process Group Name", "Seq", "In msg nelems", "Src Rank", "Dst Rank"),
+    "Concrete Inputs",
+)
 #: What ``prof.step()`` writes around a step.
 STEP_RANGE = re.compile(r"ProfilerStep#(\d{1,9})")
 
@@ -64,7 +70,7 @@ def read_profile(path: Path) -> Profile:
         TraceError: it is damaged, no profile, or names no rank.
     """
     reader = _Reader(path)
-    return reader.finish(hand_out(path, reader.takers, 1e-6))
+    return reader.finish(hand_out(path, reader.takers, 1e-6, _ARGS))
 
 
 class _Reader:

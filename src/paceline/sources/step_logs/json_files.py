@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from paceline.sources.step_logs.lines import Columns, steps_of_elapsed
 
 #: Words in the head of such a file.
 TRAINER_STATE, PROMETHEUS = '"log_history"', '"resultType"'
+
+#: End of a metric's name -> seconds of its unit.
+_UNITS = {"_ms": 1e-3, "_milliseconds": 1e-3, "_us": 1e-6, "_microseconds": 1e-6}
+
+#: Series that a note names.
+_LISTED = 8
 
 _SCRAPES = (
     "each sample is a scrape, not a step: steps are counted by scrapes, and lost seconds are those "
@@ -66,7 +73,7 @@ def _prometheus(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[str
     if len(names) > 1:
         raise TraceError(f"{path} holds several metrics ({', '.join(sorted(names))}); give one")
     (name,) = names
-    scale = 1e-3 if name.endswith(("_ms", "_milliseconds")) else 1.0
+    scale = next((unit for end, unit in _UNITS.items() if name.endswith(end)), 1.0)
     stamps = sorted({float(at) for series in data["result"] for at, _ in series["values"]})
     number_of = {at: i for i, at in enumerate(stamps)}
     samples = [
@@ -76,8 +83,22 @@ def _prometheus(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[str
     ]
     step, rank, seconds = np.array(samples).T
     known = np.isfinite(seconds)
-    notes = (_SCRAPES,)
+    notes = (_SCRAPES, *_numbered([series["metric"] for series in data["result"]]))
     return {"step": step[known], "rank": rank[known], "duration_s": seconds[known]}, notes
+
+
+def _numbered(labels: Sequence[Mapping[str, str]]) -> list[str]:
+    """Which series has which number, where they are not called by their rank."""
+    if len(labels) < 2 or any("rank" in own for own in labels):
+        return []
+    names = sorted({name for own in labels for name in own})
+    apart = [name for name in names if len({own.get(name) for own in labels}) > 1]
+    told = [
+        f"{place} is {', '.join(f'{name} {own[name]}' for name in apart if name in own)}"
+        for place, own in enumerate(labels[:_LISTED])
+    ]
+    more = [f"and {len(labels) - _LISTED:,} more"] if len(labels) > _LISTED else []
+    return ["series without a label rank are numbered as ranks: " + "; ".join([*told, *more])]
 
 
 def _rank(labels: dict[str, str], place: int) -> float:

@@ -44,5 +44,6 @@ def _load(path: Path) -> Telemetry:
             raise TraceError(f"{path} is of {tool}, which tells no times: use nvidia-smi or DCGM")
     raise TraceError(
         f"{path} is no telemetry: known are the CSV of nvidia-smi --query-gpu=timestamp,index,... "
-        "--format=csv, and DCGM's fields in Prometheus' range JSON or an exporter's page"
+        "--format=csv, and fields of DCGM or xpu_timer in Prometheus' range JSON or on an "
+        "exporter's page"
     )

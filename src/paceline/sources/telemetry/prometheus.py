@@ -1,7 +1,9 @@
-"""DCGM's fields in Prometheus: the answer to a range query, or what an exporter's page says once.
+"""What Prometheus has of GPUs: the answer to a range query, or what an exporter's page says once.
 
-Names, units and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at 00d6d34);
-labels ``gpu`` and ``Hostname``, or the target's ``instance``. DCGM's blank values are left out.
+DCGM's fields and xpu_timer's (:mod:`paceline.sources.telemetry.xpu_timer`) are known.
+
+DCGM's names, units and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at
+00d6d34); labels ``gpu`` and ``Hostname``, or the target's ``instance``. Blank values are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
+from paceline.sources.telemetry import xpu_timer
 from paceline.sources.telemetry.table import REASON_BITS, Gpu, Telemetry, telemetry_of
 
 #: DCGM's field -> (metric, value of one unit).
@@ -39,34 +42,42 @@ FIELDS: Mapping[str, tuple[str, float]] = {
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 #: From here on DCGM's 64-bit and 32-bit values mean "blank" (dcgm_structs.h).
 _BLANK = 0x7FFFFFF0
-_SERIES = re.compile(r"^(DCGM_FI_\w+)\{([^}]*)\}\s+(\S+)(?:\s+(\d+))?\s*$", re.MULTILINE)
+_SERIES = re.compile(
+    r"^((?:DCGM_FI|XPU_TIMER)_\w+)\{([^}]*)\}\s+(\S+)(?:\s+(\d+))?\s*$", re.MULTILINE
+)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MS = 1e-3
 
 
 def matches(head: str) -> bool:
-    """Whether a file begins with DCGM's fields."""
-    return "DCGM_FI_" in head
+    """Whether a file begins with DCGM's fields or xpu_timer's."""
+    return "DCGM_FI_" in head or "XPU_TIMER_" in head
 
 
 def load(path: Path) -> Telemetry:
     """Read a file.
 
     Raises:
-        TraceError: it is damaged, or has no field of DCGM that is known here.
+        TraceError: it is damaged, or has no field that is known here.
     """
     text = path.read_text(encoding="utf-8-sig")
     is_json = text.lstrip().startswith(("{", "["))
-    rows = list(_of_json(text, path) if is_json else _of_page(text, path))
-    if not rows:
-        raise TraceError(f"{path} has none of DCGM's fields; known are {', '.join(FIELDS)}")
-    return telemetry_of(rows)
+    hangs: dict[Gpu, tuple[float, float]] = {}
+    series = _of_json(text, path, hangs) if is_json else _of_page(text, path, hangs)
+    rows = list(xpu_timer.fastest(series))
+    note = xpu_timer.hang_note({gpu: value for gpu, (_, value) in hangs.items()})
+    if not rows and not hangs:
+        known = ", ".join([*FIELDS, xpu_timer.FLOPS, xpu_timer.HANG])
+        raise TraceError(f"{path} has no field that is known; known are {known}")
+    return telemetry_of(rows, [note] if note else [])
 
 
-def _of_json(text: str, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+def _of_json(
+    text: str, path: Path, hangs: dict[Gpu, tuple[float, float]]
+) -> Iterator[tuple[Gpu, str, float, float]]:
     try:
         answer = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is no JSON: {error}") from None
     for part in answer if isinstance(answer, list) else [answer]:
         data = part.get("data") if isinstance(part, dict) else None
@@ -74,36 +85,52 @@ def _of_json(text: str, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
         if not isinstance(result, list):
             raise TraceError(f"{path} is no answer of Prometheus: it lacks data.result")
         for series in result:
-            yield from _of_series(series, path)
+            yield from _of_series(series, path, hangs)
 
 
-def _of_series(series: Any, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+def _of_series(
+    series: Any, path: Path, hangs: dict[Gpu, tuple[float, float]]
+) -> Iterator[tuple[Gpu, str, float, float]]:
     try:
-        labels = series["metric"]
+        labels = {name: str(value) for name, value in series["metric"].items()}
         points = series["values"] if "values" in series else [series["value"]]
-        for time_s, value in points:
-            yield from _values(labels["__name__"], labels, float(time_s), float(value))
-    except (KeyError, TypeError, ValueError):
+        samples = [(float(time_s), float(value)) for time_s, value in points]
+        name = labels["__name__"]
+        for time_s, value in xpu_timer.fresh(samples) if name == xpu_timer.FLOPS else samples:
+            yield from _values(name, labels, time_s, value, hangs)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise TraceError(
             f"{path}: a series needs metric with __name__, and values of [time, value]; ask for "
             "the fields themselves, not for rate() of them"
         ) from None
 
 
-def _of_page(text: str, path: Path) -> Iterator[tuple[Gpu, str, float, float]]:
+def _of_page(
+    text: str, path: Path, hangs: dict[Gpu, tuple[float, float]]
+) -> Iterator[tuple[Gpu, str, float, float]]:
     taken_s = path.stat().st_mtime
     for name, labels, value, at_ms in _SERIES.findall(text):
         time_s = float(at_ms) * _MS if at_ms else taken_s
         # Older exporters do not name the host: the file does.
         told = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
-        yield from _values(name, told, time_s, float(value))
+        yield from _values(name, told, time_s, float(value), hangs)
 
 
 def _values(
-    name: str, labels: Mapping[str, str], time_s: float, value: float
+    name: str,
+    labels: Mapping[str, str],
+    time_s: float,
+    value: float,
+    hangs: dict[Gpu, tuple[float, float]],
 ) -> Iterator[tuple[Gpu, str, float, float]]:
+    """Rows of one value; the last one of who hangs is kept in ``hangs``."""
     if not value < _BLANK:
         return
+    if name == xpu_timer.FLOPS and xpu_timer.is_product(labels):
+        yield xpu_timer.gpu_of(labels), xpu_timer.FASTEST, time_s, value
+    elif name == xpu_timer.HANG:
+        gpu = xpu_timer.gpu_of(labels)
+        hangs[gpu] = max(hangs.get(gpu, (time_s, value)), (time_s, value))
     host = labels.get("Hostname") or labels.get("instance", "").rpartition(":")[0] or "?"
     gpu = Gpu(host, labels.get("gpu") or labels.get("device", "?").removeprefix("nvidia"))
     if name in _REASONS:

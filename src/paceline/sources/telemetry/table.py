@@ -41,6 +41,7 @@ METRICS: Mapping[str, Kind] = {
     "memory_clock_mhz": "gauge",
     "power_w": "gauge",
     "power_limit_w": "gauge",
+    "matmul_tflops": "gauge",
     "temperature_c": "gauge",
     "memory_temperature_c": "gauge",
     "pcie_generation": "gauge",

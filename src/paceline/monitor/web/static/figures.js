@@ -81,7 +81,40 @@ const PacelineFigures = {};
     addTable(box, title, head, rows);
   };
 
-  const drawers = { chart: Paceline.chartOf, workers, "workers-by-step": workersByStep };
+  const whole = (v) => v.toLocaleString("en-US");
+
+  /** Rows of ranks, columns of steps; what a cell says is a ratio to the step's median. */
+  const ranks = (box, data) => {
+    const values = Paceline.slowdowns(data.values);
+    const { rows, cols } = data;
+    const stepsOf = (c) => (data.first[c] === data.last[c] ? `step ${whole(data.first[c])}` : `steps ${whole(data.first[c])} to ${whole(data.last[c])}`);
+    const slowest = (r, c) => (data.slowest ? data.slowest[r][c] : data.ranks[r]);
+    const describe = (r, c, value) => {
+      if (!Number.isFinite(value)) return [`${stepsOf(c)}: no step time`, data.names[r]];
+      const which = data.slowest ? `, rank ${whole(slowest(r, c))}` : "";
+      return [`${stepsOf(c)}: ${ratio(value)}${which}`, data.names[r], ...(data.restarts.includes(c) ? ["the job began again"] : [])];
+    };
+    const pick = (r, c) => {
+      const there = new URL(location.href);
+      if (slowest(r, c) < 0) return;
+      there.searchParams.set("rank", slowest(r, c));
+      there.hash = "ranks";
+      location.assign(there);
+    };
+    const nameWidth = 14 + 6.5 * Math.max(...data.first.map((step) => whole(step).length));
+    const label = `Step time of ${rows} rows of ranks over the step's median, in ${cols} parts of the steps. Arrow keys move, Home goes to the slowest, Enter shows the rank.`;
+    const axes = { nameOf: (c) => whole(data.first[c]), nameWidth, rowOf: (r) => whole(data.ranks[r]), rowLabel: "rank", marks: data.restarts };
+    Paceline.heatmap(box, { rows, cols, values, top: data.top, label, describe, pick, ...axes });
+    const worst = (r) => [...Array(cols).keys()].reduce((best, c) => (values[r * cols + c] > values[r * cols + best] || !Number.isFinite(values[r * cols + best]) ? c : best), 0);
+    const lines = () =>
+      [...Array(rows).keys()]
+        .map((r) => [r, worst(r)])
+        .sort(([a, p], [b, q]) => values[b * cols + q] - values[a * cols + p])
+        .map(([r, c]) => [data.names[r], ratio(values[r * cols + c]), stepsOf(c)]);
+    addTable(box, "Table: where each row was slowest", ["ranks", "of the median", "when"], lines);
+  };
+
+  const drawers = { chart: Paceline.chartOf, workers, "workers-by-step": workersByStep, ranks };
 
   /** Draws all figures in a part of the page. */
   PacelineFigures.draw = (part) => {

@@ -31,7 +31,9 @@
     const fresh = document.importNode(part, true);
     const focusAgain = focusOf(old);
     const open = [...old.querySelectorAll("details[open][id]")].map((details) => details.id);
+    const typed = [...old.querySelectorAll("input[type=number][id]")].filter((input) => input.value !== input.defaultValue);
     old.replaceWith(fresh);
+    for (const { id, value } of typed) if (fresh.querySelector(`#${id}`)) fresh.querySelector(`#${id}`).value = value;
     Paceline.hideTip();
     PacelineFigures.draw(fresh);
     for (const id of open) document.getElementById(id)?.setAttribute("open", ""); // tables of figures, too

@@ -26,19 +26,24 @@
 
   const every = (n, size, needed) => [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].find((k) => k * size >= needed) ?? n;
 
-  const axes = (rows, cols, nameOf, { w, h, per, bands, band, place }) => {
+  const axes = (options, { w, h, per, bands, band, place }) => {
+    const { rows, cols, nameOf = String, nameWidth = 26, rowOf = String, rowLabel = "stage", marks = [] } = options;
     const nodes = [];
     const text = (x, y, content, anchor) =>
       nodes.push(svg("text", { x, y, "text-anchor": anchor, class: "tick" }, content));
-    const across = every(cols, w, 26);
+    const across = every(cols, w, nameWidth);
     for (let c = 0; c < cols; c++) {
       const at = place(0, c);
       if ((c % per) % across === 0) text(at.x + w / 2, at.y - 7, nameOf(c), "middle");
     }
     const down = every(rows, h, 13);
     for (let b = 0; b < bands; b++) {
-      for (let r = 0; r < rows; r += down) text(LEFT - 6, place(r, b * per).y + h / 2 + 4, r, "end");
-      text(0, b * band + TOP - 7, "stage", "start");
+      for (let r = 0; r < rows; r += down) text(LEFT - 6, place(r, b * per).y + h / 2 + 4, rowOf(r), "end");
+      text(0, b * band + TOP - 7, rowLabel, "start");
+    }
+    for (const c of marks) {
+      const [x, y] = [place(0, c).x - 0.5, place(0, c).y];
+      nodes.push(svg("line", { x1: x, x2: x, y1: y - 4, y2: y + rows * h, class: "mark" }));
     }
     return nodes;
   };
@@ -81,7 +86,9 @@
   /**
    * Draws a heatmap into box.
    * options: rows, cols, values (row by row), top (end of the scale), label (for screen readers),
-   * describe(row, col, value) -> lines of text; nameOf(col) -> what stands above a column.
+   * describe(row, col, value) -> lines of text; nameOf(col) -> what stands above a column, nameWidth
+   * wide; rowOf(row) -> what stands beside a row, rowLabel above them; marks: columns with a line in
+   * front; pick(row, col): a cell is double-clicked, or Enter pressed on it.
    * Returns update(values): other values, same scale.
    */
   Paceline.heatmap = (box, options) => {
@@ -129,6 +136,7 @@
     };
     const key = (event) => {
       if (event.key === "Escape") return Paceline.hideTip();
+      if (event.key === "Enter" && at !== null) return options.pick?.(Math.floor(at / cols), at % cols);
       const move = moves[event.key];
       if (event.key === "Home") at = worst();
       else if (move) {
@@ -155,14 +163,15 @@
       picture = svg(
         "svg",
         { ...attributes, ...access, class: "heatmap drawing", "aria-label": options.label },
-        ...axes(rows, cols, options.nameOf ?? String, size),
         ...made.flatMap(({ rect, text }) => (text ? [rect, text] : [rect])),
+        ...axes(options, size),
         frame,
       );
       picture.addEventListener("pointermove", point);
       picture.addEventListener("pointerdown", point);
       picture.addEventListener("pointerleave", Paceline.hideTip);
       picture.addEventListener("keydown", key);
+      picture.addEventListener("dblclick", () => at !== null && options.pick?.(Math.floor(at / cols), at % cols));
       picture.addEventListener("focus", focus);
       picture.addEventListener("blur", Paceline.hideTip);
       holder.replaceChildren(picture);

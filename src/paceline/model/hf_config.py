@@ -1,0 +1,146 @@
+"""A Hugging Face ``config.json``: its file, and its fields, checked where they are read."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+
+MAX_NAME = 60  # characters of a model's name that are kept
+MAX_BYTES = 1 << 22  # of a config.json; real ones have a few thousand
+
+
+#: ``model_type`` -> the class that it stands for where a config names none.
+MODEL_TYPES = {
+    "gpt2": "GPT2LMHeadModel",
+    "opt": "OPTForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "kimi_k2": "KimiK2ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HFConfig:
+    """The fields of a config; every complaint names the field."""
+
+    values: Mapping[str, Any]
+
+    def need(self, *keys: str) -> None:
+        """Refuse a config that lacks one of these fields."""
+        missing = [key for key in keys if self.values.get(key) is None]
+        if missing:
+            raise ModelError(f"it lacks {', '.join(missing)}, which {self.architecture()} needs")
+
+    def whole(self, key: str, default: int = 0) -> int:
+        """A whole number from 0 on."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            text = reprlib.repr(value)
+            raise ModelError(f"{key} must be a whole number, not {text}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            text = reprlib.repr(value)
+            raise ModelError(f"{key} must be true or false, not {text}")
+        return value
+
+    def text(self, key: str) -> str:
+        """A text; "" where there is none."""
+        value = self.values.get(key)
+        return value if isinstance(value, str) else ""
+
+    def refuse(self, unless: bool, feature: str) -> None:
+        """Say that ``feature`` is not modelled, unless the condition holds."""
+        if not unless:
+            raise ModelError(f"{feature} is not modelled for {self.architecture()}")
+
+    def architecture(self) -> str:
+        """The class that the config is of."""
+        names = self.values.get("architectures")
+        if isinstance(names, list | tuple) and names and isinstance(names[0], str):
+            return names[0]
+        kind = self.text("model_type")
+        if not kind:
+            raise ModelError(
+                "it names neither architectures nor model_type; is it the config.json of a model?"
+            )
+        return MODEL_TYPES.get(kind, kind)
+
+    def original_context(self) -> int:
+        """Context before the rotary positions were stretched; 0 where they were not."""
+        for key in ("rope_scaling", "rope_parameters"):
+            scaling = self.values.get(key)
+            if isinstance(scaling, Mapping):
+                return HFConfig(scaling).whole("original_max_position_embeddings")
+        return 0
+
+
+def load_config(path: Path) -> Mapping[str, Any]:
+    """The content of a file.
+
+    Raises:
+        ModelError: it cannot be read, or is no JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot read {path}: {reason}") from None
+    if len(raw) > MAX_BYTES:
+        raise ModelError(f"{path} is too long for a config.json; is it another file?")
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object but {reprlib.repr(content)}")
+    return content
+
+
+def printable_name(name: str) -> str:
+    """The last part of a name, without control characters and not too long."""
+    # Control characters would reach the terminal.
+    printable = "".join(c for c in name if unicodedata.category(c)[0] != "C")
+    return printable.rstrip("/").rpartition("/")[2][:MAX_NAME] or "model"

@@ -1,0 +1,67 @@
+"""A state in one ``.npz`` file: ``about`` is JSON with its numbers and texts, the arrays beside it.
+
+A crash leaves the file as it was or as it is now; a damaged one is known by its checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.detect.state import State
+from paceline.errors import StateError
+
+_ABOUT = "about"
+
+#: What reading a damaged file may raise.
+_DAMAGE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def write_state(path: Path, about: State, arrays: Mapping[str, Any]) -> None:
+    """Write the file anew; on disk when this returns."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_state(path: Path) -> tuple[State, State] | None:
+    """The numbers and texts, and the arrays; None where there is no such file.
+
+    Raises:
+        StateError: the file is damaged.
+    """
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise StateError(f"{path.name} cannot be read: {reason}") from None
+
+
+def _read(path: Path) -> tuple[State, State]:
+    with path.open("rb") as file:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()  # before NumPy trusts the sizes in it
+        if damaged is not None:
+            raise ValueError(f"{damaged} is damaged")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as saved:
+            arrays = {name: saved[name] for name in saved.files}
+    about = json.loads(str(arrays.pop(_ABOUT)))
+    if not isinstance(about, dict):
+        raise ValueError("it does not say what it is")
+    return about, arrays

@@ -1,0 +1,1 @@
+"""A running job stops at one collective and goes on: docs/pause.md has the protocol."""

@@ -1,0 +1,163 @@
+"""The two files of a pause, as ``native/pause.c`` reads and writes them: docs/pause.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+from paceline.pause.rules import Phase, Place, State
+
+FOLDER: Final = "pause"
+CONTROL: Final = "control"
+SLOTS: Final = "*.slot"
+
+_CONTROL_BYTES: Final = 192
+_SLOT_BYTES: Final = 2048
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the asker says.
+
+    Attributes:
+        pause: a random number.
+        phase: where the pause is.
+        beat: grows while the asker lives.
+        hold_ms: how long all shall stand.
+        arrive_ms: how long the first to stand waits for the others.
+        silent_ms: how long the asker may be silent.
+        communicator, number: after which collective all stop; 0 before that is known.
+    """
+
+    pause: int
+    phase: Phase
+    beat: int
+    hold_ms: int
+    arrive_ms: int
+    silent_ms: int
+    communicator: int = 0
+    number: int = 0
+
+    def to_bytes(self) -> bytes:
+        """As it lies in the file."""
+        text = (
+            f"paceline-pause 1 {self.pause:016x} {self.phase} {self.beat} {self.hold_ms} "
+            f"{self.arrive_ms} {self.silent_ms} {self.communicator:016x} {self.number}"
+        )
+        whole = f"{text} {zlib.crc32(text.encode()):08x}"
+        return whole.encode().ljust(_CONTROL_BYTES - 1) + b"\n"
+
+
+def read_control(data: bytes) -> Control | None:
+    """The control file's content; None where there is none, or half of one."""
+    if len(data) != _CONTROL_BYTES:
+        return None
+    text, _, crc = data.decode("ascii", errors="replace").strip().rpartition(" ")
+    words = text.split(" ")
+    try:
+        if int(crc, 16) != zlib.crc32(text.encode()) or words[:2] != ["paceline-pause", "1"]:
+            return None
+        beat, hold, arrive, silent = (int(word) for word in words[4:8])
+        pause, phase = int(words[2], 16), cast(Phase, words[3])
+        return Control(pause, phase, beat, hold, arrive, silent, int(words[8], 16), int(words[9]))
+    except (ValueError, IndexError):
+        return None
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process in one communicator: its rank there, of how many, and the collectives queued."""
+
+    rank: int
+    ranks: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one process says.
+
+    Attributes:
+        path: of its file.
+        pause: which it answers.
+        place: where it is in that.
+        host, pid: the process.
+        rank: the launcher's RANK; -1 where it set none.
+        allowed_s: the longest pause that it takes part in.
+        timeout_from: the timeout of which that is a third.
+        stopped_s: how long it stood.
+        communicators: identity -> its place in it.
+        beat: grows with what it writes.
+    """
+
+    path: Path
+    pause: int
+    place: Place
+    host: str
+    pid: int
+    rank: int
+    allowed_s: float
+    timeout_from: str
+    stopped_s: float
+    communicators: Mapping[int, Member]
+    beat: int
+
+
+def read_slot(path: Path) -> Slot | None:
+    """A process's file; None where it is empty, damaged or half written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
+    if len(data) != _SLOT_BYTES:
+        return None
+    try:
+        if int(data[-9:-1], 16) != zlib.crc32(data[:-9]):
+            return None
+        content = json.loads(data[:-9])
+        if (content["what"], content["version"]) != ("paceline-pause", 1):
+            return None
+        return _slot(path, content)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _slot(path: Path, content: Mapping[str, Any]) -> Slot:
+    state = content["state"]
+    if state not in get_args(State):
+        raise ValueError(state)
+    return Slot(
+        path=path,
+        pause=int(content["id"], 16),
+        place=Place(state, int(content["number"]), content["signature"], content["reason"]),
+        host=content["host"],
+        pid=int(content["pid"]),
+        rank=int(content["rank"]),
+        allowed_s=content["allowed_ms"] * 1e-3,
+        timeout_from=content["timeout_from"],
+        stopped_s=content["stopped_ms"] * 1e-3,
+        communicators={
+            int(name, 16): Member(rank, ranks, count)
+            for name, rank, ranks, count in content["communicators"]
+        },
+        beat=int(content["beat"]),
+    )
+
+
+def write_in_place(path: Path, data: bytes) -> None:
+    """Rewrite a file whose name and size stay; its readers check the sum.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(number, data, 0)
+    finally:
+        os.close(number)

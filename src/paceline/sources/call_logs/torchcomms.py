@@ -1,0 +1,233 @@
+"""torchcomms' clog: signatures of calls, and when each was queued, began and ended, line by line.
+
+Format: meta-pytorch/torchcomms at 59426ba, ``comms/torchcomms/hooks/clog``, version 1 of
+``AI_TOOL_INSTRUCTIONS_V1.md`` and ``ClogHook.cpp``:
+
+    V|1|base_timestamp=1714234567.890
+    new_comm|comm=world|rank=0|world_size=8
+    split|parent=world|child=dp|ranks=0,2,4,6
+    C1|sig|all_reduce|in_count=1024|out_count=1024|dtype=f32|red_op=sum|async_op=f|comm=world
+    C1|Q|work_id=1|+0.001
+    C1|S|+0.002
+    C1|E|+0.005
+
+A file is one rank's. Calls of one signature begin and end in the order in which they were queued.
+Times are the host's, in whole milliseconds. Calls in CUDA graphs (``G42|...``) are not in their
+order, so they are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import TraceError
+from paceline.sources.fields import whole
+from paceline.sources.json_stream import head, lines
+from paceline.trace.calls import CallLog
+
+_HEADER = re.compile(r"V\|(\d{1,9})\|base_timestamp=(\d{1,15}(?:\.\d+)?)\s*$")
+_VERSION = 1
+_EVENT = re.compile(r"C(\d{1,18})\|([QSEW])(?:\|work_id=\d+)?\|\+(\d{1,12}(?:\.\d+)?)$")
+#: Elements of one call are fewer.
+_MAX_ELEMENTS = 2**62
+
+#: Signatures without which the rest is in doubt, and marks that are none of a call.
+_ONE_SIDED = ("send", "recv")
+_NO_CALLS = ("batch_op_issue",)
+
+
+@dataclass
+class _Call:
+    """A call; times in seconds after the header's, None where no line says it."""
+
+    op: str
+    size: int
+    communicator: str
+    queued_s: float
+    begun_s: float | None = None
+    ended_s: float | None = None
+
+
+@dataclass
+class _Log:
+    """What one rank's file says."""
+
+    path: Path
+    base_s: float
+    ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    signatures: dict[str, tuple[str, int, str] | None] = field(default_factory=dict)
+    calls: list[_Call] = field(default_factory=list)
+    n_in_graphs: int = 0
+    n_warnings: int = 0
+
+
+def matches(path: Path) -> bool:
+    """Whether a file begins with clog's header."""
+    return _HEADER.match(head(path, 1 << 10).partition("\n")[0]) is not None
+
+
+def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
+    """The calls of one rank, and notes on what the log lacks.
+
+    Raises:
+        TraceError: the file is damaged, of another version, has no calls, or does not say its rank.
+    """
+    log = _read_lines(path)
+    if not log.ranks:
+        raise TraceError(f"{path} does not say its rank: it has no line new_comm")
+    rank = max(log.ranks.values(), key=lambda place: place[1])[0]
+    timed = [call for call in log.calls if call.begun_s is not None and call.ended_s is not None]
+    calls = timed or log.calls
+    if not calls:
+        raise TraceError(f"{path} has no calls outside of CUDA graphs; was the hook registered?")
+    return _table(calls, rank, log.base_s, bool(timed)), tuple(_notes(log, rank, len(timed)))
+
+
+def _read_lines(path: Path) -> _Log:
+    log: _Log | None = None
+    pending: dict[str, dict[str, deque[_Call]]] = defaultdict(lambda: defaultdict(deque))
+    for n, text in enumerate(lines(path), 1):
+        line, place = text.rstrip("\r\n"), f"{path}, line {n}"
+        if log is None:
+            log = _Log(path, _base_s(line, place))
+        elif match := _EVENT.match(line):
+            _event(log, pending[match[1]], match, place)
+        elif line.startswith("C") and "|sig|" in line:
+            _signature(log, line, place)
+        elif line.startswith(("new_comm|", "split|")):
+            _communicator(log, line, place)
+        elif line.startswith("G"):
+            log.n_in_graphs += "|Q|" in line
+        elif line.startswith("WARN|"):
+            log.n_warnings += 1
+        elif line:
+            raise TraceError(f"{place} is no line of clog: {line[:80]!r}; is the file cut off?")
+    if log is None:
+        raise TraceError(f"{path} is empty")
+    return log
+
+
+def _base_s(line: str, place: str) -> float:
+    match = _HEADER.match(line)
+    if not match:
+        raise TraceError(f"{place} should be clog's header: V|1|base_timestamp=...")
+    if int(match[1]) != _VERSION:
+        raise TraceError(f"{place}: clog of version {match[1]}; version {_VERSION} is read")
+    return float(match[2])
+
+
+def _signature(log: _Log, line: str, place: str) -> None:
+    name, _, op, *rest = line.split("|")
+    values = _values(rest)
+    communicator = values.get("comm")
+    if not communicator or not name[1:].isdigit():
+        raise TraceError(f"{place}: a signature without a number or communicator")
+    if op in _NO_CALLS:
+        log.signatures[name[1:]] = None
+        return
+    key = _key(log, communicator)
+    if op in _ONE_SIDED and communicator in log.ranks:
+        peer = whole(values, "peer", place)
+        ends = sorted((log.ranks[communicator][0], peer))
+        key = f"{key}:{ends[0]}-{ends[1]}"
+    log.signatures[name[1:]] = (op[:80], _size(values, place), key)
+
+
+def _size(values: Mapping[str, str], place: str) -> int:
+    """Elements that a call takes, else gives."""
+    for name in ("in_count", "in_counts", "in_splits", "out_count", "out_counts"):
+        counts = [text for text in values.get(name, "").split(",") if text]
+        total = sum(whole({name: text}, name, place) for text in counts)
+        if total >= _MAX_ELEMENTS:
+            raise TraceError(f"{place}: {name} is too large; is the file damaged?")
+        if total:
+            return total
+    return 0
+
+
+def _communicator(log: _Log, line: str, place: str) -> None:
+    kind, *rest = line.split("|")
+    values = _values(rest)
+    if kind == "split":
+        ranks = [text for text in values.get("ranks", "").split(",") if text]
+        if ranks:  # empty where this rank is in no child
+            members = tuple(whole({"ranks": text}, "ranks", place) for text in ranks)
+            log.members[values.get("child", "")] = members
+        return
+    rank, size = whole(values, "rank", place), whole(values, "world_size", place)
+    if rank >= size:
+        raise TraceError(f"{place}: rank {rank} of {size}; is the file damaged?")
+    log.ranks[values.get("comm", "")] = (rank, size)
+
+
+def _key(log: _Log, communicator: str) -> str:
+    """The name of a communicator, with its members where it was split from another."""
+    members = log.members.get(communicator)
+    name = communicator[:120]
+    return name if members is None else f"{name}[{','.join(map(str, members))}]"
+
+
+def _event(log: _Log, pending: dict[str, deque[_Call]], match: re.Match[str], place: str) -> None:
+    """A line of a call; ``pending`` are the calls of its signature that wait for S, and for E."""
+    number_of, kind, at = match[1], match[2], float(match[3])
+    if number_of not in log.signatures:
+        raise TraceError(f"{place}: C{number_of} has no signature before it; is the file cut off?")
+    signature = log.signatures[number_of]
+    if signature is None or kind == "W":
+        return
+    if kind == "Q":
+        call = _Call(*signature, queued_s=at)
+        log.calls.append(call)
+        pending["S"].append(call)
+        pending["E"].append(call)
+        return
+    if not pending[kind]:
+        raise TraceError(f"{place}: C{number_of} has more {kind} than calls; is the file cut off?")
+    call = pending[kind].popleft()
+    if kind == "S":
+        call.begun_s = at
+    else:
+        call.ended_s = at
+
+
+def _values(parts: list[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (part.partition("=") for part in parts)}
+
+
+def _table(calls: list[_Call], rank: int, base_s: float, timed: bool) -> CallLog:
+    begin = np.array([call.begun_s if timed else call.queued_s for call in calls], dtype=np.float64)
+    order = np.argsort(begin, kind="stable")
+    ops = {name: n for n, name in enumerate(dict.fromkeys(call.op for call in calls))}
+    groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for c in calls))}
+    ended = np.array([call.ended_s if timed else np.nan for call in calls], dtype=np.float64)
+    return CallLog(
+        rank=np.full(len(calls), rank, dtype=np.int64),
+        time_s=base_s + begin[order],
+        op=np.array([ops[call.op] for call in calls], dtype=np.int64)[order],
+        size=np.array([call.size for call in calls], dtype=np.int64)[order],
+        communicator=np.array([groups[c.communicator] for c in calls], dtype=np.int64)[order],
+        ops=tuple(ops),
+        communicators=tuple(groups),
+        duration_s=(ended - begin).clip(min=0)[order] if timed else None,
+    )
+
+
+def _notes(log: _Log, rank: int, n_timed: int) -> list[str]:
+    notes = []
+    if n_timed:
+        notes.append(f"rank {rank}: clog's times are whole milliseconds")
+        if n_timed < len(log.calls):
+            n = len(log.calls) - n_timed
+            notes.append(f"rank {rank}: {n:,} calls that have no begin or no end are left out")
+    if log.n_in_graphs:
+        notes.append(f"rank {rank}: {log.n_in_graphs:,} calls in CUDA graphs are left out")
+    if log.n_warnings:
+        notes.append(f"rank {rank}: clog warns {log.n_warnings:,} times (lines WARN)")
+    return notes

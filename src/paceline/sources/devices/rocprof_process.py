@@ -1,0 +1,83 @@
+"""What one process of rocprofv3's output ran, by GPU, out of whichever of its formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paceline.errors import TraceError
+from paceline.sources.devices.nsight import STEP_NAME
+from paceline.sources.devices.table import Devices, DeviceTable
+from paceline.sources.kineto.device import Work, work_of
+
+#: HIP's own kernels for copies and sets.
+_COPY_KERNEL = re.compile(r"__amd_rocclr_(?:copy|fill)")
+
+_NOTE = "rocprofv3 does not say global ranks; GPUs are listed by process and number"
+
+
+class RocprofProcess:
+    """What one process ran, added record by record; ``names`` are its GPUs', by their key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.label = ""
+        self.names: dict[str, str] = {}
+        self._tables: dict[str, DeviceTable] = {}
+        self._works: dict[str, Work] = {}
+        self._copies: list[tuple[tuple[str, str], int, int, int]] = []
+        self._calls: list[tuple[int, int, int]] = []
+        self._steps: list[tuple[int, int, int]] = []
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether any was added."""
+        return bool(self._tables)
+
+    def kernel(
+        self, gpu: str, name: str, start_ns: int, end_ns: int, stream: int, number: int
+    ) -> None:
+        """A kernel, launched by the call of the same number."""
+        table = self._tables.get(gpu)
+        if table is None:
+            table = self._tables[gpu] = DeviceTable(self.path)
+        work = self._works.get(name)
+        if work is None:
+            work = Work.MEMORY if _COPY_KERNEL.match(name) else work_of(name)
+            self._works[name] = work
+        table.add(name, work, start_ns, end_ns, stream, number)
+
+    def copy(self, ends: tuple[str, str], start_ns: int, end_ns: int, number: int) -> None:
+        """A copy from one agent to another, one of them or both GPUs."""
+        self._copies.append((ends, start_ns, end_ns, number))
+
+    def call(self, number: int, start_ns: int, end_ns: int) -> None:
+        """A call of the host that may have launched something."""
+        self._calls.append((number, start_ns, end_ns))
+
+    def range(self, name: str, start_ns: int, end_ns: int) -> None:
+        """A range of roctx; those that name a step count."""
+        match = STEP_NAME.fullmatch(name.strip())
+        if match:
+            self._steps.append((start_ns, end_ns, int(match[1])))
+
+    def devices(self) -> Devices:
+        """Each GPU's events.
+
+        Raises:
+            TraceError: there are no kernels.
+        """
+        if not self._tables:
+            raise TraceError(
+                f"{self.path} has no kernels; profile with rocprofv3 --kernel-trace --hip-trace "
+                "--memory-copy-trace --marker-trace --output-format json"
+            )
+        for ends, start_ns, end_ns, number in self._copies:
+            for gpu in {*ends} & self._tables.keys():
+                self._tables[gpu].add("Memcpy", Work.MEMORY, start_ns, end_ns, -1, number)
+        ranks = []
+        for gpu, table in sorted(self._tables.items()):
+            for number, start_ns, end_ns in self._calls:
+                table.launch(number, start_ns, end_ns)
+            ranks.append(table.finish(self.names.get(gpu, gpu) + self.label, self._steps))
+        return Devices(tuple(ranks), (_NOTE,))

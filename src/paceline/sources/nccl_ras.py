@@ -1,0 +1,289 @@
+"""NCCL's RAS as JSON: how many collectives each rank has launched, and which ranks are missing.
+
+Format: ``src/ras/client_support.cc`` of NCCL 2.30.7 (``jsonWriteHeader`` to ``jsonWriteFooter``),
+which ``ncclras -f json`` prints since 2.28.7. Ranks are those of the communicator, not the job's.
+The counts are those of the host's launches (``ncclProfilerStartTaskEvents``): collectives in CUDA
+graphs, sends and receives are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import TraceError
+from paceline.sources.fields import mapping, optional_whole, whole
+from paceline.sources.json_stream import head, open_bytes, read_chunk
+
+#: 10,000 ranks in 20 communicators each have about 130 MB.
+MAX_BYTES = 1 << 30
+
+#: ``rasDumpCommsToJSON`` writes local time, without a zone.
+_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+#: NCCL 2.28.7 and 2.28.9 left out a comma (``jsonWriteMissingRank``, line 1963 of v2.28.9-1).
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status")')
+
+#: ``ncclResult_t`` that are no errors: success, and in progress.
+_SUCCESS, _IN_PROGRESS = 0, 7
+_ERRORS = {
+    1: "unhandled CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process error",
+}
+
+State = Literal["init", "running", "finalize", "abort"]
+Absence = Literal["dead", "unresponsive", "not a member"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """Who holds a rank: the same in every communicator.
+
+    Attributes:
+        host: its address; "unknown" where RAS does not know it.
+        pid: -1 where RAS does not know it.
+        gpu: number on the host, as NVML counts.
+    """
+
+    host: str
+    pid: int
+    gpu: int
+
+    def explain(self) -> str:
+        """``GPU 3 of process 411 on 10.0.0.7``."""
+        return f"GPU {self.gpu} of process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """What one rank of a communicator answered.
+
+    Attributes:
+        rank: in the communicator.
+        process: who holds it.
+        state: as ``ncclras`` names it, from the flags.
+        error: of its initialisation or of a collective; "" = none.
+        counts: operation -> how many it has launched.
+    """
+
+    rank: int
+    process: Process
+    state: State
+    error: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MissingRank:
+    """A rank of which nothing came.
+
+    Attributes:
+        rank: in the communicator.
+        process: who holds it.
+        why: "dead" (unreachable for 60 s), "unresponsive", or "not a member": its process
+            answered, but has not joined the communicator yet, or has left it.
+    """
+
+    rank: int
+    process: Process
+    why: Absence
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator, as its ranks answered.
+
+    Attributes:
+        hash: as NCCL's log has it; unique but for rare collisions.
+        secondary_hash: with ``hash``, unique.
+        size: number of its ranks.
+        ranks: those that answered.
+        missing: those that did not.
+    """
+
+    hash: str
+    secondary_hash: str
+    size: int
+    ranks: tuple[RankStatus, ...]
+    missing: tuple[MissingRank, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from others in all statuses of a run."""
+        return self.hash, self.secondary_hash
+
+
+@dataclass(frozen=True)
+class RasStatus:
+    """One answer of RAS.
+
+    Attributes:
+        path: the file.
+        nccl_version: as the file has it.
+        at: when RAS was asked, by the clock of the host that was asked.
+        communicators: all that had ranks.
+        n_empty: communicators without ranks, which are being made.
+        n_timeouts: how often RAS waited in vain for processes.
+    """
+
+    path: Path
+    nccl_version: str
+    at: datetime
+    communicators: tuple[Communicator, ...]
+    n_empty: int
+    n_timeouts: int
+
+    @cached_property
+    def processes(self) -> frozenset[Process]:
+        """All that hold a rank."""
+        ranks = (rank.process for comm in self.communicators for rank in comm.ranks)
+        missing = (rank.process for comm in self.communicators for rank in comm.missing)
+        return frozenset((*ranks, *missing))
+
+
+def matches(path: Path) -> bool:
+    """Whether the file is a status of RAS as JSON."""
+    start = head(path, 1 << 12)
+    return '"nccl_version"' in start and '"communicators_count"' in start
+
+
+def is_text(path: Path) -> bool:
+    """Whether the file is what ``ncclras`` prints for people, its own format in every release."""
+    start = head(path, 1 << 12)
+    return start.lstrip().startswith("NCCL version ") and "\nJob summary\n=====" in start
+
+
+def read(path: Path) -> RasStatus:
+    """Read one status.
+
+    Raises:
+        TraceError: it is unreadable, damaged, or too large.
+    """
+    document = _document(path)
+    at = document.get("timestamp")
+    try:
+        moment = datetime.strptime(str(at), _TIME_FORMAT)
+    except ValueError:
+        raise TraceError(
+            f"{path}: timestamp should be like 2026-06-11 13:06:53, not {str(at)[:40]!r}"
+        ) from None
+    values = _objects(document, "communicators", str(path))
+    n_announced = whole(document, "communicators_count", str(path))
+    if n_announced != len(values):
+        raise TraceError(
+            f"{path} announces {n_announced} communicators and has {len(values)}; is it cut off?"
+        )
+    communicators = [_communicator(value, str(path)) for value in values]
+    present = tuple(comm for comm in communicators if comm.ranks or comm.missing)
+    keys = [comm.key for comm in present]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise TraceError(f"{path} has communicator {twice[0]} twice; is the file damaged?")
+    return RasStatus(
+        path=path,
+        nccl_version=str(document.get("nccl_version"))[:40],
+        at=moment,
+        communicators=present,
+        n_empty=len(communicators) - len(present),
+        n_timeouts=optional_whole(mapping(document, "ras").get("timeouts_count")) or 0,
+    )
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    data = bytearray()
+    with open_bytes(path) as file:
+        while chunk := read_chunk(file, path):
+            data += chunk
+            if len(data) > MAX_BYTES:
+                raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
+    text = _NO_COMMA.sub(r"\1,\2", data.decode("utf-8-sig", errors="replace"))
+    # The socket answers "OK" to SET FORMAT json, in front of the status.
+    start = max(text.find("{"), 0)
+    try:
+        document = json.loads(text[start:])
+    except (ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{path} is no whole status of NCCL RAS ({error}); ask again: ncclras -f json"
+        ) from None
+    if not isinstance(document, dict):
+        raise TraceError(f"{path} is no status of NCCL RAS: an object should be there")
+    return document
+
+
+def _communicator(value: Mapping[str, Any], where: str) -> Communicator:
+    name = str(value.get("hash"))[:40]
+    place = f"{where}: communicator {name}"
+    size = whole(value, "size", place)
+    ranks = tuple(_rank(entry, place, size) for entry in _objects(value, "ranks", place))
+    missing = tuple(
+        _missing(entry, place, size) for entry in _objects(value, "missing_ranks", place)
+    )
+    numbers = [*(entry.rank for entry in ranks), *(entry.rank for entry in missing)]
+    if len(set(numbers)) < len(numbers):
+        twice = next(rank for rank in sorted(numbers) if numbers.count(rank) > 1)
+        raise TraceError(f"{place} has rank {twice} twice; is the file damaged?")
+    secondary = str(value.get("secondary_hash"))[:80]
+    return Communicator(name, secondary, size, ranks, missing)
+
+
+def _rank(value: Mapping[str, Any], place: str, size: int) -> RankStatus:
+    rank = _number_of(value, place, size)
+    counts = {
+        str(op)[:40]: whole(mapping(value, "collective_counts"), op, f"{place}, rank {rank}")
+        for op in mapping(value, "collective_counts")
+    }
+    status = mapping(value, "status")
+    codes = [whole(status, name, f"{place}, rank {rank}") for name in ("init_state", "async_error")]
+    failed = [code for code in codes if code not in (_SUCCESS, _IN_PROGRESS)]
+    error = _ERRORS.get(failed[0], f"error {failed[0]}") if failed else ""
+    return RankStatus(rank, _process(value, place), _state(status, codes[0]), error, counts)
+
+
+def _state(status: Mapping[str, Any], init_state: int) -> State:
+    """As ``rasClientRunComms`` tells it."""
+    if status.get("abort_flag") is True:
+        return "abort"
+    if status.get("finalize_called") is True or status.get("destroy_flag") is True:
+        return "finalize"
+    return "running" if init_state == _SUCCESS else "init"
+
+
+def _missing(value: Mapping[str, Any], place: str, size: int) -> MissingRank:
+    status = mapping(value, "status")
+    why: Absence = "not a member"
+    if status.get("considered_dead") is True:
+        why = "dead"
+    elif status.get("unresponsive") is True:
+        why = "unresponsive"
+    return MissingRank(_number_of(value, place, size), _process(value, place), why)
+
+
+def _number_of(value: Mapping[str, Any], place: str, size: int) -> int:
+    rank = whole(value, "rank", place)
+    if rank >= size:
+        raise TraceError(f"{place} of {size} ranks has rank {rank}; is the file damaged?")
+    return rank
+
+
+def _process(value: Mapping[str, Any], place: str) -> Process:
+    pid, gpu = (
+        -1 if value.get(name) == -1 else whole(value, name, place) for name in ("pid", "nvml_dev")
+    )
+    return Process(str(value.get("host"))[:80], pid, gpu)
+
+
+def _objects(values: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    items = values.get(name)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise TraceError(f"{where}: {name} should be a list of objects; is the file damaged?")
+    return items

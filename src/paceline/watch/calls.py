@@ -1,0 +1,117 @@
+"""One running job, watched through the calls that the NCCL plugin writes: period, onset, who."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from paceline.detect.detector import Detector
+from paceline.detect.job import JobEvent, job_events
+from paceline.detect.limits import WARM_UP
+from paceline.detect.locate import locate_in_calls
+from paceline.detect.steps_of_calls import StepTimes, step_times
+from paceline.errors import DetectError
+from paceline.sources.call_logs.files import load_call_log
+from paceline.sources.call_logs.nccl_profiler import SUFFIX
+from paceline.trace.calls import CallLog
+from paceline.watch.news import News, NewsKind
+
+#: All calls are read again at each look, so the next waits this many times what the last took.
+_REST = 4.0
+#: The same event, seen again with more calls: its first step may move by so many.
+_SAME_STEPS = 5
+
+
+def has_calls(folder: Path) -> bool:
+    """Whether the plugin writes there."""
+    return any(folder.glob(f"*{SUFFIX}"))
+
+
+class CallsWatch:
+    """Looks at the folder of a job that runs the plugin; says what is new in it.
+
+    Steps are counted from the first whole one in the newest files that each rank keeps.
+
+    Args:
+        folder: what PACELINE_RECORD names.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self._clock = folder, clock
+        self._read_bytes, self._next_s = -1, 0.0
+        self._told: list[tuple[str, float]] = []  # kind, when the first slow step began
+        self._is_watching = False
+
+    def look(self) -> list[News]:
+        """Read the calls, and say what was not said before.
+
+        Raises:
+            TraceError: a file cannot be read.
+        """
+        size = sum(path.stat().st_size for path in self.folder.glob(f"*{SUFFIX}"))
+        began_s = self._clock()
+        if size == self._read_bytes or began_s < self._next_s:
+            return []
+        self._read_bytes = size
+        log, _ = load_call_log([self.folder])
+        try:
+            steps = step_times(log)
+        except DetectError:
+            return []  # too few calls yet
+        finally:
+            self._next_s = began_s + _REST * (self._clock() - began_s)
+        return [*self._watching(steps), *self._changes(log, steps)]
+
+    def _watching(self, steps: StepTimes) -> list[News]:
+        if self._is_watching:
+            return []
+        self._is_watching = True
+        table = steps.table()
+        ranks = len(table.ranks)
+        text = f"watching {self.folder}: {ranks:,} ranks; {steps.explain()}"
+        return [News("watching", self._clock(), int(table.steps[-1]), text, None, {"ranks": ranks})]
+
+    def _changes(self, log: CallLog, steps: StepTimes) -> list[News]:
+        table = steps.table()
+        if len(table.steps) <= WARM_UP:
+            return []
+        detector = Detector(len(table.ranks))
+        events = [
+            event
+            for step, row in zip(table.steps.tolist(), table.duration_s, strict=True)
+            for event in detector.update(step, row)
+        ]
+        merged = job_events(events, len(table.ranks))
+        news = []
+        for event in locate_in_calls(merged, log, steps):
+            since_s = _began_s(steps, event.since_step)
+            if not self._is_told(event, since_s, steps):
+                self._told.append((event.kind, since_s))
+                news += self._say(event, since_s, int(table.steps[-1]))
+        return news
+
+    def _is_told(self, event: JobEvent, since_s: float, steps: StepTimes) -> bool:
+        apart_s = _SAME_STEPS * float(np.median(steps.duration_s))
+        return any(
+            kind == event.kind and abs(told_s - since_s) <= apart_s for kind, told_s in self._told
+        )
+
+    def _say(self, event: JobEvent, since_s: float, step: int) -> list[News]:
+        now_s = self._clock()
+        after_s = max(now_s - since_s, 0.0)
+        said = event.to_mapping()
+        news = [News("change", now_s, step, said["text"], after_s, said)]
+        if event.kind == "onset" and event.suspects is not None:
+            who = [suspect.to_mapping() for suspect in event.suspects]
+            kind: NewsKind = "named" if event.suspects else "not-named"
+            news.append(News(kind, now_s, step, event.who, after_s, {"who": who}))
+        return news
+
+
+def _began_s(steps: StepTimes, step: int) -> float:
+    """When the first rank began a step."""
+    return float(steps.start_s[steps.step == max(step, int(steps.step.min()))].min())

@@ -1,0 +1,93 @@
+"""The site of `make docs` in a browser: it fits a phone, search finds, nothing comes from afar."""
+
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
+
+if not (SITE / "index.html").is_file():
+    pytest.skip("no site in docs/_build/html: make docs", allow_module_level=True)
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens a file of the site; fails the test if the page errs or asks for anything outside."""
+    contexts, troubles = [], []
+
+    def open_file(path: Path, query: str = "", **options):
+        context = browser.new_context(offline=True, **options)
+        context.set_default_timeout(120_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("file:", "data:")) or troubles.append(request.url)
+            ),
+        )
+        page.goto(path.as_uri() + query)
+        return page
+
+    yield open_file
+    for context in contexts:
+        context.close()
+    # Of a file, the search cannot fetch the pages for its excerpts; from a web server it does.
+    assert [trouble for trouble in troubles if trouble != "Failed to fetch"] == []
+
+
+PAGES = (
+    "index.html",
+    "tutorial.html",
+    "gallery.html",
+    "glossary.html",
+    "codes.html",
+    "whatif.html",
+    "how-to/index.html",
+    "how-to/watch-all-jobs.html",
+    "reference/python.html",
+    "reference/commands/predict.html",
+    "reference/commands/index.html",
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_fits_the_window(open_page, name, width) -> None:
+    page = open_page(SITE / name, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.locator("h1").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "tutorial.html", "reference/commands/predict.html"])
+def test_a_page_has_no_serious_fault_of_accessibility(open_page, name, scheme) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = open_page(SITE / name, color_scheme=scheme)
+    found = Axe().run(page).response["violations"]
+    serious = [
+        (fault["id"], [node["html"][:100] for node in fault["nodes"]][:3])
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_search_finds_a_command(open_page) -> None:
+    page = open_page(SITE / "search.html", "?q=fsdp")
+    page.wait_for_selector("ul.search li a")
+    titles = page.locator("ul.search li a").all_inner_texts()
+    assert "My FSDP job is slow" in titles
+
+
+def test_every_page_of_the_gallery_opens(open_page) -> None:
+    pages = sorted((SITE / "gallery-pages").glob("*.html"))
+    assert len(pages) >= 7
+    links = open_page(SITE / "gallery.html").locator("a[href^='gallery-pages/']")
+    assert {link.get_attribute("href") for link in links.all()} == {
+        f"gallery-pages/{path.name}" for path in pages
+    }
+    for path in pages:
+        assert open_page(path).locator("h1").count() == 1, path.name

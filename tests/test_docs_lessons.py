@@ -1,0 +1,86 @@
+"""The tutorial and the how-tos: every ``sh`` block runs as it is written."""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+import requires
+from doc_pages import lessons
+
+LESSONS = lessons()
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> Path:
+    """A folder with ``paceline`` and ``torchrun`` of this very interpreter."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name, module in (("paceline", "paceline"), ("torchrun", "torch.distributed.run")):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+        path.chmod(0o755)
+    return folder
+
+
+def free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
+    script = ["set -euo pipefail"]
+    for block in LESSONS[name]:
+        if "file" in block.notes:
+            (tmp_path / block.notes["file"]).write_text(block.text, encoding="utf-8")
+        if block.kind == "sh":
+            requires.installed(*block.needs)
+            if "port" in block.notes and not free(int(block.notes["port"])):
+                pytest.skip(f"port {block.notes['port']} is taken: end what listens there")
+            script.append(block.text)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")},
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(paceline.__file__).parents[1]),
+    }
+    status, out = run("\n".join([*script, "wait"]), tmp_path, environment)
+    assert status == 0, out[-5000:]
+    said = " ".join(out.split())
+    phrases = [phrase for block in LESSONS[name] for phrase in block.shows]
+    assert [phrase for phrase in phrases if phrase not in said] == [], out[-5000:]
+
+
+def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit status and output of a script; what it leaves running is ended."""
+    with (folder / "output.txt").open("w+") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(300)
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        return status, out.read()
