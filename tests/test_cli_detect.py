@@ -58,6 +58,8 @@ def test_starts_instead_of_durations_and_json(capsys, tmp_path):
     (event,) = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert (event["kind"], event["since_step"], event["ranks"]) == ("onset", 250, [0])
+    earlier = [written(tmp_path / f"{n}.csv", "step,start_s", lines) for n in range(3)]
+    assert said(capsys, path, "--like", *earlier, "--json")[:2] == (0, "")
 
 
 def test_parquet(capsys, tmp_path):

@@ -20,7 +20,7 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan
 from paceline.plan.launch.files import FRAMEWORKS, SPACES, best_launch, launch_text
-from paceline.plan.launch.megatron import BRIDGE, MEGATRON
+from paceline.plan.launch.megatron import BRIDGE, MEGATRON, megatron_command
 from paceline.plan.launch.torch_based import ACCELERATE, DEEPSPEED, TORCHTITAN
 from paceline.plan.search import search
 
@@ -297,3 +297,29 @@ def test_a_search_for_each_framework_ends_in_a_file(framework, gpus):
     place, text = best_launch(framework, result)
     assert place == 0  # nothing is tried that it cannot express
     assert text == launch_text(framework, LLAMA, result.plan(0))
+
+
+def test_latent_attention_and_its_mixture_are_written():
+    """The values of Megatron-LM's own file for Kimi K2.
+
+    d98e8a6, examples/post_training/modelopt/conf/moonshotai/Kimi-K2-Instruct.sh.
+    """
+    command = megatron_command(llm_preset("kimi-k2"), Plan(global_batch=1), 8)
+    for flag in (
+        "--multi-latent-attention",
+        "--q-lora-rank 1536",
+        "--kv-lora-rank 512",
+        "--qk-head-dim 128",
+        "--qk-pos-emb-head-dim 64",
+        "--v-head-dim 128",
+        "--qk-layernorm",
+        "--moe-shared-expert-intermediate-size 2048",
+        f"--moe-layer-freq '[0,{','.join(60 * '1')}]'",
+    ):
+        assert f"  {flag} " in command or command.endswith(f"  {flag}"), flag
+    assert "mtp-num-layers" not in command
+    mtp = megatron_command(llm_preset("deepseek-v3-mtp"), Plan(global_batch=1), 8)
+    assert "--mtp-num-layers 1" in mtp
+    qwen = megatron_command(llm_preset("qwen3-30b-a3b"), Plan(global_batch=1), 8)
+    assert "--kv-channels 128" in qwen
+    assert "moe-layer-freq" not in qwen

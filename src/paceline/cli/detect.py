@@ -272,13 +272,14 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
     """Say where the run is slower than its repeats from its first steps on, or as a whole."""
     from dataclasses import asdict
 
-    import numpy as np
-
     from paceline.detect.limits import WARM_UP
     from paceline.detect.slow_start import comparable, slow_run
+    from paceline.sources.step_logs.files import median_of_ranks
 
+    if not like:
+        return
     earlier = comparable(int(times.steps[0]), like)
-    found = slow_run(np.nanmedian(times.duration_s, axis=1), earlier)
+    found = slow_run(median_of_ranks(times.duration_s), earlier)
     if found is None:
         return
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}

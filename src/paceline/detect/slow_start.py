@@ -68,6 +68,7 @@ def slow_start(
         return None
     seconds = np.stack(rows)
     seconds[~(seconds > 0)] = np.nan
+    seconds = seconds[:, np.isfinite(seconds[1:]).any(axis=0)]
     if not np.isfinite(seconds).any(axis=1).all():
         return None
     usual_s = np.nanmedian(seconds[1:], axis=0)

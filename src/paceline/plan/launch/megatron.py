@@ -165,7 +165,37 @@ def _model_flags(llm: LLM) -> Flags:
             ("moe-ffn-hidden-size", str(llm.moe.ffn)),
             ("moe-grouped-gemm", ""),
         ]
-    return flags
+    return flags + _attention_flags(llm) + _mixture_flags(llm)
+
+
+def _attention_flags(llm: LLM) -> Flags:
+    """Widths of the attention, and its norms (latent attention has its own)."""
+    flags: Flags = [("qk-layernorm", "")] if llm.qk_norm or llm.latent is not None else []
+    if llm.latent is None:
+        own = llm.head_dim * llm.heads != llm.hidden
+        return flags + ([("kv-channels", str(llm.head_dim))] if own else [])
+    latent = llm.latent
+    ranks = [("q-lora-rank", str(latent.q_rank))] if latent.q_rank else []
+    return [
+        *flags,
+        ("multi-latent-attention", ""),
+        *ranks,
+        ("kv-lora-rank", str(latent.kv_rank)),
+        ("qk-head-dim", str(latent.nope_dim)),
+        ("qk-pos-emb-head-dim", str(latent.rope_dim)),
+        ("v-head-dim", str(latent.value_dim)),
+    ]
+
+
+def _mixture_flags(llm: LLM) -> Flags:
+    """Which layers are mixtures, their shared experts, and multi-token prediction."""
+    flags: Flags = []
+    if llm.moe is not None and llm.moe.shared_ffn:
+        flags.append(("moe-shared-expert-intermediate-size", str(llm.moe.shared_ffn)))
+    if llm.moe is not None and llm.moe_layers < llm.layers:
+        which = ",".join(str(int(llm.is_moe_layer(i))) for i in range(llm.layers))
+        flags.append(("moe-layer-freq", f"'[{which}]'"))
+    return flags + ([("mtp-num-layers", str(llm.mtp_layers))] if llm.mtp_layers else [])
 
 
 def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -81,12 +82,19 @@ def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tupl
     runs = []
     for file in files:
         if but is None or file.resolve() != but.resolve():
-            with np.errstate(all="ignore"):
-                log = load_step_log(file)
-                runs.append((int(log.steps[0]), np.nanmedian(log.duration_s, axis=1)))
+            log = load_step_log(file)
+            runs.append((int(log.steps[0]), median_of_ranks(log.duration_s)))
     if not runs:
         raise DetectError("--like names no file but the run itself")
     return runs
+
+
+def median_of_ranks(duration_s: Array) -> Array:
+    """[step] the median of [step, rank]; nan where no rank gave a sample."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a step without a sample
+        median: Array = np.nanmedian(duration_s, axis=1)
+    return median
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -113,8 +121,8 @@ def _of_columns(path: Path, columns: Columns, notes: tuple[str, ...]) -> StepTim
         for name, column in table.workload.items()
         if np.unique(column[np.isfinite(column)]).size > 1
     }
-    warnings = (*table.warnings, *notes)
-    return replace(table, warnings=warnings, workload=changing, steps_per_sample=spacing)
+    told = (*table.warnings, *notes)
+    return replace(table, warnings=told, workload=changing, steps_per_sample=spacing)
 
 
 def texts_of(path: Path) -> Iterator[str]:
