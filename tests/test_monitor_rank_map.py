@@ -13,11 +13,13 @@ requires.installed("sqlalchemy")
 from paceline.errors import StateError
 from paceline.monitor import detectors as module
 from paceline.monitor import rank_file, step_files
+from paceline.monitor.backup import restore_backup, write_backup
 from paceline.monitor.check import problems
 from paceline.monitor.config import Config
 from paceline.monitor.rank_file import NAME, load_rank_map, remove_older_bins, save_rank_map
 from paceline.monitor.rank_map import MAX_BINS, RankMap
 from paceline.monitor.snapshot import SNAPSHOT
+from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import ROW
 from step_batches import of_step
 from test_monitor_detectors import Site, story
@@ -332,6 +334,17 @@ class TestDetectors:
         assert line.startswith("rank map of default/job: ranks.npz cannot be read")
         site.files.remove(site.job.id)
         assert not (site.files.path(site.job.id) / NAME).exists()
+
+    def test_a_backup_has_it(self, site, tmp_path):
+        for one in story(steps=50):
+            site.push(one)
+        site.stop()
+        with (tmp_path / "backup.tar").open("wb") as file:
+            write_backup(Config(data=site.folder), site.engine, file)
+        restored = Config(data=tmp_path / "restored")
+        restore_backup(restored, tmp_path / "backup.tar")
+        folder = StepFiles(restored.data / "steps").path(site.job.id)
+        assert same(load_rank_map(folder).read(), site.detectors.ratios(site.job))
 
     def test_what_is_older_than_is_kept_goes_when_it_is_saved(self, site, monkeypatch):
         site.detectors._keep_s = 100.0
