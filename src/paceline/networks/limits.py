@@ -17,10 +17,10 @@ _LOCAL = ("conv", "norm", "activation", "pool", "add", "multiply", "concat", "re
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many GPUs share one sample (``split``) or the samples (``replicas``).
+    """The most GPUs that share one sample (``split``) or the samples (``replicas``).
 
     Attributes:
-        most: of them.
+        most: GPUs.
         of: "split" or "replicas".
         reason: for people, with the layer's name.
     """

@@ -21,7 +21,7 @@ from paceline.watch.news import News, NewsKind
 
 #: All calls are read again at each look, so the next waits this many times what the last took.
 _REST = 4.0
-#: The same event, seen again with more calls: its first step may move by so many.
+#: Steps by which an event may begin earlier or later once more calls are read: it is the same.
 _SAME_STEPS = 5
 
 

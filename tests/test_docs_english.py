@@ -1,0 +1,61 @@
+"""Sentences of the documentation are short, and phrases that read as puzzles stay away."""
+
+import re
+from pathlib import Path
+
+import doc_pages
+
+ROOT = doc_pages.ROOT
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(path for path in sorted(doc_pages.DOCS.rglob("*.md")) if "/_" not in path.as_posix()),
+]
+#: Words of a sentence, and the share of sentences that may have more.
+MOST_WORDS, MOST_LONG = 30, 0.01
+PUZZLES = re.compile(r"\bso (?:many|long)\b(?! as)", re.IGNORECASE)
+
+#: What is no prose: blocks of code, tables, headings.
+_NO_PROSE = re.compile(r"^```.*?^```$|^ {4}[^\n]*$|^ *\|[^\n]*$|^#[^\n]*$|<!--.*?-->", re.M | re.S)
+_CODE, _TARGET = re.compile(r"`[^`\n]*`"), re.compile(r"\]\([^)]*\)")
+_PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\s*[-*\d]+[. ] ?)")
+_SENTENCES = re.compile(r"(?<=[.:;!?])\s+(?=[A-Z`*\[(])")
+
+
+def sentences(text):
+    """Those of a page; a span of code is one word."""
+    text = _TARGET.sub("]", _CODE.sub("CODE", _NO_PROSE.sub("", text)))
+    for paragraph in _PARAGRAPHS.split(text):
+        yield from _SENTENCES.split(" ".join(paragraph.split()))
+
+
+def words(sentence):
+    return len(re.findall(r"\w[\w’'-]*", sentence))
+
+
+def test_how_sentences_are_counted():
+    text = "# Head\n\nOne `a b` two. Three\nfour.\n\n| a | b |\n\n- five [six](x y z)\n"
+    assert [n for n in map(words, sentences(text)) if n] == [3, 2, 2]
+
+
+def test_few_sentences_are_long():
+    counted = [
+        (words(sentence), page.relative_to(ROOT), sentence)
+        for page in PAGES
+        for sentence in sentences(page.read_text(encoding="utf-8"))
+        if words(sentence) > 2
+    ]
+    long = [entry for entry in counted if entry[0] > MOST_WORDS]
+    assert len(counted) > 3000
+    assert len(long) <= MOST_LONG * len(counted), "\n".join(
+        f"{n} words in {page}: {sentence[:120]}" for n, page, sentence in sorted(long)[::-1][:20]
+    )
+
+
+def test_no_puzzles():
+    files = [*PAGES, *sorted((ROOT / "src").rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        for match in PUZZLES.finditer(Path(path).read_text(encoding="utf-8"))
+    ]
+    assert found == []
