@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared_folder import SHARED
 
 from paceline.model.cluster_presets import cluster_preset
 from paceline.networks.compute import ComputeConstants, step_seconds
@@ -22,7 +21,6 @@ from paceline.networks.layer import LayerNetwork
 from paceline.networks.memory import MemoryConstants, network_memory
 from paceline.networks.saved import saved_bytes
 
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 GPU = cluster_preset("rtx3090").gpu
 

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from cnn_gpu import SHARED
+from shared_folder import SHARED
 
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset

@@ -12,7 +12,6 @@ ours: 1,000 ranks of each kind and seed. Last, the speed for 4,096 ranks on one 
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 import time
@@ -20,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 from fail_slow_streams import streams
+from shared_folder import SHARED
 
 from paceline import Detector
 from paceline.detect.bocd import Bocd
 
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
 DATA = SHARED / "data" / "fail-slow"
 
 

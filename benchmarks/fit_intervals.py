@@ -15,8 +15,8 @@ import csv
 from collections import defaultdict
 
 import numpy as np
-from detect_levels import SHARED
 from predict_table import TABLES, published_job
+from shared_folder import SHARED
 
 from paceline.model.cluster_presets import cluster_preset
 from paceline.plan.calibrate import calibrate, cross_validate, folds

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from detect_levels import SHARED
 from scipy.optimize import least_squares
+from shared_folder import SHARED
 
 from paceline.model.costs import CostModel
 from paceline.plan.runs import read_runs, run_clusters

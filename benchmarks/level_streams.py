@@ -6,14 +6,12 @@ median, and blocks of 64 steps are drawn from it.
 
 from __future__ import annotations
 
-import os
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
+from shared_folder import SHARED
 
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).absolute().parents[2] / "shared"))
 SERIES = SHARED / "data" / "step-series" / "step_series.npz"
 
 BLOCK, BEFORE, STEPS = 64, 129, 2400

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 import time
 from collections import defaultdict
@@ -24,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 from predict_table import TABLES, published_job, published_seconds
+from shared_folder import SHARED
 
 from paceline.plan.calibrate import calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.runs import error_table, read_runs, runs_cluster
 
-SHARED = Path(os.environ.get("PACELINE_SHARED", Path(__file__).parents[2] / "shared"))
 DATA = SHARED / "data" / "llm"
 
 

@@ -1,11 +1,12 @@
 """What a rank map costs a job's detector: both in one run, fed with the same steps.
 
-PYTHONPATH=src:tests python benchmarks/rank_map.py --ranks 10000 --steps 2000
+python benchmarks/rank_map.py --ranks 10000 --steps 2000
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,9 @@ from paceline.monitor.rank_map import RankMap
 from paceline.monitor.snapshot import SNAPSHOT, save_stream
 from paceline.monitor.step_stream import Closed, Stream
 from paceline.monitor.store.jobs import JobKey
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from step_batches import of_step
 
 SAVED_EVERY = 1_000_000  # samples, as the service does
