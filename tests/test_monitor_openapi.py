@@ -182,6 +182,13 @@ def filled(site, tmp_path_factory):
     batch = {"source": "a", "batch": 1, "world": 1, "samples": samples}
     assert site.ask("POST", "/api/v1/jobs/full/steps", token=site.token(), body=batch).status == 200
     eventually(lambda: len(read_rows(service.steps.path(job.id))) == 5)
+
+    def last_step():
+        query = tables.jobs.select().where(tables.jobs.c.id == job.id)
+        with service.engine.begin() as connection:
+            return connection.execute(query).mappings().one()["last_step"]
+
+    eventually(lambda: last_step() == 4)  # told behind the series: nothing of it comes later
     return session
 
 
