@@ -106,7 +106,8 @@ _MI355X = Gpu(
 
 # Bandwidth to the host, in one direction: x16 of PCI Express 3.0, 4.0 and 5.0, one for each GPU.
 _PCIE3_HOST, _PCIE4_HOST, _PCIE5_HOST = 15.75e9, 31.5e9, 63e9
-# A Grace has 900 GB/s of NVLink-C2C in both directions together, and two GPUs (GB200 datasheet).
+# A Grace has 900 GB/s of NVLink-C2C in both directions together (GB200 datasheet). Its two GPUs are
+# taken to share them; no measurement of both at once was found.
 _GRACE_HOST = 225e9
 
 _DGX1V = Node(

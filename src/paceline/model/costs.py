@@ -56,8 +56,10 @@ BUCKET_ELEMENTS = 40_000_000
 #: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
 #: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
 TP_OVERLAP_TOKENS = 4096
-#: Share of the link to the host that copies of pinned memory reach.
-HOST_SHARE = 0.8
+#: Share of the link to the host that copies of pinned memory reach: 26.0 of the 31.5 GB/s of PCI
+#: Express 4.0 (NVIDIA/nvbandwidth 66746a3, README, ``host_to_device_memcpy_ce``, on GPUs with the
+#: NVLink of an A100).
+HOST_SHARE = 0.82
 #: What names the kernels that wait for the host: how many tokens an expert gets is known late.
 _OF_EXPERTS = ("expert-", "router", "permute", "unpermute")
 
