@@ -16,7 +16,8 @@ from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.model.software import SOFTWARE, as_run_by
 from paceline.plan.predict import predict
 from paceline.plan.predict_runs import predict_runs

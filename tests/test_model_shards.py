@@ -15,7 +15,8 @@ from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
 from paceline.model.llm import LLM
 from paceline.model.memory_peak import stage_memory
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 
 GPT = LLM(name="gpt", layers=4, hidden=16, heads=4, vocab=128, seq_len=8, tied=False)
 PLAN = Plan(dp=32, global_batch=32, zero=3, shards=8, overlap_dp=False)

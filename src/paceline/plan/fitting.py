@@ -11,7 +11,8 @@ from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
 from paceline.model.memory_peak import stage_memory
 from paceline.model.memory_rules import DEFAULT_RULES, Loss, MemoryRules
-from paceline.model.plan import Plan, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import problems
 
 _LOSSES: tuple[Loss, ...] = ("fused", "chunked")
 

@@ -20,7 +20,8 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.model.software import as_run_by, software_preset
 from paceline.plan.interval import Interval
 
