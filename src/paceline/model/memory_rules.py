@@ -15,7 +15,7 @@ from paceline.errors import ModelError
 from paceline.model.plan import Plan
 
 Loss = Literal["unfused", "in-place", "fused", "chunked"]
-Selective = Literal["norms", "core", "per-op"]
+Selective = Literal["norms", "per-op"]
 
 #: Loss -> bytes a logit held until the backward, and at the peak of the loss.
 #: Unfused (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the
@@ -50,8 +50,7 @@ class MemoryRules:
             held (fp8 parameter gather on Blackwell; Hopper holds its transpose, too).
         optimizer_bytes: bytes of Adam's states; 8 with moments in bf16.
         selective: what ``recompute: selective`` recomputes: "norms" (norms and activations),
-            "core" (Megatron-Core's default module ``core_attn``), "per-op" (torchtitan: all but
-            every second product and fused attention).
+            "per-op" (torchtitan: all but every second product and fused attention).
         fp8_activation: the gated activation's input is stored in fp8
             (``activation_func_fp8_input_store``).
         reserve: share of a GPU's memory that is left free.

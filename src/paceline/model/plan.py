@@ -14,6 +14,12 @@ from paceline.model.llm import LLM
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
+#: Megatron-Core's names (d98e8a6, ``transformer_config.py``) of what selective recomputation may
+#: repeat; those of DeltaNets and hyper-connections are not modelled.
+RECOMPUTE_MODULES = (
+    *("core_attn", "layernorm", "moe_act", "mla_up_proj"),
+    *("mlp", "moe", "shared_experts"),
+)
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "nvfp4"]
 
 #: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
@@ -59,6 +65,8 @@ class Plan:
             model, microbatches in both directions; vpp stays 1).
         recompute: activations computed again in the backward: "none", "selective" (the attention's
             scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
+        recompute_modules: with "selective", what exactly: some of :data:`RECOMPUTE_MODULES`, which
+            ``recompute`` has one by one; () = what ``recompute`` says.
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
             states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2;
             under a pipeline it gathers parameters and reduces gradients once a step).
@@ -99,6 +107,7 @@ class Plan:
     global_batch: int
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
+    recompute_modules: tuple[str, ...] = ()
     zero: int = 1
     shards: int = 0
     sequence_parallel: bool = False
@@ -172,6 +181,7 @@ class Plan:
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
             )
+        self._check_modules()
         self._check_overlap_factor()
         self._settle_schedule()
         self._check_layers()
@@ -211,6 +221,23 @@ class Plan:
                 "forward with a backward",
                 fields=("overlap_factor", "schedule"),
             )
+
+    def _check_modules(self) -> None:
+        modules = self.recompute_modules
+        if not isinstance(modules, list | tuple):
+            text = reprlib.repr(modules)
+            raise PlanError(
+                f"the plan's recompute_modules must be a list of names, not {text}",
+                fields=("recompute_modules",),
+            )
+        for name in modules:
+            _check_word("recompute_modules", name, RECOMPUTE_MODULES)
+        if modules and self.recompute != "selective":
+            raise PlanError(
+                f"recompute_modules need recompute selective, not {self.recompute}",
+                fields=("recompute", "recompute_modules"),
+            )
+        object.__setattr__(self, "recompute_modules", tuple(modules))
 
     def _settle_schedule(self) -> None:
         if self.schedule in SPLIT_SCHEDULES:
@@ -322,7 +349,8 @@ class Plan:
         words.append(f"mb{self.micro_batch}")
         words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
         words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
-        words += [self.recompute] if self.recompute != "none" else []
+        if self.recompute != "none":
+            words.append("+".join(self.recompute_modules) or self.recompute)
         words += [f"offload{self.offload_layers}"] if self.offload_layers else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
         words += [f"shards{self.shards}"] if self.shards else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.plan import OVERLAPPING, Plan, layer_problem
+from paceline.model.recompute import module_problems
 
 # FP8 matrix products need both inner dimensions in multiples of 16 (cuBLAS, "FP8 tensor core
 # usage"; Transformer Engine refuses others); NVFP4 scales blocks of 16.
@@ -32,6 +33,7 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _expert_problems(plan, llm)
     reasons += _offload_problems(plan, llm)
     reasons += _shard_problems(plan, llm)
+    reasons += module_problems(plan, llm)
     if plan.adapter_rank and llm.latent is not None:
         reasons.append("adapters on multi-head latent attention are not modelled")
     if plan.adapter_rank and llm.pattern:

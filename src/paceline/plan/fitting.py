@@ -64,7 +64,7 @@ def what_fits(
 def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:
     """Changes of one thing in the plan, mildest first."""
     for name in ("selective", "full"):
-        yield _Change(f"recompute {name}", {"recompute": name})
+        yield _Change(f"recompute {name}", {"recompute": name, "recompute_modules": ()})
     yield _Change("sequence parallelism", {"sequence_parallel": plan.tp > 1})
     for zero in range(plan.zero + 1, 4):
         yield _Change(f"zero {zero}", {"zero": zero})

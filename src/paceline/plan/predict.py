@@ -256,7 +256,7 @@ def predict(
     costs_of = CostModel(llm, cluster, cost)
     costs = costs_of.costs(plan)
     breakdown = break_down(plan, costs)
-    once = costs_of.stage_work(replace(plan, recompute="none"))
+    once = costs_of.stage_work(replace(plan, recompute="none", recompute_modules=()))
     return Prediction(
         llm=llm,
         plan=plan,

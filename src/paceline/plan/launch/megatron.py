@@ -111,6 +111,8 @@ def _recomputation(llm: LLM, plan: Plan) -> Flags:
 
 def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
     """What selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    if plan.recompute_modules:
+        return separator.join(plan.recompute_modules)
     if not plan.flash:
         return "core_attn"
     return separator.join(["layernorm", "moe_act"] if llm.moe is not None else ["layernorm"])
