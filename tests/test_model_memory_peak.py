@@ -161,6 +161,13 @@ def test_rules_out_of_range(fields):
         MemoryRules(**fields)
 
 
+def test_fixed_segments_leave_no_more_than_a_job_had_that_ran_out():
+    """Llama 3 70B, tp 4, pp 4, vpp 5 on H100 (mb-70b-0 of the shared table): 58.8 of 80 GB."""
+    fixed = MemoryRules(expandable_segments=False)
+    assert fixed.room(80e9) == pytest.approx(58.8e9)
+    assert replace(fixed, reserve=0.5).room(80e9) == pytest.approx(40e9)
+
+
 def test_the_reserve_stays_free():
     assert MemoryRules().room(100.0) == pytest.approx(92)
     assert MemoryRules(reserve=0).room(100.0) == 100
