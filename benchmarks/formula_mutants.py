@@ -74,8 +74,8 @@ MUTANTS = {
     ),
     "embedding halved": (
         "operators.py",
-        '"embedding", 2 * size, 3 * size',
-        '"embedding", size, 1.5 * size',
+        '"embedding", 2 * size, 0.0 if plan.adapter_rank else 3 * size',
+        '"embedding", size, 0.0 if plan.adapter_rank else 1.5 * size',
     ),
     "rotary halved": (
         "operators.py",
