@@ -82,7 +82,11 @@ MUTANTS = {
         '"rotary", 2 * rotated, 2 * rotated',
         '"rotary", rotated, rotated',
     ),
-    "fp8 casts halved": ("operators.py", "6.0 * x, 6.0 * y", "3.0 * x, 3.0 * y"),
+    "fp8 casts halved": (
+        "operators.py",
+        "passes = 2 * self.element + 2 * input_bytes",
+        "passes = self.element + input_bytes",
+    ),
     "gradient accumulation free": ("operators.py", "2 * self.plan.grad_bytes * w", "0 * w"),
     "ring backward as forward": ("operators.py", "2 * travel", "travel"),
     "optimizer states halved": ("memory_rules.py", "BYTES = 12.0", "BYTES = 6.0"),
