@@ -145,7 +145,7 @@ def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) ->
 
 
 def figure_writer(ax: Axes, path: Path) -> Writer:
-    """What writes the figure of ``ax`` in the format that the file's name says.
+    """A writer of the figure of ``ax`` in the format of the file's name.
 
     Raises:
         PacelineError: Matplotlib does not know the format.

@@ -40,7 +40,7 @@ job.yaml: what `paceline predict` reads (docs/predict.md, A job file), such as
 """
 
 
-#: What a folder of recordings becomes: one file, which every command reads.
+#: A folder of recordings becomes one file, which every command reads.
 COMPACTED = "trace.parquet"
 
 

@@ -73,7 +73,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:
-    """What is known beside the traces, for both or for one of them."""
+    """Options that describe the jobs beside the traces, both or one of them."""
     case_input.add_steps(parser)
     group = parser.add_argument_group("what is known beside the traces")
     group.add_argument(

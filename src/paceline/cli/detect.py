@@ -420,7 +420,7 @@ def _locate(
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """Who is slow in a log that is too short to say since when."""
+    """The slow ranks in a log that is too short to say since when."""
     from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:

@@ -127,7 +127,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = ()) -> None:
-    """What plans are tried, for all commands that search."""
+    """The plans to try, for all commands that search."""
     space = parser.add_argument_group("what is tried")
     for option, text in LIMITS:
         space.add_argument(option, metavar="N", type=int, help=text)
@@ -260,7 +260,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:
-    """What of a search a framework can express."""
+    """The plans of a search that a framework can express."""
     if framework is None:
         return {}
     from paceline.plan.launch.files import SPACES

@@ -28,7 +28,7 @@ _HOSTS = ["127.0.0.1", "localhost"]
 
 @dataclass(frozen=True)
 class PlanPage:
-    """What is searched when nothing is moved.
+    """The search before any slider is moved.
 
     Attributes:
         llm: the model.

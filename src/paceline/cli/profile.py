@@ -188,7 +188,7 @@ def _check_folder(path: Path) -> None:
 
 
 def shapes_of(args: argparse.Namespace, device: str) -> Shapes:
-    """What the arguments ask for.
+    """Options as :mod:`paceline.model.profiler` takes them.
 
     Raises:
         ModelError: a model or a width that cannot be profiled, or contradicting arguments.

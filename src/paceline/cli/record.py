@@ -123,7 +123,7 @@ def _status(folder: Path, *, as_json: bool) -> int:
 
 
 def _notes(status: dict[str, Any]) -> Iterator[str]:
-    """What is recorded, and what is not: how it can be."""
+    """The recorded parts of a job; for the others, how to record them."""
     for note in status["recorded"]:
         yield f"recorded: {_printable(note['recorded'])}{_ranks(note, status)}"
     for note in status["not_recorded"]:

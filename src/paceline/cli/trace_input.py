@@ -36,7 +36,7 @@ class TraceInput(NamedTuple):
 
     @classmethod
     def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> TraceInput:
-        """What the arguments of ``add_arguments`` say."""
+        """Checked arguments of ``add_arguments``."""
         return cls(args.trace, args.job, steps, args.ignore_kinds, args.keep_clocks)
 
     def load(self) -> Trace:

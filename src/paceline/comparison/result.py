@@ -49,7 +49,7 @@ class TimeChange:
 
     @property
     def verdict(self) -> Verdict:
-        """What these steps can show."""
+        """The steps' evidence."""
         if self.interval is None:
             return "unknown"
         low, high = self.interval
@@ -170,7 +170,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed from one trace to another.
+    """The change from one trace to another.
 
     Attributes:
         before, after: the two jobs.

@@ -57,7 +57,7 @@ class Shown:
 
 @dataclass
 class MonitorResult:
-    """What the monitor made of the demo's job.
+    """The monitor's view of the demo's job.
 
     Attributes:
         url: of the job's page.
@@ -118,7 +118,7 @@ class Watched:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes the job's recorder push by itself."""
+        """Environment that makes the job's recorder push by itself."""
         return {
             "PACELINE_MONITOR": self._url,
             "PACELINE_TOKEN": self._token,
@@ -141,7 +141,7 @@ class Watched:
         return len(messages)
 
     def result(self, recording: Path) -> MonitorResult:
-        """What it made of the job, once the job is over and all of it has arrived.
+        """The monitor's view of the job, once the job is over and all of it has arrived.
 
         Raises:
             DemoError: it does not arrive.

@@ -1,4 +1,4 @@
-"""Who is slow and who is late, from times that hosts measured: for files too poor for a trace."""
+"""Slow and late ranks, from times that hosts measured: for files too poor for a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 0.5
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank's host measured; NaN where nothing did.
+    """Times that one rank's host measured; NaN where nothing did.
 
     Attributes:
         rank: its number.

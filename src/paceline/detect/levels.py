@@ -41,7 +41,7 @@ LEVEL_EVERY, DRIFT = 16, 1e-5
 AFTER_PAUSE = 5
 #: Of the last 9 samples, how many must lie below before a level is left downwards.
 LOW_OF, LOW = 9, 7
-#: What lies this share above the healthy level is healthy again.
+#: A level at most this share above the healthy level is healthy again.
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
@@ -59,7 +59,7 @@ RAMP, RISE, RAMP_OVER = 24, 0.04, 20
 YOUNG = 128
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
-#: What INITIAL says of a level that goes up a ramp; MIDDLE_S is then the level last told.
+#: INITIAL's answer for a level that goes up a ramp; MIDDLE_S is then the level last told.
 ON_RAMP = 2
 
 # Columns of ``floats``: seconds, and shares.

@@ -164,7 +164,7 @@ def _fit(measured: Durations) -> Fit:
 
 @dataclass(frozen=True)
 class _Table:
-    """What is taken apart: per variant, logarithms of seconds less what is typical of the place."""
+    """Per variant: logarithms of seconds, less those of the typical op at the place."""
 
     graph: StepGraph
     logs: list[Array]

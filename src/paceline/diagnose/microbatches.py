@@ -122,7 +122,7 @@ def forward_backward_correlation(durations: Durations) -> float:
 
 
 def _few(fit: Fit, n_pp: int) -> str:
-    """What else it may be where nothing tells a microbatch from its step."""
+    """Other explanations where nothing tells a microbatch from its step."""
     n = max(len(variant.micro) for variant in fit.variants)
     return _FEW.format(n=n) if n_pp == 1 and n < MIN_MICROBATCHES else ""
 

@@ -41,7 +41,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a cause does to durations.
+    """Effect of a cause on durations.
 
     Attributes:
         factor: per variant, logarithms that broadcast to [kind, place, microbatch, step, dp].

@@ -19,7 +19,7 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         type: one of :func:`arrow_types`.
         about: what it means.
         unit: of its numbers; "" where they have none.

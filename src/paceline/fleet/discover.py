@@ -17,7 +17,7 @@ from paceline.fleet.trace_entry import TraceEntry
 PARQUET = (".parquet", ".pq")
 OF_OTHER_TOOLS = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log")
 
-#: What makes a folder a study, which is no place of traces.
+#: Files that make a folder a study, which is no place of traces.
 STUDY_FILE = "study.json"
 
 

@@ -24,7 +24,7 @@ _supervisors: dict[str, Supervisor] = {}
 
 
 def do_batch(settings_json: str, tasks: list[Task]) -> list[Outcome]:
-    """What runs in a process of Ray.
+    """The function that runs in a process of Ray.
 
     Raises:
         RuntimeError: the node has another version of Paceline, or the study cannot be written.

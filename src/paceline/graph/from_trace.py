@@ -252,7 +252,7 @@ def _tables(
 def _start_behind_queue(graph: StepGraph, start: Durations, end: Durations) -> None:
     """A collective starts when the one before it in its stream has ended, in place.
 
-    What is recorded is its launch: streams run one collective at a time.
+    The recorded time is its launch: streams run one collective at a time.
     """
     for op in np.flatnonzero(graph.queued_behind >= 0).tolist():
         row = start.row(op)

@@ -84,7 +84,7 @@ def arriving(name: str, pp: int, n_pp: int) -> npt.NDArray[np.bool_]:
 def leaving(name: str, pp: int, n_pp: int) -> npt.NDArray[np.bool_]:
     """[forward or backward, chunk] whether a stage sends what it gives to another one.
 
-    What one direction brings from a neighbour, the other brings back to it.
+    A message from a neighbour in one direction goes back to it in the other.
     """
     return arriving(name, pp, n_pp)[::-1]
 

@@ -16,7 +16,7 @@ _MIN_PEERS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What one test took on one GPU.
+    """Result of one test on one GPU.
 
     Attributes:
         at_s: when, seconds since the epoch.
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def unit(self) -> tuple[str, int, str, str]:
-        """What is judged: (host, gpu, device, test)."""
+        """The judged value: (host, gpu, device, test)."""
         return self.host, self.gpu, self.device, self.test
 
 

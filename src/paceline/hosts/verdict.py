@@ -120,7 +120,7 @@ def _verdict(
 
 
 def _bound(values: Sequence[float], test: str) -> float:
-    """What healthy ones stay below."""
+    """Bound that healthy hosts stay below."""
     floor = FLOORS.get(test.partition(" ")[0], _OTHER_FLOOR)
     usual = statistics.median_low(values)
     if len(values) < _MIN_PEERS:

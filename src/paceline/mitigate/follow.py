@@ -46,7 +46,7 @@ class Follower:
         self._blamed: set[str] = set()  # fail-slows that follow from it
 
     def take(self, line: Mapping[str, Any]) -> Action | None:
-        """What to do after a line, if anything.
+        """The action after a line, if any.
 
         Raises:
             MitigateError: it says nothing that can be understood.
@@ -143,7 +143,7 @@ class Follower:
                 self._blamed.discard(fault.name)
 
     def _worker(self, rank: int) -> Worker:
-        """Who has a rank: as the trace recorded it, else in Megatron's order (tp, cp, dp, pp)."""
+        """A rank's worker: as recorded in the trace, else in Megatron's order (tp, cp, dp, pp)."""
         job = self.measured.job
         if not 0 <= rank < job.ranks:
             raise MitigateError(f"there is no rank {rank}; the job has {job.ranks}")

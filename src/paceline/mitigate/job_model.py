@@ -51,7 +51,7 @@ OF_GROUPS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What mitigation has changed in a job.
+    """The changes that mitigation has made to a job.
 
     Attributes:
         counts: [replica] microbatches of each.

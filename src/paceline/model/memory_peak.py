@@ -1,4 +1,4 @@
-"""What a plan needs of each GPU's memory, stage by stage, and when in the step.
+"""A plan's need of each GPU's memory, stage by stage, and when in the step.
 
 A step has three moments at which memory may peak (:data:`MOMENTS`): the loss of the newest
 microbatch, the backward of the layer behind it, and the end of the last backward.
@@ -92,7 +92,7 @@ class StageMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What PyTorch's allocator gives out: ``torch.cuda.max_memory_allocated``."""
+        """Blocks of PyTorch's allocator: ``torch.cuda.max_memory_allocated``."""
         return self.total_bytes - self.framework
 
     @property
@@ -104,7 +104,7 @@ class StageMemory:
 def stage_memory(
     llm: LLM, plan: Plan, cluster: Cluster | None = None, rules: MemoryRules = DEFAULT_RULES
 ) -> list[StageMemory]:
-    """What each stage needs on each of its GPUs; ``cluster`` changes nothing today."""
+    """Need of each stage on each of its GPUs; ``cluster`` changes nothing today."""
     moments = memory_moments(llm, plan, rules)
     peaks = moments.sum(axis=1).argmax(axis=0)
     return [
@@ -210,7 +210,7 @@ def place_activations(
 ) -> tuple[Array, Array]:
     """[place] bytes that its layers keep of a microbatch, and of a layer at work.
 
-    What the model's ends keep beside that is :func:`end_activations`.
+    :func:`end_activations` has the tensors that the model's ends keep beside that.
     """
     kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind: dict[LayerKind, tuple[float, float]] = {}

@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
-    """What ``paceline profile`` measured on one device.
+    """Measurements of ``paceline profile`` on one device.
 
     Attributes:
         device: name of the GPU, or of the processor.
@@ -283,7 +283,7 @@ class _Fields:
         return ModelError(f"{self.prefix}{name} must be {expected}, not {text}")
 
 
-# Whose profile it is.
+# The device of the profile.
 
 
 def _same_device(profile: OperatorProfile, gpu: Gpu) -> bool:

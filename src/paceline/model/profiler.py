@@ -43,7 +43,7 @@ _VOCAB = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What to profile.
+    """The shapes to profile.
 
     Attributes:
         models: models whose operators are timed, each with every ``tp`` and ``micro_batch``.
@@ -140,7 +140,7 @@ def necessary(shapes: Shapes) -> list[Case]:
 
 
 def _cases_of(llm: LLM, plan: Plan) -> Iterator[Case]:
-    """What predictions of one plan, and of its pipeline of single layers, ask the cost of."""
+    """Operators that predictions of a plan, and of its pipeline of single layers, need."""
     for variant in (plan, replace(plan, pp=llm.layers)):
         operators: list[Operator] = []
 

@@ -264,7 +264,7 @@ class Analyses:
         return float(summary["waste"] * gpus * stands_s / 3600)
 
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """What the trace says of the job and its pusher did not."""
+        """Fields that the trace has and the job's pusher did not send."""
         if not job["gpus"] or not job["degrees"]:
             jobs.register(
                 self._engine,

@@ -54,7 +54,7 @@ class Gate:
         self.problem = ""
 
     def call(self, work: Callable[[], T], *, is_long: bool = False) -> T:
-        """What ``work`` returns.
+        """Result of ``work``.
 
         Raises:
             BlobsAway: it failed, took too long, or others do so at present.
@@ -258,7 +258,7 @@ class SpooledBlobs:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is not moved yet waits for the next start."""
+        """A blob that is not moved yet waits for the next start."""
         self._stop.set()
         self._news.set()
 

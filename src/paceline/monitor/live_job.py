@@ -117,7 +117,7 @@ class LiveJob:
             self.changed = True
 
     def row(self) -> dict[str, Any]:
-        """What the job's row in the store says of its steps."""
+        """Step times in the job's row of the store."""
         return {
             "job_id": self.job.id,
             "seen_at": self.stream.seen_at,

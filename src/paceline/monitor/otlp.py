@@ -2,8 +2,8 @@
 
 As the OTLP specification has it (section OTLP/HTTP): 200 with an ExportTraceServiceResponse in the
 encoding of the request; 400 for a body that cannot be decoded, which the sender then drops; 503,
-with Retry-After, for one that it should send again; errors carry a google.rpc.Status. What was
-acknowledged is on disk.
+with Retry-After, for one that it should send again; errors carry a google.rpc.Status. Acknowledged
+requests are on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CODES = {404: 5, 405: 12, 408: 4, 413: 8, 503: 14}
 
 @dataclass
 class Counts:
-    """What a receiver has done so far.
+    """Counts of a receiver so far.
 
     Attributes:
         requests: accepted.
@@ -109,7 +109,7 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What an exporter's OTEL_EXPORTER_OTLP_TRACES_ENDPOINT should be."""
+        """Value for an exporter's OTEL_EXPORTER_OTLP_TRACES_ENDPOINT."""
         host = str(self.server_name)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/v1/traces"
 

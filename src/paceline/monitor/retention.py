@@ -1,4 +1,4 @@
-"""What is too old, too much, or nobody's is removed."""
+"""Removes data that is too old, too much, or nobody's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_A_TIME = 500
 
 @dataclass
 class Removed:
-    """What was removed.
+    """The removed data.
 
     Attributes:
         sessions: too old, with their results.

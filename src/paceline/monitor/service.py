@@ -209,7 +209,7 @@ class Service:
 
     @property
     def problems(self) -> list[str]:
-        """What does not work at present, and will by itself once somebody makes room, or waits."""
+        """Parts that do not work now, and will by themselves once somebody makes room, or waits."""
         problems = [f"traces and results are away: {away}"] if (away := self.blobs.problem) else []
         disk = shutil.disk_usage(self.config.data)
         if disk.free < min(SPARE_BYTES, SPARE_SHARE * disk.total):

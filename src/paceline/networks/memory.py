@@ -29,7 +29,7 @@ _MAX_BATCH = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """What no count of tensors says, fitted to runs (``benchmarks/cnn.py memory``).
+    """Memory that no count of tensors explains, fitted to runs (``benchmarks/cnn.py memory``).
 
     Attributes:
         reserved_bytes: context, libraries and workspaces of convolutions.

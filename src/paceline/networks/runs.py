@@ -58,7 +58,7 @@ class NetworkRun:
 
     @property
     def series(self) -> tuple[object, ...]:
-        """What runs share that differ in the number of GPUs alone."""
+        """Properties of runs that differ in the number of GPUs alone."""
         each = self.strategy.global_batch / self.strategy.replicas
         name, split = self.strategy.name, self.strategy.split
         split = split if "+" in name else 0

@@ -22,7 +22,7 @@ _SLOT_BYTES: Final = 2048
 
 @dataclass(frozen=True)
 class Control:
-    """What the asker says.
+    """The asker's record.
 
     Attributes:
         pause: a random number.
@@ -80,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Slot:
-    """What one process says.
+    """The record of one process.
 
     Attributes:
         path: of its file.

@@ -328,7 +328,7 @@ def _within_limits(
 
 
 def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
-    """What comes closest to fitting, and how many GPUs would do."""
+    """The plans closest to fitting, and the number of GPUs that would do."""
     llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
     room = rules.room(cluster.gpu.memory_bytes)

@@ -48,7 +48,7 @@ class _Buckets:
     """The buckets of gradients that DDP reduces during the backward, one after the other.
 
     DDP starts a bucket when all gradients of it and of those before it are there; it waits for all
-    of them behind the backward. What it does not tell is when a bucket ended: only a wait that
+    of them behind the backward. It does not tell when a bucket ended: only a wait that
     blocks shows the end of the last one, all else are upper bounds.
     """
 

@@ -180,7 +180,7 @@ class _Optimizer:
 
 
 class _Phase:
-    """What a collective is for, by where the engine is when it is launched."""
+    """Purpose of a collective, by the engine's state at its launch."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ def instrument(recorder: Recorder) -> None:
     where it is launched and waited for. On a GPU transfers are, and the exchange of gradients as
     what the end of a step waits for.
 
-    What a version of Megatron does not have is one line in the log. Steps are those of
+    A function that a version of Megatron lacks is one line in the log. Steps are those of
     ``megatron.training.training.train_step`` where that is installed; else the loop names them.
 
     Raises:

@@ -127,7 +127,7 @@ def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> No
 
 
 class TailExchange:
-    """What is left of the exchange behind the last gradient; what overlaps is part of the pass.
+    """The part of the exchange behind the last gradient; what overlaps is part of the pass.
 
     From the last gradient, on the slowest rank, to the end of the backward call: what a host can
     see of an exchange that runs on a GPU's streams.

@@ -64,7 +64,7 @@ class Operation(Protocol):
 
 
 class Keeper(Protocol):
-    """What an operation needs of the program that it is in."""
+    """An operation's part of its program."""
 
     ops: list[Op]
     open_op: Op | None
@@ -96,7 +96,7 @@ class Keeper(Protocol):
 
 
 class Stepper(Protocol):
-    """What a step needs of its recorder."""
+    """A step's interface to its recorder."""
 
     def begin(self, step: Step) -> None:
         """A step begins."""

@@ -1,4 +1,4 @@
-"""What a remedy is: a change to the job, the findings it answers, its gain by simulation."""
+"""A remedy: a change to the job, the findings it answers, its gain by simulation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Case:
-    """What a remedy knows of the job.
+    """A remedy's knowledge of the job.
 
     Attributes:
         measured: graph and durations of the trace.

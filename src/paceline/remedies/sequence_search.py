@@ -148,7 +148,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     )
     logs = np.zeros(exists.shape)
     for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
-        # What slows a replica on all its stages alike is counted as its microbatches', unless it
+        # A slowdown of a replica on all its stages alike counts as its microbatches', unless it
         # stands out; what one of its workers adds is not: the least slow place has none of it.
         own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
         logs[:, dps, : len(own)] = own.transpose(1, 2, 0)

@@ -73,7 +73,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _bound(case: Case) -> Remedy:
-    """What stages that all compute alike would gain, replicas and workers as fast as they are.
+    """Gain of stages that all compute alike, with replicas and workers as fast as they are.
 
     No split gains more under 1F1B or GPipe, where the busiest stage sets the pace.
     """

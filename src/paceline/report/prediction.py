@@ -207,7 +207,7 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:
-    """What writes the predicted step for Perfetto.
+    """The writer of the predicted step for Perfetto.
 
     Raises:
         OutputError: too many operations for a viewer.

@@ -37,7 +37,7 @@ _COMPILE_FROM = 24
 
 @dataclass
 class _Plan:
-    """What is reserved for admitted jobs with deadlines.
+    """Reservations of admitted jobs with deadlines.
 
     Attributes:
         jobs: [row] places among all jobs.

@@ -193,7 +193,7 @@ NO_THROUGHPUTS = Throughputs((), np.zeros(0, dtype=np.int64), np.zeros((0, 0)))
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the replay walks over: every job's speeds, in rows that equal jobs share.
+    """Input of the replay: every job's speeds, in rows that equal jobs share.
 
     Attributes:
         counts: [level] GPUs, ascending.

@@ -41,7 +41,7 @@ _NO_TIME = ("", "None", "Unknown", "N/A")
 
 @dataclass(frozen=True)
 class QueueFile:
-    """What a log of a queue says.
+    """Content of a queue's log.
 
     Attributes:
         jobs: its jobs, in the order of their submission.

@@ -80,7 +80,7 @@ def replay_queue(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QueueReplay:
-    """What would have become of the jobs under a policy.
+    """Outcome of the jobs under a policy.
 
     Args:
         jobs: the jobs.
@@ -117,7 +117,7 @@ def replay_queue(
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What jobs share.
+    """Resources that jobs share.
 
     Attributes:
         gpus: GPUs, in whole nodes.
@@ -158,7 +158,7 @@ def policy_of(policy: Policy | str) -> Policy:
 
 
 def name_of(policy: Policy | str) -> str:
-    """What results call a policy."""
+    """Name of a policy in results."""
     if isinstance(policy, str):
         return policy
     return str(getattr(policy, "name", None) or getattr(policy, "__name__", "policy"))
@@ -282,7 +282,7 @@ class _State:
         )
 
     def result(self, name: str) -> QueueReplay:
-        """What became of all jobs."""
+        """Outcome of all jobs."""
         timeline = Timeline(
             np.array(self._times), np.array(self._rows, dtype=np.int64), np.array(self._gpus)
         )

@@ -1,4 +1,4 @@
-"""What became of a queue."""
+"""Outcome of a queue."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ MAX_COUNTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a curve is of.
+    """Key of a curve.
 
     Attributes:
         name: of the curve.

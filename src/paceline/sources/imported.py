@@ -1,8 +1,8 @@
-"""What every importer returns, and the way from its ops to a trace.
+"""Result of every importer, and the way from its ops to a trace.
 
 An importer is a module with ``matches(path) -> bool`` (by content) and ``read(paths, job, steps) ->
 Imported``, which adds what it recognises to an :class:`OpTable` and calls
-:meth:`OpTable.finish`. What a job's ranks say of each other has to agree: a trace with ops
+:meth:`OpTable.finish`. The ranks of a job have to agree on each other: a trace with ops
 missing would be analysed without a complaint and be wrong, so disagreement is refused here.
 """
 

@@ -160,7 +160,7 @@ def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
 
 
 class _Collector:
-    """What is kept of the blocks that have been seen."""
+    """Kept facts of the blocks that have been seen."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -86,7 +86,7 @@ class Courier(threading.Thread):
         silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
-        # Who never heard of an alert need not hear of its end.
+        # A receiver that never heard of an alert need not hear of its end.
         forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
         if forgotten:
             store.forget(self._service.engine, forgotten)
@@ -174,7 +174,8 @@ class Courier(threading.Thread):
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     """Those that go in one message: of one project, rule, importance and status.
 
-    What failed goes with what failed as often: a message that nobody takes holds up no new one.
+    A failed message goes with those that failed as often: a message that nobody takes holds up no
+    new one.
     """
 
     def key(row: Row) -> tuple[bool, str, str, str, int]:

@@ -100,7 +100,7 @@ class Rule:
         )
 
 
-#: What the alerts are without a file: the issue's four.
+#: The alert rules without a file: the issue's four.
 DEFAULTS = (
     Rule("slow-job", "slowdown"),
     Rule("fail-slow", "fail-slow", "critical"),
@@ -111,7 +111,7 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a job.
+    """State of a job for the rules.
 
     Attributes:
         job: its row in the store.
@@ -162,7 +162,7 @@ def holds(rule: Rule, facts: Facts) -> bool:
         return _silent(rule, replace(facts, watched_since=-math.inf)) is not None
     if rule.kind != "fail-slow":
         return False
-    # What fires goes on from relief to onset, though each episode alone may lose little.
+    # A firing alert goes on from relief to onset, though each episode alone may lose little.
     is_slow = _fail_slow(replace(rule, lost_s=0.0), facts) is not None
     return is_slow or facts.now - facts.relieved_at < rule.hold_s
 
@@ -199,7 +199,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     slower = (
         f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
     )
-    # What was lost when the event came: the headline of an alert stays as it is, and stays true.
+    # The loss when the event came: the headline of an alert stays as it is, and stays true.
     phrases = [slower, cost]
     if onset["lost_s"]:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
@@ -223,7 +223,7 @@ def lost_so_far_s(onset: Mapping[str, Any], seen_at: float) -> float:
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
-    """What a fail-slow wastes if nobody acts: all GPUs wait for the slowest.
+    """Waste of a fail-slow if nobody acts: all GPUs wait for the slowest.
 
     None where the number of GPUs is not known.
     """

@@ -56,7 +56,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the file says.
+    """Contents of the file.
 
     Attributes:
         rules: in order.

@@ -38,7 +38,7 @@ stores = Table(
     Column("created_at", Float, nullable=False),
 )
 
-#: Who may do what: only the SHA-256 of a token is kept. scope: push, read or admin.
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -113,7 +113,7 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
-#: What the fleet's figures need of a session (results/facts.py).
+#: Fields of a session for the fleet's figures (results/facts.py).
 session_facts = Table(
     "session_facts",
     metadata,

@@ -1,4 +1,4 @@
-"""What the slow-downs that a detector saw cost: for the API and the pages."""
+"""Cost of the slow-downs that a detector saw: for the API and the pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
 
 
 def cost_text(event: Row) -> str:
-    """What an event with its cost has lost and will lose, in words; "" where neither is known."""
+    """Past and coming loss of an event with its cost, in words; "" where neither is known."""
     phrases = []
     if event["lost_gpu_hours"]:
         lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"

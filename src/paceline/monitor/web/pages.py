@@ -317,7 +317,7 @@ class Pages:
         )
 
     def alerts(self, request: Request) -> Response:
-        """What fires and what did."""
+        """Firing and ended alerts."""
         status = request.query_params.get("status", "")
         status = status if status in ("firing", "resolved") else ""
         project = _project(request)
@@ -361,7 +361,7 @@ class Pages:
 _ALL = "job session event alert steps"
 #: Longest silence by a click.
 _MAX_SILENCE_H = 168
-#: What needs not be said in the address of the list.
+#: Defaults that the address of the list leaves out.
 _USUAL = (("sort", "stake"), ("page", 1))
 
 

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: bearer tokens, and a cookie for the pages.
+"""The caller and the caller's rights: bearer tokens, and a cookie for the pages.
 
 A request's principal is in ``request.state.principal``; a handler calls :func:`require` first.
 Without a token nothing can be written: the middleware refuses that before any handler runs.
@@ -31,13 +31,13 @@ SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Paths that change no data and need no token: the login itself.
 OPEN_PATHS = ("/login", "/logout")
-#: What a principal without a project of its own pushes into.
+#: Project for the pushes of a principal without a project of its own.
 DEFAULT_PROJECT = "default"
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks.
+    """The caller.
 
     Attributes:
         name: of the token; "public" without one.

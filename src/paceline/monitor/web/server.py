@@ -189,7 +189,7 @@ def server_of(
         timeout_graceful_shutdown=STOP_S,
         **options,
     )
-    # Who may say for whom it asks: 127.0.0.1, or FORWARDED_ALLOW_IPS.
+    # Proxies that may name the caller: 127.0.0.1, or FORWARDED_ALLOW_IPS.
     proxies: Any = ProxyHeadersMiddleware(app, settings.forwarded_allow_ips).trusted_hosts  # type: ignore[arg-type]  # its own ASGI types
     Limited.open = Connections(config.connections_per_address, proxies)
     return _Server(settings, ready, stopping)

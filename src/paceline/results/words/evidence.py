@@ -33,7 +33,7 @@ Phrases = Iterator[str]
 
 
 def evidence_phrases(finding: Finding) -> list[str]:
-    """What shows the finding, most telling first; empty for causes that are not known here."""
+    """Evidence of the finding, most telling first; empty for causes that are not known here."""
     of_cause = OF_CAUSE.get(finding.cause)
     phrases = [] if of_cause is None else list(of_cause(finding))
     error = _number(finding.evidence, "share_sampling_error")

@@ -48,7 +48,7 @@ Process = tuple[str, int]
 #: call ahead; more do where the begins are only dump times.
 MAX_OVERLAPPING = 0.5
 
-#: What the keys of a line begin with, and what names the call.
+#: First keys of a line, and the key of the call's name.
 _FAMILIES = ("coll", "p2p")
 
 

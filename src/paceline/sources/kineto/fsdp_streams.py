@@ -1,4 +1,4 @@
-"""What FSDP2's streams wait for, by the rules of its source where no stream wait is recorded.
+"""Waits of FSDP2's streams, by the rules of its source where no stream wait is recorded.
 
 Rules and names of ranges are those of torch 2.13 (``torch/distributed/fsdp/_fully_shard/``,
 ``_fsdp_param_group.py`` and ``_fsdp_state.py``). No profile of FSDP2 on CUDA was at hand.

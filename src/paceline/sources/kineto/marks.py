@@ -85,7 +85,7 @@ class HostStep:
 
     @property
     def signature(self) -> tuple[tuple[str, OpKind, int], ...]:
-        """What steps with one program have in common."""
+        """The program that steps share."""
         return tuple((mark.what, mark.kind, mark.microbatch) for mark in self.marks)
 
 

@@ -239,7 +239,7 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
     n_items = np.diff(np.append(first, len(rows)))
     step, backward = index[rows][first], work.backward[rows][first]
     for s in np.unique(step):
-        # What follows the last backward (the loss, the gradients' norm) is no forward.
+        # Kernels behind the last backward (the loss, the gradients' norm) are no forward.
         here = np.flatnonzero(step == s)
         last = here[backward[here]].max(initial=-1)
         aside["after the last backward"] += int((here > last).sum())

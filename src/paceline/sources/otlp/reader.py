@@ -71,7 +71,7 @@ NO_SPANS = (
 
 @dataclass
 class Spans:
-    """What files of spans say, before it is a trace.
+    """Content of files of spans, before it is a trace.
 
     Attributes:
         table: steps and operations.

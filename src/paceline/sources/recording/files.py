@@ -43,7 +43,7 @@ _DEGREES = ("world", "dp", "pp", "tp", "cp", "vpp")
 
 @dataclass(frozen=True, eq=False)
 class RankFile:
-    """What one process recorded.
+    """Recording of one process.
 
     Attributes:
         path: the file.
@@ -129,7 +129,7 @@ def read_files(folder: Path) -> list[RankFile]:
 
 
 def torn_headers(folder: Path) -> list[str]:
-    """What is to be said of the files that end within their header, which are not read."""
+    """Notes on the files that end within their header, which are not read."""
     torn = []
     for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}")):
         try:

@@ -124,7 +124,7 @@ def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> lis
 
 
 def _doubts(files: Sequence[RankFile]) -> list[str]:
-    """What the reader noticed about the files."""
+    """The reader's notes on the files."""
     found = []
     torn = [file for file in files if file.torn_bytes]
     if torn:

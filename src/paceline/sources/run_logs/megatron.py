@@ -41,7 +41,7 @@ _TIMERS: dict[str, PauseKind] = {
     "load-checkpoint": "restore",
     "evaluate": "evaluation",
 }
-#: What ``print_datetime`` says first in a start, and when the job ends of its own accord.
+#: First texts of ``print_datetime`` in a start, and its text when the job ends of its own accord.
 _BEGIN = ("after in-process setup", "after in-job setup", "after megatron is initialized")
 _END = "after training is done"
 _BEFORE_STEPS = "before the start of training step"
