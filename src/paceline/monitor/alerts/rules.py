@@ -189,7 +189,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is not None and at_stake <= rule.gpu_hours:
         return None
-    if lost_so_far_s(onset, facts.job["seen_at"]) < rule.lost_s:
+    if lost_so_far_s(onset, facts.job) < rule.lost_s:
         return None
     if at_stake is None:
         cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
@@ -213,13 +213,20 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     )
 
 
-def lost_so_far_s(onset: Mapping[str, Any], seen_at: float) -> float:
+def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
     """Seconds that a fail-slow has cost when its job was last seen.
 
-    The event says those until it was sure; since then a share of all time is lost.
+    The event says those until it was sure. Since then each step takes longer than the healthy one;
+    where that is not known, a share of all time is lost.
     """
-    share = max(0.0, 1 - 1 / onset["factor"]) if onset["factor"] else 0.0
-    return float(onset["lost_s"] or 0.0) + share * max(0.0, seen_at - float(onset["at"]))
+    lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
+    if factor <= 1:
+        return lost_s
+    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
+        # Not by the clock: steps may come later than they ran, and pauses are no loss.
+        steps = int(job["last_step"]) - int(onset["step"])
+        return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
+    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:

@@ -52,5 +52,5 @@ def lost_by_now(job: Row, events: Sequence[Row]) -> str:
     onset = going_on(job, events, settled=True)
     if onset is None or not job["gpus"] or onset["factor"] is None:
         return ""
-    hours = lost_so_far_s(onset, job["seen_at"]) * job["gpus"] / 3600
+    hours = lost_so_far_s(onset, job) * job["gpus"] / 3600
     return f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
