@@ -56,9 +56,9 @@ class Feature:
     """A part of Paceline.
 
     Attributes:
-        name: what it does.
+        name: its purpose.
         works: whether all it needs is here.
-        missing: what is absent.
+        missing: absent parts.
         install: how to bring that.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CaseInput(NamedTuple):
-    """The parts of a diagnosis: a trace, and what is known beside it.
+    """The parts of a diagnosis: a trace, and the facts beside it.
 
     Attributes:
         trace: the trace.

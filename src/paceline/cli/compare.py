@@ -213,7 +213,7 @@ class Bars:
 
 
 def _side(args: argparse.Namespace, side: str) -> CaseInput:
-    """One trace and what is known beside it: its own, else what is said of both."""
+    """One trace and the facts beside it: its own options, else those for both."""
     trace = TraceInput(
         path=getattr(args, side),
         job=(args.job_after if side == "after" else None) or args.job,

@@ -444,7 +444,7 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; what is sure is printed at once."""
+    """JSON lines from standard input; sure events are printed at once."""
     from dataclasses import replace
 
     from paceline.detect.accept import Accepted

@@ -34,7 +34,7 @@ recomputation and ZeRO of its plan are searched; the rest (precision, flash, sch
 global batch) holds for all plans.
 """
 
-#: Fields of a plan that a search keeps; the others are what it searches.
+#: Fields of a plan that a search keeps; it searches the others.
 PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("overlap_factor", "grad_bytes", "bucket_bytes"),
@@ -43,7 +43,7 @@ PLAN_FIELDS = (
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 
-#: Whole-numbered limits: option, what it bounds.
+#: Whole-numbered limits: option, the bounded quantity.
 LIMITS = (
     ("--max-tp", "tensor-parallel ranks (default: the GPUs of a node)"),
     ("--max-pp", "stages (default: the layers)"),

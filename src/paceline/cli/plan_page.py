@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.model.cluster import Cluster
     from paceline.model.llm import LLM
 
-#: Slider -> what it is; each doubles or halves what the command said, this many times.
+#: Slider -> its name; each doubles or halves what the command said, this many times.
 DOUBLINGS = {"gpus": "GPUs", "seq_len": "tokens of a sample", "global_batch": "samples of a step"}
 SPAN = 4
 #: Dollars per GPU and hour, at most.

@@ -48,7 +48,7 @@ class TraceInput(NamedTuple):
     def measured(self) -> Measured:
         """Its graph and durations.
 
-        The trace itself is let go, before any analysis: it is as large as what is made of it.
+        The trace itself is let go, before any analysis: it is as large as the result.
         """
         from paceline.graph import from_trace, measure
 

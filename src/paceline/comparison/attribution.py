@@ -35,7 +35,7 @@ class Part:
     """Operations whose durations, or launch delays, change together.
 
     Attributes:
-        name: what it is.
+        name: its name.
         durations: [op] whose durations belong to it.
         delays: [op] whose launch delays belong to it.
     """

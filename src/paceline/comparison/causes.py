@@ -75,7 +75,7 @@ def _one_sigma() -> float:
 
 
 def _of_finding(finding: Finding, gap: Means) -> Means:
-    """The variance of a finding's seconds, from what it costs in each step."""
+    """The variance of a finding's seconds, from its cost in each step."""
     return gap if finding.cost_s is None else means_of(finding.cost_s[:, None]).row(0)
 
 

@@ -176,7 +176,7 @@ class Comparison:
         before, after: the two jobs.
         unit: what seconds are counted per.
         disagreements: what makes the jobs unlike; empty unless asked to compare them anyway.
-        time: the mean time of a unit: what is paid.
+        time: the mean time of a unit: the price.
         median: its median, for when a few odd steps decide the mean.
         gpu_time: GPU-seconds of a unit; None where both jobs have as many GPUs.
         causes: drops of the waterfall, by size of the change.

@@ -1,4 +1,4 @@
-"""The monitor beside the demo: its own one unless one is named, and what it made of the job."""
+"""The monitor beside the demo: its own one unless one is named, and its view of the job."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _step_ends(recording: Path) -> dict[int, float]:
 
 
 class _Hook:
-    """A webhook on the loopback that remembers what it is told."""
+    """A webhook on the loopback that remembers its messages."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []

@@ -192,7 +192,7 @@ class Detector:
         durations_s: npt.ArrayLike,
         workload: Mapping[str, float] | None = None,
     ) -> list[Event]:
-        """Take the step times of one step; returns what is sure now.
+        """Take the step times of one step; returns the events that are sure now.
 
         Args:
             step: its number; it must grow from call to call.

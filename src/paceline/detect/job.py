@@ -37,7 +37,7 @@ class JobEvent:
         planned: whether plan explains the change; False, as such changes are no events.
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
-        advice: what to do and what it would gain, in words.
+        advice: the action and its gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
     """
 

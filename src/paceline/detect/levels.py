@@ -94,9 +94,9 @@ def advance(
 
     Args:
         step: its number.
-        x: [rank] seconds over what is expected of the step.
+        x: [rank] seconds over the expected ones of the step.
         missing: [rank] whether there is no sample.
-        scale: what is expected of the step, over what is expected of the first.
+        scale: expected time of the step, over that of the first.
         threshold: share that counts as a change.
         warm_up: samples before anything is said.
         ring: [rank, RING] samples.
@@ -399,7 +399,7 @@ def change(
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
-    """Samples since the change: where the sum of what is beyond the middle is largest.
+    """Samples since the change: where the sum beyond the middle is largest.
 
     Each sample's share is bounded, so that a spike cannot move it.
     """

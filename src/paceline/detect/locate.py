@@ -1,4 +1,4 @@
-"""Attach who is slow to the events of a job, from what is at hand: a call log or a trace."""
+"""Attach who is slow to the events of a job, from a source at hand: a call log or a trace."""
 
 from __future__ import annotations
 

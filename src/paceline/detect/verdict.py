@@ -87,7 +87,7 @@ class Slow:
 
     Attributes:
         ranks: the rank, or the link's source and destination.
-        seconds, median_s, bound_s: what it took, its peers' median, and the bound it exceeds.
+        seconds, median_s, bound_s: its time, its peers' median, and the bound it exceeds.
     """
 
     ranks: tuple[int, ...]

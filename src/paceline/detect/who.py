@@ -78,7 +78,7 @@ class Transfers:
 
     Attributes:
         group: [call] index into ``names`` and ``members``.
-        op: [call] what is called; sends and the recvs they meet are one.
+        op: [call] its operation; sends and the recvs they meet are one.
         size: [call] bytes.
         seconds: [call] transfer time: end minus the latest start among the members.
         names: name of each group.

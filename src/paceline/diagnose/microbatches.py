@@ -175,7 +175,7 @@ class _Ranked:
 
 
 def _rank_correlations(fit: Fit, n_pp: int) -> _Ranked:
-    """Of all computes, paused ones too: what is seldom does not decide."""
+    """Of all computes, paused ones too: rare values do not decide."""
     places = _second_stage(fit, n_pp)
     correlations, freedom, orders = [], 0, 0.0
     for variant in fit.variants:

@@ -24,7 +24,7 @@ class Scaled:
     """Transfers that take another share of their time once their cause is gone.
 
     They are scaled, not capped at the usual time: healthy transfers jitter, too, and to cut off
-    what is above the middle would promise more than a repair can give.
+    the part above the middle would promise more than a repair can give.
 
     Attributes:
         variant: replica structure.

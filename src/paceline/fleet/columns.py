@@ -21,7 +21,7 @@ class Column:
     Attributes:
         name: its name.
         type: one of :func:`arrow_types`.
-        about: what it means.
+        about: its meaning.
         unit: of its numbers; "" where they have none.
         varies: whether it says how the analysis ran, which differs from run to run.
     """

@@ -50,7 +50,7 @@ class Definition:
     Attributes:
         name: by which it is asked for.
         title: a question or a noun.
-        text: what it shows, of which jobs, and where the paper has it.
+        text: its content, of which jobs, and where the paper has it.
         x_label: of its axis; "" for tables.
         percent: values are shares.
         paper: what ByteDance's jobs have, from the paper and its review.

@@ -1,4 +1,4 @@
-"""The traces in a folder or bucket: every file that ``paceline.load`` reads, and what is beside it.
+"""The traces in a folder or bucket: every file that ``paceline.load`` reads, with its neighbours.
 
 A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace
 where they lie in one folder below the top (a file per rank or host), else each of them is one.

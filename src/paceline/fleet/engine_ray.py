@@ -87,7 +87,7 @@ class RayEngine:
         return self._outcomes(self._cluster.next_done(self._under_way))
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Stop running work."""
         self._cluster.close(self._under_way)
 
     def _begin(self) -> None:

@@ -17,7 +17,7 @@ _MEMORY_SHARE = 0.8
 
 
 class Engine(Protocol):
-    """Does tasks somewhere; the driver submits while there is room, and takes what is finished."""
+    """Does tasks somewhere; the driver submits while there is room, and takes the finished ones."""
 
     name: str
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """End what is under way."""
+        """End running work."""
 
 
 class InProcessEngine:

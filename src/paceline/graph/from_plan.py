@@ -49,7 +49,7 @@ def from_plan(plan: Plan, costs: PlanCosts, name: str = "") -> Planned:
 
     Args:
         plan: a legal plan.
-        costs: what it costs (``model.costs.plan_costs``).
+        costs: its costs (``model.costs.plan_costs``).
         name: the job's name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Lanes: what is simulated side by side, and the blocks in which the kernel walks over them."""
+"""Lanes: jobs simulated side by side, and the blocks in which the kernel walks over them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Result:
         device: its type.
         test: "gemm", "link" (the best of the links that the rank was measured at), or one of
             :func:`paceline.detect.suite.run_suite`.
-        seconds: what it took.
+        seconds: its time.
         ratio: that over the low median of its peers in the same validation.
         peers: how many they were, itself included.
     """

@@ -35,7 +35,7 @@ class UnitVerdict:
         host, gpu, device, test: which.
         results: how many there are.
         first_s, last_s: when the first and the last of them were measured.
-        ratio: median of the newest, over peers; ``bound``: what it may be.
+        ratio: median of the newest, over peers; ``bound``: its limit.
         own_ratio: the same over its own baseline; None where that is too short.
         own_bound: what that may be.
         slow: whether one of both is exceeded.

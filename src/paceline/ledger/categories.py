@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Category -> what it holds, in the order in which ledgers have them.
+#: Category -> its meaning, in the order in which ledgers have them.
 CATEGORIES: Mapping[str, str] = {
     "productive": "steps that count, as fast as the job could be",
     "stragglers": "what slow workers, links and uneven work cost in these steps (1 - 1/S)",

@@ -35,7 +35,7 @@ class Follower:
             planner: whom to feed.
             measured: the job's trace, which says what worker a rank is.
             steps_left: steps until the job ends, the first one that is read included.
-            note: told what is passed over although it might matter.
+            note: told each line that is passed over although it might matter.
         """
         self.planner, self.measured, self.note = planner, measured, note
         self.steps_left = steps_left

@@ -20,7 +20,7 @@ class Due:
     Attributes:
         after_steps: steps from the onset.
         after_s: seconds from the onset, overheads of earlier actions included.
-        action: what it will be.
+        action: the strategy.
     """
 
     after_steps: int

@@ -1,6 +1,6 @@
 """When to act: the falcon paper's Algorithm 1 as a state machine that survives a restart.
 
-A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until what it has cost
+A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until its cost so far
 equals what the cheapest strategy costs, then apply that; go on so with the dearer ones. No player
 without foresight can promise better than this rule does.
 
@@ -71,7 +71,7 @@ class Action:
 
     Attributes:
         step: after this step.
-        option: the strategy, its setting and what it gains.
+        option: the strategy, its setting and its gain.
         lost_s: seconds lost until now.
         since_step: the step in which the loss began.
         faults: the fail-slows it is meant for, in words.

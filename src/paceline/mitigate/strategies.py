@@ -65,7 +65,7 @@ class Option:
         step_s: predicted seconds of a step then.
         now_s: seconds of a step as things are.
         healthy_s: seconds of a step without fail-slows and changes.
-        overhead_s: what it costs once; None = it must not be used.
+        overhead_s: its cost, once; None = it must not be used.
         text: what to do.
         why_not: why it does not apply; "" = it does.
         change: what to change, as JSON can hold it.
@@ -208,7 +208,7 @@ class Strategies:
         self._options_of.clear()
 
     def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
-        """S1 to S4, as things are: also what takes back what is no longer needed."""
+        """S1 to S4, as things are: also those that take back earlier ones."""
         key = (setting, faults)
         if key not in self._options_of:
             now_s = self.model.step_s(setting, faults)

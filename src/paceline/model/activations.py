@@ -208,7 +208,7 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
 
 
 def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
-    """Bytes beside what is kept while the backward of one layer's MLP is at work.
+    """Bytes beside the kept ones while the backward of one layer's MLP is at work.
 
     The residual stream's gradient; then the larger of two moments: the activation's backward (the
     gradients of its result and of its input), and the first product's (the gradients of its output,

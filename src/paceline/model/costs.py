@@ -50,7 +50,7 @@ EXCHANGE = PARTS.index("ep")
 #: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
 #: Gradients travel in buckets of this many elements where they overlap with the backward pass:
-#: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
+#: the rest when it ends is the last bucket (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
 #: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
 #: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
@@ -396,7 +396,7 @@ class CostModel:
     def _overlap(
         self, plan: Plan, work: StageWork, gather: Array, reduce: Array
     ) -> tuple[Array, Array, Array]:
-        """Exposed gathers, exposed reductions and what is hidden, [place] seconds.
+        """Exposed gathers, exposed reductions and hidden traffic, [place] seconds.
 
         Gathers hide behind the first forward of a chunk, reductions behind its last backward; at
         least one bucket stays exposed at each end, and hidden traffic slows the compute.

@@ -1,7 +1,7 @@
 """How much of the datasheet real kernels and collectives reach.
 
 The defaults are those of well-kept software on NVIDIA A100s, from the sources named beside each;
-``cluster_presets`` replaces what is known to differ on other GPUs. None of them was chosen by
+``cluster_presets`` replaces those known to differ on other GPUs. None of them was chosen by
 looking at measured training steps; ``calibrate`` does that, into a cluster file of the user's own.
 """
 

@@ -263,7 +263,7 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
 def pipelining_bytes(llm: LLM, plan: Plan) -> Array:
     """[stage] bytes that ``torch.distributed.pipelining`` holds over the whole step.
 
-    A buffer per chunk and microbatch for what is received of each direction, and on the last stage
+    A buffer per chunk and microbatch for received tensors of each direction, and on the last stage
     the logits of all microbatches (torch 2.13, ``stage.py``).
     """
     split = plan.tp if plan.sequence_parallel else 1

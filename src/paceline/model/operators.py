@@ -254,7 +254,7 @@ class _Maker:
         )
 
     def _cast_fused(self, name: str, x: int, y: int) -> None:
-        """Inputs of fused experts are cast at once; in between, products write what is cast.
+        """Inputs of fused experts are cast at once; in between, products write cast values.
 
         Block scales need no maximum of the whole: one read, two writes.
         """

@@ -238,7 +238,7 @@ _KINDS: dict[type[Any], str] = {list: "a list", dict: "a mapping", str: "a text"
 
 
 class _Fields:
-    """Typed reading of a mapping; says what is wrong with which field."""
+    """Typed reading of a mapping; names the bad field and its fault."""
 
     def __init__(self, mapping: Mapping[str, Any], prefix: str) -> None:
         self.mapping, self.prefix = mapping, prefix

@@ -2,7 +2,7 @@
 
 Which operators: those that a prediction of the asked-for shapes asks the cost of (vTrain, III-C:
 "necessary operators", once per hidden size, tensor parallelism, microbatch and sequence). Each runs
-alone, over copies of its inputs that together exceed the last-level cache: what it reads is cold,
+alone, over copies of its inputs that together exceed the last-level cache: its inputs are cold,
 as weights and saved activations are in a training step.
 
 torch is imported when a profile is taken, never with this module.

@@ -193,7 +193,7 @@ class Analyses:
                     raise _Stopping from None
 
     def _analyse(self, row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Run the process; what it summarises."""
+        """Run the process; returns its summary."""
         settings = {
             "memory_bytes": self._config.analysis_memory_mib * MIB,
             "meta": row["meta"],

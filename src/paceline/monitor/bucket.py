@@ -313,7 +313,7 @@ class SpooledBlobs:
         return self._bucket
 
     def _spooled(self) -> Iterator[tuple[str, int, float]]:
-        """Without what is half written, or lent out."""
+        """Without half written files, or lent ones."""
         rows = self._spool.listed()
         return (row for row in rows if not any(part[0] == "." for part in row[0].split("/")))
 

@@ -209,7 +209,7 @@ class Detectors:
                 if live.unsaved >= _SAVE_SAMPLES:
                     self._save(live)
         except Exception as error:
-            self._live.pop(job.id, None)  # to be taken up again from what is on disk
+            self._live.pop(job.id, None)  # to be taken up again from the disk
             _say("step times", error)
         finally:
             if isinstance(batch, Batch):

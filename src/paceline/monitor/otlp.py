@@ -63,8 +63,8 @@ class Receiver(ThreadingHTTPServer):
     """The server; it listens once it is made.
 
     Attributes:
-        counts: what it has done so far.
-        file: what it writes to.
+        counts: its work so far.
+        file: its output.
     """
 
     daemon_threads = True  # a silent connection does not hold up the end
@@ -133,7 +133,7 @@ class Receiver(ThreadingHTTPServer):
             self.count_refused(500)
 
     def stop(self) -> None:
-        """Take no more, finish what is being worked on, close the file. Not in serving's thread."""
+        """Take no more, finish the present work, close the file. Not in serving's thread."""
         self._stopping = True
         self.shutdown()
         self.server_close()

@@ -175,7 +175,7 @@ class _Push:
         self._waiting: list[_Batch] = []
 
     def look(self) -> bool:
-        """Read what is new, and make the job known once it has a name; whether more was read."""
+        """Read the new part, and make the job known once it has a name; whether more was read."""
         has_more = len(self._waiting) < _MAX_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:

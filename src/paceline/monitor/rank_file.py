@@ -66,7 +66,7 @@ def restore_rank_map(
 
     Args:
         file: of the job's step times.
-        saved_to: up to where the detector's snapshot has seen the job, what is behind comes again;
+        saved_to: up to where the detector's snapshot has seen the job, later ones come again;
             None where the detector is made anew itself.
         is_over: whether to pause.
     """

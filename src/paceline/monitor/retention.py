@@ -60,7 +60,7 @@ class Retention:
         self._steps, self._uploads, self._spans = steps, pending, spans
 
     def run(self, now: float) -> Removed:
-        """Remove what is too old or too much."""
+        """Remove data that is too old or too much."""
         removed = Removed()
         for upload_id in uploads.abandoned(self._engine, now - ABANDONED_S):
             self._uploads.abandon(upload_id)

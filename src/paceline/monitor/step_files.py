@@ -249,7 +249,7 @@ class StepFile:
             raise
 
     def _forget_unsynced(self) -> None:
-        """After a failed fsync nobody knows what is on disk: take back what may not be."""
+        """After a failed fsync nobody knows the disk's state: take back the doubtful part."""
         self._failures += 1
         os.ftruncate(self._file, self._synced)
         self._size = self._synced
@@ -344,7 +344,7 @@ def encode(batch: Batch) -> bytes:
     head = _HEAD.pack(batch.at, len(batch.steps), batch.world, len(source), len(number))
     places = np.diff(batch.steps, prepend=0).astype("<i8").tobytes()
     places += np.diff(batch.ranks, prepend=np.int32(0)).astype("<i4").tobytes()
-    if batch.workload:  # versions that do not know it read what is in front of it
+    if batch.workload:  # versions that do not know it read the part in front of it
         places += json.dumps(list(batch.workload.items())).encode()
     times = batch.durations_s.astype("<f4").tobytes()
     payload = head + source + number + times + zlib.compress(places, 1)

@@ -336,7 +336,7 @@ class Stream:
         if len(durations_s):
             row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
-        if self.ongoing is not None:  # what is healthy to the detector was slow before
+        if self.ongoing is not None:  # the detector's healthy level was slow before
             events = [event for event in events if event.kind != "faster"]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)

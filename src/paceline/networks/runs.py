@@ -39,7 +39,7 @@ class NetworkRun:
     Attributes:
         line: in its file, from 1.
         row: its text by column.
-        network: what it trains; equal rows share one.
+        network: the trained network; equal rows share one.
         strategy: how.
         step_s, compute_s, communication_s: measured; None where not.
         status: "normal", "" where the file says nothing, or what is wrong.

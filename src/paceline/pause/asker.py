@@ -110,7 +110,7 @@ class Pause:
 Work = Callable[[Sequence[Slot], Callable[[], bool]], object]
 
 
-#: Called before anyone stops; what it raises ends the pause.
+#: Called before anyone stops; an exception of it ends the pause.
 Accept = Callable[[Sequence[Slot]], None]
 
 

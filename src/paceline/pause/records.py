@@ -92,7 +92,7 @@ class Slot:
         timeout_from: the timeout of which that is a third.
         stopped_s: how long it stood.
         communicators: identity -> its place in it.
-        beat: grows with what it writes.
+        beat: grows with each write.
     """
 
     path: Path

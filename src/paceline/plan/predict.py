@@ -1,4 +1,4 @@
-"""Predict one plan: step time, what it is made of, memory, MFU, days, dollars."""
+"""Predict one plan: step time, its parts, memory, MFU, days, dollars."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Prediction:
 
     @property
     def hfu(self) -> float:
-        """The same with what is computed twice counted twice (Korthikanti et al. 2022)."""
+        """The same with repeated operations counted twice (Korthikanti et al. 2022)."""
         return self.mfu * self.recomputed
 
     # Memory.

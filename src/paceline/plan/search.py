@@ -132,7 +132,7 @@ class SearchResult:
         return pareto(self.step_time_s, self.gpu_seconds)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it by name, one value per plan; what is not known is left out."""
+        """All of it by name, one value per plan; unknown values are left out."""
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.legal.columns[name][self.rows] for name in names}

@@ -46,7 +46,7 @@ class Space:
         max_ep: expert-parallel ranks (powers of two); None = as many as experts.
         max_vpp: chunks per stage.
         micro_batches: samples per microbatch.
-        recomputes: what is computed again.
+        recomputes: the repeated operations.
         zeros: ZeRO stages.
         shards: ranks that share a copy of the parameters with ZeRO 3 (HSDP); 0 = all.
         sequence_parallels: False, True or both.

@@ -79,7 +79,7 @@ def start(
     Missing values come from torch.distributed and Megatron's parallel state where they are
     initialised, else from torchrun's, Slurm's or MPI's environment. Never raises: where it cannot
     record it says so in one line of the log and returns a recorder that is off. Where the
-    environment has PACELINE_MONITOR, rank 0 starts a process that pushes what is recorded.
+    environment has PACELINE_MONITOR, rank 0 starts a process that pushes the recording.
 
     Args:
         folder: of the run; every rank writes a file of its own into it.

@@ -20,7 +20,7 @@ WATCHED = 16
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a DDP model's forwards, backwards, exchange of gradients, and the optimizer.
 
-    On the host the exchange is recorded bucket by bucket; on a GPU what is left of it behind the
+    On the host the exchange is recorded bucket by bucket; on a GPU the rest of it behind the
     last gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
 
     Raises:

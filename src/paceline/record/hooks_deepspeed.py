@@ -233,7 +233,7 @@ class _Collectives:
         self._works = Works(recorder)
         self._number = LowestRanks()
         self._inside = False  # of a collective, which may call others
-        #: Wraps ``fetch_sub_module``, which takes what it waits for from a ``set`` of parameters.
+        #: Wraps ``fetch_sub_module``, which takes the parameters to wait for from a ``set``.
         self.fetch = self._works.joined
 
     def install(self, backend: Any) -> None:

@@ -70,7 +70,7 @@ def find_place(
     given: Mapping[str, int | str | None],
     env: Mapping[str, str] = os.environ,
 ) -> Place:
-    """The place of this process; what is ``given`` (fields of :class:`Place`) goes first.
+    """The place of this process; ``given`` values (fields of :class:`Place`) go first.
 
     Without further word, ranks count as Megatron's do: tensor-parallel peers are neighbours, then
     context-parallel ones, then replicas, and stages are furthest apart.

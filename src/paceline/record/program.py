@@ -1,4 +1,4 @@
-"""The program of one rank in one step: what it launches and what it waits for, in order."""
+"""The program of one rank in one step: its launches and waits, in order."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _NO_CHUNK = frozenset(
 )
 DEFAULT_CHUNK = tuple(-1 if code in _NO_CHUNK else 0 for code in range(len(KINDS)))
 
-#: Kinds that occupy the worker alone: what is launched or waited for inside one cuts it.
+#: Kinds that occupy the worker alone: a launch or wait inside one cuts it.
 COMPUTES = frozenset(
     CODES[label]
     for label in (

@@ -30,7 +30,7 @@ COMPARED_STEPS = 3
 
 @dataclass(frozen=True)
 class Balancing:
-    """A plan, and what it rests on.
+    """A plan, and its basis.
 
     Attributes:
         plan: which sequence (or, without lengths, microbatch) goes where.
@@ -38,7 +38,7 @@ class Balancing:
         durations: as they would be.
         cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
             lengths: relative to the typical microbatch).
-        gains: (what is exchanged, order) -> gain of that plan over some steps, best first.
+        gains: (exchanges, order) -> gain of that plan over some steps, best first.
         max_tokens: limit per microbatch; None without lengths.
         r2: [kind] what the lengths explain of forward and backward durations; None without them.
         otherwise: as they would be if replicas were slow whose microbatches may cost more instead;

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 
 def propose(case: Case) -> Remedy:
-    """The best contiguous split of the layers over the stages, or a bound on what it gains.
+    """The best contiguous split of the layers over the stages, or a bound on its gain.
 
     Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, for
     the memory.

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 _BAR = 24  # characters of the longest bar
 _GB = 1e9
-#: Part of the breakdown -> what it is, for people.
+#: Part of the breakdown -> its name for people.
 _WORDS = {
     "gemm": "matrix products",
     "attention": "attention",

@@ -52,7 +52,7 @@ class Counter:
     """A number over time.
 
     Attributes:
-        name, unit: what it is, and of what.
+        name, unit: its name and unit.
         step: [sample] step number.
         at_s: [sample] seconds since the step's start.
         value: [sample].

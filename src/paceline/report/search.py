@@ -17,7 +17,7 @@ SCHEMA = 1
 #: Objective of the ranking -> its name for people.
 OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
 
-#: Term of the breakdown -> what it is, for people, where its name does not say it.
+#: Term of the breakdown -> its name for people, where its name does not say it.
 _TERMS = {"memory": "norms, activations, loss", "tail": "optimizer and tail", "gemm": "products"}
 
 Row = tuple[str, ...]

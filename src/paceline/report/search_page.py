@@ -156,7 +156,7 @@ def _price(result: SearchResult) -> str:
 def _points(result: SearchResult) -> dict[str, Any]:
     """Points of the plot: time against cost, in the largest units that are known.
 
-    With one number of GPUs cost is time; then memory is what is traded for it. Plans far from the
+    With one number of GPUs cost is time; then memory is traded for it. Plans far from the
     line would make it a point in a corner, and are left out.
     """
     x, x_label = result.step_time_s, "seconds per step"

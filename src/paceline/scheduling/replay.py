@@ -97,7 +97,7 @@ def replay_queue(
         progress: called with (jobs that ended, jobs).
 
     Raises:
-        QueueError: the cluster, the policy or what it wants is impossible.
+        QueueError: the cluster, the policy or its decision is impossible.
     """
     cluster = Cluster.of(gpus, node_gpus, rescale_s, slot_s)
     speeds = speeds_of(jobs, throughputs, gpus)
@@ -238,7 +238,7 @@ class _State:
         return True
 
     def apply(self, policy: Policy, name: str) -> None:
-        """Let the policy decide, and give the jobs what it wants."""
+        """Let the policy decide, and give the jobs its decision."""
         queue = self.queue
         queue.now_s, queue.wake_s = self.now, np.inf
         if not queue.n:
@@ -366,7 +366,7 @@ def _give(
 ) -> int:
     """Give jobs their GPUs; writes the jobs whose GPUs change and returns their number.
 
-    -1 - k where the k-th job of the queue cannot run on what it is to have.
+    -1 - k where the k-th job of the queue cannot run on its GPUs.
     """
     count = 0
     for k in range(n):

@@ -80,7 +80,7 @@ def throughput_tables(
     """Search the plans of every workload on every number of GPUs.
 
     Args:
-        workloads: what is trained.
+        workloads: the trained models.
         cluster: the machines.
         counts: numbers of GPUs.
         folder: where tables are kept by their inputs; None = nowhere.

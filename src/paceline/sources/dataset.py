@@ -83,7 +83,7 @@ def matches(path: Path) -> bool:
 
 
 def _data_files(folder: Path, others: list[Path]) -> Iterator[Path]:
-    """The parquet files of a folder and of the folders in it; what is none goes to ``others``."""
+    """The parquet files of a folder and of the folders in it; other files go to ``others``."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:

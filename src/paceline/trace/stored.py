@@ -96,7 +96,7 @@ class SpillFile:
         except OSError as error:
             raise no_room(error) from None
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.close()  # the map keeps what is in it
+        self.close()  # the map keeps its content
         return np.frombuffer(self._map, dtype=np.float64)
 
     def close(self) -> None:

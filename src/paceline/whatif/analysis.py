@@ -1,4 +1,4 @@
-"""The analysis: simulate what is needed, and divide."""
+"""The analysis: simulate the needed scenarios, and divide."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     typical = Durations.empty(graph, 1)
     for v in range(graph.n_variants):
         block, out = durations.block(v), typical.block(v)
-        few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies what it is of
+        few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies its input
         for low in range(0, len(block), few):
             out[low : low + few] = np.median(block[low : low + few], axis=1, keepdims=True)
     by_mode = np.isin(graph.kind, [int(kind) for kind in judged_by.modes])

@@ -49,7 +49,7 @@ class Courier(threading.Thread):
         self._woken.set()
 
     def end(self) -> None:
-        """Stop after what is being sent."""
+        """Stop after the present message."""
         self._ended = True
         self._woken.set()
 
@@ -67,7 +67,7 @@ class Courier(threading.Thread):
             self._woken.clear()
 
     def round(self) -> float:
-        """Send what is due; returns for how many seconds nothing will be."""
+        """Send due messages; returns the seconds until the next one."""
         now: float = self._service.clock()
         rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):

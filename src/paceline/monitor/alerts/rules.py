@@ -139,7 +139,7 @@ class Alarm:
         cause: suspected cause; None where nothing says it.
         place: where; None where nothing says it.
         session_id: the session that shows it.
-        gain: what to do and what it gains; None where the session says it.
+        gain: the action and its gain; None where the session says it.
         ranks: those that are slow.
     """
 

@@ -32,7 +32,7 @@ _ROUTE = ("rules", "projects", "importance")
 
 @dataclass(frozen=True)
 class Route:
-    """A channel and what it is told.
+    """A channel and its messages.
 
     Attributes:
         channel: whom to tell.

@@ -34,7 +34,7 @@ def register(
     degrees: Mapping[str, Any] | None = None,
     labels: Mapping[str, Any] | None = None,
 ) -> JobKey:
-    """The job of that name, made where it is new; what is given replaces what was known."""
+    """The job of that name, made where it is new; given values replace known ones."""
     details = {"gpus": gpus, "degrees": degrees, "labels": labels}
     changes = {key: value for key, value in details.items() if value}
     with engine.begin() as connection:

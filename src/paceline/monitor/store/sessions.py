@@ -106,7 +106,7 @@ def finish(
     values: Mapping[str, Any],
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what came out (``status`` done or failed), and what it says of the job and fleet."""
+    """Write what came out (``status`` done or failed), and its facts about the job and fleet."""
     with engine.begin() as connection:
         statement = (
             update(sessions)

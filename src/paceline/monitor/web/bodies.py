@@ -1,4 +1,4 @@
-"""Bodies of clients: JSON or msgpack, decoded into what it has to be, or refused."""
+"""Bodies of clients: JSON or msgpack, decoded into their types, or refused."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Line:
     """A value in both sessions.
 
     Attributes:
-        name: what it is.
+        name: its name.
         before, after, change: as text.
         mood: "worse" or "better" where the change is worth a colour, else "".
     """

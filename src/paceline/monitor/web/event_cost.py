@@ -12,7 +12,7 @@ from paceline.units import moment
 
 Row = Mapping[str, Any]
 
-#: Hours over which what is at stake is told.
+#: Hours over which the stake is told.
 _DAY_H = 24.0
 
 

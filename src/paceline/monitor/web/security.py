@@ -61,7 +61,7 @@ class Principal:
 
     @property
     def writes_to(self) -> str:
-        """The project of what it pushes."""
+        """The project of its pushes."""
         return DEFAULT_PROJECT if self.project == "*" else self.project
 
 
@@ -116,7 +116,7 @@ class Authentication:
     """Middleware that finds out who asks.
 
     Args:
-        app: what it protects.
+        app: the protected app.
         service: has config, engine and clock.
         sessions: the logins.
         failures: takes the address of a client that sent a wrong token; seconds to wait, or 0.

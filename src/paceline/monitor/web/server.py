@@ -26,7 +26,7 @@ HEADERS_S = 10.0
 UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
 MAX_CONNECTIONS = 2000
-#: Time for what is being worked on once the service is told to stop.
+#: Time for the present work once the service is told to stop.
 STOP_S = 10
 
 

@@ -31,7 +31,7 @@ class Distribution(NamedTuple):
 
 
 def distribution(pairs: Sequence[tuple[float, str]]) -> Distribution:
-    """Of (value, what it belongs to) in any order."""
+    """Of (value, its owner) in any order."""
     ordered = sorted(pairs)
     return Distribution([value for value, _ in ordered], lambda i: ordered[i][1])
 

@@ -1,4 +1,4 @@
-"""Changes of a remedy, in phrases: one per number, with its unit and what it is now.
+"""Changes of a remedy, in phrases: one per number, with its unit and its present value.
 
 A phrase is left out where its number is missing, as in results of earlier versions.
 """

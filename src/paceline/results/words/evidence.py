@@ -1,4 +1,4 @@
-"""The evidence of a finding in phrases: one per number, with its unit and what it is held to.
+"""The evidence of a finding in phrases: one per number, with its unit and its bound.
 
 A phrase is left out where its number is missing, as in results of earlier versions.
 """

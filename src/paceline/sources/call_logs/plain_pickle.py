@@ -6,7 +6,7 @@ INST, ...) are refused, as are those that could ask for memory beyond the size o
 instructions: CPython's Lib/pickletools.py, protocols 2 to 5.
 
 The result may still be nested very deep, or hold one list in very many places: take from it
-what is wanted, and never walk, print or compare all of it.
+the wanted parts, and never walk, print or compare all of it.
 """
 
 from __future__ import annotations

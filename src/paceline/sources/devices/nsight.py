@@ -87,7 +87,7 @@ def read_devices(path: Path) -> Devices:
 
 
 class _Export(SqliteFile):
-    """An open export, asked for what it has."""
+    """An open export, for queries of its content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(

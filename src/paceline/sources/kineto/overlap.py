@@ -123,7 +123,7 @@ def _step(ops: Sequence[RankOp], step: int) -> list[RankOp]:
 
 
 def _pass(program: list[RankOp], span: RankOp, items: Sequence[RankOp]) -> None:
-    """A pass, what it launches and what comes before the next, at the end of a program."""
+    """A pass, its launches and the ops before the next, at the end of a program."""
 
     def add(op: RankOp, number: int) -> None:
         program.append(op._replace(part=number, issued=len(program)))

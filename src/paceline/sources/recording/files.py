@@ -143,7 +143,7 @@ def torn_headers(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> RankFile | None:
-    """One file; None where its process ended before it had written what it is."""
+    """One file; None where its process ended before it had written its header."""
     try:
         stat = path.stat()
         if not stat.st_size:

@@ -129,7 +129,7 @@ class _Reader:
         self._cursor = at if self._cursor is None else max(self._cursor, at)
 
     def _timer(self, kind: PauseKind, seconds: float) -> None:
-        """A pause that follows what is known last, since no timer's line has a date."""
+        """A pause that follows the last known event, since no timer's line has a date."""
         begin = self._cursor
         if begin is None:
             return
