@@ -37,7 +37,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "record",
         help="what a running job has recorded; switch its recorder on and off",
-        description="What the recorder of a running job has written, and its switch.",
+        description="Files of a running job's recorder, and its switch.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

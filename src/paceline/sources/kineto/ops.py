@@ -60,8 +60,9 @@ def rank_ops(
 ) -> list[RankOp]:
     """Computes, transfers and updates of a rank within its steps.
 
-    With the ranges of ``torch.distributed.pipelining`` these say the kind of each op. Without them a
-    compute is a run of kernels of one direction, between one call to send or receive and the next.
+    With the ranges of ``torch.distributed.pipelining`` these say the kind of each op. Without them
+    a compute is a run of kernels of one direction, between one call to send or receive and the
+    next.
 
     Args:
         profile: the rank's file.
