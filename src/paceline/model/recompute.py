@@ -1,4 +1,4 @@
-"""What selective recomputation repeats, by the names of Megatron-Core's ``recompute_modules``.
+"""Work that selective recomputation repeats, by the names of Megatron-Core's ``recompute_modules``.
 
 Read at Megatron-Core d98e8a6 (``transformer_config.py``; each module where it names it). There,
 "layernorm", "moe_act" and "mla_up_proj" discard what they give, and make it again right before it
@@ -33,7 +33,7 @@ _FULL_QUERIES = ("q", "q-cast")
 
 
 def repeat(work: LayerWork, plan: Plan) -> None:
-    """Fill in what the backward pass of a layer repeats."""
+    """Fill in the work that the backward pass of a layer repeats."""
     if plan.recompute == "full":
         work.recompute.extend(work.forward)
     elif plan.recompute == "selective" and plan.recompute_modules:

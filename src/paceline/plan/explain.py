@@ -27,7 +27,7 @@ class Term:
 
     @property
     def difference(self) -> float:
-        """What the second has more; 0 where the two differ by rounding alone."""
+        """The second plan's excess; 0 where the two differ by rounding alone."""
         same = math.isclose(self.first, self.second, rel_tol=1e-9)
         return 0.0 if same else self.second - self.first
 

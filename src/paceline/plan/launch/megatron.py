@@ -115,7 +115,7 @@ def _recomputation(llm: LLM, plan: Plan) -> Flags:
 
 
 def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
-    """What selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    """Modules that selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
     if plan.recompute_modules:
         return separator.join(plan.recompute_modules)
     if not plan.flash:
