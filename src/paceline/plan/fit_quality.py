@@ -65,7 +65,7 @@ def fit_quality(
             parts = folds(len(runs), left_out_folds)
             left_out = cross_validate(jobs, measured, cluster, parts, progress=callback)
     before = [predict(llm, plan, cluster).step_time_s for llm, plan in jobs]
-    seconds = {"before": before, "fitted": fit.predicted_s, "left_out": left_out}
+    seconds: dict[str, Any] = {"before": before, "fitted": fit.predicted_s, "left_out": left_out}
     return FitQuality(
         fit=fit,
         error=error_table(measured, fit.predicted_s),
