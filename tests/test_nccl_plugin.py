@@ -25,7 +25,7 @@ from paceline.watch import CallsWatch
 
 ROOT = Path(__file__).parents[1]
 CC = shutil.which(os.environ.get("CC", "cc"))
-VERSIONS = (4, 5, 6)
+VERSIONS = (4, 5, 6, 7)
 
 #: As in tests/native/harness.c.
 RANKS, STEPS, SLOW, THREADS = 8, 60, 5, 4

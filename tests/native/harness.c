@@ -32,7 +32,7 @@ static void load(const char *path) {
   char name[32];
   void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!lib) fprintf(stderr, "%s\n", dlerror());
-  CHECK(lib && !dlsym(lib, "ncclProfiler_v3") && !dlsym(lib, "ncclProfiler_v7"));
+  CHECK(lib && !dlsym(lib, "ncclProfiler_v3") && !dlsym(lib, "ncclProfiler_v8"));
   snprintf(name, sizeof name, "ncclProfiler_v%d", version);
   if (version == 4)
     old = dlsym(lib, name);

@@ -18,7 +18,7 @@ for kind in address,undefined thread; do
     -L"$OUT" -l:libnccl.so.2 -Wl,-rpath,"$OUT" -ldl
   echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
   rm -rf "$OUT/shim"
-  for version in 4 5 6; do
+  for version in 4 5 6 7; do
     for mode in job "threads 20000" "communicators 1000" fork "cost 20"; do
       rm -rf "$OUT/run"
       # The leak checker hangs now and then in a child of fork, so it is off in that mode alone.

@@ -26,6 +26,7 @@ static const struct version {
     [4] = {COMMON, 0xff},
     [5] = {COMMON, ~0ULL},
     [6] = {COMMON | BIT(EV_CE_COLL), ~0ULL},
+    [7] = {COMMON | BIT(EV_CE_COLL), ~0ULL}, /* without the phases of a kernel, bit 15 */
 };
 
 static void fill_coll(struct record *record, const struct coll *coll, int on_sms) {
@@ -142,6 +143,7 @@ static int state(void *handle, int code, uint64_t *args) {
 static int start_4(void *c, void **h, struct descriptor *e) { return start(c, h, e, 4); }
 static int start_5(void *c, void **h, struct descriptor *e) { return start(c, h, e, 5); }
 static int start_6(void *c, void **h, struct descriptor *e) { return start(c, h, e, 6); }
+static int start_7(void *c, void **h, struct descriptor *e) { return start(c, h, e, 7); }
 
 static int open_one(void **context, int *mask, struct communicator given, const char *name,
                     int version) {
@@ -182,6 +184,12 @@ static int init_6(void **context, uint64_t id, int *mask, const char *name, int 
   return init_new(context, id, mask, name, nodes, ranks, rank, 6);
 }
 
+static int init_7(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+                  int rank, logger log) {
+  (void)log;
+  return init_new(context, id, mask, name, nodes, ranks, rank, 7);
+}
+
 static int finalize(void *context) {
   if (context) {
     pause_closed((uint32_t)(uintptr_t)context);
@@ -195,3 +203,4 @@ static int finalize(void *context) {
 SEEN struct profiler_v4 ncclProfiler_v4 = {"Paceline", init_4, start_4, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v5 = {"Paceline", init_5, start_5, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v6 = {"Paceline", init_6, start_6, stop, state, finalize};
+SEEN struct profiler_v5 ncclProfiler_v7 = {"Paceline", init_7, start_7, stop, state, finalize};
