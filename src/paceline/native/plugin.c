@@ -203,4 +203,8 @@ static int finalize(void *context) {
 SEEN struct profiler_v4 ncclProfiler_v4 = {"Paceline", init_4, start_4, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v5 = {"Paceline", init_5, start_5, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v6 = {"Paceline", init_6, start_6, stop, state, finalize};
-SEEN struct profiler_v5 ncclProfiler_v7 = {"Paceline", init_7, start_7, stop, state, finalize};
+/* Forks of NCCL have a version 7 with more functions behind these: there are none. */
+SEEN struct {
+  struct profiler_v5 known;
+  void *more[8];
+} ncclProfiler_v7 = {{"Paceline", init_7, start_7, stop, state, finalize}, {NULL}};
