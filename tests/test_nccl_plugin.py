@@ -115,16 +115,32 @@ def test_watch_names_the_onset_and_who_once(harness: Harness, tmp_path: Path) ->
     harness.run(tmp_path, 6, "onset")
     watch = CallsWatch(tmp_path)
     news = watch.look()
-    assert [one.kind for one in news] == ["watching", "change", "named"]
-    _, onset, named = news
+    assert [one.kind for one in news] == ["watching", "change", "named", "plan"]
+    _, onset, named, plan = news
     assert f"{RANKS} ranks" in news[0].text
     assert onset.fields["kind"] == "onset"
     assert abs(onset.fields["since_step"] - ONSET) <= 1
     assert onset.fields["factor"] == pytest.approx(44 / 36, rel=0.02)
     assert [who["ranks"] for who in named.fields["who"]] == [[SLOW]]
+    assert plan.fields["strategy"] == "s1"
     with next(tmp_path.glob(f"*{SUFFIX}")).open("ab") as file:
         file.write(b"\0")  # more to read, nothing new in it
     assert watch.look() == []
+
+
+def test_an_onset_is_examined_once_at_the_next_look(harness: Harness, tmp_path: Path) -> None:
+    harness.run(tmp_path, 6, "onset")
+    verdict = {"slow_ranks": [{"rank": SLOW, "factor": 2.0}]}
+    event = {"kind": "paused", "text": "paused", "undisturbed": True, "verdict": verdict}
+    asked = []
+    watch = CallsWatch(tmp_path, examine=lambda: asked.append(1) or event)
+    assert [one.kind for one in watch.look()][-2:] == ["plan", "pause-asked"]
+    assert asked == []
+    paused, validated = watch.look()
+    assert (paused.kind, validated.kind) == ("paused", "validated")
+    assert validated.fields["confirmed"] == [SLOW]
+    assert watch.look() == []
+    assert asked == [1]
 
 
 def test_a_healthy_start_is_watched_and_names_nobody(job: Path) -> None:

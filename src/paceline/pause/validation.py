@@ -7,20 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.detect.launch import validate_local
+from paceline.detect.validate import Effort
 from paceline.detect.verdict import Measurements, judge
 from paceline.errors import PacelineError, PauseError
-from paceline.pause.asker import Times, pause
+from paceline.pause.asker import MARGIN, Times, pause
 from paceline.pause.events import append_event, event_of
 from paceline.pause.records import Slot
 
 #: Left for the processes of a validation to end before the job goes on.
 _END_S: Final = 1.0
 
+#: Of a validation that nobody sized: a job stands meanwhile.
+_ROUNDS: Final = 3
+
 #: Measures as many ranks as the job has, on this machine, within some seconds.
 Measure = Callable[[int, float], Measurements]
 
 
-def pause_and_validate(folder: Path, times: Times, measure: Measure) -> dict[str, Any]:
+def pause_and_validate(
+    folder: Path, times: Times, measure: Measure, *, margin: int = MARGIN
+) -> dict[str, Any]:
     """Pause a job, measure meanwhile, and keep the event in ``events.jsonl`` of the folder.
 
     A validation that fails is in the event (``error``): the job goes on as after any other.
@@ -29,6 +36,7 @@ def pause_and_validate(folder: Path, times: Times, measure: Measure) -> dict[str
         folder: what PACELINE_RECORD names in the job.
         times: of the pause; ``measure`` is given ``hold_s`` less a second.
         measure: what measures while all stand.
+        margin: as of :func:`pause`.
 
     Returns:
         The event (:func:`paceline.pause.events.event_of`), with ``measured``, ``verdict`` and its
@@ -44,10 +52,20 @@ def pause_and_validate(folder: Path, times: Times, measure: Measure) -> dict[str
         times,
         lambda slots, standing: more.update(_measured(measure, len(slots), times.hold_s)),
         accept=check_hosts,
+        margin=margin,
     )
     event = event_of(result, more)
     append_event(folder, event)
     return event
+
+
+def measure_here(ranks: int, most_s: float) -> Measurements:
+    """Matrix products of as many processes, and the links of a ring of them: a short round.
+
+    Raises:
+        DetectError: as of :func:`validate_local`.
+    """
+    return validate_local(ranks, effort=Effort(rounds=_ROUNDS, timeout_s=most_s))
 
 
 def check_hosts(slots: Sequence[Slot]) -> None:
