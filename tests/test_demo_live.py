@@ -1,6 +1,8 @@
 """The loop closed on a real job: four processes train, one is slowed, found and relieved."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +21,12 @@ from paceline.demo.live import LEVELS, run_live
 from paceline.demo.processes import Shape, Training
 from paceline.errors import DemoError
 from paceline.mitigate.strategies import weights
+from paceline.pause.events import EVENTS
+from pause_stress import build
 
 timed = peace.timed
+
+CC = shutil.which(os.environ.get("CC", "cc"))
 
 QUICK = Shape(microbatches=4, forward_s=0.001, backward_s=0.002)
 #: The demo's own job with fewer microbatches: what is judged are ratios, and its steps are shorter.
@@ -98,10 +104,20 @@ def test_an_existing_folder_is_refused(tmp_path):
 
 @pytest.mark.alone
 def test_the_loop_is_closed(tmp_path, timed):
-    """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon."""
+    """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon.
+
+    With a compiler gloo's collectives go through the NCCL plugin, and its pause protocol validates.
+    """
     said = []
+    plugin = None if CC is None else build(tmp_path, CC).plugin
     with timed():
-        result = run_live(tmp_path, said.append, SHORT)
+        result = run_live(tmp_path, said.append, SHORT, plugin=plugin)
+    assert result.lost_steps == 0
+    if plugin is not None:
+        assert result.pause["undisturbed"]
+        assert {rank["reason"] for rank in result.pause["ranks"]} == {"go"}
+        (event,) = (tmp_path / "job" / EVENTS).read_text().splitlines()
+        assert json.loads(event)["number"] == result.pause["number"] > 0
     assert [level.factor for level in result.levels] == list(LEVELS)
     assert result.counts[0] < result.counts[1]
     assert sum(result.counts) == 2 * SHORT.microbatches

@@ -55,16 +55,23 @@ def sources(shim: bool) -> list[Path]:
     return [*(NATIVE / "shim").glob("*.c"), *(file for file in files if file.stem != "plugin")]
 
 
+def find(name: str) -> Path | None:
+    """The plugin or the shim, as :data:`PLUGIN` and :data:`SHIM` name them; None: not built."""
+    path = NATIVE / name
+    return path if path.is_file() else None
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the path, or how to build it."""
     from paceline.errors import PacelineError
 
-    path = NATIVE / (SHIM if args.shim else PLUGIN)
-    if not path.is_file():
+    name = SHIM if args.shim else PLUGIN
+    path = find(name)
+    if path is None:
         files = " ".join(map(str, sources(args.shim)))
         raise PacelineError(
             f"the {'shim' if args.shim else 'plugin'} is not built; build it: "
-            f"cc {FLAGS} -o {path} {files} -ldl (or, in a checkout, make native)"
+            f"cc {FLAGS} -o {NATIVE / name} {files} -ldl (or, in a checkout, make native)"
         )
     print(path)
     return 0
