@@ -271,6 +271,38 @@ static void pause_job(int ms) {
     else CHECK(errno == EINTR);
 }
 
+/* Collectives of another tool's file, as lines "func datatype count launch start end" in ns: each is
+ * queued as long after the first as it was launched. N is the rank, of two. */
+static void replay(int rank) {
+  char func[32], type[32];
+  size_t count;
+  long long launch, from, to, first = -1;
+  uint64_t seq[256] = {0};
+  int mask;
+  void *context = init(0xabc, 2, rank, &mask);
+  int64_t begun = 0;
+  while (scanf("%31s %31s %zu %lld %lld %lld", func, type, &count, &launch, &from, &to) == 6) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (first < 0) first = launch, begun = now.tv_sec * 1000000000LL + now.tv_nsec;
+    int64_t due = begun + launch - first;
+    struct timespec at = {due / 1000000000LL, due % 1000000000LL};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    struct descriptor event = {0};
+    event.coll = (struct coll){.seq = seq[(unsigned char)func[0]]++, .func = strdup(func),
+                               .count = count, .datatype = strdup(type), .channels = CHANNELS,
+                               .algo = "RING", .proto = "LL"};
+    void *call = begin(context, event, EV_COLL);
+    end(call);
+    struct descriptor kernel = {.parent = call};
+    kernel.kernel = (struct kernel){.channel = 0, .timer = (uint64_t)from};
+    void *running = begin(context, kernel, EV_KERNEL);
+    state(running, STATE_KERNEL_STOP, (uint64_t)to);
+    end(running);
+  }
+  finalize(context);
+}
+
 static void off(void) {
   int mask = 7;
   CHECK(!init(1, 1, 0, &mask) && !mask);
@@ -307,6 +339,7 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
   if (!strcmp(mode, "off")) off();
+  if (!strcmp(mode, "replay")) replay(n);
   if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);
   printf("attempts %ld\n", attempts);

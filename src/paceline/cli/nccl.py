@@ -19,6 +19,7 @@ examples:
   LD_PRELOAD=$(paceline nccl path --shim) PACELINE_RECORD=runs/job-17 torchrun ... train.py
   paceline nccl pause runs/job-17 --for 20s
   paceline nccl pause runs/job-17 --validate
+  paceline nccl waits runs/job-17
 
 NCCL 2.27 and later load the plugin; the shim is for older ones and RCCL. docs/nccl.md says what
 each version tells, docs/pause.md how a job is paused.
@@ -27,12 +28,13 @@ each version tells, docs/pause.md how a job is paused.
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    from paceline.cli import nccl_pause
+    from paceline.cli import nccl_pause, nccl_waits
 
     parser = subparsers.add_parser(
         "nccl",
         help="the profiler plugin for NCCL: records collectives of any framework, pauses the job",
-        description="Where the profiler plugin is that NCCL loads into a job; pause that job.",
+        description="Where the profiler plugin is that NCCL loads into a job; pause that job; who "
+        "waits for whom in it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     path.set_defaults(run=run)
     nccl_pause.add(actions)
+    nccl_waits.add(actions)
 
 
 def sources(shim: bool) -> list[Path]:
