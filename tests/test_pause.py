@@ -132,6 +132,14 @@ def test_a_rank_that_hangs_after_it_answered_is_named(job: Job) -> None:
     assert result.held_s == 0.0
 
 
+def test_an_evaluation_or_a_checkpoint_is_waited_for_and_then_left_alone(job: Job) -> None:
+    times = replace(PATIENT, wait_s=0.5, arrive_s=0.5)
+    result = pause(job.folder, times, margin=10**9)
+    assert not result.held
+    assert "within 0.5 s (evaluation, checkpoint?)" in result.why
+    assert all(one.stopped_s == 0 for one in result.ranks)
+
+
 def test_why_nobody_was_held_is_said() -> None:
     def slot(state: State, reason: str) -> Slot:
         place = Place(state, 7, "", reason)

@@ -271,6 +271,80 @@ static void pause_job(int ms) {
     else CHECK(errno == EINTR);
 }
 
+/* Whatever may come, from several threads at once: types that nobody asked for, handles of others or
+ * of nobody, no arguments, no texts, communicators that end meanwhile. All must be answered by 0. */
+static atomic_uintptr_t seen_handle;
+static void *random_calls(void *given) {
+  unsigned seed = (unsigned)(uintptr_t)given + 1;
+  static const char *const texts[] = {NULL, "", "AllReduce", "a text that is longer than its room"};
+  int (*stop)(void *) = old ? old->stop : new->stop;
+  int (*tell)(void *, int, uint64_t *) = old ? old->state : new->state;
+  for (int i = 0; i < n_events; i++) {
+    unsigned choice = (unsigned)rand_r(&seed);
+    uint64_t value = (uint64_t)rand_r(&seed) << 33 ^ choice;
+    struct descriptor event;
+    memset(&event, (int)(choice & 255), sizeof event);
+    event.type64 = choice & 256 ? value & ~(1ULL << EV_P2P) : 1ULL << choice / 8 % 20;
+    if (event.type64 == 1ULL << EV_P2P)
+      event.p2p.func = event.p2p.datatype = texts[choice % 4];
+    else
+      event.coll.func = event.coll.datatype = event.coll.algo = event.coll.proto = texts[choice % 4];
+    void *handle = (void *)(choice & 512 ? value : atomic_load(&seen_handle));
+    void *context = choice & 1024 ? world : (void *)(uintptr_t)(choice / 16 % 5);
+    if (choice % 8 == 0) {
+      CHECK(!stop(handle));
+    } else if (choice % 8 == 1) {
+      CHECK(!tell(handle, (int)(value % 40), choice & 2048 ? &value : NULL));
+    } else if (choice % 8 == 2) {
+      CHECK(!stop(NULL) && !tell(NULL, 22, NULL));
+    } else {
+      CHECK(!(old ? old->start : new->start)(context, &handle, &event));
+      if (handle) atomic_store(&seen_handle, (uintptr_t)handle);
+    }
+    if (i % 1000 == 999) {
+      int mask;
+      finalize(init(value % 3, 2, (int)(choice % 2), &mask));
+    }
+  }
+  return NULL;
+}
+
+static void fuzz(int n) {
+  pthread_t all[THREADS];
+  int mask;
+  n_events = n;
+  world = init(1, 2, 0, &mask);
+  for (uintptr_t i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&all[i], NULL, random_calls, (void *)i));
+  for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+  finalize(world);
+}
+
+/* A second copy of the plugin in the same process, as where a framework brings an NCCL of its own;
+ * and the first once more, closed and opened again. */
+static void twice(const char *path) {
+  char copy[600];
+  int mask;
+  void *first = world = init(1, 1, 0, &mask);
+  struct profiler_v5 *new_one = new;
+  end(begin_coll(world, NULL, "AllReduce", 0, 8));
+  snprintf(copy, sizeof copy, "%s.copy", path);
+  load(copy);
+  CHECK(new && new != new_one);
+  world = init(1, 1, 0, &mask);
+  CHECK(world && mask);
+  end(begin_coll(world, NULL, "Broadcast", 0, 8));
+  finalize(world);
+  new = new_one;
+  finalize(first);
+  void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  CHECK(lib && !dlclose(lib) && !dlclose(lib));
+  load(path);
+  world = init(2, 1, 0, &mask);
+  end(begin_coll(world, NULL, "AllReduce", 1, 8));
+  finalize(world);
+}
+
 /* Collectives of another tool's file, as lines "func datatype count launch start end" in ns: each is
  * queued as long after the first as it was launched. N is the rank, of two. */
 static void replay(int rank) {
@@ -339,6 +413,8 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
   if (!strcmp(mode, "off")) off();
+  if (!strcmp(mode, "fuzz")) fuzz(n);
+  if (!strcmp(mode, "twice")) twice(argv[1]);
   if (!strcmp(mode, "replay")) replay(n);
   if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);

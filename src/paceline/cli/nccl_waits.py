@@ -116,7 +116,8 @@ def _print(graph: WaitGraph, of_proxies: tuple[Link, ...]) -> None:
     for row in graph.transfers[:_SHOWN]:
         like = "" if isnan(row.ratio) else f"{row.ratio:.2f}x"
         slow = "  slow" if row.is_slow else ""
-        ranks = f"{row.op} of {len(row.ranks)} ({row.ranks[0]}-{row.ranks[-1]})"
+        ends = row.group.partition(":")[2]  # of a send, its two places in the communicator
+        ranks = f"{row.op} {ends or f'of {len(row.ranks)} ({row.ranks[0]}-{row.ranks[-1]})'}"
         print(
             f"{ranks:<20} {row.size:>10,} {row.calls:>8,} {row.transfer_s * 1e3:>10.4g} "
             f"{_speed(row.bus_bytes_per_s):>12} {like:>9}{slow}"
