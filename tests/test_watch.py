@@ -17,6 +17,7 @@ from paceline.watch import Watch
 from paceline.watch.examiner import Examiner
 from paceline.watch.rows import Rows
 from recordings import BASE_NS, record_trace
+from test_monitor_client import Fake
 from test_sources_recording import spec
 
 #: Steps before the slowness, and what a step is numbered from.
@@ -184,6 +185,36 @@ def test_a_job_is_not_paused_again_within_ten_minutes_nor_does_a_failure_end_the
     assert "less than 10 minutes ago" in examiner.examine({1})[0][1]
     now[0] = 601.0
     assert not examiner.is_resting
+
+
+@pytest.fixture
+def monitor():
+    fake = Fake()
+    yield fake
+    fake.close()
+
+
+def test_the_command_pauses_and_tells_the_monitor(job, monitor, monkeypatch, capsys):
+    verdict = {"slow_ranks": [{"rank": 2, "factor": 2.0}]}
+    monkeypatch.setattr(
+        "paceline.pause.validation.pause_and_validate",
+        lambda folder, times, measure: event_of(verdict=verdict, held_s=times.hold_s),
+    )
+    monkeypatch.setattr("paceline.cli.validate.has_torch", lambda: True)
+    (job.folder / "pause").mkdir()
+    (job.folder / "pause" / "control").touch()
+    job.run(90)
+    monitor.answers = [(200, {"id": 1}, {}), (403, {"detail": "no"}, {})]
+    command = ["watch", str(job.folder), "--once", "--json", "--pause", "--pause-for", "3s"]
+    assert run([*command, "--monitor", monitor.url, "--name", "job-17"]) == 0
+    said = capsys.readouterr()
+    kinds_said = [json.loads(line)["kind"] for line in said.out.splitlines()]
+    assert kinds_said[-2:] == ["paused", "validated"]
+    paused, validated = [json.loads(body) for _, path, _, body in monitor.asked]
+    assert monitor.asked[0][1] == "/api/v1/jobs/job-17/events"
+    assert (paused["kind"], paused["ranks"]) == ("paused", [])
+    assert (validated["kind"], validated["ranks"]) == ("validated", [2])
+    assert "the monitor was not told" in said.err
 
 
 def test_a_pause_needs_the_plugin(job, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,10 @@ from paceline.cli import validate
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.watch.examiner import Examine
+    from paceline.watch.news import News
 
 EPILOG = """\
 examples:
@@ -32,6 +36,9 @@ With --pause all ranks stop instead, at one collective, while processes beside t
 """
 #: The recorder writes once a second.
 _LOOK_S = 0.5
+#: News that the monitor does not have from step times, and how long it is waited for.
+_FOR_MONITORS = ("paused", "not-paused", "validated", "not-validated")
+_PATIENCE_S = 10.0
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,6 +86,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             help=f"with --pause: {text} (default {default})",
         )
     parser.add_argument(
+        "--monitor",
+        metavar="URL",
+        nargs="?",
+        const="",
+        help="tell a monitor of pauses and validations (default: $PACELINE_MONITOR; "
+        "$PACELINE_TOKEN)",
+    )
+    parser.add_argument(
+        "--name", metavar="JOB", help="the job's name there (default: $PACELINE_JOB, the folder's)"
+    )
+    parser.add_argument(
         "--overheads",
         metavar="LIST",
         help="seconds that strategies cost once, as of paceline mitigate, such as s2=5,s4=never",
@@ -115,17 +133,46 @@ def run(args: argparse.Namespace) -> int:
             validate=not args.no_validation,
             examine=examine,
         )
+    tell = _teller(args)
     if not args.json:
         print(f"watching {args.folder}; Ctrl-C ends", file=sys.stderr)
     while True:
-        for news in watch.look():
+        said = watch.look()
+        for news in said:
             line = json.dumps(news.to_mapping())
             print(line if args.json else news.line(), flush=True)
             if args.events:
                 _append(args.events, line)
-        if args.once:
+            if news.kind in _FOR_MONITORS:
+                tell(news)
+        if args.once and not any(news.kind == "pause-asked" for news in said):
             return 0
         time.sleep(_LOOK_S)
+
+
+def _teller(args: argparse.Namespace) -> Callable[[News], None]:
+    """Tells the monitor, if there is one; where it does not answer the watch goes on.
+
+    Raises:
+        MonitorError: no address.
+    """
+    from paceline.client import Client
+    from paceline.errors import MonitorError
+
+    if args.monitor is None:
+        return lambda news: None
+    url = args.monitor or os.environ.get("PACELINE_MONITOR", "")
+    client = Client(url, patience_s=_PATIENCE_S)
+    name = args.name or os.environ.get("PACELINE_JOB") or args.folder.resolve().name
+
+    def tell(news: News) -> None:
+        ranks = news.fields.get("confirmed", ())
+        try:
+            client.push_event(name, news.kind, news.step, news.text, at=news.at_s, ranks=ranks)
+        except MonitorError as error:
+            print(f"note: the monitor was not told: {error}", file=sys.stderr)
+
+    return tell
 
 
 def _examine(args: argparse.Namespace) -> Examine:
