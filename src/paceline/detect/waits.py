@@ -20,7 +20,7 @@ from paceline.sources.call_logs.timed_calls import Basis, TimedCalls
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: A group is slow where its transfers of one operation and size take so many times as long as the
+#: A group is slow where its transfers of one operation and size take this many times as long as the
 #: median of groups of as many members; as the ratio of suspects in ``detect/who.py``.
 SLOW_RATIO: Final = 1.1
 

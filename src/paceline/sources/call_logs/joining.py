@@ -131,7 +131,7 @@ def _places(
 
 
 def _fits(size: Ints, elements: int, members: Ints) -> npt.NDArray[np.bool_]:
-    """[row] whether bytes may be so many elements, of one rank's part or of all."""
+    """[row] whether bytes may be that number of elements, of one rank's part or of all."""
     bytes_of = [elements * width for width in _ELEMENT_BYTES]
     fits: npt.NDArray[np.bool_] = np.isin(size, bytes_of) | np.isin(size * members, bytes_of)
     return fits
