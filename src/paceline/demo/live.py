@@ -324,7 +324,9 @@ class _Story:
                     self.say(f"  watch: {news.after_onset_s:.1f} s after the onset: {news.text}")
                     return
             time.sleep(0.2)
-        raise DemoError(f"the watch named nobody within {MAX_WATCH_S:.0f} s")
+        raise DemoError(
+            f"the watch named nobody within {MAX_WATCH_S:.0f} s; is this machine very busy?"
+        )
 
     def _plan(self, event: Event) -> None:
         """Ask the planner step by step until it moves microbatches."""

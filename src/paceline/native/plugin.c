@@ -12,8 +12,9 @@
 /* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
 #define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
 
-/* Of a collective whose record was dropped: its end still counts for a pause. */
+/* Of a collective whose record was dropped, or is not made: its end still counts for a pause. */
 #define DROPPED 0xffffULL
+#define LEFT_OUT 0xfffeULL
 
 /* What PACELINE_NCCL_EVENTS may ask for. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
@@ -98,7 +99,8 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) {
-    if (is_coll(type)) *handle = (void *)(uintptr_t)(DROPPED << 48 | (uint64_t)type);
+    uint64_t why = atomic_load_explicit(&ring_off, memory_order_relaxed) ? LEFT_OUT : DROPPED;
+    if (is_coll(type)) *handle = (void *)(uintptr_t)(why << 48 | (uint64_t)type);
     return 0;
   }
   record->handle = ring_handle(ring, type);
@@ -113,6 +115,7 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
 static int later(void *handle, int what, int state, uint64_t value) {
   int type = (int)((uintptr_t)handle & 15);
   if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
+  if ((uintptr_t)handle >> 48 == LEFT_OUT) return 0;
   if ((uintptr_t)handle >> 48 == DROPPED) {
     ring_count_drop();
     return 0;

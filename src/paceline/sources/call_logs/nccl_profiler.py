@@ -59,6 +59,7 @@ class Process:
         records: [record] of its files, in the order in which they were written.
         communicators: number -> (id, its rank, ranks).
         recorded, dropped: records as the plugin counted them; 0 where it was killed before.
+        left_out: records that were not made while recording was switched off.
         damaged: places in the files that could not be read.
     """
 
@@ -67,6 +68,7 @@ class Process:
     communicators: Mapping[int, tuple[int, int, int]]
     recorded: int
     dropped: int
+    left_out: int
     damaged: int
 
 
@@ -107,8 +109,8 @@ def _process(files: Sequence[BlockFile]) -> Process:
     of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
     records = _table(of_type.get(_RECORDS, []), _RECORD)
     named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
-    counts = [np.frombuffer(data[:16], "<u8") for data in of_type.get(_COUNTS, [])]
-    total = np.max(counts, axis=0) if counts else np.zeros(2)
+    counts = [np.frombuffer(data[:24].ljust(24, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
+    total = np.max(counts, axis=0) if counts else np.zeros(3)
     return Process(
         meta=files[0].meta,
         records=records,
@@ -118,6 +120,7 @@ def _process(files: Sequence[BlockFile]) -> Process:
         },
         recorded=int(total[0]),
         dropped=int(total[1]),
+        left_out=int(total[2]),
         damaged=sum(file.damaged + bool(file.torn_bytes) for file in files),
     )
 
@@ -149,6 +152,9 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     dropped = sum(process.dropped for process in of_rank.values())
     if dropped:
         notes.append(f"{dropped:,} records were dropped as a buffer was full; calls may be missing")
+    left_out = sum(process.left_out for process in of_rank.values())
+    if left_out:
+        notes.append(f"{left_out:,} records were not made while recording was switched off")
     damaged = sum(process.damaged for process in of_rank.values())
     if damaged:
         notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")

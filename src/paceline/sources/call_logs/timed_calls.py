@@ -104,7 +104,8 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
     """
     more = list(notes)
     whole = all(
-        one.meta.get("file") == _FIRST_FILE and not one.dropped for one in processes.values()
+        one.meta.get("file") == _FIRST_FILE and not one.dropped and not one.left_out
+        for one in processes.values()
     )
     rows = [(rank, call) for rank in sorted(processes) for call in calls_of(processes[rank])]
     if not whole and any(call.seq == _NO_SEQ for _, call in rows):
