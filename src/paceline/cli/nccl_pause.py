@@ -30,7 +30,7 @@ longer than --arrive. The job goes on when the time is over, the command or vali
 this command ends, however it ends. A line is added to events.jsonl in the folder.
 """
 
-#: What a job's shell exports for the plugin; processes beside the job must not load it.
+#: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
 
 
@@ -129,7 +129,7 @@ def _measure(args: argparse.Namespace) -> Measure:
 
 
 def _work(args: argparse.Namespace, more: dict[str, Any]) -> Work | None:
-    """What runs while all stand, and leaves in ``more`` what came of it."""
+    """Work for the time of the pause; its results go to ``more``."""
     if args.during:
         return lambda slots, standing: _command(args.during, standing, more)
     return None

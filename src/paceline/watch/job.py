@@ -145,7 +145,7 @@ class Watch:
         return news
 
     def _follow(self, episode: _Episode) -> list[News]:
-        """The next step on the way to a plan, as far as what it needs is there."""
+        """The next step on the way to a plan, as far as its inputs are there."""
         if episode.is_to_pause and self._examiner is not None:
             episode.is_to_pause = False
             findings = self._examiner.examine(episode.suspected)
