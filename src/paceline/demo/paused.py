@@ -28,7 +28,7 @@ MAX_S = 200.0
 
 
 def validated_by_pause(job: Training, factor: float) -> tuple[list[News], Mapping[str, Any]]:
-    """What a watch says until it has had the ranks validated, and the verdict.
+    """The news of a watch until it has had the ranks validated, and the verdict.
 
     Args:
         job: with the plugin; slow.

@@ -1,4 +1,4 @@
-"""Who waits for whom in collectives, and how fast what is left, the transfer, goes.
+"""A graph of the waits in collectives, and the speed of the rest, the transfers.
 
 A call ends when its last member has begun and the data has moved. On one clock a member waits from
 its begin to the last one's, and the transfer is the rest. Where each member's times are its own
@@ -73,7 +73,7 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """Who waits for whom.
+    """The waits of ranks for each other, and the transfers.
 
     Attributes:
         ranks: of the calls that were compared.

@@ -39,7 +39,7 @@ class Examiner:
         return self._ended_s is not None and self._clock() - self._ended_s < REST_S
 
     def examine(self, suspects: Collection[int]) -> Sequence[Finding]:
-        """What came of a pause, and whether the validation confirms the suspected ranks.
+        """The outcome of a pause, and whether the validation confirms the suspected ranks.
 
         The job goes on whatever happens, so what goes wrong is a finding, no exception.
         """

@@ -72,7 +72,7 @@ class _NewBatch(msgspec.Struct, frozen=True):
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
-    """What ``POST .../events`` says: of a pause that ``paceline watch`` asked for."""
+    """Body of ``POST .../events``: of a pause that ``paceline watch`` asked for."""
 
     kind: Literal["paused", "not-paused", "validated", "not-validated"]
     step: _Step
@@ -82,7 +82,7 @@ class ToldEvent(msgspec.Struct, frozen=True):
 
 
 def event_of(body: Body) -> ToldEvent:
-    """What ``POST .../events`` says."""
+    """Body of ``POST .../events``."""
     event: ToldEvent = body.decode(ToldEvent)
     return event
 

@@ -1,4 +1,4 @@
-"""What NCCL's proxy threads moved over the network, by the two ranks and the direction.
+"""Traffic of NCCL's proxy threads over the network, by the two ranks and the direction.
 
 A proxy operation lasts from its start to its stop on that thread's host: also while it waits for
 the GPU or the peer. Its bytes are steps times the chunk, the last of which may be part. So speeds

@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 #: each host queued it.
 Basis = Literal["exact", "device", "host"]
 
-#: What the header of a process's first file says (``put_header`` of ``native/writer.c``).
+#: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
 _FIRST_FILE: Final = 1
 #: A send's or recv's number in ``PluginCall.seq``.
 _NO_SEQ: Final = -1
@@ -79,7 +79,7 @@ class TimedCalls:
 
 
 def read_folder(folder: Path) -> tuple[Mapping[int, Process], list[str]]:
-    """What the plugin wrote into a folder, by rank, and notes.
+    """The plugin's processes that wrote into a folder, by rank, and notes.
 
     Raises:
         TraceError: nothing, or what :func:`read_ranks` raises.
