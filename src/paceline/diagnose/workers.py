@@ -32,6 +32,10 @@ MIN_SPREADS, ALWAYS_SLOW_SHARE = 4.0, 0.05
 #: Beside a worker this many times as far off, one under 5% is not worth naming.
 DWARFING_RATIO = 2.0
 
+#: ... nor one that noise shows in more than this share of jobs. (The worst one's chance is part of
+#: the finding's confidence.)
+MAX_CHANCE = 0.01
+
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
 
@@ -63,6 +67,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
     slow = lasting >= _bar(apparent, fit)
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
+    slow &= (lasting == lasting.max()) | (_chances(lasting, fit, durations.n_steps) <= MAX_CHANCE)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
@@ -167,8 +172,15 @@ def _chance(worst: tuple[int, int], lasting: Array, slow: Mask, fit: Fit, n_step
     """Bound on the chance that noise shows a worker as slow as the worst one."""
     if not slow[worst] or n_steps < 2:
         return 0.0  # single steps are held to STEP_ERRORS
-    t = lasting[worst] / max(float(fit.worker_error[worst]), 1e-12)
-    return min(1.0, float(robust.student_chance(np.array(t), n_steps)) * lasting.size)
+    return float(_chances(lasting, fit, n_steps)[worst])
+
+
+def _chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
+    """[stage, dp] bounds on the chance that noise shows any worker as slow as that one."""
+    if n_steps < 2:
+        return np.zeros_like(lasting)
+    t = lasting / np.maximum(fit.worker_error, 1e-12)
+    return np.minimum(1.0, robust.student_chance(t, n_steps) * lasting.size)
 
 
 def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
