@@ -138,7 +138,7 @@ def test_a_slow_nic_is_no_slow_worker_and_its_rank_is_named_where_groups_differ(
     assert max(kinds, key=lambda row: row.change.seconds).name in COMMUNICATION[case]
 
 
-#: What takes longer by a slow NIC.
+#: Kinds of which one grows most by a slow NIC.
 COMMUNICATION = {
     "ddp-middle": ("grads-reduce-scatter",),
     "hsdp-middle": ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"),

@@ -129,7 +129,7 @@ def _groups(durations: Durations, ideal: Array) -> list[Group]:
 
 
 class _Meeting(NamedTuple):
-    """What collectives of one group share; ``number`` tells apart those of whole passes."""
+    """The traits that collectives of one group share; ``number`` tells apart those of whole passes."""
 
     kind: OpKind
     stage: int
@@ -292,7 +292,7 @@ def _ambiguity(worst: SlowGroup, one_of_several: bool) -> str:
 
 
 def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
-    """What the collectives of a slow group's members would take, were it like the others."""
+    """Time of the collectives of a slow group's members, were it like the others."""
     graph, level = durations.graph, entry.group.level
     over = np.full(len(level), entry.factor) if entry.lasting else level
     by_step = np.where(entry.steps, 1 / np.maximum(over, 1e-9), 1.0)

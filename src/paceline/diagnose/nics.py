@@ -36,7 +36,7 @@ STEP_TIMES = 1.3
 
 @dataclass(frozen=True)
 class _Way:
-    """What one stage sends to another in one replica.
+    """The messages of one stage to another in one replica.
 
     Attributes:
         dp, sender, receiver: which.

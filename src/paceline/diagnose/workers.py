@@ -127,7 +127,7 @@ def _bar(apparent: Array, fit: Fit) -> Array:
 
 
 def _least_of_few(n_steps: int) -> float:
-    """What a worker must be slow by in a few steps, beyond what its steps usually vary by."""
+    """The share by which a worker must be slow in a few steps, for steps vary, too."""
     return 0.0 if n_steps >= FEW_STEPS else MIN_ERRORS * USUAL_STEP_SPREAD / math.sqrt(n_steps)
 
 
@@ -160,7 +160,7 @@ def _text(
 
 
 def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """What else it may be where most workers are slow, and the cause that this would be."""
+    """Another explanation where most workers are slow, and the cause that this would be."""
     stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
     if stages:
         listed = ", ".join(map(str, stages))
