@@ -129,7 +129,7 @@ def _groups(durations: Durations, ideal: Array) -> list[Group]:
 
 
 class _Meeting(NamedTuple):
-    """The traits that collectives of one group share; ``number`` tells apart those of whole passes."""
+    """Traits that collectives of one group share; of whole passes each has its own number."""
 
     kind: OpKind
     stage: int
