@@ -73,7 +73,7 @@ def nic_cause(durations: Durations, ideal: Array) -> Candidate | None:
         return None
     by_step = np.stack([np.median(way.over, axis=0) for way in ways])
     shown = by_step[own].min(axis=0) >= STEP_TIMES * by_step[~own].max(axis=0)
-    # Were all alike, a step would have these on top once in so many orders.
+    # Were all alike, each order would be as likely: this is the share with these on top.
     by_chance = 1 / math.comb(len(ways), n_own)
     workers = len({(way.dp, way.sender) for way in ways})
     chance = workers * robust.chance_of_count(int(shown.sum()), len(shown), by_chance)
@@ -130,8 +130,8 @@ def _ways(durations: Durations, ideal: Array) -> Iterator[_Way]:
 def _effects(ways: Sequence[_Way], worst: _Way, factor: float, usual: float) -> Iterator[Scaled]:
     """The worker's transfers without its slowness.
 
-    What it sends takes a share of its time; none of its transfers is late. Those it receives may
-    be, for the requests for them pass the slow NIC.
+    Its sends take a share of their time, and none of its transfers is late. Receives may be, for
+    their requests pass the slow NIC.
     """
     for way in ways:
         if way.dp != worst.dp or worst.sender not in (way.sender, way.receiver):
