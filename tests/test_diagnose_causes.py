@@ -553,3 +553,13 @@ def test_beside_the_worst_worker_noise_names_no_other():
         job.array[job.ops(FORWARD, BACKWARD, stage=1), :, 39] *= 1.3
         candidate = worker_cause(job.durations, job.fit, job.steps)
         assert candidate.where == {"workers": [[39, 1]]}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_several_slow_workers_are_named_in_few_steps_too(steps):
+    job = Job(dp=64, pp=4, microbatches=4, steps=steps)
+    slow = {(3, 1): 1.5, (5, 2): 1.3, (6, 0): 1.15}
+    for (dp, pp), factor in slow.items():
+        job.array[job.ops(FORWARD, BACKWARD, stage=pp), :, dp] *= factor
+    named = worker_cause(job.durations, job.fit, job.steps).where["workers"]
+    assert sorted(map(tuple, named)) == sorted(slow)

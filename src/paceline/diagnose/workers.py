@@ -72,7 +72,9 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
     slow = lasting >= np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
-    slow &= (lasting == lasting.max()) | (_chances(lasting, fit, durations.n_steps) <= MAX_CHANCE)
+    if durations.n_steps >= FEW_STEPS:  # of fewer Student's t says next to nothing
+        chances = _chances(lasting, fit, durations.n_steps)
+        slow &= (lasting == lasting.max()) | (chances <= MAX_CHANCE)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
