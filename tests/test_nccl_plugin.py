@@ -127,6 +127,25 @@ def test_watch_names_the_onset_and_who_once(harness: Harness, tmp_path: Path) ->
     assert watch.look() == []
 
 
+def test_watch_tells_that_calls_have_ceased(job: Path, tmp_path: Path) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    now = [0.0]
+    watch = CallsWatch(tmp_path, stacks=False, clock=lambda: now[0])
+    for _ in range(4):
+        now[0] += 1
+        watch.look()
+        with next(tmp_path.glob(f"*{SUFFIX}")).open("ab") as file:
+            file.write(b"\0")
+    watch.look()
+    now[0] += 60
+    (hang,) = watch.look()
+    assert (hang.kind, hang.fields["kind"]) == ("change", "hang")
+    assert hang.fields["step"] >= STEPS - 2
+    # Who lags does not show: each process of the harness has a clock of its own.
+    assert watch.look() == []
+
+
 def test_a_healthy_start_is_watched_and_names_nobody(job: Path) -> None:
     assert [one.kind for one in CallsWatch(job).look()] == ["watching"]
 

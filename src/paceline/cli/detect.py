@@ -135,7 +135,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--running",
         action="store_true",
-        help="the job runs still: tell whether its last step hangs, by when FILE was last written",
+        help="the job runs still: tell whether its last step hangs, by when FILE was last written; "
+        "of a hang, who did not arrive (--collectives), and stacks of the ranks on this host",
+    )
+    parser.add_argument(
+        "--pid",
+        metavar="N",
+        type=int,
+        nargs="+",
+        help="with --running: the job's processes on this host, whose stacks py-spy shows at a "
+        "hang (default: those that recorded FILE, or that have a rank in their environment)",
+    )
+    parser.add_argument(
+        "--no-stacks", action="store_true", help="with --running: do not look at processes"
     )
     parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
@@ -182,6 +194,8 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
         raise DetectError("--job describes the job of --trace; give that too")
+    if args.pid and not args.running:
+        raise DetectError("--pid is for --running; give that too")
     if args.hosts is not None and not args.telemetry:
         raise DetectError("--hosts says where the GPUs of --telemetry run; give that too")
     return detect_file.run(args, detector_of, like)

@@ -13,12 +13,14 @@ from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Any
 
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
     from paceline.detect.job import JobEvent
+    from paceline.detect.stacks import Stacks
     from paceline.detect.steps_of_calls import StepTimes
     from paceline.sources.step_times import StepTimes as Table
     from paceline.trace.calls import CallLog
@@ -53,6 +55,8 @@ def run(
         if args.input is not None:
             raise DetectError(f"{args.input} has {few}, give more")
         print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
+        if args.running:
+            _tell_hang(args, times, log)
         return _whole_log(args, log, step_times)
     _tell_slow_start(args, times, like)
     detector = detector_of(n_ranks)
@@ -74,7 +78,7 @@ def run(
             f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
         )
     if args.running:
-        _tell_hang(args, times)
+        _tell_hang(args, times, log)
     if args.telemetry and any(event.kind == "onset" for event in job_wide):
         ranks = [rank for event in job_wide for s in event.suspects or () for rank in s.ranks]
         telemetry.tell_beside(args.telemetry, args.hosts, ranks, as_json=args.json)
@@ -100,27 +104,53 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
     print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
 
 
-def _tell_hang(args: argparse.Namespace, times: Table) -> None:
-    """Say whether the file has grown lately."""
+def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
+    """Say whether the file has grown lately; of a hang, who did not come and where ranks stand."""
     import time
+    from dataclasses import replace
 
     import numpy as np
 
-    from paceline.detect.hang import is_overdue
-    from paceline.detect.job import JobEvent
+    from paceline.detect.hang import hang_of, is_overdue
 
-    if args.input is None:
-        return
-    path = trace_input.file_name(args.input)
-    files = [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
-    waited_s = time.time() - max(entry.stat().st_mtime for entry in files)
+    names = args.collectives if args.input is None else [args.input]
+    paths = [trace_input.file_name(name) for name in names]
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    waited_s = time.time() - max(file.stat().st_mtime for file in files if file.is_file())
     step_s = float(np.nanmedian(times.duration_s[-10:]))
-    if is_overdue(waited_s, step_s * times.steps_per_sample, step_s):
-        step, ranks = int(times.steps[-1]) + 1, tuple(times.ranks.tolist())
-        hang = JobEvent("hang", step, step, ranks, len(ranks), np.nan, waited_s, step_s)
-        print(json.dumps(hang.to_mapping()) if args.json else hang.explain())
-    elif not args.json:
-        print(f"no hang: the last line came {max(waited_s, 0.0):.3g} s ago")
+    if not is_overdue(waited_s, step_s * times.steps_per_sample, step_s):
+        if not args.json:
+            print(f"no hang: the last line came {max(waited_s, 0.0):.3g} s ago")
+        return
+    hang = hang_of(times.steps, times.ranks, times.duration_s, waited_s, step_s, log)
+    if not args.no_stacks:
+        hang = replace(hang, stacks=_stacks(args, paths[0], hang.of))
+    if args.json:
+        print(json.dumps(hang.to_mapping()))
+        return
+    print(hang.explain())
+    for line in hang.details():
+        print(f"  {line}")
+
+
+def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
+    """Of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
+    from paceline.detect import stacks
+    from paceline.errors import DetectError
+    from paceline.sources import recording
+    from paceline.sources.recording.files import read_files
+
+    if args.pid:
+        return stacks.stacks_of(stacks.ranks_of_pids(args.pid))
+    if path.is_dir() and recording.matches(path):
+        files = read_files(path)
+        session = max(files, key=lambda file: int(file.meta["started_ns"])).session
+        headers = [file.meta for file in files if file.session == session]
+        return stacks.stacks_of(stacks.processes_of(headers))
+    try:
+        return stacks.stacks_of(stacks.find_processes(ranks if ranks > 1 else None))
+    except DetectError as error:
+        return stacks.Stacks((), (str(error),))
 
 
 def _table(args: argparse.Namespace) -> Table:

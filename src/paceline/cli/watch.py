@@ -55,6 +55,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--no-validation", action="store_true", help="do not ask the job's validator"
     )
     parser.add_argument(
+        "--no-stacks",
+        action="store_true",
+        help="of a hang, do not look where the job's processes on this host stand (py-spy)",
+    )
+    parser.add_argument(
         "--overheads",
         metavar="LIST",
         help="seconds that strategies cost once, as of paceline mitigate, such as s2=5,s4=never",
@@ -79,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise TraceError(f"{args.folder} is no folder; give the one that the recorder writes to")
     watch: Watch | CallsWatch
     if has_calls(args.folder) and not any(args.folder.glob("rank-*")):
-        watch = CallsWatch(args.folder)
+        watch = CallsWatch(args.folder, stacks=not args.no_stacks)
     else:
         watch = Watch(
             args.folder,
@@ -87,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             overheads=parse_overheads(args.overheads),
             steps=args.steps,
             validate=not args.no_validation,
+            stacks=not args.no_stacks,
         )
     if not args.json:
         print(f"watching {args.folder}; Ctrl-C ends", file=sys.stderr)

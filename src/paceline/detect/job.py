@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.detect.event import Event, duration
+from paceline.detect.missing_calls import Waiting
+from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
 
 #: Onsets (reliefs) belong together up to this distance in steps.
@@ -39,6 +41,8 @@ class JobEvent:
             stands out.
         advice: what to do and what it would gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
+        waiting: of a hang, the calls of which some members have not come.
+        stacks: of a hang, where the job's processes on this host stand; None where nobody looked.
     """
 
     kind: str
@@ -54,6 +58,13 @@ class JobEvent:
     suspects: tuple[Suspect, ...] | None = None
     advice: str | None = None
     gpus: int | None = None
+    waiting: tuple[Waiting, ...] = ()
+    stacks: Stacks | None = None
+
+    def details(self) -> list[str]:
+        """Further lines: of a hang, who waits in which call, and where the ranks stand."""
+        lines = [call.explain() for call in self.waiting]
+        return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
     def explain(self, lost_by: str = "so far") -> str:
         """The event in words and numbers; ``lost_by`` says until when its loss is counted."""
@@ -127,7 +138,11 @@ class JobEvent:
         return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """As JSON knows it; ``waiting`` and ``stacks`` are of a hang only."""
+        hang = {
+            "waiting": [call.to_mapping() for call in self.waiting],
+            "stacks": None if self.stacks is None else self.stacks.to_mapping(),
+        }
         return {
             "kind": self.kind,
             "step": self.step,
@@ -144,6 +159,7 @@ class JobEvent:
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
             "text": self.explain(),
+            **(hang if self.kind == "hang" else {}),
         }
 
 

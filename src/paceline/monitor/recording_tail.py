@@ -90,6 +90,11 @@ class RecordingTail:
         )
         return newest.session if newest is not None else ""
 
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """What the processes of the job's last start say about themselves."""
+        return [file.meta for file in self._present]
+
     def look(self) -> bool:
         """Read what is new, up to some MiB of each file; whether there was anything.
 
