@@ -66,7 +66,7 @@ def test_a_gpu_that_is_slow_by_ten_percent_is_found_by_its_peers(spread, noise):
 
 
 def test_as_many_are_found_as_any_rule_could():
-    """16 GPUs that differ by 2%: Student's t of a known candidate finds 82% (docs/validate.md)."""
+    """16 GPUs that differ by 2%: Student's t of a known candidate finds 79% (docs/validate.md)."""
     draw = np.random.default_rng(10)
     found = wrong = 0
     for _ in range(600):
@@ -74,8 +74,8 @@ def test_as_many_are_found_as_any_rule_could():
         found += values[0] > peer_bound(values.tolist(), "gemm")
         values = np.median(fleet(draw, 1.0, 0.02, 0.01), axis=0)
         wrong += (values > peer_bound(values.tolist(), "gemm")).sum()
-    assert 0.75 < found / 600 < 0.87
-    assert wrong / 600 / 16 < 0.0025
+    assert 0.70 < found / 600 < 0.85
+    assert wrong / 600 / 16 < 0.002
 
 
 def test_several_slow_gpus_do_not_hide_each_other():
@@ -93,7 +93,7 @@ def test_the_bound_is_students():
     assert peer_bound([1.0, 1.0, 1.0, 1.0, 1.2], "gemm") == pytest.approx(1.05)
     values = [0.99, 1.0, 1.01, 1.0, 1.0]
     mean, deviation = 1.0, np.std(values, ddof=1)
-    t = 6.4346  # of 4 degrees of freedom, exceeded with a chance of 0.0015
+    t = 7.3768  # of 4 degrees of freedom, exceeded with a chance of 0.0009
     expected = mean + t * deviation * np.sqrt(1 + 1 / 5)
     assert peer_bound(values, "gemm") == pytest.approx(max(1.05, expected), rel=1e-3)
     values = [value**3 for value in values]
@@ -106,13 +106,13 @@ def test_the_bound_is_students():
 def test_where_chips_differ_its_own_past_finds_it():
     draw = np.random.default_rng(8)
     found = wrong = 0
-    for _ in range(100):
+    for _ in range(300):
         ratios = fleet(draw, 1.0, 0.03, 0.01, validations=40 + RECENT)
         wrong += len(accused(ratios) - {("node0", 0)})
         ratios[40:, 0] *= 1.1
         found += ("node0", 0) in accused(ratios)
-    assert found >= 95
-    assert wrong <= 100 * 16 * 0.002
+    assert found >= 285
+    assert wrong <= 300 * 16 * 0.002
 
 
 def test_one_disturbed_validation_accuses_nobody():

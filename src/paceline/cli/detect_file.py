@@ -66,6 +66,8 @@ def run(
     events = rank_events if args.by_rank else job_wide
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
+        if not args.json and event.refined is not None:
+            print(f"  in the end: {event.refined.explain()}")
     if not args.json:
         stakes = [event.stake() for event in job_wide]
         if stakes and stakes[-1] is not None:
@@ -173,16 +175,22 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
+    from paceline.detect.refinement import Refinement
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
     events: list[Event] = []
     n_steps = len(times.steps)
+    refinement = None
     if isinstance(detector, Detector):
         detector.expected_steps = n_steps
+        refinement = Refinement(detector)
     with ProgressBar("detecting") as progress:
         for i, step in enumerate(times.steps.tolist()):
             row, workload = times.duration_s[i], times.workload_of(i)
-            events += update(detector, step, row, workload, accepted)
+            of_step = update(detector, step, row, workload, accepted)
+            events += of_step
+            if refinement is not None:
+                refinement.take(of_step)
             if i % 256 == 0:
                 progress(i, n_steps)
     return [
@@ -191,7 +199,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
             rank=int(times.ranks[event.rank]),
             lost_s=event.lost_s * times.steps_per_sample,
         )
-        for event in events
+        for event in (events if refinement is None else refinement.events())
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Event, duration
+from paceline.detect.event import Estimate, Event, duration, estimates
 from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
@@ -41,6 +41,7 @@ class JobEvent:
             stands out.
         advice: what to do and what it would gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
+        estimate, refined: as of an :class:`Event`, medians over the ranks.
         waiting: of a hang, the calls of which some members have not come.
         stacks: of a hang, where the job's processes on this host stand; None where nobody looked.
     """
@@ -58,6 +59,8 @@ class JobEvent:
     suspects: tuple[Suspect, ...] | None = None
     advice: str | None = None
     gpus: int | None = None
+    estimate: Estimate | None = None
+    refined: Estimate | None = None
     waiting: tuple[Waiting, ...] = ()
     stacks: Stacks | None = None
 
@@ -158,6 +161,7 @@ class JobEvent:
             "at_stake_gpu_hours_per_1000_steps": self.gpu_hours(self.at_stake_s()),
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
+            **estimates(self.estimate, self.refined),
             "text": self.explain(),
             **(hang if self.kind == "hang" else {}),
         }
@@ -190,4 +194,16 @@ def _merge(group: list[Event], ranks: int) -> JobEvent:
         healthy_s=float(np.median([event.healthy_s for event in group])),
         before_factor=float(np.median([event.before_factor for event in group])),
         planned=all(event.planned for event in group),
+        estimate=_median([event.estimate for event in group]),
+        refined=_median([event.refined for event in group]),
     )
+
+
+def _median(estimates: list[Estimate | None]) -> Estimate | None:
+    """Of those that are there: ranks that wait for each other are slow alike."""
+    given = [estimate for estimate in estimates if estimate is not None]
+    if not given:
+        return None
+    rows = np.array([(e.factor, e.low, e.high, e.samples) for e in given])
+    factor, low, high, samples = np.median(rows, axis=0).tolist()
+    return Estimate(factor, low, high, int(samples))

@@ -1,6 +1,6 @@
 """A GPU that is 10% slow among its peers: how often it is found, and healthy ones are accused.
 
-    python benchmarks/slow_gpus.py [--trials 400] [--seed 1]
+    python benchmarks/detect.py --only gpus [--trials 400] [--seed 1]
 
 Five validations, of 1% noise, 3% of the results disturbed by 1.3x. Healthy GPUs differ by a
 standard deviation, normally or with a longer tail. "before" is the median and 4.5 robust standard
@@ -11,10 +11,10 @@ finds more.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 
 import numpy as np
+from detect_bars import Bar
 
 from paceline.hosts.result import Result
 from paceline.hosts.verdict import RECENT, judge_units, peer_bound
@@ -98,7 +98,8 @@ def own_past(rng, spread, gpus, trials):
 
 
 def report(trials, seed):
-    """Print all."""
+    """Print all; the bars."""
+    bars = []
     for tail in ("normal", "long", "skewed"):
         for gpus, slow in FLEETS if tail == "normal" else FLEETS[:3:2]:
             n = max(trials * 16 // gpus, 50)
@@ -107,6 +108,10 @@ def report(trials, seed):
                     rates(rule, np.random.default_rng(seed), spread, gpus, slow, tail, n)
                     for rule in (peer_bound, before)
                 ]
+                if (tail, gpus, slow, spread) in {("normal", 16, 1, s) for s in (0.01, 0.02)}:
+                    share = 100 * shares[0][0]
+                    text = f"10% slow GPU of 16 that differ by {spread:.0%}, found"
+                    bars.append(Bar(text, share, 95, "%"))
                 now, old = (f"{found:4.0%}, {wrong:.3%}" for found, wrong in shares)
                 text = f"{tail:6s} {gpus:4d} GPUs, {slow} slow, differ by {spread:.1%}: "
                 limit = ""
@@ -120,15 +125,6 @@ def report(trials, seed):
     for spread in SPREADS:
         found, wrong = own_past(np.random.default_rng(seed), spread, 16, max(trials // 4, 20))
         print(f"own past, 16 GPUs differ by {spread:.1%}: found, accused {found:.0%}, {wrong:.3%}")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    report(arguments.trials, arguments.seed)
-
-
-if __name__ == "__main__":
-    main()
+        if spread == 0.02:
+            bars.append(Bar("10% slow GPU by its own past, chips 2%, found", 100 * found, 95, "%"))
+    return bars
