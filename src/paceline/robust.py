@@ -93,7 +93,7 @@ def student_chance(t: Array, n: int) -> Array:
 
 
 def t_quantile(misses: float, freedom: Array) -> Array:
-    """What Student's t exceeds in size with probability ``misses`` (two-sided).
+    """The size that Student's t exceeds with probability ``misses`` (two-sided).
 
     Hill, "Algorithm 396: Student's t-quantiles", 1970: to 4 digits from 2 degrees of freedom on.
     """

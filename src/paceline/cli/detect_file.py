@@ -107,7 +107,7 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
 
 
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
-    """Say whether the file has grown lately; of a hang, who did not come and where ranks stand."""
+    """Say whether the file has grown lately; of a hang, the absent ranks and the stacks."""
     import time
     from dataclasses import replace
 
@@ -257,7 +257,7 @@ def _locate(
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """Who is slow in a log that is too short to say since when."""
+    """The slow ranks in a log that is too short to say since when."""
     from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; what is sure is printed at once."""
+    """JSON lines from standard input; sure events are printed at once."""
     from dataclasses import replace
 
     from paceline.detect.accept import Accepted

@@ -81,7 +81,7 @@ def means_of(values: Array) -> Means:
     squares = (deviation**2).sum(axis=0)
     if n < MIN_STEPS:
         return Means(mean, np.full_like(mean, np.nan), np.full_like(mean, float(n)), n)
-    # What is left of equal values is rounding, and has no autocorrelation.
+    # The spread of equal values is rounding, and has no autocorrelation.
     flat = squares <= n * (1e-12 * np.abs(mean)) ** 2
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)
     rho = _unbiased(products / np.where(flat, 1.0, squares), n)

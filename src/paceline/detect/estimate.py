@@ -1,4 +1,4 @@
-"""How sure an event's factor is, and what it is once more samples of its level are there.
+"""Intervals around the factors of events, at first and once more samples of a level are there.
 
 The first factor of an event rests on a few samples. Its level's median is taken anew as samples
 come, so the factor of an episode that lasts is better known than that of its first moment.
@@ -25,7 +25,7 @@ _HEALTHY_SAMPLES = 129
 
 
 def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Estimate:
-    """How sure a factor is.
+    """A factor with its interval.
 
     Args:
         floats: [column] seconds and shares of a rank, as of :mod:`paceline.detect.levels`.

@@ -1,4 +1,4 @@
-"""What a detector says."""
+"""Events of a detector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A level's factor to the healthy one, and how sure it is.
+    """A level's factor to the healthy one, with an interval.
 
     Attributes:
         factor: how many times as long as healthy.
@@ -63,7 +63,7 @@ class Event:
         healthy_s: the healthy step time; at "faster" the new one.
         before_factor: the new level over the level before; nan where no level changed.
         planned: whether plan explains the change; False, as such changes are no events.
-        estimate: how sure ``factor`` is; None where it is not that of one level.
+        estimate: ``factor`` with an interval; None where it is not that of one level.
         refined: the same once all samples of the level were there; None before.
     """
 

@@ -1,4 +1,4 @@
-"""When a step that does not end is a hang, and who did not arrive."""
+"""Steps that do not end: from when on one is a hang, and the ranks that did not arrive."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def hang_of(
 ) -> JobEvent:
     """The event of a step that does not end.
 
-    Who did not arrive, the call log says; else the ranks that have not told a step that others
-    have; else nothing does, and the event has all ranks.
+    The call log says which ranks did not arrive; else the ranks are named that have not told a step
+    which others have; else nothing says it, and the event has all ranks.
 
     Args:
         steps: [step] numbers, ascending; the last is the newest that any rank has told.

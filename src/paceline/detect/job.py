@@ -1,7 +1,7 @@
 """From events of ranks to events of the job.
 
 In synchronous training all ranks slow down together: onsets close in time are one event of the job.
-Who caused it step times alone cannot say; that takes a call log with durations or a trace
+Step times alone cannot say who caused it; that takes a call log with durations or a trace
 (:mod:`paceline.detect.who`).
 """
 
@@ -39,11 +39,11 @@ class JobEvent:
         planned: whether plan explains the change; False, as such changes are no events.
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
-        advice: what to do and what it would gain, in words.
+        advice: the action and its gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
         estimate, refined: as of an :class:`Event`, medians over the ranks.
         waiting: of a hang, the calls of which some members have not come.
-        stacks: of a hang, where the job's processes on this host stand; None where nobody looked.
+        stacks: of a hang, those of the job's processes on this host; None where nobody looked.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class JobEvent:
     stacks: Stacks | None = None
 
     def details(self) -> list[str]:
-        """Further lines: of a hang, who waits in which call, and where the ranks stand."""
+        """Further lines: of a hang, the calls that ranks wait in, and the ranks' stacks."""
         lines = [call.explain() for call in self.waiting]
         return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
@@ -114,12 +114,12 @@ class JobEvent:
         return (self.factor - 1) * self.healthy_s * steps
 
     def gpu_hours(self, seconds: float | None) -> float | None:
-        """What the GPUs lose in these seconds; None where the log of one rank says no number."""
+        """GPU-hours lost in these seconds; None where the log of one rank says no number."""
         gpus = self.gpus or (self.of if self.of > 1 else None)
         return None if seconds is None or gpus is None else seconds * gpus / 3600
 
     def stake(self, steps: int = 1000) -> str | None:
-        """What more steps at this level lose, in words; None where none are lost."""
+        """The loss of more steps at this level, in words; None where none are lost."""
         seconds = self.at_stake_s(steps)
         if seconds is None:
             return None
@@ -134,7 +134,7 @@ class JobEvent:
 
     @property
     def who(self) -> str:
-        """Who is slow, and at what, in words."""
+        """The slow ranks and their slow operations, in words."""
         if self.suspects is None:
             question = "why" if len(self.ranks) < self.of else "who"
             return f"{question}: unknown, run paceline validate"

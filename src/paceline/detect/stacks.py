@@ -1,4 +1,4 @@
-"""Where the processes of a job that hangs stand: their Python stacks, by py-spy.
+"""Python stacks of the processes of a job that hangs, by py-spy.
 
 py-spy (MIT) is a program of its own; it reads another process's memory from outside, so nothing has
 to be built into the job. It is asked for ``dump --json --nonblocking``, so the process is never
@@ -22,9 +22,9 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import DetectError
 
-#: What launchers call a process's rank: torchrun, Open MPI, MPICH and Intel MPI, Slurm.
+#: Names that launchers give a process's rank: torchrun, Open MPI, MPICH and Intel MPI, Slurm.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-#: What the processes of one job have in common.
+#: Variables that the processes of one job have in common.
 _JOB_NAMES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "WORLD_SIZE")
 #: Memory that changes while it is read gives no stack: another try may.
 _TRIES, _TIMEOUT_S, _AT_ONCE = 3, 10.0, 4
@@ -223,7 +223,7 @@ def _thread(row: Mapping[str, Any], pid: int) -> Thread:
 
 
 def find_processes(world: int | None = None, *, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Rank -> process, of the job that runs on this host, by what its launcher set.
+    """Rank -> process, of the job that runs on this host, by the ranks that its launcher set.
 
     A process's children have its rank, too (data loaders); its shell may have it, as well: the
     outermost Python process counts.
@@ -261,7 +261,7 @@ def is_here(header: Mapping[str, Any]) -> bool:
 def processes_of(
     headers: Iterable[Mapping[str, Any]], *, proc: Path = Path("/proc")
 ) -> dict[int, int]:
-    """Rank -> process, of what a recording's files say of who writes them.
+    """Rank -> process, as the headers of a recording name the processes that write it.
 
     Only processes of this host that run still; a number may belong to another process by now.
 
@@ -311,7 +311,7 @@ def _environments(
 
 
 def _rank(environment: Mapping[str, str]) -> int | None:
-    """What a launcher set; None where it set none."""
+    """The rank that a launcher set; None where it set none."""
     rank = next((environment[name] for name in RANK_NAMES if name in environment), "")
     return int(rank) if rank.isdecimal() else None
 

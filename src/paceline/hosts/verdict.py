@@ -46,7 +46,7 @@ class UnitVerdict:
         host, gpu, device, test: which.
         results: how many there are.
         first_s, last_s: when the first and the last of them were measured.
-        ratio: median of the newest, over peers; ``bound``: what it may be.
+        ratio: median of the newest, over peers; ``bound``: its limit.
         own_ratio: the same over its own baseline; None where that is too short.
         own_bound: what that may be.
         slow: whether one of both is exceeded.
@@ -131,7 +131,7 @@ def _verdict(
 
 
 def peer_bound(values: Sequence[float], test: str) -> float:
-    """What healthy GPUs stay below, from the ratios of all of a kind."""
+    """Bound that healthy GPUs stay below, from the ratios of all of a kind."""
     usual, n = statistics.median_low(values), len(values)
     if n < _MIN_PEERS:
         return usual * (1 + 2 * _floor(test))
@@ -152,7 +152,7 @@ def peer_bound(values: Sequence[float], test: str) -> float:
 
 
 def _own_bound(values: Sequence[float], test: str) -> float:
-    """What a healthy GPU's newest results stay below, from its first ones."""
+    """Bound that a healthy GPU's newest results stay below, from its first ones."""
     usual = statistics.median_low(values)
     sigma = SIGMA_OF_MAD * statistics.median(abs(value - usual) for value in values)
     return max(usual * (1 + _floor(test)), usual + _SIGMAS * sigma)

@@ -39,7 +39,7 @@ class _File:
         return str(self.meta.get("session") or f"start {self.attempt}")
 
     def read(self) -> None:
-        """Take the whole blocks that are new; what is damaged is skipped."""
+        """Take the whole blocks that are new; damaged ones are skipped."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             data = file.read(_READ_BYTES)
@@ -92,11 +92,11 @@ class RecordingTail:
 
     @property
     def headers(self) -> list[dict[str, Any]]:
-        """What the processes of the job's last start say about themselves."""
+        """Headers of the processes of the job's last start."""
         return [file.meta for file in self._present]
 
     def look(self) -> bool:
-        """Read what is new, up to some MiB of each file; whether there was anything.
+        """Read the new part, up to some MiB of each file; whether there was anything.
 
         Raises:
             TraceError: a file cannot be read.

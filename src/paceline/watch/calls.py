@@ -35,7 +35,7 @@ def has_calls(folder: Path) -> bool:
 
 
 class CallsWatch:
-    """Looks at the folder of a job that runs the plugin; says what is new in it.
+    """Looks at the folder of a job that runs the plugin; tells its news.
 
     Steps are counted from the first whole one in the newest files that each rank keeps.
 
@@ -80,7 +80,7 @@ class CallsWatch:
         return [*self._watching(steps), *self._changes(log, steps)]
 
     def _hang(self, now_s: float) -> list[News]:
-        """A step that does not end, told once, with who has not made the last calls."""
+        """A step that does not end, told once, with the ranks that lack the last calls."""
         if self._last is None:
             return []
         log, steps = self._last
