@@ -18,6 +18,9 @@ NewsKind = Literal[
     "validation-asked",
     "validated",
     "not-validated",
+    "pause-asked",
+    "paused",
+    "not-paused",
     "plan",
 ]
 
