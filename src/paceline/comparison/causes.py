@@ -14,11 +14,11 @@ from paceline.comparison.interval import (
     Means,
     certain,
     means_of,
-    t_quantile,
 )
 from paceline.diagnose import MIN_OF_STEP, Finding
 from paceline.graph import Measured, StepGraph
 from paceline.remedies import Advice
+from paceline.robust import t_quantile
 from paceline.simulate import Lanes, Rules, all_lanes, step_times
 from paceline.trace import OpKind
 from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS, PASSES
