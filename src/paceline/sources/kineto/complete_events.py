@@ -29,7 +29,7 @@ class Event(Protocol):
 #: Takes an event with its start and end.
 Taker = Callable[[Event, float, float], None]
 
-#: What is read of an event, beside ``args``.
+#: Fields of an event for takers, beside ``args``.
 _KEYS = ("ph", "cat", "name", "ts", "dur", "tid")
 #: Times beyond are none.
 _MAX = 1e300
