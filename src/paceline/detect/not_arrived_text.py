@@ -1,4 +1,4 @@
-"""Who has not arrived, from what ``ncclras`` prints for people.
+"""Ranks that have not arrived, from the text that ``ncclras`` prints.
 
 It names a rank that is alone with its count, and few ranks together. Those that lead it leaves out,
 so which of several late processes waits for another cannot be told, as it can of JSON.
@@ -53,12 +53,12 @@ class Late:
 
 @dataclass(frozen=True)
 class NotArrivedText:
-    """What one status as text says of a job.
+    """The findings of one status as text.
 
     Attributes:
         status: as it was read.
         who: processes that do not answer, then those that are behind, as far as they are named.
-        notes: what this cannot tell.
+        notes: limits of this answer.
     """
 
     status: RasText
@@ -66,7 +66,7 @@ class NotArrivedText:
     notes: tuple[str, ...]
 
     def explain(self) -> str:
-        """All of it, a line for each thing that is to be said."""
+        """All of it, a line for each thing."""
         status = self.status
         level = status.n_communicators - len(status.troubles)
         total = count(status.n_communicators, "communicator")
@@ -121,7 +121,7 @@ class NotArrivedText:
 
 
 def not_arrived_text(status: RasText) -> NotArrivedText:
-    """Which ranks are behind or missing, as far as a text names them."""
+    """Ranks that are behind or missing, as far as a text names them."""
     late = [(trouble, late) for trouble in status.troubles.values() for late in lates(trouble)]
     late.sort(key=lambda item: -item[1].behind)
     gone = (*status.unresponsive[1], *status.dead[1])

@@ -22,7 +22,7 @@ from typing import Any, cast
 from paceline.errors import TraceError
 from paceline.sources.event_shape import EventShape
 
-#: Read at a time; one event takes some hundred bytes. What is made of so much stays in a core's
+#: Read at a time; one event takes some hundred bytes. The events of so much stay in a core's
 #: cache: of 1 MB events are parsed at two thirds of the speed.
 CHUNK_BYTES = 1 << 18
 

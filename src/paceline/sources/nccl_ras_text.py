@@ -68,7 +68,7 @@ class RankGroup:
     """Ranks of a communicator that are alike.
 
     Attributes:
-        value: what they have in common: a status, an error, or launched collectives.
+        value: their common status, error, or number of launched collectives.
         size: how many they are.
         named: those that the text names: all or none.
     """
@@ -80,15 +80,15 @@ class RankGroup:
 
 @dataclass
 class Trouble:
-    """What the text says of one communicator.
+    """A communicator whose ranks differ, fail or are missing.
 
     Attributes:
         place: group of the summary, and number within it.
         hash: as NCCL's log has it.
         size: number of its ranks.
         missing: ranks of which nothing came, a group; None = none.
-        topics: what ranks differ in (``status``, ``AllReduce``), or fail in (``Initialization``,
-            ``Asynchronous``) -> their groups.
+        topics: difference (``status``, ``AllReduce``) or failure (``Initialization``,
+            ``Asynchronous``) of ranks -> their groups.
         failed: kind of failure -> how many ranks have one.
     """
 
@@ -126,7 +126,7 @@ class RasText:
 
 
 def matches(path: Path) -> bool:
-    """Whether the file is what ``ncclras`` prints for people."""
+    """Whether the file is a status that ``ncclras`` printed as text."""
     start = head(path, 1 << 12)
     return start.lstrip().startswith("NCCL version ") and "\nJob summary\n=====" in start
 
@@ -308,7 +308,7 @@ def _is_whole(trouble: Trouble) -> bool:
 
 
 def _value(match: re.Match[str]) -> str | int:
-    """What a group has in common: groups 2 to 5 of ``_SHARED`` and ``_RANK``."""
+    """The value of a group of ranks: groups 2 to 5 of ``_SHARED`` and ``_RANK``."""
     status, launched, nothing, error = match.group(2, 3, 4, 5)
     if launched or nothing:
         return int(launched or 0)

@@ -13,7 +13,7 @@ from paceline.sources.json_stream import JsonStream
 
 
 class Event(Protocol):
-    """What takers read of an event; None where it lacks a value.
+    """The values of an event that takers read; None where it lacks one.
 
     Attributes:
         name: of the event.
