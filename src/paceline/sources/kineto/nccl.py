@@ -96,7 +96,7 @@ def _name(args: Any) -> str:
 
 
 def _collective(kernel: Kernel, args: Any | None) -> Collective:
-    """What a kernel did, by arguments as those of PyTorch's calls; None where nothing has any."""
+    """The collective of a kernel, by the arguments of PyTorch's calls; None without any."""
     name, group, seq, elements = kernel.name.lower(), "", None, None
     if args is not None:
         name = _name(args) or name
