@@ -12,7 +12,7 @@ from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.rank_file import remove_older_bins
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.step_series import remove_older_rows
-from paceline.monitor.store import events, retained, uploads
+from paceline.monitor.store import audit, events, logins, retained, uploads
 from paceline.monitor.uploads import Uploads
 
 #: Time without news after which an upload is forgotten.
@@ -69,6 +69,9 @@ class Retention:
             self._remove_older(now - self._config.keep_days * DAY_S, removed)
         if self._config.keep_gib:
             self._make_room(int(self._config.keep_gib * (1 << 30)), removed)
+        logins.remove_older(self._engine, now)
+        if self._config.keep_audit_days:
+            audit.remove_older(self._engine, now - self._config.keep_audit_days * DAY_S)
         return removed
 
     def collect(self, now: float) -> Removed:

@@ -31,6 +31,7 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import jobs, sessions
+from paceline.monitor.store.audit import SERVICE, Actor, note
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
@@ -170,7 +171,7 @@ class Service:
         jobs.end(self.engine, job.id, now)
         self._safely("alerts", self.alerts.judge, job.id, now)
 
-    def accept_level(self, job: JobKey) -> None:
+    def accept_level(self, job: JobKey, by: Actor = SERVICE) -> None:
         """Call a job's current step times healthy: nobody will change them.
 
         Raises:
@@ -180,6 +181,8 @@ class Service:
         if row is None or row["slow_since_step"] is None:
             raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
         self.detectors.accept(job)
+        now = self.clock()
+        note(self.engine, by, "level-accepted", job.name, project=job.project, at=now)
 
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
         """Store a checked request of spans, and the step times that it has.

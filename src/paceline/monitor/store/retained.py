@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine, delete, select, tuple_
+from sqlalchemy import Connection, Engine, delete, select, tuple_
 
 from paceline.monitor.store.jobs import summarise
 from paceline.monitor.store.tables import sessions, uploads
@@ -46,12 +46,17 @@ def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
 def remove(engine: Engine, ids: Sequence[int]) -> None:
     """Remove sessions; their jobs' rows follow."""
     with engine.begin() as connection:
-        condition = sessions.c.id.in_(ids)
-        query = select(sessions.c.job_id).where(condition).distinct()
-        job_ids = list(connection.execute(query).scalars())
-        connection.execute(delete(sessions).where(condition))
-        for job_id in job_ids:
-            summarise(connection, job_id)
+        remove_in(connection, ids)
+
+
+def remove_in(connection: Connection, ids: Sequence[int]) -> None:
+    """Remove sessions in a transaction; their jobs' rows follow."""
+    condition = sessions.c.id.in_(ids)
+    query = select(sessions.c.job_id).where(condition).distinct()
+    job_ids = list(connection.execute(query).scalars())
+    connection.execute(delete(sessions).where(condition))
+    for job_id in job_ids:
+        summarise(connection, job_id)
 
 
 def shares_trace(engine: Engine, row: Held) -> bool:

@@ -36,7 +36,7 @@ from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
 from paceline.monitor.web.pushed import batch_of, job_of, trace_of
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
-from paceline.monitor.web.security import Principal, require
+from paceline.monitor.web.security import Principal, actor_of, require
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -111,7 +111,7 @@ class Api:
         """POST /api/v1/jobs/{name}/accept."""
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
-        await run_in_threadpool(self.service.accept_level, job)
+        await run_in_threadpool(self.service.accept_level, job, actor_of(request))
         return JSONResponse({"status": "accepted"})
 
     async def begin_upload(self, request: Request) -> Response:

@@ -102,7 +102,7 @@ def take_samples(request: HTTPConnection, n_samples: int) -> None:
         HTTPException: 429, if they are too many for this minute.
     """
     rates: Rates = request.app.state.sample_rates
-    _refuse(rates.take(request.state.principal.token_id, n_samples), "step samples")
+    _refuse(rates.take(request.state.principal.key, n_samples), "step samples")
 
 
 def _refuse(seconds: float, noun: str) -> None:
@@ -165,10 +165,10 @@ class Limits:
 
 
 def _asker(scope: Scope) -> Any:
-    """The number of the token, or the address of who has none."""
+    """The number of the token or login, or the address of who has none."""
     principal = scope["state"].get("principal")
-    if principal is not None and principal.token_id:
-        return principal.token_id
+    if principal is not None and principal.key:
+        return principal.key
     return (scope.get("client") or ("", 0))[0]
 
 
