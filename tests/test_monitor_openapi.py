@@ -95,6 +95,7 @@ def test_the_service_gives_it_to_everybody(site, document):
         ("POST", "/api/v1/jobs", "push"),
         ("POST", "/api/v1/jobs/x/end", "push"),
         ("POST", "/api/v1/jobs/x/accept", "push"),
+        ("POST", "/api/v1/ended", "push"),
         ("POST", "/api/v1/jobs/x/uploads", "push"),
         ("POST", "/api/v1/jobs/x/steps", "push"),
         ("GET", "/api/v1/uploads/x", "push"),

@@ -34,7 +34,7 @@ from paceline.monitor.web.bodies import (
 )
 from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
-from paceline.monitor.web.pushed import batch_of, job_of, trace_of
+from paceline.monitor.web.pushed import Ended, batch_of, job_of, trace_of
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
 from paceline.monitor.web.security import Principal, actor_of, require
 
@@ -106,6 +106,18 @@ class Api:
         message = {"job": job.name, "job_id": job.id, "status": "ended"}
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
+
+    async def end_labelled(self, request: Request) -> Response:
+        """POST /api/v1/ended."""
+        principal = require(request, "push")
+        ended = await read_body(request, self._body_bytes, lambda body: body.decode(Ended))
+        service, project = self.service, writes_to(request, principal)
+        keys = await run_in_threadpool(jobs.labelled, service.engine, project, ended.labels)
+        for job in keys:
+            await run_in_threadpool(service.end_job, job)
+            message = {"job": job.name, "job_id": job.id, "status": "ended"}
+            service.bus.publish(job.project, "job", message)
+        return JSONResponse({"ended": [job.name for job in keys]})
 
     async def accept(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/accept."""
@@ -390,6 +402,7 @@ def routes(service: Service, api: Api) -> list[Route]:
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
         ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
+        ("POST", f"{v1}/ended", api.end_labelled),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
