@@ -45,6 +45,7 @@ class Config:
         silent_after_s: time without a step after which a running job is silent.
         metric_labels: names of jobs' labels that ``paceline_job_info`` has, too, with commas.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
+        projects: YAML file of what each project keeps and may send; "" = all alike.
         sign_on: YAML file of the OpenID provider and what its users may; "" = tokens only.
         keep_audit_days: the log of who did what; 0 = for ever.
         log_level: debug, info, warning or error.
@@ -72,6 +73,7 @@ class Config:
     silent_after_s: float = 900.0
     metric_labels: str = ""
     alerts: str = ""
+    projects: str = ""
     sign_on: str = ""
     keep_audit_days: float = 365.0
     log_level: str = "info"

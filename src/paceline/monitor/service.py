@@ -27,6 +27,7 @@ from paceline.monitor.identity import StoreIdentity
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.otlp_steps import step_times
+from paceline.monitor.projects import load_projects
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
@@ -59,6 +60,7 @@ class Service:
         analyses: of the sessions.
         retention: removes what is too old or too much.
         alerts: told of sessions and events.
+        projects: what each keeps and may send.
         started_at: when it began to work.
     """
 
@@ -98,11 +100,18 @@ class Service:
             config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
         )
         self.alerts = Alerts(self)
-        keep_s = config.keep_days * DAY_S
+        self.projects = load_projects(config.projects, config.keep_days)
+        keep_s = self.projects.longest_days * DAY_S
         self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event, keep_s)
         self.analyses = Analyses(config, self.engine, self.blobs, self.bus, clock, self._session)
         self.retention = Retention(
-            config, self.engine, self.blobs, self.steps, self.uploads, self.spans
+            config,
+            self.engine,
+            self.blobs,
+            self.steps,
+            self.uploads,
+            self.spans,
+            self.projects,
         )
         self._stop = threading.Event()
         self._threads = [

@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import OutputError, TraceError
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
-from paceline.monitor.config import MIB
+from paceline.monitor.config import DAY_S, MIB
 from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
-from paceline.monitor.store import events, jobs, sessions, uploads
+from paceline.monitor.store import events, jobs, retained, sessions, uploads
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.bodies import (
     bad,
@@ -130,8 +130,9 @@ class Api:
         """POST /api/v1/jobs/{name}/uploads."""
         principal = require(request, "push")
         trace = await read_body(request, self._body_bytes, trace_of)
-        job = await self._own_job(request, principal)
         service = self.service
+        await run_in_threadpool(_check_sessions, service, writes_to(request, principal))
+        job = await self._own_job(request, principal)
         begun = await run_in_threadpool(
             service.uploads.begin, job.id, job.project, trace, service.clock()
         )
@@ -320,6 +321,18 @@ class Api:
         if job is None:
             raise HTTPException(404, "there is no such job")
         return job
+
+
+def _check_sessions(service: Service, project: str) -> None:
+    """Refuse a trace where a project has pushed its share of the day.
+
+    Raises:
+        Refusal: 429.
+    """
+    most = service.projects.of(project).sessions_per_day
+    if most and retained.n_since(service.engine, project, service.clock() - DAY_S) >= most:
+        message = f"the project {project} has pushed its {most:,} sessions of a day"
+        raise Refusal(429, message, retry_s=600.0)
 
 
 def writes_to(request: Request, principal: Principal) -> str:

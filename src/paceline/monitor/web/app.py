@@ -32,7 +32,7 @@ from paceline.monitor.web import (
 from paceline.monitor.web.answers import error_response
 from paceline.monitor.web.bodies import AT_A_TIME
 from paceline.monitor.web.envelope import Envelope, HttpCounts
-from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, Rates
+from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, ProjectRates, Rates
 from paceline.monitor.web.security import Authentication, Sessions
 
 
@@ -77,6 +77,7 @@ def create_app(service: Any) -> Starlette:
     app.state.service, app.state.counts = service, counts
     app.state.forget_job = handlers.forget_job
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
+    app.state.project_rates = ProjectRates(service.projects)
     app.state.unpacking = CapacityLimiter(AT_A_TIME)
     return app
 

@@ -164,7 +164,7 @@ class Pages:
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             lost_by_now=lost_by_now(job, events),
-            keep_days=self.service.config.keep_days,
+            keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),
             ranks=self._ranks_of(job, request.query_params.get("rank")),

@@ -5,6 +5,8 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
+#: Versions that do not know it can use the tables.
+additive = True
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
