@@ -87,10 +87,9 @@ def load_projects(path: str, keep_days: float) -> Projects:
 
 def _limits(section: Section) -> Limits:
     section.allow((*_KEEP, *_QUOTAS))
-    return Limits(
-        *(_size(section, name) for name in _KEEP),
-        *(section.whole(name) if name in section else None for name in _QUOTAS),
-    )
+    sessions, samples = (section.whole(name) if name in section else None for name in _QUOTAS)
+    days, gib = (_size(section, name) for name in _KEEP)
+    return Limits(days, gib, sessions, samples)
 
 
 def _size(section: Section, name: str) -> float | None:

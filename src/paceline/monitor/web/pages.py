@@ -25,9 +25,11 @@ from paceline.monitor.store.alerts import add_silence
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.alert_groups import grouped
+from paceline.monitor.web.answers import local_path
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name, form_of
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
+from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import actor_of, require
@@ -141,6 +143,8 @@ class Pages:
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
             alerts = queries.job_alerts(connection, job["id"])
+            silences = queries.active_silences(connection, job["project"], self.service.clock())
+            meta = queries.latest_meta(connection, job["id"]) if alerts else None
             firing = queries.count_firing(connection, _project(request))
         view = None if selected is None else self._view_of(selected)
         return self._render(
@@ -157,7 +161,8 @@ class Pages:
             current=job_page.choose(sessions, None),
             view=view,
             events=events,
-            alerts=alerts,
+            alerts=alert_views(alerts, silences, job, self.service.alerts.settings.runbook),
+            cordons=cordon_commands(job, events, meta),
             slowdown_chart=charts.slowdown_chart(sessions[::-1]),
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
@@ -207,7 +212,8 @@ class Pages:
         if not 1 <= hours <= _MAX_SILENCE_H or "\0" in why:
             raise HTTPException(400, f"hours must be from 1 to {_MAX_SILENCE_H}")
         await run_in_threadpool(self._silence, request, hours, why)
-        return RedirectResponse(f"/alerts{nav_query(request.state.principal)}", 303)
+        usual = f"/alerts{nav_query(request.state.principal)}"
+        return RedirectResponse(local_path(form.get("to", usual)), 303)
 
     def _silence(self, request: Request, hours: int, why: str) -> None:
         engine, now = self.service.engine, self.service.clock()
