@@ -54,7 +54,7 @@ def config_of(args: argparse.Namespace, **changes: Any) -> Config:
 
 
 def actor() -> Actor:
-    """Who gives the command, for the log of acts."""
+    """The system's user, for the log of acts."""
     import getpass
 
     from paceline.monitor.store.audit import Actor
@@ -108,7 +108,7 @@ def check_installed() -> None:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """What users push is not for everybody on this machine."""
+    """Users' data is not for everybody on this machine."""
     before = os.umask(0o077)
     try:
         yield

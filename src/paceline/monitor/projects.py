@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Projects:
-    """What the file says.
+    """The contents of the file.
 
     Attributes:
         named: project -> its limits.

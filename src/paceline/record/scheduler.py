@@ -1,4 +1,4 @@
-"""What the scheduler says of this process: labels of the job, and on which node it runs.
+"""The scheduler's word on this process: labels of the job, and the node on which it runs.
 
 Slurm sets its variables in every job (sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; held
 against Slurm 22.05.8). Kubernetes sets KUBERNETES_SERVICE_HOST in every pod; pod, node and labels
@@ -46,7 +46,7 @@ _POD_LABELS = {
     "team": ("team",),
     "user": ("user",),
 }
-#: Where the documentation's example mounts the downward API's files.
+#: The folder into which the documentation's example mounts the downward API's files.
 POD_INFO = Path("/etc/podinfo")
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_BYTES, _MAX_CHARACTERS = 1 << 16, 200

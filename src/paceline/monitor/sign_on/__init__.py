@@ -1,1 +1,1 @@
-"""Users of an OpenID provider: who they are, and what their groups may."""
+"""Users of an OpenID provider, and the rights of their groups."""

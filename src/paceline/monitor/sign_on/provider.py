@@ -1,4 +1,4 @@
-"""The OpenID provider: where it is, and whom it says a code is for.
+"""The OpenID provider: its addresses, and the user that a code is for.
 
 Authorization code flow with PKCE: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0,
 RFC 7636 (PKCE, S256), RFC 9207 (the issuer in the answer), RFC 9700 (what to refuse).
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 #: Time that the provider has for each answer, and the longest answer.
 TIMEOUT_S, MAX_BYTES = 10.0, 1 << 20
-#: How long its documents are good; a key that is not known is looked up at once.
+#: Time for which its documents are good; a key that is not known is looked up at once.
 FRESH_S = 3600.0
-#: What its clock may differ by.
+#: Largest difference between its clock and ours.
 LEEWAY_S = 60.0
 #: Signatures with a key that only the provider has: no "none", no secret that both share.
 ALGORITHMS = (
@@ -66,7 +66,7 @@ class Provider:
         self._keys: tuple[float, KeySet] | None = None
 
     def address(self, redirect_uri: str, state: str, nonce: str, verifier: str) -> str:
-        """Where a browser has to go to log in.
+        """The address to which a browser has to go to log in.
 
         Raises:
             ProviderAway: its documents cannot be read.

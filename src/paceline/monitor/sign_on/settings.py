@@ -1,4 +1,4 @@
-"""The file of the sign-on: the provider, and which users and groups may do what."""
+"""The file of the sign-on: the provider, and the rights of users and groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Grant:
-    """What some users and groups may in a project.
+    """Rights of some users and groups in a project.
 
     Attributes:
         project: its name; "*" = all.
@@ -47,7 +47,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class SignOn:
-    """What the file says.
+    """The contents of the file.
 
     Attributes:
         issuer: URL of the provider, as its documents say it.

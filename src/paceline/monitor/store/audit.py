@@ -1,4 +1,4 @@
-"""Who did what: logins, tokens, service accounts, silences, removals; written with the act."""
+"""The log of acts: logins, tokens, service accounts, silences, removals; written with the act."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.monitor.store.tables import audit
 
 Row = dict[str, Any]
 
-#: What is written down, and what it is called on the page.
+#: Acts that are written down, and their words on the page.
 ACTIONS = {
     "login": "logged in",
     "login-refused": "was refused",
@@ -32,7 +32,7 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts.
+    """The user, token or program that acts.
 
     Attributes:
         name: of the user, token or service account; of the system's user for a command.
@@ -77,7 +77,7 @@ def note(engine: Engine, by: Actor, action: str, subject: str, *, project: str, 
 def list_entries(
     engine: Engine, project: str, before_id: int | None = None, limit: int = 100
 ) -> list[Row]:
-    """What was done in a project ("*" = in any), the newest first, those before ``before_id``."""
+    """Acts in a project ("*" = in any), the newest first, those before ``before_id``."""
     query = select(audit).order_by(desc(audit.c.id)).limit(limit)
     if project != "*":
         query = query.where(audit.c.project == project)
@@ -88,6 +88,6 @@ def list_entries(
 
 
 def remove_older(engine: Engine, before: float) -> None:
-    """Forget what was done before then."""
+    """Forget acts before then."""
     with engine.begin() as connection:
         connection.execute(delete(audit).where(audit.c.at < before))

@@ -52,7 +52,7 @@ accounts = Table(
     UniqueConstraint("project", "name"),
 )
 
-#: Who may do what: only the SHA-256 of a token is kept. scope: push, read, operate or admin.
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read, operate or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -85,7 +85,7 @@ logins = Table(
     Index(None, "expires_at"),
 )
 
-#: What people and programs did that others may ask about: logins, tokens, silences, removals.
+#: Acts of people and programs: logins, tokens, silences, removals.
 audit = Table(
     "audit",
     metadata,
@@ -101,7 +101,7 @@ audit = Table(
     Index(None, "at"),
 )
 
-#: Training jobs; the columns from ``status`` on are what is known now, for the list of jobs.
+#: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.
 jobs = Table(
     "jobs",
     metadata,
@@ -161,7 +161,7 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
-#: What the fleet's figures need of a session (results/facts.py).
+#: Fields of a session for the fleet's figures (results/facts.py).
 session_facts = Table(
     "session_facts",
     metadata,
@@ -246,7 +246,7 @@ deliveries = Table(
     Column("id", ID, primary_key=True),
     Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
     Column("channel", Text, nullable=False),
-    Column("status", Text, nullable=False),  # firing, resolved: what is told
+    Column("status", Text, nullable=False),  # firing, resolved: the state that was sent
     Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),

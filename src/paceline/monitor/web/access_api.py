@@ -31,7 +31,7 @@ _Days = Annotated[float, Meta(gt=0, le=MAX_DAYS)]
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/tokens`` says; ``project`` None = that of the request."""
+    """The body of ``POST /api/v1/tokens``; ``project`` None = that of the request."""
 
     name: _Name
     scope: str
@@ -40,7 +40,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class NewAccount(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/accounts`` says; ``project`` None = that of the request."""
+    """The body of ``POST /api/v1/accounts``; ``project`` None = that of the request."""
 
     name: _Name
     scope: str
@@ -48,7 +48,7 @@ class NewAccount(msgspec.Struct, frozen=True):
 
 
 class NewAccountToken(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/accounts/{id}/tokens`` says; ``days`` None = without end."""
+    """The body of ``POST /api/v1/accounts/{id}/tokens``; ``days`` None = without end."""
 
     days: _Days | None = None
 

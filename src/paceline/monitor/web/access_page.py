@@ -140,7 +140,7 @@ def routes(service: Any) -> list[Route]:
 
 
 def _end(form: dict[str, str], now: float, *, may_be_empty: bool) -> float | None:
-    """When a token ends, by the form's ``days``.
+    """The end of a token, by the form's ``days``.
 
     Raises:
         MonitorError: they are no number of days.

@@ -53,7 +53,7 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 
     def note_login(token: Token, client: str, now: float) -> None:
         by = Actor(token.name, "token", client)
-        # Who reads need not wait until the disk has room for this.
+        # A full disk keeps nobody from reading.
         with contextlib.suppress(SQLAlchemyError):
             subject = f"token {token.id}"
             note(service.engine, by, "login", subject, project=token.project, at=now)

@@ -1,4 +1,4 @@
-"""What who was woken needs on a job's page: silence, runbook, and the command that helps."""
+"""Help for the person on call on a job's page: silence, runbook, the command that drains a host."""
 
 from __future__ import annotations
 

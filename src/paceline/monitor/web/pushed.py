@@ -1,4 +1,4 @@
-"""What jobs push: a job, a trace, a batch of step times. The types say what a body has to be."""
+"""Types of the bodies that jobs push: a job, a trace, a batch of step times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Meta = Annotated[dict[str, Any], Meta(max_length=_META_KEYS)]
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/jobs`` says; ``openapi.yaml`` describes the fields of all bodies."""
+    """Body of ``POST /api/v1/jobs``; ``openapi.yaml`` describes the fields of all bodies."""
 
     name: str
     gpus: Annotated[int, Meta(ge=1, le=_MOST_GPUS)] | None = None
@@ -50,13 +50,13 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/ended`` says: labels that the jobs have, such as their scheduler's."""
+    """The body of ``POST /api/v1/ended``: labels that the jobs have, such as their scheduler's."""
 
     labels: Annotated[dict[_Label, _Label], Meta(min_length=1, max_length=5)]
 
 
 class _NewUpload(msgspec.Struct, frozen=True):
-    """What ``POST .../uploads`` says; ``meta`` as it came."""
+    """Body of ``POST .../uploads``; ``meta`` as it came."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, Meta(ge=1, lt=1 << 50)]
@@ -65,7 +65,7 @@ class _NewUpload(msgspec.Struct, frozen=True):
 
 
 class _NewBatch(msgspec.Struct, frozen=True):
-    """What ``POST .../steps`` says; rows and columns as they came."""
+    """Body of ``POST .../steps``; rows and columns as they came."""
 
     batch: int | Annotated[str, Meta(max_length=100)]
     source: Annotated[str, Meta(max_length=_MOST_SOURCE_BYTES)] = ""
@@ -78,14 +78,14 @@ class _NewBatch(msgspec.Struct, frozen=True):
 
 
 def job_of(body: Body) -> NewJob:
-    """What ``POST /api/v1/jobs`` says, its name checked."""
+    """Body of ``POST /api/v1/jobs``, its name checked."""
     job: NewJob = body.decode(NewJob)
     checked_name(job.name)
     return job
 
 
 def trace_of(body: Body) -> dict[str, Any]:
-    """What ``POST .../uploads`` says: sha256, size_bytes, file_name, meta."""
+    """Body of ``POST .../uploads``: sha256, size_bytes, file_name, meta."""
     upload: _NewUpload = body.decode(_NewUpload)
     printable = "".join(c for c in upload.file_name if c.isprintable())[-100:]
     return {
@@ -111,7 +111,7 @@ def _meta(body: Body, content: Raw) -> dict[str, Any]:
 
 
 def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
-    """What ``POST .../steps`` says.
+    """Body of ``POST .../steps``.
 
     ``source`` and ``batch`` name the batch; the samples are rows (``samples``: [[step, rank,
     duration_s], ...]) or columns (``steps``, ``ranks``, ``durations_s``: lists, or in msgpack bytes

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: bearer tokens, and cookies for the pages.
+"""The caller and the caller's rights: bearer tokens, and cookies for the pages.
 
 A cookie names a token, or is the secret of a login of the OpenID provider. A request's principal
 is in ``request.state.principal``; a handler calls :func:`require` first.
@@ -29,20 +29,20 @@ from paceline.monitor.store.tokens import SCOPES, Token, find_token, token_by_id
 from paceline.monitor.web.answers import error_response
 
 COOKIE = "paceline_session"
-#: What the cookie of an OpenID login begins with; that of a token begins with a number.
+#: Prefix of the cookie of an OpenID login; that of a token begins with a number.
 _OF_LOGIN = "u"
 #: How long a login is good; its token may end it earlier.
 SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Paths that change no data and need no token: the login itself.
 OPEN_PATHS = ("/login", "/logout")
-#: What a principal without a project of its own pushes into.
+#: Project for the pushes of a principal without a project of its own.
 DEFAULT_PROJECT = "default"
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks.
+    """The caller.
 
     Attributes:
         name: of the user, service account or token; "public" without one.
@@ -75,7 +75,7 @@ class Principal:
 
     @property
     def writes_to(self) -> str:
-        """The project of what it pushes."""
+        """The project of its pushes."""
         return DEFAULT_PROJECT if self.project == "*" else self.project
 
 
@@ -83,7 +83,7 @@ PUBLIC = Principal("public", "*", "read")
 
 
 def actor_of(request: HTTPConnection) -> Actor:
-    """Who asks, as the log of acts names them."""
+    """The caller, as the log of acts has it."""
     principal: Principal = request.state.principal
     return Actor(principal.name, principal.kind, client_of(request))
 
@@ -150,7 +150,7 @@ class Sessions:
         return login if login is not None and login.issuer == self.sign_on.issuer else None
 
     def principal(self, cookie: str, now: float, asked: str | None) -> Principal | None:
-        """Who has a cookie; None if it is no longer good.
+        """The caller that has a cookie; None if it is no longer good.
 
         Args:
             cookie: of a token or login.
@@ -190,7 +190,7 @@ class Authentication:
     """Middleware that finds out who asks.
 
     Args:
-        app: what it protects.
+        app: the protected app.
         service: has config, engine and clock.
         sessions: the logins.
         failures: takes the address of a client that sent a wrong token; seconds to wait, or 0.

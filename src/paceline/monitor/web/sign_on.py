@@ -28,7 +28,7 @@ from paceline.monitor.web.templating import render
 T = TypeVar("T")
 
 BEGIN, BACK = "/login/oidc", "/login/oidc/callback"
-#: What a browser keeps between the two; only /login gets it.
+#: The cookie between the two, and its life; only /login gets it.
 PENDING, PENDING_S = "paceline_sign_on", 600
 #: Logins that may wait for the provider at a time: the pages do not wait with them.
 _AT_A_TIME = 8

@@ -47,7 +47,7 @@ def render(request: Request, template: str, /, *, code: int = 200, **context: An
 
 
 def nav_query(principal: Any) -> str:
-    """What links add so that a user of several projects stays in the one of this request."""
+    """The query of links, so that a user of several projects stays in the one of this request."""
     stays = principal is not None and len(principal.projects) > 1 and principal.project != "*"
     return f"?project={principal.project}" if stays else ""
 
