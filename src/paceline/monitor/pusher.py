@@ -51,7 +51,7 @@ class Target:
         degrees: Mapping[str, Any] | None,
         recorded: Mapping[int, tuple[str, str]] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """The data that goes with a trace; hosts that were ``recorded`` give way to those of the user."""
+        """The data that goes with a trace; the user's hosts go before those ``recorded``."""
         hosts = {str(rank): list(place) for rank, place in {**recorded, **self.hosts}.items()}
         return {**({"job": degrees} if degrees else {}), **({"hosts": hosts} if hosts else {})}
 
