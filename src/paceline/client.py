@@ -180,6 +180,22 @@ class Client:
             body["workload"] = {name: list(of.items()) for name, of in workload.items()}
         return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
+    def push_event(
+        self, name: str, kind: str, step: int, text: str, *, at: float, ranks: Sequence[int] = ()
+    ) -> int:
+        """Tell of a pause of a job; returns the event's number. Told again it is the same.
+
+        Args:
+            name: the job's.
+            kind: "paused", "not-paused", "validated" or "not-validated".
+            step: the job's newest step then.
+            text: what came of it.
+            at: when, seconds since 1970.
+            ranks: global ranks that it is about.
+        """
+        body = {"kind": kind, "step": step, "at": at, "text": text[:1000], "ranks": list(ranks)}
+        return int(self._json("POST", f"/api/v1/jobs/{_quote(name)}/events", body)["id"])
+
     def end(self, name: str) -> None:
         """The job is over."""
         self._json("POST", f"/api/v1/jobs/{_quote(name)}/end", {})
