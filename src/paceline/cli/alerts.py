@@ -166,7 +166,7 @@ def _silence(args: argparse.Namespace) -> int:
 
     engine, now = monitor_config.engine_of(config), time.time()
     if args.end is not None:
-        if not alerts.end_silence(engine, args.end, "*", now):
+        if not alerts.end_silence(engine, args.end, "*", now, monitor_config.actor()):
             raise MonitorError(f"no silence {args.end} holds; paceline alerts list shows them")
         print(f"silence {args.end} is over")
         return 0
@@ -183,6 +183,7 @@ def _silence(args: argparse.Namespace) -> int:
         until=now + args.hours * 3600,
         comment=args.comment,
         now=now,
+        by=monitor_config.actor(),
     )
     print(f"silence {number} holds for {args.hours:g} hours; --end {number} ends it")
     return 0

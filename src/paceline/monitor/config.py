@@ -45,6 +45,9 @@ class Config:
         silent_after_s: time without a step after which a running job is silent.
         metric_labels: names of jobs' labels that ``paceline_job_info`` has, too, with commas.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
+        projects: YAML file of what each project keeps and may send; "" = all alike.
+        sign_on: YAML file of the OpenID provider and what its users may; "" = tokens only.
+        keep_audit_days: the log of who did what; 0 = for ever.
         log_level: debug, info, warning or error.
     """
 
@@ -70,6 +73,9 @@ class Config:
     silent_after_s: float = 900.0
     metric_labels: str = ""
     alerts: str = ""
+    projects: str = ""
+    sign_on: str = ""
+    keep_audit_days: float = 365.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -84,7 +90,13 @@ class Config:
         for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
             good = 0 < getattr(self, name) < math.inf
             _require(good, f"{name} must be above 0, and finite", name)
-        for name in ("keep_days", "keep_gib", "silent_after_s", "analysis_queue"):
+        for name in (
+            "keep_days",
+            "keep_gib",
+            "keep_audit_days",
+            "silent_after_s",
+            "analysis_queue",
+        ):
             good = 0 <= getattr(self, name) < math.inf
             _require(good, f"{name} must be 0 or more, and finite", name)
         least = LEAST_ANALYSIS_MIB

@@ -27,11 +27,13 @@ from paceline.monitor.identity import StoreIdentity
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.otlp_steps import step_times
+from paceline.monitor.projects import load_projects
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs, sessions
+from paceline.monitor.store.audit import SERVICE, Actor, note
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
@@ -59,6 +61,7 @@ class Service:
         analyses: of the sessions.
         retention: removes data that is too old or too much.
         alerts: told of sessions and events.
+        projects: what each keeps and may send.
         started_at: when it began to work.
     """
 
@@ -98,11 +101,18 @@ class Service:
             config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
         )
         self.alerts = Alerts(self)
-        keep_s = config.keep_days * DAY_S
+        self.projects = load_projects(config.projects, config.keep_days)
+        keep_s = self.projects.longest_days * DAY_S
         self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event, keep_s)
         self.analyses = Analyses(config, self.engine, self.blobs, self.bus, clock, self._session)
         self.retention = Retention(
-            config, self.engine, self.blobs, self.steps, self.uploads, self.spans
+            config,
+            self.engine,
+            self.blobs,
+            self.steps,
+            self.uploads,
+            self.spans,
+            self.projects,
         )
         self._stop = threading.Event()
         self._threads = [
@@ -171,7 +181,7 @@ class Service:
         jobs.end(self.engine, job.id, now)
         self._safely("alerts", self.alerts.judge, job.id, now)
 
-    def accept_level(self, job: JobKey) -> None:
+    def accept_level(self, job: JobKey, by: Actor = SERVICE) -> None:
         """Call a job's current step times healthy: nobody will change them.
 
         Raises:
@@ -181,6 +191,8 @@ class Service:
         if row is None or row["slow_since_step"] is None:
             raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
         self.detectors.accept(job)
+        now = self.clock()
+        note(self.engine, by, "level-accepted", job.name, project=job.project, at=now)
 
     def tell_event(
         self, job: JobKey, kind: str, step: int, at: float, text: str, ranks: Sequence[int]

@@ -84,7 +84,8 @@ def level_events(engine: Engine, job_id: int) -> list[Row]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def remove_older(engine: Engine, before: float) -> int:
-    """Remove those before that time; returns how many."""
+def remove_older(engine: Engine, before: float, project: str) -> int:
+    """Remove those of a project before that time; returns how many."""
+    mine = events.c.job_id.in_(select(jobs.c.id).where(jobs.c.project == project))
     with engine.begin() as connection:
-        return int(connection.execute(delete(events).where(events.c.at < before)).rowcount)
+        return int(connection.execute(delete(events).where(mine, events.c.at < before)).rowcount)

@@ -71,6 +71,17 @@ def find(engine: Engine, project: str, name: str) -> JobKey | None:
     return JobKey(row.id, row.project, name) if row else None
 
 
+def labelled(engine: Engine, project: str, labels: Mapping[str, str]) -> list[JobKey]:
+    """Jobs of a project ("*" = of any) that have not ended and have all these labels."""
+    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.status != "ended")
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    for name, text in labels.items():
+        query = query.where(jobs.c.labels[name].as_string() == text)
+    with engine.connect() as connection:
+        return [JobKey(*row) for row in connection.execute(query.order_by(jobs.c.id))]
+
+
 def key_of(engine: Engine, job_id: int) -> JobKey | None:
     """The job of a number."""
     row = by_id(engine, job_id)

@@ -38,7 +38,21 @@ stores = Table(
     Column("created_at", Float, nullable=False),
 )
 
-#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read or admin.
+#: A service account: tokens of one name, project and scope, which end together.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("made_by", Text, nullable=False),
+    Column("disabled_at", Float),
+    UniqueConstraint("project", "name"),
+)
+
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read, operate or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -51,6 +65,40 @@ tokens = Table(
     Column("expires_at", Float),
     Column("revoked_at", Float),
     Column("used_at", Float),
+    Column("account_id", ID, ForeignKey("accounts.id")),  # None: of a person
+    Column("made_by", Text),  # None: an older version's
+)
+
+#: Users whom the OpenID provider named: only the SHA-256 of a login's cookie is kept.
+logins = Table(
+    "logins",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("sha256", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("issuer", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("groups", JSON, nullable=False, default=list),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index(None, "expires_at"),
+)
+
+#: Acts of people and programs: logins, tokens, silences, removals.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # of the one who acted: user, token, account, ...
+    Column("client", Text, nullable=False, default=""),  # address
+    Column("project", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Index(None, "project", "id"),
+    Index(None, "at"),
 )
 
 #: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.

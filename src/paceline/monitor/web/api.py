@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import OutputError, TraceError
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
-from paceline.monitor.config import MIB
+from paceline.monitor.config import DAY_S, MIB
 from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
-from paceline.monitor.store import events, jobs, sessions, uploads
+from paceline.monitor.store import events, jobs, retained, sessions, uploads
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.bodies import (
     bad,
@@ -34,9 +34,9 @@ from paceline.monitor.web.bodies import (
 )
 from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
-from paceline.monitor.web.pushed import batch_of, event_of, job_of, trace_of
+from paceline.monitor.web.pushed import Ended, batch_of, event_of, job_of, trace_of
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
-from paceline.monitor.web.security import Principal, require
+from paceline.monitor.web.security import Principal, actor_of, require
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -107,11 +107,23 @@ class Api:
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
 
+    async def end_labelled(self, request: Request) -> Response:
+        """POST /api/v1/ended."""
+        principal = require(request, "push")
+        ended = await read_body(request, self._body_bytes, lambda body: body.decode(Ended))
+        service, project = self.service, writes_to(request, principal)
+        keys = await run_in_threadpool(jobs.labelled, service.engine, project, ended.labels)
+        for job in keys:
+            await run_in_threadpool(service.end_job, job)
+            message = {"job": job.name, "job_id": job.id, "status": "ended"}
+            service.bus.publish(job.project, "job", message)
+        return JSONResponse({"ended": [job.name for job in keys]})
+
     async def accept(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/accept."""
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
-        await run_in_threadpool(self.service.accept_level, job)
+        await run_in_threadpool(self.service.accept_level, job, actor_of(request))
         return JSONResponse({"status": "accepted"})
 
     async def tell(self, request: Request) -> Response:
@@ -128,8 +140,9 @@ class Api:
         """POST /api/v1/jobs/{name}/uploads."""
         principal = require(request, "push")
         trace = await read_body(request, self._body_bytes, trace_of)
-        job = await self._own_job(request, principal)
         service = self.service
+        await run_in_threadpool(_check_sessions, service, writes_to(request, principal))
+        job = await self._own_job(request, principal)
         begun = await run_in_threadpool(
             service.uploads.begin, job.id, job.project, trace, service.clock()
         )
@@ -320,6 +333,18 @@ class Api:
         return job
 
 
+def _check_sessions(service: Service, project: str) -> None:
+    """Refuse a trace where a project has pushed its share of the day.
+
+    Raises:
+        Refusal: 429.
+    """
+    most = service.projects.of(project).sessions_per_day
+    if most and retained.n_since(service.engine, project, service.clock() - DAY_S) >= most:
+        message = f"the project {project} has pushed its {most:,} sessions of a day"
+        raise Refusal(429, message, retry_s=600.0)
+
+
 def writes_to(request: Request, principal: Principal) -> str:
     """The project that a request writes to; a token of all projects may name one."""
     return _project(request, principal, principal.writes_to)
@@ -400,6 +425,7 @@ def routes(service: Service, api: Api) -> list[Route]:
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
         ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
+        ("POST", f"{v1}/ended", api.end_labelled),
         ("POST", f"{v1}/jobs/{{name}}/events", api.tell),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),

@@ -31,6 +31,7 @@ _MOST_PAIRS = 100_000
 _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
 #: msgpack has numbers that JSON lacks: nan and the infinities.
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r'^[^\x00"\\]*\Z')]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
 _Degrees = Annotated[dict[_Text, _Text | int], Meta(max_length=_MOST_KEYS)]
 _Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
@@ -47,6 +48,12 @@ class NewJob(msgspec.Struct, frozen=True):
     gpus: Annotated[int, Meta(ge=1, le=_MOST_GPUS)] | None = None
     degrees: _Degrees | None = None
     labels: _Labels | None = None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The body of ``POST /api/v1/ended``: labels that the jobs have, such as their scheduler's."""
+
+    labels: Annotated[dict[_Label, _Label], Meta(min_length=1, max_length=5)]
 
 
 class _NewUpload(msgspec.Struct, frozen=True):
