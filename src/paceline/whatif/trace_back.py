@@ -156,16 +156,20 @@ class _Meetings:
         ready, at = np.zeros(n_steps), np.full(n_steps, -np.inf)
         for member in graph.order[graph.node_ptr[node] : graph.node_ptr[node + 1]].tolist():
             dps = graph.variant_dps[graph.variant[member]]
+            lanes = np.flatnonzero(meets[dps])
+            if not len(lanes):
+                continue
+            dps = dps[lanes]
             deps = graph.dep[graph.dep_ptr[member] : graph.dep_ptr[member + 1]]
             ends = np.zeros((1, n_steps, len(dps)))
             if len(deps):
-                ends = np.stack([self.end.row(dep) for dep in deps.tolist()])  # [dep, step, dp]
+                rows = [self.end.row(dep)[:, lanes] for dep in deps.tolist()]
+                ends = np.stack(rows)  # [dep, step, dp]
             latest = ends.max(axis=0)
             launch = latest
             if self.replay is not None:
-                launch = latest + self.replay.delays.row(member)[self.first :][:n_steps]
-            if not meets[dps].all():
-                launch = np.where(meets[dps], launch, -np.inf)
+                delays = self.replay.delays.row(member)
+                launch = latest + delays[self.first : self.first + n_steps, lanes]
             lane = launch.argmax(axis=1)
             own = launch[steps, lane]
             source = deps[ends.argmax(axis=0)[steps, lane]] if len(deps) else np.full(n_steps, -1)
