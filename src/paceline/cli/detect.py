@@ -9,6 +9,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from paceline.cli import detect_ras, telemetry, trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "detect",
-        help="when did a job become slow? step times in, fail-slows out",
+        help=HELP["detect"],
         description="Find onsets and reliefs of fail-slows in step times, one step at a time.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 EPILOG = """\
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "watch",
-        help="watch a running job: onset, who, validation, plan, without a person",
+        help=HELP["watch"],
         description="Watch the folder of a recorded run, and follow a fail-slow to its plan.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
