@@ -6,7 +6,7 @@
     session = client.push_trace("job-17", "trace.parquet", {"job": {"dp_size": 8, "pp_size": 4}})
     print(client.wait(session)["headline"])
 
-What is pushed is on the service's disk when a call returns; a call that was cut off may be made
+Pushed data is on the service's disk when a call returns; a call that was cut off may be made
 again and counts once. ``docs/api.md`` describes the API.
 """
 
@@ -180,6 +180,22 @@ class Client:
             body["workload"] = {name: list(of.items()) for name, of in workload.items()}
         return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
+    def push_event(
+        self, name: str, kind: str, step: int, text: str, *, at: float, ranks: Sequence[int] = ()
+    ) -> int:
+        """Tell of a pause of a job; returns the event's number. Told again it is the same.
+
+        Args:
+            name: the job's.
+            kind: "paused", "not-paused", "validated" or "not-validated".
+            step: the job's newest step then.
+            text: what came of it.
+            at: when, seconds since 1970.
+            ranks: global ranks that it is about.
+        """
+        body = {"kind": kind, "step": step, "at": at, "text": text[:1000], "ranks": list(ranks)}
+        return int(self._json("POST", f"/api/v1/jobs/{_quote(name)}/events", body)["id"])
+
     def end(self, name: str) -> None:
         """The job is over."""
         self._json("POST", f"/api/v1/jobs/{_quote(name)}/end", {})
@@ -189,7 +205,7 @@ class Client:
         return self._pages("/api/v1/jobs", "jobs")
 
     def job(self, name: str) -> dict[str, Any]:
-        """What is known of a job."""
+        """The service's record of a job."""
         return self._json("GET", f"/api/v1/jobs/{_quote(name)}")
 
     def sessions(self, name: str) -> Iterator[dict[str, Any]]:
@@ -209,7 +225,7 @@ class Client:
         return self._json("GET", f"/api/v1/sessions/{session}")
 
     def result(self, session: int) -> dict[str, Any]:
-        """What ``paceline analyze --json`` says of a session's trace."""
+        """The result of ``paceline analyze --json`` for a session's trace."""
         return self._json("GET", f"/api/v1/sessions/{session}/result")
 
     def analyse_again(self, session: int) -> None:

@@ -42,7 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "admin",
         help=HELP["admin"],
-        description="What only those who run the monitor do.",
+        description="Commands for the operators of the monitor.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

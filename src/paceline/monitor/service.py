@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from paceline.monitor.otlp_steps import step_times
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
+from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
 from paceline.monitor.uploads import SPARE_BYTES, SPARE_SHARE, Uploads
 
-#: How often the service looks at silent jobs and alerts, and how often at what is too old.
+#: How often the service looks at silent jobs and alerts, and how often at old data.
 TICK_S, RETENTION_S = 5.0, 600.0
 #: Results this fresh are shown to the alerts once more after a start: one may have been missed.
 _AGAIN_S = 900.0
@@ -56,7 +57,7 @@ class Service:
         uploads: of traces.
         detectors: of the step times.
         analyses: of the sessions.
-        retention: removes what is too old or too much.
+        retention: removes data that is too old or too much.
         alerts: told of sessions and events.
         started_at: when it began to work.
     """
@@ -130,7 +131,7 @@ class Service:
         self.running = True
 
     def stop(self) -> None:
-        """Finish what is acknowledged, save, and let go of store and data folder."""
+        """Finish acknowledged work, save, and let go of store and data folder."""
         if self.running:
             log(logging.INFO, "stopping")
         self.running = False
@@ -181,6 +182,19 @@ class Service:
             raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
         self.detectors.accept(job)
 
+    def tell_event(
+        self, job: JobKey, kind: str, step: int, at: float, text: str, ranks: Sequence[int]
+    ) -> int:
+        """Store what a watch of the job says of a pause; told again it is the same. Its number."""
+        row = {"job_id": job.id, "at": at, "kind": kind, "start": 0, "step": step}
+        row |= {"since_step": step, "factor": None, "lost_s": None}
+        row |= {"ranks": list(ranks), "text": text}
+        number, is_new = event_rows.add(self.engine, row)
+        if is_new:
+            message = {"job": job.name, "job_id": job.id, "id": number, "kind": kind, "text": text}
+            self.bus.publish(job.project, "event", message)
+        return number
+
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
         """Store a checked request of spans, and the step times that it has.
 
@@ -209,7 +223,7 @@ class Service:
 
     @property
     def problems(self) -> list[str]:
-        """What does not work at present, and will by itself once somebody makes room, or waits."""
+        """Parts that do not work now, and will by themselves once somebody makes room, or waits."""
         problems = [f"traces and results are away: {away}"] if (away := self.blobs.problem) else []
         disk = shutil.disk_usage(self.config.data)
         if disk.free < min(SPARE_BYTES, SPARE_SHARE * disk.total):
@@ -217,7 +231,7 @@ class Service:
         return problems
 
     def _clear(self) -> None:
-        """Remove what is too old; in a thread of its own, for a bucket may take its time."""
+        """Remove data that is too old; in a thread of its own, for a bucket may take its time."""
         while not self._stop.wait(RETENTION_S if self._has_cleared else TICK_S):
             self._has_cleared = True
             self._safely("retention", self.retention.run, self.clock())

@@ -144,7 +144,7 @@ def check_waits(columns: Columns, where: str) -> None:
     if issued is None or awaited is None or not len(issued):
         return
     if not (_whole(issued) and _whole(awaited)):
-        return  # what is no whole number is refused for that
+        return  # other numbers are refused for that
     stage, n_stages = columns.pp, int(columns.pp.max()) + 1 if _whole(columns.pp) else 0
     if not (np.issubdtype(stage.dtype, np.integer) and stage.min() >= 0 and n_stages < len(stage)):
         stages, stage = np.unique(columns.pp, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What a watch says, step by step."""
+"""Messages of a watch, step by step."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ NewsKind = Literal[
     "validation-asked",
     "validated",
     "not-validated",
+    "pause-asked",
+    "paused",
+    "not-paused",
     "plan",
 ]
 

@@ -38,7 +38,7 @@ stores = Table(
     Column("created_at", Float, nullable=False),
 )
 
-#: Who may do what: only the SHA-256 of a token is kept. scope: push, read or admin.
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -53,7 +53,7 @@ tokens = Table(
     Column("used_at", Float),
 )
 
-#: Training jobs; the columns from ``status`` on are what is known now, for the list of jobs.
+#: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.
 jobs = Table(
     "jobs",
     metadata,
@@ -113,7 +113,7 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
-#: What the fleet's figures need of a session (results/facts.py).
+#: Fields of a session for the fleet's figures (results/facts.py).
 session_facts = Table(
     "session_facts",
     metadata,
@@ -198,7 +198,7 @@ deliveries = Table(
     Column("id", ID, primary_key=True),
     Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
     Column("channel", Text, nullable=False),
-    Column("status", Text, nullable=False),  # firing, resolved: what is told
+    Column("status", Text, nullable=False),  # firing, resolved: the state that was sent
     Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),

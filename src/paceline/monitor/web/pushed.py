@@ -1,11 +1,11 @@
-"""What jobs push: a job, a trace, a batch of step times. The types say what a body has to be."""
+"""Types of the bodies that jobs push: a job, a trace, a batch of step times."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
 _Degrees = Annotated[dict[_Text, _Text | int], Meta(max_length=_MOST_KEYS)]
+_Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
 _Step = Annotated[int, Meta(ge=0, le=_MOST_STEP)]
 _Pairs = Annotated[list[tuple[_Step, _Finite]], Meta(max_length=_MOST_PAIRS)]
 _Workload = Annotated[dict[_Text, _Pairs], Meta(max_length=len(WORKLOAD_COLUMNS))]
@@ -40,7 +41,7 @@ _Meta = Annotated[dict[str, Any], Meta(max_length=_META_KEYS)]
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/jobs`` says; ``openapi.yaml`` describes the fields of all bodies."""
+    """Body of ``POST /api/v1/jobs``; ``openapi.yaml`` describes the fields of all bodies."""
 
     name: str
     gpus: Annotated[int, Meta(ge=1, le=_MOST_GPUS)] | None = None
@@ -49,7 +50,7 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class _NewUpload(msgspec.Struct, frozen=True):
-    """What ``POST .../uploads`` says; ``meta`` as it came."""
+    """Body of ``POST .../uploads``; ``meta`` as it came."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, Meta(ge=1, lt=1 << 50)]
@@ -58,7 +59,7 @@ class _NewUpload(msgspec.Struct, frozen=True):
 
 
 class _NewBatch(msgspec.Struct, frozen=True):
-    """What ``POST .../steps`` says; rows and columns as they came."""
+    """Body of ``POST .../steps``; rows and columns as they came."""
 
     batch: int | Annotated[str, Meta(max_length=100)]
     source: Annotated[str, Meta(max_length=_MOST_SOURCE_BYTES)] = ""
@@ -70,15 +71,31 @@ class _NewBatch(msgspec.Struct, frozen=True):
     workload: Raw = Raw()
 
 
+class ToldEvent(msgspec.Struct, frozen=True):
+    """Body of ``POST .../events``: of a pause that ``paceline watch`` asked for."""
+
+    kind: Literal["paused", "not-paused", "validated", "not-validated"]
+    step: _Step
+    at: Annotated[float, Meta(ge=0, le=_MOST_S * 100)]
+    text: Annotated[str, Meta(min_length=1, max_length=1000)]
+    ranks: Annotated[list[_Rank], Meta(max_length=_MOST_RANKS)] = []
+
+
+def event_of(body: Body) -> ToldEvent:
+    """Body of ``POST .../events``."""
+    event: ToldEvent = body.decode(ToldEvent)
+    return event
+
+
 def job_of(body: Body) -> NewJob:
-    """What ``POST /api/v1/jobs`` says, its name checked."""
+    """Body of ``POST /api/v1/jobs``, its name checked."""
     job: NewJob = body.decode(NewJob)
     checked_name(job.name)
     return job
 
 
 def trace_of(body: Body) -> dict[str, Any]:
-    """What ``POST .../uploads`` says: sha256, size_bytes, file_name, meta."""
+    """Body of ``POST .../uploads``: sha256, size_bytes, file_name, meta."""
     upload: _NewUpload = body.decode(_NewUpload)
     printable = "".join(c for c in upload.file_name if c.isprintable())[-100:]
     return {
@@ -104,7 +121,7 @@ def _meta(body: Body, content: Raw) -> dict[str, Any]:
 
 
 def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
-    """What ``POST .../steps`` says.
+    """Body of ``POST .../steps``.
 
     ``source`` and ``batch`` name the batch; the samples are rows (``samples``: [[step, rank,
     duration_s], ...]) or columns (``steps``, ``ranks``, ``durations_s``: lists, or in msgpack bytes
