@@ -87,7 +87,7 @@ def with_families(
 
 def _distinct_rows(table: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
     """The distinct rows, sorted, the first place of each, and [row] which of them it is."""
-    words = np.ascontiguousarray(table).view(np.dtype((np.void, table[0].nbytes))).ravel().tolist()
+    words = [row.tobytes() for row in table]
     place: dict[bytes, int] = {}
     for at, word in enumerate(words):
         place.setdefault(word, at)
