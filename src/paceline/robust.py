@@ -19,10 +19,34 @@ SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION, MEDIAN_ERROR = 1.4826, 1.2533, 1.2533
 OF_MIDDLE_80 = 2.5631
 
 
+def median(values: Array, axis: int | None = None, *, keepdims: bool = False) -> Any:
+    """What ``np.median`` gives, sooner: that takes 0.1 ms around the work on a small array."""
+    along = 0 if axis is None else axis
+    flat = values.ravel() if axis is None else values
+    n = flat.shape[along]
+    if not n:
+        return np.median(values, axis=axis, keepdims=keepdims)
+    high = n // 2
+    low = high if n % 2 else high - 1
+    # NaN sort last.
+    ordered = np.partition(flat, (low, high, n - 1), axis=along)
+    if np.isnan(ordered.take(n - 1, along)).any():
+        return np.median(values, axis=axis, keepdims=keepdims)
+    middle = ordered.take(high, along)
+    if low != high:
+        middle = (ordered.take(low, along) + middle) / 2
+    if not keepdims:
+        return middle
+    return middle.reshape((1,) * values.ndim) if axis is None else np.expand_dims(middle, axis)
+
+
 def spread(values: Array, axis: int | tuple[int, ...] | None = None) -> Any:
     """The standard deviation, from the median absolute deviation."""
-    middle = np.median(values, axis=axis, keepdims=True)
-    return SIGMA_OF_MAD * np.median(np.abs(values - middle), axis=axis)
+    if isinstance(axis, tuple):
+        middle = np.median(values, axis=axis, keepdims=True)
+        return SIGMA_OF_MAD * np.median(np.abs(values - middle), axis=axis)
+    middle = median(values, axis, keepdims=True)
+    return SIGMA_OF_MAD * median(np.abs(values - middle), axis)
 
 
 def wide_spread(values: Array) -> float:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.cli import admin_access, monitor_config
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "admin",
-        help="tokens, backups and clearing up of a monitor",
+        help=HELP["admin"],
         description="Commands for the operators of the monitor.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

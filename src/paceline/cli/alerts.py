@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.cli import monitor_config
+from paceline.cli.commands import HELP
 from paceline.errors import MonitorError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "alerts",
-        help="try the monitor's alerts, list and silence them",
+        help=HELP["alerts"],
         description="The alerts of a monitor: rules, channels, what fires, silences.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

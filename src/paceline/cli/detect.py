@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli import detect_file, detect_stream, trace_input
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,7 +48,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "detect",
-        help="when did a job become slow? step times in, fail-slows out",
+        help=HELP["detect"],
         description="Find onsets and reliefs of fail-slows in step times, one step at a time.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

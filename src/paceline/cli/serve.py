@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from paceline.monitor.config import Config
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "serve",
-        help="watch all jobs: a service with a web page and alerts",
+        help=HELP["serve"],
         description="Run the monitor: it takes in traces and step times, analyses and shows them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

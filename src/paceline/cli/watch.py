@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import validate
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "watch",
-        help="watch a running job: onset, who, validation, plan, without a person",
+        help=HELP["watch"],
         description="Watch the folder of a recorded run, and follow a fail-slow to its plan.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -62,7 +62,7 @@ class Group:
     @cached_property
     def level(self) -> Array:
         """[step] the middle member's time over the usual one."""
-        middle: Array = np.median(self.times, axis=1)
+        middle: Array = robust.median(self.times, axis=1)
         return middle
 
 
@@ -195,7 +195,7 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     levels = others.levels
     level = group.level
-    usual = float(np.median(levels)) if len(levels) else 1.0
+    usual = float(robust.median(levels)) if len(levels) else 1.0
     if usual <= 0:  # most take no time at all: there is nothing to compare with
         return None
     factor = float(others.typical[others.one]) / max(usual, 1e-9)
@@ -323,11 +323,11 @@ def _late_members(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
     late = []
     for group in groups:
         n_steps, n_members = group.times.shape
-        usual = float(np.median(group.level))
+        usual = float(robust.median(group.level))
         if n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
             continue
         behind = group.times - group.level[:, None]
-        typical = np.median(behind, axis=0)
+        typical = robust.median(behind, axis=0)
         # Members of a healthy group end late by turns; their own spread and the others' both count.
         error = np.maximum(robust.median_error(behind), robust.spread(typical))
         blamed = np.flatnonzero(typical >= np.maximum(MEMBER_SHARE * usual, MEMBER_ERRORS * error))
