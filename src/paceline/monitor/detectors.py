@@ -256,7 +256,7 @@ class Detectors:
             live, is_unfit = self._restore(job)
             live.start = live.stream.start
             saved_to = None if is_unfit else (live.stream.start, live.stream.last_step)
-            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
+            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.rows)
             with self._files.of(job.id) as file:
                 yield from self._restore_rank_map(live, file, saved_to)
                 last = last_row(folder)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from paceline.errors import OutputError
 from paceline.files import sync
 from paceline.monitor.log import log
-from paceline.monitor.step_series import Series, read_series
+from paceline.monitor.step_series import Series, read_rows, series_of
 
 #: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
 #: batches).
@@ -294,8 +295,12 @@ class StepFiles:
     def series(
         self, job_id: int, *, first: int | None = None, last: int | None = None, points: int = 2000
     ) -> Series:
-        """A job's step times, one row per step; see :func:`step_series.read_series`."""
-        return read_series(self.path(job_id), first=first, last=last, points=points)
+        """A job's step times, one row per step; see :func:`step_series.series_of`."""
+        return series_of(self.rows(job_id), first=first, last=last, points=points)
+
+    def rows(self, job_id: int) -> npt.NDArray[Any]:
+        """All rows of a job's series, :data:`~paceline.monitor.step_series.ROW` each."""
+        return read_rows(self.path(job_id))
 
     def remove_older(self, job_id: int, before: float) -> int:
         """Remove a job's segments not written to since ``before``; returns how many bytes."""
