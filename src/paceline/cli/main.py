@@ -51,6 +51,7 @@ from paceline.cli import (
     times,
     validate,
     watch,
+    work,
 )
 from paceline.errors import PacelineError
 
@@ -60,7 +61,7 @@ COMMANDS = (
     *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
     *(detect, validate, hosts, telemetry, goodput, mitigate),
     *(layers, predict, plan, optimal, queue, profile, calibrate),
-    *(record, nccl, watch, push, otlp, demo, serve, alerts, admin, doctor, completion),
+    *(record, nccl, watch, push, otlp, demo, serve, work, alerts, admin, doctor, completion),
 )
 
 DESCRIPTION = """\

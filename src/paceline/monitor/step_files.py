@@ -30,6 +30,8 @@ from paceline.files import sync
 from paceline.monitor.log import log
 from paceline.monitor.step_series import Series, read_rows, series_of
 
+#: Batches that come at the same time may be taken in another order than they are stored.
+MARGIN_S = 60.0
 #: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
 #: batches).
 SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
@@ -55,6 +57,7 @@ class Batch:
         world: ranks of the job; 0 = unknown.
         workload: step -> column -> what the step has to do by plan; steps of which nobody says it
             are left out.
+        place: in the log that instances share; (0, 0) without one.
     """
 
     source: str
@@ -65,6 +68,7 @@ class Batch:
     durations_s: npt.NDArray[np.float32]
     world: int = 0
     workload: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    place: tuple[int, int] = (0, 0)
 
     def key(self) -> bytes:
         """What the batch is known by."""
@@ -135,6 +139,10 @@ class StepFile:
                 data = self._path(number).read_bytes()
                 for begin, end in blocks_of(data):
                     yield decode(data[begin:end])
+
+    def read_behind(self, seen_at: float) -> Iterator[Batch]:
+        """The batches that a detector may lack which was saved when it had seen those before."""
+        return self.read(since=seen_at - MARGIN_S)
 
     def remove_older(self, before: float) -> int:
         """Remove segments not written to since ``before``; returns how many bytes."""

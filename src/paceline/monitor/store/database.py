@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    delete,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from paceline.errors import MonitorError
+from paceline.monitor.log import log
+from paceline.monitor.store.tables import revisions
 
 #: Seconds that a writer waits for another one.
 _BUSY_S = 30.0
@@ -87,6 +102,8 @@ def upgrade(engine: Engine) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))
         current = MigrationContext.configure(connection).get_current_heads()
         if not known_revisions.issuperset(current):
+            if _may_be_used(connection, known_revisions):
+                return
             raise MonitorError(
                 "the store was made by a later version of Paceline; install that one, or restore a "
                 "backup"
@@ -97,3 +114,21 @@ def upgrade(engine: Engine) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        connection.execute(delete(revisions))
+        rows = [
+            {"revision": script.revision, "additive": getattr(script.module, "additive", False)}
+            for script in scripts.walk_revisions()
+        ]
+        connection.execute(insert(revisions), rows)
+
+
+def _may_be_used(connection: Connection, known_revisions: Set[str]) -> bool:
+    """Whether all that a later version has done to the tables was to add to them."""
+    if not inspect(connection).has_table(revisions.name):
+        return False
+    rows = connection.execute(select(revisions.c.revision, revisions.c.additive)).all()
+    later = [additive for revision, additive in rows if revision not in known_revisions]
+    if not later or not all(later):
+        return False
+    log(logging.WARNING, "store of a later version", reason="it has only added to the tables")
+    return True

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.leases import Held, all_held
 from paceline.monitor.store.tables import jobs, sessions, stores
 
 #: Sessions whose slowdown a job's row keeps, for its sparkline.
@@ -107,11 +108,11 @@ def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
+def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = all_held) -> None:
     """What the step times say now: the jobs run, but for those that have ended since.
 
     Each row has ``job_id``, ``seen_at`` (when the last samples came) and the same columns as the
-    others.
+    others. Those of which another instance has the detector are left out.
     """
     rows = list(rows)
     if not rows:
@@ -133,7 +134,10 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
         {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}} for row in rows
     ]
     with engine.begin() as connection:
-        connection.execute(statement, values)
+        ours = held(connection, [row["job_id"] for row in rows])
+        values = [value for value in values if value["job_id"] in ours]
+        if values:
+            connection.execute(statement, values)
 
 
 def end(engine: Engine, job_id: int, now: float) -> None:

@@ -1,0 +1,136 @@
+"""One of several services on one PostgreSQL and bucket; its data folder is scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.monitor.analysis_pool import Analyses
+from paceline.monitor.blobs import Blobs
+from paceline.monitor.bucket import DirectBlobs, Gate
+from paceline.monitor.config import DAY_S, Config
+from paceline.monitor.detectors import Detectors
+from paceline.monitor.instances.claim import claim, share_cookie_key
+from paceline.monitor.instances.ingest import LogWriter
+from paceline.monitor.instances.log_reader import LogReader
+from paceline.monitor.instances.membership import ALERTS, UPKEEP, Membership, Names, shards_in
+from paceline.monitor.instances.part_uploads import PartUploads
+from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
+from paceline.monitor.refusal import Refusal
+from paceline.monitor.service import Service
+from paceline.monitor.step_files import Batch
+from paceline.monitor.store import step_log
+from paceline.monitor.store.jobs import JobKey
+
+#: Sessions done since then are judged again by who sends the alerts: workers do not judge.
+_DONE_S = 30.0
+#: Time that the database may take to write step times.
+_WRITE_S = 60.0
+
+
+class Instance(Service):
+    """Serves, and owns some of the jobs; others do the same with the rest.
+
+    Attributes:
+        members: what this instance owns.
+    """
+
+    _several = True
+    members: Membership
+
+    def __init__(self, config: Config) -> None:
+        """Open store and bucket.
+
+        Raises:
+            MonitorError: they cannot be used, or a single process uses the store.
+        """
+        super().__init__(config, self._clock)
+
+    def _clock(self) -> float:
+        return self.members.clock()
+
+    def _open_blobs(self) -> Blobs:
+        return DirectBlobs(self.config.blobs, Gate())
+
+    def _open(self) -> None:
+        config, engine = self.config, self.engine
+        self.members = Membership(engine, config.instance, "serve", self._changed)
+        self.members.join()
+        self.blobs.claim(claim(engine, self.clock()))
+        share_cookie_key(engine, config.data)
+        step_log.begin_anew_behind(engine)
+        steps = SharedSteps(config.data / "scratch", engine)
+        self.steps = steps
+        self.uploads = PartUploads(config, engine, self.blobs)
+        self.detectors = Detectors(
+            engine,
+            steps,
+            self.bus,
+            self.clock,
+            self._event,
+            config.keep_days * DAY_S,
+            SharedKeeper(engine, self.members, steps),
+        )
+        self.analyses = Analyses(
+            config, engine, self.blobs, self.bus, self.clock, self._session, self.members.id
+        )
+        self._writer = LogWriter(engine)
+        self._reader = LogReader(engine, self.detectors)
+
+    def _begin(self) -> None:
+        self._writer.start()
+        self._reader.start()
+        self.members.start()
+
+    def _end(self) -> None:
+        self.members.stop()
+        self._writer.stop()
+        self._reader.stop()
+        super()._end()
+        self._safely("leases", self.members.leave)
+
+    def _changed(self, gained: Names, lost: Names) -> None:
+        for job in self._reader.change(shards_in(gained), shards_in(lost)):
+            self.detectors.forget(job)
+        if ALERTS in lost:
+            self.alerts.stop()
+        if ALERTS in gained:
+            self.alerts.start()
+
+    def may_send(self) -> None:
+        """See that no other instance sends the alerts by now.
+
+        Raises:
+            LeaseLost: one does.
+        """
+        self.members.check(ALERTS)
+
+    def take_steps(self, job: JobKey, batch: Batch) -> bool:
+        """Store step times for whoever owns the job; False where they are there already.
+
+        Raises:
+            Refusal: the job was removed.
+            SQLAlchemyError: they cannot be written; send them again.
+        """
+        return self._writer.append(job.id, batch).result(_WRITE_S)
+
+    def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
+        """Spans of a job come to one service only.
+
+        Raises:
+            Refusal: always.
+        """
+        raise Refusal(501, "spans need a monitor of one instance; push traces and step times")
+
+    def _tick(self, now: float) -> None:
+        if self.members.owns(ALERTS):
+            self._safely("silent jobs", self._find_silent, now)
+            self._safely("alerts", self.alerts.tick, now)
+            self._safely("alerts", self._judge_done, now - _DONE_S)
+
+    def _keep_tidy(self, now: float) -> None:
+        if self.members.owns(UPKEEP):
+            super()._keep_tidy(now)
+            keep_s = self.config.keep_days * DAY_S
+            rows_before = now - keep_s if keep_s else None
+            step_log.trim(self.engine, now - self.config.log_hours * 3600, rows_before)
