@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,13 @@ class Service:
             self.detectors.feed(job, batch)
         return new
 
+    def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
+        """Store the step times of several jobs: whether each batch is new, or why it is not there.
+
+        Safe to be sent again, wholly or in part.
+        """
+        return [_outcome(self.take_steps, job, batch) for job, batch in batches]
+
     def end_job(self, job: JobKey) -> None:
         """A job is over: it is not silent, and its alerts end."""
         now = self.clock()
@@ -304,3 +311,10 @@ class Service:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             log(logging.ERROR, "failed", what=subject, reason=reason)
+
+
+def _outcome(work: Callable[..., bool], *args: Any) -> bool | Exception:
+    try:
+        return work(*args)
+    except Exception as error:
+        return error

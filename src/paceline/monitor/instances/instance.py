@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from paceline.monitor.analysis_pool import Analyses
@@ -114,6 +115,12 @@ class Instance(Service):
         """
         return self._writer.append(job.id, batch).result(_WRITE_S)
 
+    def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
+        """Store the step times of several jobs, in one transaction."""
+        futures = [self._writer.append(job.id, batch) for job, batch in batches]
+        wait(futures, _WRITE_S)
+        return [_outcome_of(future) for future in futures]
+
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
         """Spans of a job come to one service only.
 
@@ -134,3 +141,10 @@ class Instance(Service):
             keep_s = self.config.keep_days * DAY_S
             rows_before = now - keep_s if keep_s else None
             step_log.trim(self.engine, now - self.config.log_hours * 3600, rows_before)
+
+
+def _outcome_of(future: Future[bool]) -> bool | Exception:
+    try:
+        return future.result(0)
+    except Exception as error:
+        return error
