@@ -1,4 +1,4 @@
-"""Step times into instances: python benchmarks/monitor_instances.py [--instances 3] [--seconds 20].
+"""Step times into instances: python benchmarks/monitor_load.py [--instances 3] [--seconds 20].
 
 Jobs of 8 ranks tell 10 steps in a batch. They are sent
 
