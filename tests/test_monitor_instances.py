@@ -14,6 +14,7 @@ from sqlalchemy import insert, select, text, update
 import monitor_stores
 from monitor_web import eventually
 from paceline.errors import MonitorError
+from paceline.monitor.backup import write_backup
 from paceline.monitor.blobs import trace_key
 from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.config import Config
@@ -357,7 +358,7 @@ def test_an_alert_that_two_instances_judge_at_once_fires_once(engine):
 
 
 class TestStore:
-    def test_a_single_service_and_instances_do_not_share(self, url, tmp_path):
+    def test_a_single_service_and_instances_do_not_share(self, url, engine, tmp_path):
         (tmp_path / "bucket").mkdir()
         blobs = f"file://{tmp_path / 'bucket'}"
         shared = Config(data=tmp_path / "a", store=url, blobs=blobs, instance="a")
@@ -369,6 +370,11 @@ class TestStore:
         assert keys[0] == keys[1]
         for each in (instance, twin):
             each.stop()
+        with (
+            pytest.raises(MonitorError, match="back them up"),
+            (tmp_path / "b.tar").open("wb") as f,
+        ):
+            write_backup(shared, engine, f)
         with pytest.raises(MonitorError, match="start with --instance"):
             Service(Config(data=tmp_path / "one", store=url))
 

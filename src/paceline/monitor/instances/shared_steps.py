@@ -98,8 +98,8 @@ class SharedKeeper:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._added.pop(job_id, None)
-        state = step_log.state_of(self._engine, job_id)
-        (folder / step_series.NAME).write_bytes(step_log.rows_of(self._engine, job_id))
+        state, rows = step_log.kept_of(self._engine, job_id)
+        (folder / step_series.NAME).write_bytes(rows)
         if state is not None:
             for name, content in ((SNAPSHOT, state.detector), (rank_file.NAME, state.ranks)):
                 if content is not None:

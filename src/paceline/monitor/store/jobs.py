@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,28 @@ def register(
         if changes:
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(**changes))
     return JobKey(job_id, project, name)
+
+
+def register_many(
+    engine: Engine, project: str, names: Collection[str], now: float
+) -> dict[str, JobKey]:
+    """The jobs of these names, made where they are new, in one transaction."""
+    if engine.dialect.name == "sqlite":  # numbers them one by one; no round trip, either
+        return {name: register(engine, project, name, now) for name in names}
+    known = select(jobs.c.name, jobs.c.id).where(
+        (jobs.c.project == project) & jobs.c.name.in_(list(names))
+    )
+    with engine.begin() as connection:
+        found = {row.name: row.id for row in connection.execute(known)}
+        new = sorted(set(names) - found.keys())  # in one order, for others do the same
+        if new:
+            rows = [
+                {"project": project, "name": name, "created_at": now, "seen_at": now}
+                for name in new
+            ]
+            connection.execute(insert_new(engine, jobs), rows)
+            found = {row.name: row.id for row in connection.execute(known)}
+    return {name: JobKey(found[name], project, name) for name in names}
 
 
 def find(engine: Engine, project: str, name: str) -> JobKey | None:

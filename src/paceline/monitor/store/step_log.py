@@ -141,13 +141,23 @@ def unread_jobs(engine: Engine, shards: Sequence[int], before: int) -> list[int]
 
 def state_of(engine: Engine, job_id: int) -> JobState | None:
     """What was saved of a job; None where nothing was."""
-    query = text("SELECT position, seq, detector, ranks FROM job_states WHERE job_id = :job")
+    return kept_of(engine, job_id)[0]
+
+
+def kept_of(engine: Engine, job_id: int) -> tuple[JobState | None, bytes]:
+    """What was saved of a job, and its series."""
+    query = text(
+        "SELECT s.position, s.seq, s.detector, s.ranks, (SELECT string_agg(rows, '' ORDER BY id) "
+        "FROM step_rows WHERE job_id = :job) AS rows FROM (SELECT CAST(:job AS bigint) AS id) j "
+        "LEFT JOIN job_states s ON s.job_id = j.id"
+    )
     with engine.connect() as connection:
-        row = connection.execute(query, {"job": job_id}).first()
-    if row is None:
-        return None
+        row = connection.execute(query, {"job": job_id}).one()
+    rows = bytes(row.rows or b"")
+    if row.position is None:
+        return None, rows
     files = [None if value is None else bytes(value) for value in (row.detector, row.ranks)]
-    return JobState((int(row.position), int(row.seq)), *files)
+    return JobState((int(row.position), int(row.seq)), *files), rows
 
 
 def ranks_of(engine: Engine, job_id: int) -> bytes | None:

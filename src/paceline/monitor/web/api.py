@@ -183,7 +183,8 @@ class Api:
     ) -> dict[str, Any]:
         good = [(n, *batch) for n, batch in enumerate(batches) if isinstance(batch, tuple)]
         take_samples(request, sum(len(batch.steps) for _, _, batch in good))
-        pairs = [(self._job_named(project, name), batch) for _, name, batch in good]
+        keys = self._jobs_named(project, {name for _, name, _ in good})
+        pairs = [(keys[name], batch) for _, name, batch in good]
         outcomes: dict[int, bool | Exception] = dict(
             zip((n for n, _, _ in good), self.service.take_many(pairs), strict=True)
         )
@@ -328,15 +329,21 @@ class Api:
         return job
 
     def _job_named(self, project: str, name: str) -> JobKey:
-        """The job of that name, made where it is new."""
-        job = self._job_cache.get((project, name))
-        if job is None:
+        return self._jobs_named(project, {name})[name]
+
+    def _jobs_named(self, project: str, names: set[str]) -> dict[str, JobKey]:
+        """The jobs of these names, made where they are new."""
+        known = {name: self._job_cache.get((project, name)) for name in names}
+        keys = {name: key for name, key in known.items() if key is not None}
+        unknown = names - keys.keys()
+        if unknown:
             service = self.service
-            job = jobs.register(service.engine, project, name, service.clock())
-            if len(self._job_cache) >= _MAX_CACHED_JOBS:
+            made = jobs.register_many(service.engine, project, unknown, service.clock())
+            if len(self._job_cache) + len(made) > _MAX_CACHED_JOBS:
                 self._job_cache.clear()
-            self._job_cache[project, name] = job
-        return job
+            self._job_cache |= {(project, name): key for name, key in made.items()}
+            keys |= made
+        return keys
 
     async def _readable(self, request: Request) -> JobKey:
         return await self._job(request, reads(request, require(request, "read")))
