@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from monitor_lab import SOURCE, Server, Steps
+from monitor_lab import Server, Steps, environment
 from monitor_postgres import Postgres
 from paceline.client import Client
 from paceline.errors import MonitorError
@@ -47,7 +46,7 @@ class Instances:
         name = f"w{len(self.workers)}"
         command = [sys.executable, "-m", "paceline", "work", "--store", self.store]
         command += ["--blobs", self.blobs, "--instance", name, "--data", str(self.folder / name)]
-        env = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
+        env = environment()
         with (self.folder / f"{name}.log").open("ab") as log:
             worker = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         self.workers.append(worker)
