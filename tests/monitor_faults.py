@@ -278,7 +278,7 @@ if _path:
 _ALERTS = """
 rules:
   slow-job: false
-  fail-slow: {gpu_hours: 0}
+  fail-slow: {gpu_hours: 0, lost_s: 0}
   job-silent: false
   regression: false
 channels:

@@ -10,6 +10,7 @@ import requires
 requires.installed("starlette", "fsspec")
 
 from sqlalchemy import insert, select, text, update
+from sqlalchemy.exc import DBAPIError
 
 import monitor_stores
 from monitor_web import eventually
@@ -30,7 +31,7 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
-from paceline.monitor.store import alerts, database, events, jobs, sessions, step_log, tables
+from paceline.monitor.store import alerts, database, events, jobs, news, sessions, step_log, tables
 from paceline.monitor.store.leases import LeaseLost
 
 
@@ -136,6 +137,18 @@ class TestLeases:
         with engine.begin() as connection:
             assert one.held(connection, [job.id]) == set()
             assert two.held(connection, [job.id]) == {job.id}
+
+    def test_one_that_is_paused_in_a_transaction_holds_nobody_up(self, engine):
+        database.hold_nothing_up(engine, 0.2)
+        one, two = member(engine, "a"), member(engine, "b")
+        one.round()
+        job = jobs.register(engine, "p", "a", 1.0)
+        expire(engine, one)
+        with pytest.raises(DBAPIError), engine.begin() as connection:  # noqa: PT012
+            assert one.held(connection, [job.id]) == {job.id}
+            eventually(lambda: two.round() or two.n_shards == module.SHARDS)
+            connection.execute(update(tables.jobs).values(last_step=9))
+        assert jobs.by_id(engine, job.id)["last_step"] is None
 
     def test_the_clock_is_that_of_the_database(self, engine, monkeypatch):
         one = member(engine, "a")
@@ -444,6 +457,8 @@ def test_an_instance_finds_what_another_has_stored(url, engine, tmp_path, monkey
         eventually(lambda: last_steps() == {59})
         eventually(lambda: [len(one.steps.rows(key.id)) for key in keys] == [60] * 4)
         assert [len(two.steps.rows(key.id)) for key in keys] == [60] * 4
+        told = news.changes(two.engine, 0.0)
+        assert {data["job"] for _, kind, data in told if kind == "steps"} == {k.name for k in keys}
         lives = [set(each.detectors._live) for each in (one, two)]
         assert not lives[0] & lives[1]
         assert lives[0] | lives[1] == {key.id for key in keys}

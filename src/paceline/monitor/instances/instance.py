@@ -14,17 +14,27 @@ from paceline.monitor.detectors import Detectors
 from paceline.monitor.instances.claim import claim, share_cookie_key
 from paceline.monitor.instances.ingest import LogWriter
 from paceline.monitor.instances.log_reader import LogReader
-from paceline.monitor.instances.membership import ALERTS, UPKEEP, Membership, Names, shards_in
+from paceline.monitor.instances.membership import (
+    ALERTS,
+    LIFE_S,
+    UPKEEP,
+    Membership,
+    Names,
+    shards_in,
+)
 from paceline.monitor.instances.part_uploads import PartUploads
 from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
-from paceline.monitor.store import step_log
+from paceline.monitor.store import news, step_log
+from paceline.monitor.store.database import hold_nothing_up
 from paceline.monitor.store.jobs import JobKey
 
 #: Sessions done since then are judged again by who sends the alerts: workers do not judge.
 _DONE_S = 30.0
+#: What changed since then is told to open pages, every few seconds: some is told twice.
+_NEWS_S = 8.0
 #: Time that the database may take to write step times.
 _WRITE_S = 60.0
 
@@ -55,6 +65,7 @@ class Instance(Service):
 
     def _open(self) -> None:
         config, engine = self.config, self.engine
+        hold_nothing_up(engine, LIFE_S)
         self.members = Membership(engine, config.instance, "serve", self._changed)
         self.members.join()
         self.blobs.claim(claim(engine, self.clock()))
@@ -129,7 +140,14 @@ class Instance(Service):
         """
         raise Refusal(501, "spans need a monitor of one instance; push traces and step times")
 
+    def _tell_pages(self, now: float) -> None:
+        """What others have changed is news for the pages that are open here."""
+        if self.bus.has_readers:
+            for project, kind, data in news.changes(self.engine, now - _NEWS_S):
+                self.bus.publish(project, kind, data)
+
     def _tick(self, now: float) -> None:
+        self._safely("news", self._tell_pages, now)
         if self.members.owns(ALERTS):
             self._safely("silent jobs", self._find_silent, now)
             self._safely("alerts", self.alerts.tick, now)

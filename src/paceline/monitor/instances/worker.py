@@ -11,8 +11,8 @@ from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
 from paceline.monitor.instances.claim import claim
-from paceline.monitor.instances.membership import Membership
-from paceline.monitor.store.database import open_database
+from paceline.monitor.instances.membership import LIFE_S, Membership
+from paceline.monitor.store.database import hold_nothing_up, open_database
 from paceline.monitor.store.lock import StoreLock
 
 
@@ -30,6 +30,7 @@ class Worker:
         make_folder(config.data)
         self._blobs = DirectBlobs(config.blobs, Gate())
         self._engine = open_database(config.store_url)
+        hold_nothing_up(self._engine, LIFE_S)
         self._lock = StoreLock(self._engine, several=True)
         self.public_store = self._engine.url.set(query={}).render_as_string(hide_password=True)
         self._members = Membership(self._engine, config.instance, "work", lambda *_: None)

@@ -27,6 +27,14 @@ from paceline.monitor.store.tables import revisions
 
 #: Seconds that a writer waits for another one.
 _BUSY_S = 30.0
+#: Of libpq: a server, or a network, that is gone without a word is noticed within half a minute.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 #: What SQLite says of a file that something else has written to.
 _DAMAGED = ("malformed", "not a database", "disk I/O error")
 
@@ -52,7 +60,8 @@ def open_database(url: str) -> Engine:
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise MonitorError(f"{parsed.drivername} is no known store; use sqlite or postgresql")
     try:
-        engine = create_engine(parsed, pool_pre_ping=True)
+        options = _PATIENCE if parsed.get_backend_name() == "postgresql" else {}
+        engine = create_engine(parsed, pool_pre_ping=True, connect_args=options)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _careful)
         try:
@@ -80,6 +89,21 @@ def _careful(connection: Any, _: Any) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def hold_nothing_up(engine: Engine, seconds: float) -> None:
+    """End transactions of ours that stand still for some seconds: we were paused, say.
+
+    Others wait for the rows that such a transaction has locked, and for its end.
+    """
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, _: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {int(seconds * 1000)}")
+        connection.commit()
+
+    engine.dispose()  # connections from before
 
 
 def upgrade(engine: Engine) -> None:
