@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -158,9 +159,9 @@ class Lab:
     database: Postgres
     wires: dict[str, Wire]
     folder: Path
+    disk: Path | None = None  # of the first instance, where it could be made
     fault: str = "none"
     out: list = field(default_factory=list)  # instances that are paused
-    steps_at: dict[str, Counter] = field(default_factory=dict)
 
     @property
     def faults(self) -> dict[str, Callable[[], None]]:
@@ -175,6 +176,8 @@ class Lab:
             "network to the database cut": self.cut_database,
             "clock jump": self.jump,
         }
+        if self.disk is not None:
+            found["disk full"] = self.fill_disk
         if "bucket" in self.wires:
             found |= {"bucket stop": self.stop_bucket, "bucket hang": self.hang_bucket}
         return found
@@ -242,6 +245,14 @@ class Lab:
         time.sleep(random.uniform(2.0, 6.0))
         self.wires["bucket"].mood = WELL
         self.wires["bucket"].cut()
+
+    def fill_disk(self) -> None:
+        ballast = self.disk / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        time.sleep(random.uniform(1.0, 4.0))
+        ballast.unlink()
 
     def jump(self) -> None:
         """The clock of all instances jumps, back or ahead, and back again."""
@@ -316,11 +327,25 @@ def lab(folder: Path, n: int, hook: str, s3: int = 0) -> Iterator[Lab]:
         store = f"postgresql://paceline@127.0.0.1:{wires['database'].port}/postgres"
         options = ("--config", str(folder / "monitor.yaml"))
         instances = stack.enter_context(Instances(store, blobs, folder, *options))
+        disk = stack.enter_context(_small_disk(folder / "i0"))
         for _ in range(n):
             instances.add()
         instances.add_worker()
         instances.wait_balanced()
-        yield Lab(instances, database, wires, folder)
+        yield Lab(instances, database, wires, folder, disk)
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[Path | None]:
+    """A tmpfs as the data folder of an instance; None where nobody may make one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    made = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield folder if made else None
+    finally:
+        if made:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def run(

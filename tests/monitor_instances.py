@@ -107,12 +107,18 @@ class Balanced(Client):
     """A client behind a load balancer: the next try goes to another instance."""
 
     def __init__(self, instances: Instances, patience_s: float) -> None:
-        super().__init__(instances.servers[0].url, instances.token, timeout_s=10.0)
-        self._instances, self._all_s = instances, patience_s
-        self._patience_s = 0.0
+        url = instances.servers[0].url
+        super().__init__(url, instances.token, patience_s=patience_s, timeout_s=10.0)
+        self._instances = instances
 
     def _json(self, method, path, body=None):
-        until = time.monotonic() + self._all_s
+        patience_s, self._patience_s = self._patience_s, 0.0  # one try at each
+        try:
+            return self._try_all(method, path, body, time.monotonic() + patience_s)
+        finally:
+            self._patience_s = patience_s
+
+    def _try_all(self, method, path, body, until):
         while True:
             living = [server for server in self._instances.servers if alive(server)]
             self.url = random.choice(living or self._instances.servers).url
