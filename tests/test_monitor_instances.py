@@ -23,7 +23,7 @@ from paceline.monitor.instances import claim as claims
 from paceline.monitor.instances import membership as module
 from paceline.monitor.instances.ingest import JobGone, LogWriter
 from paceline.monitor.instances.instance import Instance
-from paceline.monitor.instances.log_reader import in_order
+from paceline.monitor.instances.log_reader import LogReader, in_order
 from paceline.monitor.instances.membership import ALERTS, Membership, shard_of
 from paceline.monitor.instances.part_uploads import PartUploads
 from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
@@ -212,6 +212,43 @@ class TestLog:
             connection.execute(update(tables.step_log).values(position=2**60))
         assert step_log.begin_anew_behind(engine)
         assert step_log.unread_jobs(engine, [shard_of(job.id)], 1) == [job.id]
+
+
+class TestReader:
+    class Fed:
+        n_waiting = 0
+
+        def __init__(self):
+            self.resumed, self.fed = [], []
+
+        def resume(self, keys):
+            self.resumed.append([key.name for key in keys])
+
+        def feed(self, key, batch):
+            self.fed.append((key.name, int(batch.steps[0])))
+
+    def test_a_shard_is_taken_up_and_then_followed(self, engine):
+        job = jobs.register(engine, "p", "a", 1.0)
+        writer, fed = LogWriter(engine), self.Fed()
+        writer.start()
+        reader = LogReader(engine, fed)
+        assert writer.append(job.id, batch(0)).result(30)
+        reader.change([shard_of(job.id)], [])
+        reader.round()
+        assert (fed.resumed, fed.fed) == ([["a"]], [])
+        assert writer.append(job.id, batch(1)).result(30)
+        reader.round()
+        reader.round()
+        assert fed.fed == [("a", 1)]
+        # Lost, and regained with a higher fence, between two beats: it is taken up anew.
+        assert [key.name for key in reader.change([shard_of(job.id)], [shard_of(job.id)])] == ["a"]
+        reader.round()
+        assert fed.resumed == [["a"], ["a"]]
+        reader.change([], [shard_of(job.id)])
+        assert writer.append(job.id, batch(2)).result(30)
+        reader.round()
+        assert fed.fed == [("a", 1)]
+        writer.stop()
 
 
 class TestSeries:

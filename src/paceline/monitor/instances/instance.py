@@ -65,6 +65,7 @@ class Instance(Service):
 
     def _open(self) -> None:
         config, engine = self.config, self.engine
+        self._sends = False
         hold_nothing_up(engine, LIFE_S)
         self.members = Membership(engine, config.instance, "serve", self._changed)
         self.members.join()
@@ -95,19 +96,15 @@ class Instance(Service):
         self.members.start()
 
     def _end(self) -> None:
-        self.members.stop()
         self._writer.stop()
         self._reader.stop()
         super()._end()
+        self.members.stop()  # now: what is saved has to be ours until then
         self._safely("leases", self.members.leave)
 
     def _changed(self, gained: Names, lost: Names) -> None:
         for job in self._reader.change(shards_in(gained), shards_in(lost)):
             self.detectors.forget(job)
-        if ALERTS in lost:
-            self.alerts.stop()
-        if ALERTS in gained:
-            self.alerts.start()
 
     def may_send(self) -> None:
         """See that no other instance sends the alerts by now.
@@ -140,6 +137,13 @@ class Instance(Service):
         """
         raise Refusal(501, "spans need a monitor of one instance; push traces and step times")
 
+    def _send_or_not(self) -> None:
+        """Begin to send alerts, or end: not where the beat would wait for it."""
+        sends = self.members.owns(ALERTS)
+        if sends != self._sends:
+            self._sends = sends
+            (self.alerts.start if sends else self.alerts.stop)()
+
     def _tell_pages(self, now: float) -> None:
         """What others have changed is news for the pages that are open here."""
         if self.bus.has_readers:
@@ -148,6 +152,7 @@ class Instance(Service):
 
     def _tick(self, now: float) -> None:
         self._safely("news", self._tell_pages, now)
+        self._safely("alerts", self._send_or_not)
         if self.members.owns(ALERTS):
             self._safely("silent jobs", self._find_silent, now)
             self._safely("alerts", self.alerts.tick, now)

@@ -90,8 +90,8 @@ class LogReader:
         with self._lock:
             for shard in lost:
                 self._from.pop(shard, None)
-            self._gained = (self._gained | set(gained)) - set(lost)
             gone = set(lost)
+            self._gained = (self._gained - gone) | set(gained)  # one may be both: with a new fence
             return [key for job_id, key in self._keys.items() if shard_of(job_id) in gone]
 
     def _run(self) -> None:
